@@ -1,0 +1,135 @@
+# Each target sets up what it needs (virtual environment, dependencies, build) and then runs.
+# It needs a Python of 3.11 to 3.14 with venv, a C++17 compiler and an internet connection, no more.
+#
+#   make test PYTHON=python3.13           another interpreter (remove $(VENV) to change it later)
+#   make test VENV=.venv313               another environment beside the first
+#   make test PYTEST_ARGS="-k spmm -n0"   choose tests
+#   make demo DEMO_ARGS="--help"          options of the demo
+
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+SANITIZE_TESTS ?= tests/oracle
+
+SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \
+  "$$python" -c '$(SUITABLE)' >/dev/null 2>&1 && { command -v "$$python"; break; }; done)
+
+BIN := $(abspath $(VENV))/bin
+STAMPS := $(VENV)/stamps
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpu cuda cmake -type f 2>/dev/null)
+
+.PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
+  sanitize-address sanitize-thread clean
+
+help:
+	@echo "make demo      train the sparse transformer and compare it with dense attention"
+	@echo "make test      build, then run the whole test suite"
+	@echo "make lint      ruff, mypy, clang-format and two text rules; make format mends layout"
+	@echo "make bench     measure against the other libraries; writes benchmarks/results"
+	@echo "make docs      HTML pages in docs/_build/html"
+	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make clean     remove build products (keeps $(VENV))"
+
+demo: $(STAMPS)/package $(STAMPS)/group-demo
+	$(BIN)/python examples/sparse_transformer/demo.py $(DEMO_ARGS)
+
+test: $(STAMPS)/package $(STAMPS)/group-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: lint-python lint-types lint-cpp lint-text
+
+lint-python: $(STAMPS)/group-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+lint-types: $(STAMPS)/group-lint
+	$(BIN)/mypy
+
+CPP_SOURCES = $(shell find cpu cuda -name '*.cc' -o -name '*.h' -o -name '*.cuh' 2>/dev/null)
+
+lint-cpp: $(STAMPS)/group-lint
+	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+
+# `[_]` and `/(` keep these two patterns from matching themselves.
+lint-text:
+	@git rev-parse --git-dir >/dev/null
+	@! git grep --untracked -nE 'jax\.[_]src' || { echo "lint: a private JAX name (above)"; exit 1; }
+	@! git grep --untracked -nIE '(^|[^[:alnum:]_.~-])/(home|root|tmp|work|farm|Users)/[[:alnum:]_.]' \
+	  || { echo "lint: an absolute path of one machine (above)"; exit 1; }
+
+format: $(STAMPS)/group-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+bench: $(STAMPS)/package $(STAMPS)/group-bench
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+docs: $(STAMPS)/package $(STAMPS)/group-docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# The sanitized library is a second editable install that borrows the first one's dependencies. The
+# sanitizer's runtime must be in the process before Python, and libstdc++ with it (GCC only).
+SANITIZED = build/sanitize-$*
+SITE = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+LIBRARY = $$($${CXX:-g++} -print-file-name=$(1))
+PRELOAD_address = $(call LIBRARY,libasan.so) $(call LIBRARY,libubsan.so)
+PRELOAD_thread = $(call LIBRARY,libtsan.so)
+# Python itself leaks by design; everything else ends the run.
+export ASAN_OPTIONS ?= detect_leaks=0:quarantine_size_mb=64:malloc_context_size=8
+export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:report_signal_unsafe=0
+
+sanitize: sanitize-address sanitize-thread
+
+sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-test
+	rm -rf $(SANITIZED)
+	$(BIN)/python -m venv --without-pip $(SANITIZED)
+	echo "$(call SITE,$(VENV))" > "$(call SITE,$(SANITIZED))/dependencies.pth"
+	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \
+	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$*
+	LD_PRELOAD="$(PRELOAD_$*) $(call LIBRARY,libstdc++.so)" $(SANITIZED)/bin/python -m pytest \
+	  -n 0 -p no:cacheprovider $(SANITIZE_TESTS)
+
+clean:
+	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+# --- set-up -----------------------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" || { \
+	  echo "No Python of 3.11 to 3.14 with the venv module was found. Install one (on Debian and"; \
+	  echo "Ubuntu also its python3-venv package), or name one: make PYTHON=/path/to/python3.12"; \
+	  exit 1; }
+	@"$(PYTHON)" -c '$(SUITABLE)' || { \
+	  echo "$(PYTHON) is not a Python of 3.11 to 3.14 with the modules venv and ensurepip."; \
+	  echo "On Debian and Ubuntu the modules come with the package python3-venv."; exit 1; }
+	@echo "== $(VENV): a virtual environment of $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# Editable, and with build isolation: the library is compiled against the oldest supported jax
+# headers (pyproject.toml), whichever jax the environment has.
+$(STAMPS)/package: $(NATIVE_SOURCES) | $(STAMPS)/venv
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null \
+	  || command -v clang++ >/dev/null || { \
+	  echo "No C++ compiler was found: install g++ (>= 11) or clang (>= 14), or set CXX."; exit 1; }
+	@$(BIN)/python -c 'import pathlib, sysconfig as s; \
+	  raise SystemExit(not (pathlib.Path(s.get_path("include")) / "Python.h").exists())' || { \
+	  echo "This Python has no headers (Python.h). On Debian and Ubuntu install python3-dev."; \
+	  exit 1; }
+	@echo "== building sgap_jax and installing jax (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# The dependency groups of pyproject.toml.
+$(STAMPS)/group-%: pyproject.toml | $(STAMPS)/venv
+	@echo "== installing the packages that 'make $*' needs"
+	@$(BIN)/python -m pip install --quiet --group $*
+	@touch $@
