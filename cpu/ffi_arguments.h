@@ -1,0 +1,64 @@
+// What every handler needs: element types, shape checks, errors.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "dtype.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace sgap {
+
+inline std::optional<Dtype> ToDtype(xla::ffi::DataType type) {
+  switch (type) {
+    case xla::ffi::F32:
+      return Dtype::kFloat32;
+    case xla::ffi::F64:
+      return Dtype::kFloat64;
+    case xla::ffi::BF16:
+      return Dtype::kBFloat16;
+    case xla::ffi::F16:
+      return Dtype::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+inline xla::ffi::Future Failed(std::string message) {
+  xla::ffi::Promise promise;
+  promise.SetError(xla::ffi::Error::InvalidArgument(std::move(message)));
+  return xla::ffi::Future(promise);
+}
+
+inline std::string ShapeString(xla::ffi::Span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+constexpr int64_t kAnySize = -1;
+
+// Empty where `buffer` has this type and shape, else a message naming `name`, what was expected and
+// what came.
+inline std::string Mismatch(const char* name, const xla::ffi::AnyBuffer& buffer,
+                            xla::ffi::DataType type, std::initializer_list<int64_t> shape) {
+  const auto got = buffer.dimensions();
+  bool same = buffer.element_type() == type && got.size() == shape.size();
+  for (size_t i = 0; same && i < shape.size(); ++i) {
+    const int64_t want = shape.begin()[i];
+    same = want == kAnySize ? got[i] >= 0 : got[i] == want;
+  }
+  if (same) return "";
+  std::string expected = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const int64_t want = shape.begin()[i];
+    expected += (i ? ", " : "") + (want == kAnySize ? std::string("?") : std::to_string(want));
+  }
+  return std::string(name) + ": expected type " + std::to_string(static_cast<int>(type)) +
+         " shape " + expected + "], got type " +
+         std::to_string(static_cast<int>(buffer.element_type())) + " shape " + ShapeString(got);
+}
+
+}  // namespace sgap

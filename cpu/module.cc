@@ -1,0 +1,40 @@
+// The Python module sgap_jax._native: FFI targets as capsules and what was built and chosen.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "handlers.h"
+#include "isa.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// The names are ABI: exported programs refer to them. A change of meaning takes a new version.
+nb::dict Targets() {
+  nb::dict targets;
+  const auto add = [&](const char* name, XLA_FFI_Handler* handler) {
+    targets[name] = nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  add("sgap_spmm_csr_v1", sgap::SpmmCsr);
+  return targets;
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  const char* requested = std::getenv("SGAP_CPU_ISA");
+  try {
+    sgap::SelectIsa(requested ? requested : "");
+  } catch (const std::invalid_argument& error) {
+    throw nb::import_error(error.what());
+  }
+  module.def("targets", &Targets, "FFI target names and their handlers, for platform cpu.");
+  module.def("isa", [] { return std::string(sgap::Kernels().isa); });
+  module.def("supported_isas", &sgap::SupportedIsas);
+  module.def("ffi_api_version",
+             [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
+}

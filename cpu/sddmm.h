@@ -1,0 +1,30 @@
+// out[b, p] = sum over c of x[b, row of p, c] * y[b, indices[p], c], zero from offsets[m] on.
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace sgap {
+
+struct SddmmArgs {
+  Dtype dtype;
+  const int32_t* offsets;  // [m + 1]
+  const int32_t* indices;  // [nnz]
+  const void* x;           // [batch or 1, m, d]
+  const void* y;           // [batch or 1, k, d]
+  void* out;               // [batch, nnz]
+  int64_t m, k, d, nnz;
+  int64_t x_stride, y_stride;  // elements from one batch to the next, 0 where shared
+  int64_t tile_columns;        // columns of y that a task packs and works on at a time; d: no packing
+  bool prefetch;
+
+  // task = batch * chunks + chunk; a chunk is chunk_nonzeros consecutive entries
+  int64_t chunk_nonzeros, chunks;
+};
+
+namespace SGAP_ISA {
+void Sddmm(const SddmmArgs& args, int64_t task);
+}
+
+}  // namespace sgap

@@ -1,0 +1,38 @@
+// y[b, r, :] = sum over the entries p of row r of values[b, q(p)] * x[b, indices[p], :].
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+#include "partition.h"
+
+namespace sgap {
+
+struct SpmmArgs {
+  Dtype dtype;
+  const void* values;          // [batch or 1, nnz]
+  const int32_t* offsets;      // [m + 1]
+  const int32_t* indices;      // [nnz]
+  const int32_t* permutation;  // [nnz], or null: q(p) = p
+  const void* x;               // [batch or 1, k, n]
+  void* y;                     // [batch, m, n]
+  int64_t m, k, n, nnz;
+  int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
+  int64_t tile_columns;
+  int64_t tiles;
+
+  // task = (batch * tiles + tile) * row_tasks + row task
+  const RowTask* tasks;
+  int64_t row_tasks;
+  const SplitRow* splits;
+  int64_t split_rows;
+  int64_t pieces;
+  void* partials;      // accumulators [batch, pieces, n]
+  int32_t* remaining;  // pieces to come, [batch, tiles, split_rows]
+};
+
+namespace SGAP_ISA {
+void Spmm(const SpmmArgs& args, int64_t task);
+}
+
+}  // namespace sgap

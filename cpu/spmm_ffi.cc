@@ -1,0 +1,120 @@
+// FFI target sgap_spmm_csr_v1.
+#include <memory>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "partition.h"
+#include "spmm.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// What a call owns until its last task is done.
+struct SpmmCall {
+  SpmmArgs args;
+  RowPartition partition;
+  std::unique_ptr<char[]> partials;
+  std::unique_ptr<int32_t[]> remaining;
+};
+
+std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                      ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error;
+  if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
+  if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
+  const int64_t nnz = values.dimensions()[1];
+  if (!(error = Mismatch("indices", indices, ffi::S32, {nnz})).empty()) return error;
+  if (permutation.element_count() > 0 &&
+      !(error = Mismatch("permutation", permutation, ffi::S32, {nnz})).empty()) {
+    return error;
+  }
+  const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
+  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
+    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
+           " and " + std::to_string(x_batch);
+  }
+  const int64_t batch = value_batch == 1 ? x_batch : value_batch;
+  return Mismatch("y", y, type, {batch, offsets.dimensions()[0] - 1, x.dimensions()[2]});
+}
+
+ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                        ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
+                        int64_t chunk_nonzeros) {
+  std::string error = CheckSpmm(values, offsets, indices, permutation, x, *y);
+  if (tile_columns < 0 || chunk_nonzeros < 1) {
+    error = "tile_columns=" + std::to_string(tile_columns) +
+            ", chunk_nonzeros=" + std::to_string(chunk_nonzeros) + ": expected >= 0 and >= 1";
+  }
+  if (!error.empty()) return Failed("spmm: " + error);
+
+  auto call = std::make_shared<SpmmCall>();
+  SpmmArgs& args = call->args;
+  args.dtype = *ToDtype(values.element_type());
+  args.values = values.untyped_data();
+  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.permutation = permutation.element_count() > 0
+                         ? reinterpret_cast<const int32_t*>(permutation.untyped_data())
+                         : nullptr;
+  args.x = x.untyped_data();
+  args.y = y->untyped_data();
+  args.nnz = values.dimensions()[1];
+  args.m = y->dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+  const int64_t batch = y->dimensions()[0];
+  if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
+
+  args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
+  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);
+  const RowPartition& partition = call->partition;
+  args.tasks = partition.tasks.data();
+  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
+  args.splits = partition.splits.data();
+  args.split_rows = static_cast<int64_t>(partition.splits.size());
+  args.pieces = partition.pieces;
+  if (args.pieces > 0) {
+    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+    call->partials.reset(new char[size_t(batch) * args.pieces * args.n * accumulator]);
+    const int64_t counters = batch * args.tiles * args.split_rows;
+    call->remaining.reset(new int32_t[counters]);
+    for (int64_t i = 0; i < counters; ++i) {
+      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
+    }
+  }
+  args.partials = call->partials.get();
+  args.remaining = call->remaining.get();
+
+  const int64_t entries = args.offsets[args.m] + args.m;
+  return ParallelTasks(pool, batch * args.tiles * args.row_tasks, batch * entries * args.n,
+                       [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCsr, SpmmHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Attr<int64_t>("tile_columns")
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+}  // namespace sgap
