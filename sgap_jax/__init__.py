@@ -1,0 +1,32 @@
+"""Sparse x dense tensor algebra for JAX, where formats and schedules are values."""
+
+from importlib.metadata import version as _version
+
+from sgap_jax.formats.array import SparseArray as SparseArray
+from sgap_jax.formats.io import read as read
+from sgap_jax.formats.io import write as write
+from sgap_jax.formats.levels import BCSR as BCSR
+from sgap_jax.formats.levels import COO as COO
+from sgap_jax.formats.levels import CSC as CSC
+from sgap_jax.formats.levels import CSF as CSF
+from sgap_jax.formats.levels import CSR as CSR
+from sgap_jax.formats.levels import CVS as CVS
+from sgap_jax.formats.levels import Compressed as Compressed
+from sgap_jax.formats.levels import Dense as Dense
+from sgap_jax.formats.levels import Format as Format
+from sgap_jax.formats.levels import Singleton as Singleton
+from sgap_jax.primitives.row_reduce import row_max as row_max
+from sgap_jax.primitives.row_reduce import row_sum as row_sum
+from sgap_jax.primitives.sddmm import sddmm as sddmm
+from sgap_jax.primitives.sparse_softmax import sparse_softmax as sparse_softmax
+from sgap_jax.primitives.spmm import spmm as spmm
+from sgap_jax.primitives.spmm import spmv as spmv
+from sgap_jax.runtime.native import info as info
+from sgap_jax.schedules import CpuTile as CpuTile
+from sgap_jax.schedules import Problem as Problem
+from sgap_jax.schedules import Reference as Reference
+from sgap_jax.schedules import Schedule as Schedule
+from sgap_jax.schedules import ScheduleError as ScheduleError
+from sgap_jax.schedules import choose_schedule as choose_schedule
+
+__version__ = _version("sgap_jax")

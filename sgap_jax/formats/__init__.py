@@ -1,0 +1,1 @@
+"""Formats of sparse operands, the `SparseArray` pytree, its constructors and its files."""

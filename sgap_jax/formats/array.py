@@ -1,0 +1,295 @@
+"""`SparseArray`: one sparse operand as a frozen pytree. Values and index arrays are leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from sgap_jax.formats import checks, construct, convert, interop
+from sgap_jax.formats.levels import COO, CSC, CSR, Format
+
+Dtype = DTypeLike | None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "index_arrays", "transposed"),
+    meta_fields=("shape", "format"),
+)
+@dataclass(frozen=True, eq=False, repr=False)
+class SparseArray:
+    """A sparse tensor: values [nnz] and, per level of its format, index arrays (int32).
+
+    Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_bcoo`,
+    `from_bcsr` or `sgap_jax.read`; the bare constructor checks nothing (pytrees need that).
+
+        format  index_arrays
+        CSR     ((), (row_offsets [m + 1], column_indices [nnz]))
+        CSC     ((), (column_offsets [k + 1], row_indices [nnz]))
+        COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
+
+    `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
+    once: entry p in that order is entry permutation[p] here. With it `.T` and gradients never sort.
+    Entries from offsets[-1] on are padding: every operation ignores them.
+
+    Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
+    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants.
+    `==` and hash go by identity.
+    """
+
+    values: Any
+    index_arrays: tuple[tuple[Any, ...], ...]
+    transposed: tuple[Any, Any, Any] | None
+    shape: tuple[int, ...]
+    format: Format
+
+    # NumPy hands binary operators over to us, scalars included.
+    __array_ufunc__ = None
+    __array_priority__ = 100
+
+    @classmethod
+    def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
+        """The entries of a concrete dense array that are != 0 (NaN is).
+
+        Raises ValueError for a traced or non-numeric array.
+        """
+        return cls(**interop.from_dense(x, format=format, dtype=dtype))
+
+    @classmethod
+    def from_scipy(
+        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+    ) -> SparseArray:
+        """Any SciPy sparse array or matrix. Sorts, keeps explicit zeros, copies.
+
+        `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
+        Raises ValueError for corrupt index arrays.
+        """
+        return cls(**interop.from_scipy(a, format=format, dtype=dtype, duplicates=duplicates))
+
+    @classmethod
+    def from_coordinates(
+        cls,
+        coordinates: ArrayLike,
+        values: ArrayLike,
+        shape: tuple[int, ...],
+        *,
+        format: Format = CSR,
+        dtype: Dtype = None,
+        duplicates: str = "sum",
+    ) -> SparseArray:
+        """Concrete `coordinates` [nnz, ndim] in any order, `values` [nnz] (may be traced).
+
+        `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
+        Raises ValueError for wrong shapes and dtypes and for coordinates out of range.
+        """
+        fields = interop.from_coordinates(
+            coordinates, values, shape, format=format, dtype=dtype, duplicates=duplicates
+        )
+        return cls(**fields)
+
+    @classmethod
+    def from_bcoo(
+        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+    ) -> SparseArray:
+        """A concrete `jax.experimental.sparse.BCOO` without batch and dense dimensions.
+
+        Its out-of-range padding is dropped. Otherwise as `from_coordinates`.
+        """
+        return cls(**interop.from_bcoo(a, format=format, dtype=dtype, duplicates=duplicates))
+
+    @classmethod
+    def from_bcsr(
+        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+    ) -> SparseArray:
+        """A `jax.experimental.sparse.BCSR` without batch and dense dimensions.
+
+        Concrete: sorted and merged as in `from_scipy`. Traced: taken as it is, as in `from_arrays`.
+        """
+        if checks.is_traced(getattr(a, "indices", None), getattr(a, "indptr", None)):
+            interop.check_bcsr(a)
+            array = cls.from_arrays(a.data, a.indptr, a.indices, shape=a.shape).asformat(format)
+            return array if dtype is None else array.astype(dtype)
+        return cls(**interop.from_bcsr(a, format=format, dtype=dtype, duplicates=duplicates))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        values: ArrayLike,
+        row_offsets: ArrayLike,
+        column_indices: ArrayLike,
+        *,
+        shape: tuple[int, int],
+        format: Format = CSR,
+    ) -> SparseArray:
+        """The arrays of CSR, or for format=CSC column offsets and row indices, taken as they are.
+
+        Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
+        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: pass
+        it through `checked()` if it may be wrong. What nnz exceeds row_offsets[m] by is padding.
+        """
+        return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
+
+    @property
+    def nnz(self) -> int:
+        """Stored entries (static), padding included."""
+        return int(self.values.shape[-1])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.values.dtype
+        return dtype
+
+    @property
+    def density(self) -> float:
+        """nnz over the number of entries of the shape; 0 for an empty shape."""
+        return checks.density(self.nnz, self.shape)
+
+    @property
+    def T(self) -> SparseArray:
+        """The transpose over the same arrays: nothing is computed or copied."""
+        return replace(self, shape=self.shape[::-1], format=self.format.transposed)
+
+    @property
+    def row_offsets(self) -> Any:
+        """[m + 1], CSR only."""
+        return self._offsets(CSR, "row_offsets")
+
+    @property
+    def column_offsets(self) -> Any:
+        """[k + 1], CSC only."""
+        return self._offsets(CSC, "column_offsets")
+
+    @property
+    def row_indices(self) -> Any:
+        """[nnz], CSC and COO."""
+        return self._indices(0, "row_indices", COO)
+
+    @property
+    def column_indices(self) -> Any:
+        """[nnz], CSR and COO."""
+        return self._indices(1, "column_indices", CSR)
+
+    @property
+    def row_lengths(self) -> jax.Array:
+        """[m] int32: stored entries of each row, without padding."""
+        return convert.row_lengths(self)
+
+    def _offsets(self, format: Format, name: str) -> Any:
+        if self.format != format:
+            raise AttributeError(
+                f"SparseArray.{name} is not stored by {self.format}; "
+                f"use A.asformat({format}).{name}"
+            )
+        return self.index_arrays[1][0]
+
+    def _indices(self, mode: int, name: str, stored_by: Format) -> Any:
+        modes = self.format.modes
+        if self.ndim != 2 or (modes[0] == mode and not self.format.is_coordinate):
+            raise AttributeError(
+                f"SparseArray.{name} is not stored by {self.format} of shape {self.shape}; "
+                f"use A.asformat({stored_by}).{name}, or A.coordinates() for a tensor"
+            )
+        return self.index_arrays[modes.index(mode)][-1]
+
+    def coordinates(self) -> tuple[jax.Array, ...]:
+        """One [nnz] index array per dimension; padding gets the size of the dimension."""
+        return convert.coordinates(self)
+
+    def with_values(self, values: ArrayLike) -> SparseArray:
+        """The same structure with other values [nnz] of any numeric dtype. ValueError otherwise."""
+        what = "SparseArray.with_values"
+        values = checks.check_values(values, self.nnz, what)
+        return replace(self, values=checks.to_jax_values(values, None, what))
+
+    def astype(self, dtype: DTypeLike) -> SparseArray:
+        """The same structure with the values cast."""
+        return replace(self, values=self.values.astype(dtype))
+
+    def asformat(self, format: Format) -> SparseArray:
+        """The same matrix in CSR, CSC or COO; works on traced arrays and never sorts.
+
+        Between CSR and COO the values are shared; to the other orientation they are permuted.
+        NotImplementedError for a format that cannot be stored.
+        """
+        return convert.asformat(self, format)
+
+    def todense(self) -> jax.Array:
+        """The dense array of this shape and dtype. Differentiable; ignores padding."""
+        return convert.todense(self)
+
+    def to_scipy(self) -> Any:
+        """A SciPy csr_array, csc_array or coo_array without padding. ValueError if traced.
+
+        bfloat16 and float16, which SciPy does not know, become float32.
+        """
+        return interop.to_scipy(self)
+
+    def to_bcsr(self) -> Any:
+        """A `jax.experimental.sparse.BCSR`; also under jit."""
+        return interop.to_bcsr(self)
+
+    def to_bcoo(self) -> Any:
+        """A `jax.experimental.sparse.BCOO`, padding as its own; also under jit."""
+        return interop.to_bcoo(self)
+
+    def checked(self) -> SparseArray:
+        """This array after a check of its structure.
+
+        Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
+        fails with a message (JaxRuntimeError) before anything reads out of bounds; the transpose is
+        derived anew from what was checked. NotImplementedError for traced COO and other platforms.
+        """
+        return convert.checked(self)
+
+    def __matmul__(self, other: ArrayLike) -> jax.Array:
+        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
+        from sgap_jax.primitives.spmm import spmm, spmv
+
+        if isinstance(other, SparseArray):
+            raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
+        return spmv(self, other) if np.ndim(other) == 1 else spmm(self, other)
+
+    def __rmatmul__(self, other: ArrayLike) -> jax.Array:
+        """B @ A = (A^T B^T)^T for a dense vector or matrix."""
+        from sgap_jax.primitives.spmm import spmm, spmv
+
+        if np.ndim(other) == 1:
+            return spmv(self, other, transpose=True)
+        if np.ndim(other) != 2:
+            raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
+        return spmm(self, np.transpose(other), transpose=True).T
+
+    def __mul__(self, scalar: ArrayLike) -> SparseArray:
+        """A * s for a scalar s (Python, NumPy or JAX, traced or not). ValueError otherwise."""
+        return replace(self, values=self.values * checks.check_scalar(scalar, "SparseArray * s"))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: ArrayLike) -> SparseArray:
+        """A / s for a scalar s. ValueError otherwise."""
+        return replace(self, values=self.values / checks.check_scalar(scalar, "SparseArray / s"))
+
+    def __neg__(self) -> SparseArray:
+        return replace(self, values=-self.values)
+
+    def __repr__(self) -> str:
+        # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
+        shape = getattr(self.values, "shape", ())
+        known = isinstance(shape, tuple) and len(shape) > 0
+        nnz = str(self.nnz) if known else "?"
+        density = f"{self.density:.4g}" if known else "?"
+        batch = f", batch={shape[:-1]}" if known and len(shape) > 1 else ""
+        dtype = getattr(self.values, "dtype", "?")
+        return (
+            f"SparseArray(shape={self.shape}, format={self.format}, nnz={nnz}, density={density}, "
+            f"dtype={dtype}{batch})"
+        )

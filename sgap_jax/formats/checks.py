@@ -1,0 +1,201 @@
+"""Validation of concrete (NumPy) structure and of values: ValueError with argument, expected, got.
+
+Everything is vectorised; a check of 10 million entries costs a few passes over the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+INT32_MAX = 2**31 - 1
+
+
+def is_traced(*arrays: Any) -> bool:
+    """True if any argument is a tracer, so that its contents cannot be looked at."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def check_shape(shape: Any, what: str) -> tuple[int, ...]:
+    """`shape` as a tuple of Python ints that int32 indices can address."""
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        sizes = (-1,)
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"{what}: shape: expected a tuple of non-negative integers, got {shape!r}")
+    if max(sizes) > INT32_MAX:
+        raise NotImplementedError(
+            f"{what}: shape: index arrays are int32, so sizes go up to {INT32_MAX}, got {sizes}"
+        )
+    return sizes
+
+
+def check_nnz(nnz: int, what: str) -> None:
+    if nnz > INT32_MAX:
+        raise NotImplementedError(
+            f"{what}: index arrays are int32, so nnz goes up to {INT32_MAX}, got {nnz}"
+        )
+
+
+def check_numeric(dtype: Any, what: str, name: str = "values") -> None:
+    """Numbers (ml_dtypes' too) and bool; not strings, objects, dates or PRNG keys."""
+    if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        raise ValueError(f"{what}: {name}: expected a numeric or bool dtype, got {dtype}")
+    if dtype in (np.longdouble, np.clongdouble) and np.dtype(dtype).itemsize > 8:
+        raise ValueError(f"{what}: {name}: expected a dtype that JAX has, got {dtype}")
+
+
+def check_values(values: Any, nnz: int | None, what: str) -> Any:
+    """`values` as an array (traced or NumPy) of shape [nnz] and a numeric dtype."""
+    if not isinstance(values, jax.Array):
+        try:
+            values = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{what}: values: expected an array, got {error}") from None
+    check_numeric(values.dtype, what)
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    if values.ndim != 1 or (nnz is not None and values.shape[0] != nnz):
+        expected = "[nnz]" if nnz is None else f"[{nnz}]"
+        raise ValueError(f"{what}: values: expected shape {expected}, got {list(values.shape)}")
+    return values
+
+
+def to_jax_values(values: Any, dtype: Any, what: str) -> jax.Array:
+    """`values` on the device in `dtype` (None: its own, as jnp.array takes it), copied from NumPy.
+
+    Raises ValueError where the cast would lose the imaginary part or wrap integers.
+    """
+    if dtype is not None:
+        try:
+            dtype = jnp.dtype(dtype)
+        except TypeError as error:
+            raise ValueError(f"{what}: dtype: expected a dtype, got {dtype!r} ({error})") from None
+        check_numeric(dtype, what, "dtype")
+    target = jax.dtypes.canonicalize_dtype(values.dtype if dtype is None else dtype)
+    if jnp.issubdtype(values.dtype, jnp.complexfloating) and not jnp.issubdtype(
+        target, jnp.complexfloating
+    ):
+        raise ValueError(f"{what}: dtype: complex values do not fit {target}; pass a complex dtype")
+    narrows = jnp.issubdtype(values.dtype, jnp.integer) and jnp.issubdtype(target, jnp.integer)
+    if narrows and values.dtype != target and values.size and not is_traced(values):
+        low, high = int(values.min()), int(values.max())
+        limits: Any = jnp.iinfo(target)  # type: ignore[no-untyped-call]
+        if low < limits.min or high > limits.max:
+            raise ValueError(
+                f"{what}: values: expected integers that fit {target}, got {low} .. {high}; "
+                "pass dtype=float32 or enable x64"
+            )
+    if isinstance(values, jax.Array):
+        return values.astype(target)
+    return jnp.array(values, dtype=target)
+
+
+def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
+    """`indices` as an integer array of `ndim` dimensions; tracers keep being tracers."""
+    if not is_traced(indices):
+        try:
+            indices = np.asarray(indices)
+        except ValueError as error:
+            raise ValueError(f"{what}: {name}: expected an array, got {error}") from None
+        if indices.size == 0 and indices.dtype == np.float64:  # np.asarray([]) is float64
+            indices = indices.astype(np.int32)
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(f"{what}: {name}: expected an integer dtype, got {indices.dtype}")
+    if indices.ndim != ndim:
+        raise ValueError(f"{what}: {name}: expected {ndim}-d, got shape {list(indices.shape)}")
+    return indices
+
+
+def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:
+    """Every index in 0 .. size-1; the first offender is named."""
+    if indices.size == 0:
+        return
+    if int(indices.min()) >= 0 and int(indices.max()) < size:
+        return
+    position = int(np.flatnonzero((indices < 0) | (indices >= size))[0])
+    expected = f"0 .. {size - 1}" if size else "none (the dimension has size 0)"
+    raise ValueError(
+        f"{what}: {name}[{position}]: expected an index in {expected}, got {indices[position]}"
+    )
+
+
+def check_offsets(offsets: np.ndarray, rows: int, nnz: int, name: str, what: str) -> None:
+    """offsets [rows + 1] rise from 0 to at most nnz."""
+    if offsets.shape != (rows + 1,):
+        raise ValueError(f"{what}: {name}: expected shape [{rows + 1}], got {list(offsets.shape)}")
+    if offsets[0] != 0:
+        raise ValueError(f"{what}: {name}[0]: expected 0, got {offsets[0]}")
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        row = int(falls[0])
+        raise ValueError(
+            f"{what}: {name}[{row + 1}]: expected at least {name}[{row}] = {offsets[row]}, "
+            f"got {offsets[row + 1]}"
+        )
+    if offsets[-1] > nnz:
+        raise ValueError(f"{what}: {name}[{rows}]: expected at most nnz = {nnz}, got {offsets[-1]}")
+
+
+def first_unsorted(offsets: np.ndarray, indices: np.ndarray) -> int:
+    """First position whose index is not above its predecessor in the same segment, or -1.
+
+    Both arrays concrete; entries past offsets[-1] are padding and are not looked at.
+    """
+    nnz = int(offsets[-1])
+    if nnz < 2:
+        return -1
+    bad = indices[1:nnz] <= indices[: nnz - 1]
+    starts = offsets[1:-1]
+    bad[starts[(starts > 0) & (starts < nnz)] - 1] = False
+    # argmax on booleans stops at the first True.
+    position = int(bad.argmax())
+    return position + 1 if bad[position] else -1
+
+
+def check_compressed(
+    offsets: np.ndarray,
+    indices: np.ndarray,
+    shape: Sequence[int],
+    names: tuple[str, str],
+    what: str,
+) -> None:
+    """One compressed orientation: offsets [shape[0] + 1], indices in 0 .. shape[1]-1, strictly
+    rising within each segment. Padding indices are arbitrary."""
+    check_offsets(offsets, shape[0], indices.shape[0], names[0], what)
+    check_range(indices[: int(offsets[-1])], shape[1], names[1], what)
+    position = first_unsorted(offsets, indices)
+    if position >= 0:
+        row = int(np.searchsorted(offsets, position, side="right")) - 1
+        raise ValueError(
+            f"{what}: {names[1]}[{position}]: expected more than {indices[position - 1]} "
+            f"(sorted, no duplicates within segment {row}), got {indices[position]}; "
+            "SparseArray.from_scipy and from_coordinates sort and sum"
+        )
+
+
+def density(nnz: int, shape: tuple[int, ...]) -> float:
+    """Stored entries over all entries; 0 for an empty shape."""
+    total = math.prod(shape)
+    return nnz / total if total else 0.0
+
+
+def check_scalar(scalar: Any, what: str) -> Any:
+    """A numeric scalar: Python's, NumPy's, or an array of no dimensions (traced or not)."""
+    number = isinstance(scalar, (bool, int, float, complex))
+    if not number:
+        shape, dtype = getattr(scalar, "shape", None), getattr(scalar, "dtype", None)
+        if shape != () or dtype is None:
+            got = type(scalar).__name__ if shape is None else f"shape {shape}"
+            raise ValueError(
+                f"{what}: s: expected a scalar, got {got}; use A.with_values otherwise"
+            )
+        check_numeric(dtype, what, "s")
+    return scalar

@@ -1,0 +1,213 @@
+"""Building concrete structure in NumPy and SciPy: sort, merge duplicates, transpose.
+
+No loop over nonzeros in Python. SciPy's conversion from CSR to CSC is a stable counting sort; it
+carries positions instead of values here, so any dtype passes (bfloat16 too), nothing is summed
+behind our back and explicit zeros stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from sgap_jax.formats import checks, structure
+from sgap_jax.formats.levels import Format, require_stored
+
+DUPLICATES = ("sum", "error")
+
+
+def expand_offsets(offsets: np.ndarray) -> np.ndarray:
+    """[nnz]: the segment of each entry."""
+    return np.repeat(np.arange(offsets.shape[0] - 1, dtype=np.int32), np.diff(offsets))
+
+
+def expand_compressed(
+    offsets: Any,
+    indices: Any,
+    shape: tuple[int, ...],
+    modes: tuple[int, int],
+    names: tuple[str, str],
+    what: str,
+) -> list[np.ndarray]:
+    """[row, column] of the entries of compressed arrays, which may be unsorted but not corrupt."""
+    offsets = checks.check_indices(offsets, names[0], 1, what)
+    indices = checks.check_indices(indices, names[1], 1, what)
+    checks.check_offsets(offsets, shape[modes[0]], indices.shape[0], names[0], what)
+    levels = expand_offsets(offsets), indices[: int(offsets[-1])]
+    return [levels[modes.index(mode)] for mode in (0, 1)]
+
+
+def count_offsets(indices: np.ndarray, size: int) -> np.ndarray:
+    """[size + 1] offsets of sorted indices."""
+    offsets = np.zeros(size + 1, np.int32)
+    np.cumsum(np.bincount(indices, minlength=size), out=offsets[1:])
+    return offsets
+
+
+def transpose_structure(
+    offsets: np.ndarray, indices: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation.
+
+    Entry p there is entry permutation[p] here; segments ascend within each index; padding (entries
+    past offsets[-1]) goes last and gets index 0.
+    """
+    nnz, used = indices.shape[0], int(offsets[-1])
+    where = np.arange(nnz, dtype=np.int32)
+    rows = offsets.shape[0] - 1
+    other = scipy.sparse.csr_array(
+        (where[:used], indices[:used], offsets), shape=(rows, size)
+    ).tocsc()
+    segments = np.zeros(nnz, np.int32)
+    segments[:used] = other.indices
+    where[:used] = other.data
+    return other.indptr.astype(np.int32, copy=False), segments, where
+
+
+def _stable_order(keys: np.ndarray, size: int, order: np.ndarray | None) -> np.ndarray:
+    """`order` (None: 0, 1, ...) sorted stably by keys[order]."""
+    nnz = keys.shape[0]
+    moved = keys if order is None else keys[order]
+    if size > 4 * nnz + 65536:  # counting needs an array of `size`; do not let it dwarf the data
+        sort = np.argsort(moved, kind="stable")
+        return sort if order is None else order[sort]
+    carried = np.arange(nnz, dtype=np.int32) if order is None else order
+    one_row = scipy.sparse.csr_array(
+        (carried, moved, np.array([0, nnz], np.int32)), shape=(1, size)
+    )
+    return np.asarray(one_row.tocsc().data)
+
+
+def strictly_sorted(coordinates: Sequence[np.ndarray]) -> bool:
+    """True if the entries rise lexicographically without repeats."""
+    rises = np.zeros(max(coordinates[0].shape[0] - 1, 0), bool)
+    for index in reversed(coordinates):
+        rises &= index[1:] == index[:-1]
+        rises |= index[1:] > index[:-1]
+    return bool(rises.all())
+
+
+def _merge_duplicates(values: Any, first: np.ndarray) -> Any:
+    """Sums runs of values; `first` marks where a run starts. Carried in float32 at least."""
+    dtype = values.dtype
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    wide: Any = jnp.float32 if narrow else dtype
+    if not checks.is_traced(values):
+        summed = np.add.reduceat(values.astype(wide), np.flatnonzero(first))
+        return summed.astype(dtype)
+    if dtype == jnp.bool_:
+        wide = jnp.int32
+    run = np.cumsum(first, dtype=np.int32) - 1
+    runs = int(run[-1]) + 1
+    return jax.ops.segment_sum(values.astype(wide), run, num_segments=runs).astype(dtype)
+
+
+def assemble(
+    coordinates: Sequence[np.ndarray],
+    values: Any,
+    shape: tuple[int, ...],
+    format: Format,
+    *,
+    duplicates: str,
+    dtype: Any,
+    what: str,
+) -> dict[str, Any]:
+    """The fields of a SparseArray from one index array per mode, in any order of entries.
+
+    `coordinates` are concrete integers (range checked here), `values` [nnz] NumPy or traced.
+    """
+    if duplicates not in DUPLICATES:
+        raise ValueError(f"{what}: duplicates: expected one of {DUPLICATES}, got {duplicates!r}")
+    checks.check_nnz(values.shape[0], what)
+    if not checks.is_traced(values):
+        values = np.asarray(values)
+    for mode, index in enumerate(coordinates):
+        checks.check_range(index, shape[mode], f"coordinates of dimension {mode}", what)
+    levels = [coordinates[mode].astype(np.int32, copy=False) for mode in format.modes]
+    sizes = [shape[mode] for mode in format.modes]
+    if not strictly_sorted(levels):
+        order = None
+        for index, size in zip(reversed(levels), reversed(sizes), strict=True):
+            order = _stable_order(index, size, order)
+        levels = [index[order] for index in levels]
+        values = values[order]
+        first = np.ones(values.shape[0], bool)
+        first[1:] = np.logical_or.reduce([index[1:] != index[:-1] for index in levels])
+        if not first.all():
+            if duplicates == "error":
+                p = int(np.flatnonzero(~first)[0])
+                where = tuple(int(levels[format.modes.index(m)][p]) for m in range(len(shape)))
+                raise ValueError(
+                    f"{what}: coordinates: expected each once, got {where} more than once "
+                    f"({int((~first).sum())} duplicates in all); duplicates='sum' adds them"
+                )
+            values = _merge_duplicates(values, first)
+            levels = [index[first] for index in levels]
+    return {
+        "values": checks.to_jax_values(values, dtype, what),
+        **_index_fields(levels, sizes, format),
+        "shape": shape,
+        "format": format,
+    }
+
+
+def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
+    """index_arrays and transposed of sorted, unique level coordinates."""
+    offsets = count_offsets(levels[0], sizes[0]) if len(levels) == 2 else None
+    if format.is_coordinate:
+        bounds = np.array([0, levels[0].shape[0]], np.int32)
+        index_arrays: tuple[Any, ...] = ((bounds, levels[0]), *((index,) for index in levels[1:]))
+    else:
+        index_arrays = ((), (offsets, levels[1]))
+    transposed = None
+    if offsets is not None:
+        transposed = transpose_structure(offsets, levels[1], sizes[1])
+    # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
+    fields = {"index_arrays": index_arrays, "transposed": transposed}
+    return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
+
+
+def from_arrays(
+    values: Any, offsets: Any, indices: Any, shape: tuple[int, ...], format: Format
+) -> dict[str, Any]:
+    """See `SparseArray.from_arrays`."""
+    what = "SparseArray.from_arrays"
+    shape = checks.check_shape(shape, what)
+    if require_stored(format, len(shape), what).is_coordinate:
+        raise ValueError(f"{what}: format: expected CSR or CSC, got {format}; use from_coordinates")
+    names = ("row_offsets", "column_indices")
+    if format.order is not None:
+        names = ("column_offsets", "row_indices")
+    outer, inner = (shape[mode] for mode in format.modes)
+    given = offsets, indices
+    offsets = checks.check_indices(offsets, names[0], 1, what)
+    indices = checks.check_indices(indices, names[1], 1, what)
+    if offsets.shape[0] != outer + 1:
+        raise ValueError(
+            f"{what}: {names[0]}: expected shape [{outer + 1}], got {list(offsets.shape)}"
+        )
+    checks.check_nnz(indices.shape[0], what)
+    values = checks.check_values(values, indices.shape[0], what)
+    if checks.is_traced(offsets, indices):
+        arrays = [jnp.asarray(a).astype(jnp.int32) for a in given]
+        transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
+    else:
+        checks.check_compressed(offsets, indices, (outer, inner), names, what)
+        arrays = [
+            a if isinstance(a, jax.Array) and a.dtype == jnp.int32 else jnp.array(c, jnp.int32)
+            for a, c in zip(given, (offsets, indices), strict=True)
+        ]
+        offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
+        transposed = jax.tree.map(jnp.array, transpose_structure(offsets, indices, inner))
+    return {
+        "values": checks.to_jax_values(values, None, what),
+        "index_arrays": ((), tuple(arrays)),
+        "transposed": transposed,
+        "shape": shape,
+        "format": format,
+    }

@@ -1,0 +1,172 @@
+"""What a `SparseArray` becomes: another format, coordinates, dense, checked. Traced or concrete.
+
+Arrays are taken duck-typed and new ones made by `dataclasses.replace`, so this sits below array.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks, construct, structure
+from sgap_jax.formats.levels import Format, require_stored
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+def require_matrix(A: SparseArray, what: str) -> None:
+    if A.ndim != 2:
+        raise ValueError(f"SparseArray.{what}: expected a matrix, got shape {A.shape}")
+
+
+def compressed(A: SparseArray) -> tuple[Any, Any]:
+    """Of a matrix: offsets over the outer dimension, and the inner indices."""
+    if not A.format.is_coordinate:
+        offsets, inner = A.index_arrays[1]
+        return offsets, inner
+    (bounds, outer), (inner,) = A.index_arrays
+    size = A.shape[A.format.modes[0]]
+    return structure.offsets_of_indices(outer, size, bounds[1]), inner
+
+
+def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+    """One [nnz] index array per dimension; padding gets the size of the dimension."""
+    if A.format.is_coordinate:
+        used = A.index_arrays[0][0][1]
+        levels = [level[-1] for level in A.index_arrays]
+    else:
+        offsets, inner = A.index_arrays[1]
+        used, levels = offsets[-1], [structure.segment_of_entry(offsets, A.nnz), inner]
+    real = structure.positions(A.nnz) < used
+    by_mode = (levels[A.format.modes.index(mode)] for mode in range(A.ndim))
+    return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
+
+
+def todense(A: SparseArray) -> jax.Array:
+    """Scatter-add of the values (traced structure may hold duplicates); padding is dropped."""
+    target = jnp.zeros(A.shape, A.dtype).at[coordinates(A)]
+    return (target.max if A.dtype == jnp.bool_ else target.add)(A.values, mode="drop")
+
+
+def row_lengths(A: SparseArray) -> jax.Array:
+    require_matrix(A, "row_lengths")
+    if A.format.modes[0] == 0:
+        return jnp.diff(compressed(A)[0])
+    assert A.transposed is not None
+    return jnp.diff(A.transposed[0])
+
+
+def asformat(A: SparseArray, format: Format) -> SparseArray:
+    """CSR, CSC or COO of a matrix, through the cached transpose."""
+    format = require_stored(format, A.ndim, "SparseArray.asformat")
+    if format == A.format:
+        return A
+    if A.ndim != 2:
+        raise NotImplementedError(
+            f"SparseArray.asformat: tensors are not reordered; the nearest is {A.format}"
+        )
+    (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
+    assert transposed is not None
+    if format.modes != A.format.modes:
+        other_offsets, other_indices, permutation = transposed
+        inverse = structure.invert_permutation(permutation)
+        values, transposed = values[permutation], (offsets, indices, inverse)
+        offsets, indices = other_offsets, other_indices
+    index_arrays: tuple[Any, ...] = ((), (offsets, indices))
+    if format.is_coordinate:
+        bounds = jnp.zeros(2, jnp.int32).at[1].set(offsets[-1])
+        index_arrays = ((bounds, structure.segment_of_entry(offsets, A.nnz)), (indices,))
+    return replace(
+        A, values=values, index_arrays=index_arrays, transposed=transposed, format=format
+    )
+
+
+def checked(A: SparseArray) -> SparseArray:
+    """See `SparseArray.checked`."""
+    leaves = jax.tree.leaves((A.index_arrays, A.transposed))
+    if not checks.is_traced(*leaves):
+        _check_concrete(A)
+        return A
+    what = "SparseArray.checked"
+    if A.format.is_coordinate:
+        raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(
+            f"{what}: traced structure is checked on cpu, not on {jax.default_backend()}; the "
+            "nearest is to check it outside jit"
+        )
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    offsets, indices = A.index_arrays[1]
+    rows, columns = (A.shape[mode] for mode in A.format.modes)
+    if offsets.shape != (rows + 1,) or indices.shape != (A.nnz,):
+        raise ValueError(
+            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{A.nnz}], "
+            f"got {list(offsets.shape)} and {list(indices.shape)}"
+        )
+    check = jax.ffi.ffi_call(
+        "sgap_check_csr_v1",
+        jax.ShapeDtypeStruct(offsets.shape, jnp.int32),  # type: ignore[no-untyped-call]
+        vmap_method="sequential",
+    )
+    # All that follows uses the offsets that come out, so the check cannot be dropped as dead code.
+    offsets = check(offsets, indices, columns=np.int64(columns))
+    transposed = structure.transpose_structure(offsets, indices, columns)
+    return replace(A, index_arrays=((), (offsets, indices)), transposed=transposed)
+
+
+def _check_concrete(A: SparseArray) -> None:
+    what = "SparseArray.checked"
+    checks.check_shape(A.shape, what)
+    require_stored(A.format, A.ndim, what)
+    checks.check_values(A.values, None, what)
+    sizes = [A.shape[mode] for mode in A.format.modes]
+    if A.format.is_coordinate:
+        offsets, indices = _check_coordinates(A, sizes, what)
+    else:
+        offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
+        indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
+        checks.check_values(A.values, indices.shape[0], what)
+        checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
+    if A.ndim != 2:
+        return
+    expected = construct.transpose_structure(offsets, indices, sizes[1])
+    names = ("transposed offsets", "transposed indices", "permutation")
+    got = A.transposed if A.transposed is not None else (None,) * 3
+    used = int(offsets[-1])
+    for name, want, have in zip(names, expected, got, strict=True):
+        have = np.asarray(have)
+        keep = slice(None) if name == names[0] else slice(used)
+        if have.shape != want.shape or not np.array_equal(have[keep], want[keep]):
+            raise ValueError(
+                f"{what}: {name}: expected the transpose of the structure, got other contents; "
+                "SparseArray.from_arrays computes it"
+            )
+    if not np.array_equal(np.sort(np.asarray(got[2])), np.arange(A.nnz)):
+        raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
+
+
+def _check_coordinates(
+    A: SparseArray, sizes: list[int], what: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Checks COO; returns its offsets and innermost indices for the check of the transpose."""
+    bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
+    levels = [
+        checks.check_indices(level[-1], f"level {i}", 1, what)
+        for i, level in enumerate(A.index_arrays)
+    ]
+    for index in levels:
+        checks.check_values(A.values, index.shape[0], what)
+    checks.check_offsets(bounds, 1, A.nnz, "bounds", what)
+    used = int(bounds[1])
+    for i, (index, size) in enumerate(zip(levels, sizes, strict=True)):
+        checks.check_range(index[:used], size, f"level {i}", what)
+    if not construct.strictly_sorted([index[:used] for index in levels]):
+        raise ValueError(f"{what}: coordinates: expected them sorted and each once")
+    offsets = construct.count_offsets(levels[0][:used], sizes[0])
+    return offsets, levels[-1]

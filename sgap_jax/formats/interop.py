@@ -1,0 +1,223 @@
+"""Between `SparseArray` and NumPy, SciPy, BCOO and BCSR.
+
+The `from_*` functions return the fields of a SparseArray; its classmethods document them.
+`jax.experimental.sparse` is imported only where it is needed: it costs 0.2 s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from sgap_jax.formats import checks, construct
+from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
+    what = "SparseArray.from_dense"
+    if checks.is_traced(x):
+        raise ValueError(
+            f"{what}: x: expected a concrete array (the number of entries is a static size), got "
+            "a tracer; build the structure outside jit and use with_values inside"
+        )
+    x = np.asarray(x)
+    checks.check_numeric(x.dtype, what, "x")
+    shape = checks.check_shape(x.shape, what)
+    format = require_stored(format, x.ndim, what)
+    # Looking in the order of the format finds the entries already sorted.
+    found = np.nonzero(np.transpose(x, format.modes) != 0)
+    coordinates = [found[format.modes.index(mode)] for mode in range(x.ndim)]
+    return construct.assemble(
+        coordinates,
+        x[tuple(coordinates)],
+        shape,
+        format,
+        duplicates="error",
+        dtype=dtype,
+        what=what,
+    )
+
+
+def from_coordinates(
+    coordinates: Any,
+    values: Any,
+    shape: Any,
+    *,
+    format: Format,
+    dtype: Any,
+    duplicates: str,
+    what: str = "SparseArray.from_coordinates",
+) -> dict[str, Any]:
+    shape = checks.check_shape(shape, what)
+    format = require_stored(format, len(shape), what)
+    if checks.is_traced(coordinates):
+        raise ValueError(
+            f"{what}: coordinates: expected a concrete array, got a tracer; "
+            "SparseArray.from_arrays takes traced structure"
+        )
+    coordinates = checks.check_indices(coordinates, "coordinates", 2, what)
+    if coordinates.shape[1] != len(shape):
+        raise ValueError(
+            f"{what}: coordinates: expected shape [nnz, {len(shape)}] for shape {shape}, "
+            f"got {list(coordinates.shape)}"
+        )
+    values = checks.check_values(values, coordinates.shape[0], what)
+    return construct.assemble(
+        list(coordinates.T),
+        values,
+        shape,
+        format,
+        duplicates=duplicates,
+        dtype=dtype,
+        what=what,
+    )
+
+
+def from_scipy(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+    what = "SparseArray.from_scipy"
+    if not scipy.sparse.issparse(a):
+        raise ValueError(
+            f"{what}: a: expected a SciPy sparse array or matrix, got {type(a).__name__}; "
+            "SparseArray.from_dense takes dense arrays"
+        )
+    shape = checks.check_shape(a.shape, what)
+    format = require_stored(format, len(shape), what)
+    if a.format in ("csr", "csc") and len(shape) == 2:
+        modes = (0, 1) if a.format == "csr" else (1, 0)
+        coordinates = construct.expand_compressed(
+            a.indptr, a.indices, shape, modes, ("indptr", "indices"), what
+        )
+        values = a.data[: coordinates[0].shape[0]]
+    else:
+        a = a.tocoo()
+        # SciPy before 1.13 has no .coords.
+        coordinates = list(a.coords if hasattr(a, "coords") else (a.row, a.col))
+        values = a.data
+    values = checks.check_values(values, coordinates[0].shape[0], what)
+    return construct.assemble(
+        coordinates, values, shape, format, duplicates=duplicates, dtype=dtype, what=what
+    )
+
+
+def from_bcoo(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+    what = "SparseArray.from_bcoo"
+    from jax.experimental.sparse import BCOO
+
+    if not isinstance(a, BCOO):
+        raise ValueError(f"{what}: a: expected a BCOO, got {type(a).__name__}")
+    _check_unbatched(a, what)
+    if checks.is_traced(a.indices):
+        raise ValueError(
+            f"{what}: a: expected concrete indices, got a tracer; "
+            "SparseArray.from_arrays takes traced structure"
+        )
+    indices = np.asarray(a.indices)
+    real = (indices < np.asarray(a.shape)).all(axis=1)
+    values = a.data
+    if not real.all():  # BCOO marks padding by indices past the end
+        indices, values = indices[real], values[np.flatnonzero(real)]
+    return from_coordinates(
+        indices, values, a.shape, format=format, dtype=dtype, duplicates=duplicates, what=what
+    )
+
+
+def from_bcsr(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+    what = "SparseArray.from_bcsr"
+    check_bcsr(a)
+    shape = checks.check_shape(a.shape, what)
+    coordinates = construct.expand_compressed(
+        a.indptr, a.indices, shape, (0, 1), ("indptr", "indices"), what
+    )
+    return construct.assemble(
+        coordinates,
+        checks.check_values(a.data[: coordinates[0].shape[0]], None, what),
+        shape,
+        require_stored(format, 2, what),
+        duplicates=duplicates,
+        dtype=dtype,
+        what=what,
+    )
+
+
+def check_bcsr(a: Any) -> None:
+    from jax.experimental.sparse import BCSR
+
+    if not isinstance(a, BCSR):
+        raise ValueError(f"SparseArray.from_bcsr: a: expected a BCSR, got {type(a).__name__}")
+    _check_unbatched(a, "SparseArray.from_bcsr")
+
+
+def _check_unbatched(a: Any, what: str) -> None:
+    if a.n_batch or a.n_dense:
+        raise NotImplementedError(
+            f"{what}: n_batch = {a.n_batch} and n_dense = {a.n_dense}; the nearest is 0 and 0, "
+            "with vmap over the values"
+        )
+
+
+def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Values and one index array per dimension, without padding."""
+    if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
+        raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
+    if A.format.is_coordinate:
+        used = int(A.index_arrays[0][0][1])
+        levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
+    else:
+        offsets, inner = (np.asarray(x) for x in A.index_arrays[1])
+        used = int(offsets[-1])
+        levels = [construct.expand_offsets(offsets), inner[:used]]
+    coordinates = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
+    return np.asarray(A.values)[:used], coordinates
+
+
+def widen(values: np.ndarray) -> np.ndarray:
+    """float32 for the floats narrower than that, which SciPy and text files do not know."""
+    narrow = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize < 4
+    return values.astype(np.float32) if narrow else values
+
+
+def to_scipy(A: SparseArray) -> Any:
+    values, coordinates = to_numpy(A, "SparseArray.to_scipy")
+    values = widen(values)
+    if A.format in (CSR, CSC):
+        cls = scipy.sparse.csr_array if A.format == CSR else scipy.sparse.csc_array
+        offsets, indices = (np.array(x) for x in A.index_arrays[1])
+        return cls((values.copy(), indices[: values.shape[0]], offsets), shape=A.shape)
+    try:
+        return scipy.sparse.coo_array(
+            (values.copy(), tuple(index.copy() for index in coordinates)), shape=A.shape
+        )
+    except (TypeError, ValueError):
+        if A.ndim == 2:
+            raise
+        raise NotImplementedError(
+            f"SparseArray.to_scipy: this SciPy has matrices only, got shape {A.shape}"
+        ) from None
+
+
+def to_bcsr(A: SparseArray) -> Any:
+    from jax.experimental.sparse import BCSR
+
+    if A.ndim != 2:
+        raise ValueError(f"SparseArray.to_bcsr: expected a matrix, got shape {A.shape}")
+    csr = A.asformat(CSR)
+    return BCSR(
+        (csr.values, csr.column_indices, csr.row_offsets),
+        shape=A.shape,
+        indices_sorted=True,
+        unique_indices=True,
+    )
+
+
+def to_bcoo(A: SparseArray) -> Any:
+    from jax.experimental.sparse import BCOO
+
+    indices = jnp.stack(A.coordinates(), axis=1)
+    natural = A.format in (CSR, COO) or (A.format.is_coordinate and A.format.order is None)
+    return BCOO((A.values, indices), shape=A.shape, indices_sorted=natural, unique_indices=True)

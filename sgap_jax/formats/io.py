@@ -1,0 +1,138 @@
+"""Files: `read` and `write`, by suffix. Bad content is a ValueError with the file and line."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import uuid
+from typing import Any, BinaryIO
+
+import numpy as np
+from jax.typing import DTypeLike
+
+from sgap_jax.formats import checks, construct, interop, matrix_market, npz, smtx, tns
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import COO, CSR, Format, require_stored
+from sgap_jax.formats.text import Contents, open_source
+
+_TEXT: dict[str, Any] = {".mtx": matrix_market, ".smtx": smtx, ".tns": tns}
+# A line of text can declare a shape whose offsets alone would fill the memory. Far more rows and
+# columns than entries, and many of them, is not what a file of nonzeros is for.
+_FREE_OFFSETS = 1 << 24
+_OFFSETS_PER_ENTRY = 64
+
+
+def read(
+    path: str | os.PathLike[str],
+    format: Format | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    duplicates: str = "sum",
+) -> SparseArray:
+    """Reads .mtx, .smtx, .tns (each also .gz) and .npz; pattern files get values of one (float32).
+
+    Args:
+      path: the suffix decides. Matrix Market: coordinate files of any field and symmetry. .npz:
+        arrays data, indices, indptr, shape, or `scipy.sparse.save_npz`'s; never pickles.
+      format: None is CSR for matrices and COO for tensors of any other order.
+      dtype: of the values; None keeps the file's as `jnp.asarray` would (float32 without x64).
+      duplicates: "sum" adds entries with equal coordinates, "error" refuses them.
+
+    Raises:
+      ValueError: unknown suffix; truncated, corrupt, contradictory or bomb-like content.
+      OSError: the file cannot be opened.
+    """
+    path = os.fspath(path)
+    suffix = _suffix(path, "read")
+    if suffix == ".npz":
+        contents = npz.read(path)
+    else:
+        with open_source(path) as source:
+            contents = _TEXT[suffix].read(source)
+    return _assemble(path, contents, format, dtype, duplicates)
+
+
+def write(path: str | os.PathLike[str], A: SparseArray) -> None:
+    """Writes A, without padding, in the format that the suffix names (see `read`).
+
+    Text files hold enough digits to read the same float32 and float64 back. bfloat16 and float16
+    become float32 there; .npz keeps them. The file appears complete or not at all.
+
+    Raises ValueError for an unknown suffix, traced arrays, and what the format cannot hold: .mtx
+    and .smtx hold matrices, .smtx values of one, .tns real values.
+    """
+    path = os.fspath(path)
+    suffix = _suffix(path, "write")
+    if not isinstance(A, SparseArray):
+        raise ValueError(f"write: A: expected a SparseArray, got {type(A).__name__}")
+    if suffix in (".mtx", ".smtx") and A.ndim != 2:
+        raise ValueError(
+            f"write: A: {suffix} holds matrices, got shape {A.shape}; use .tns or .npz"
+        )
+    if suffix == ".smtx":
+        A = A.asformat(CSR)
+    values, coordinates = interop.to_numpy(A, "write")
+    # Built aside and renamed: a reader never sees half a file, and a failure leaves the old one.
+    temporary = f"{path}.{uuid.uuid4().hex}.part"
+    try:
+        with open(temporary, "xb") as stream:
+            if suffix == ".npz":
+                npz.write(stream, A)
+            elif path.lower().endswith(".gz"):
+                with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
+                    _write_text(suffix, packed, values, coordinates, A.shape)
+            else:
+                _write_text(suffix, stream, values, coordinates, A.shape)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _write_text(
+    suffix: str,
+    stream: BinaryIO | gzip.GzipFile,
+    values: np.ndarray,
+    coordinates: list[np.ndarray],
+    shape: tuple[int, ...],
+) -> None:
+    _TEXT[suffix].write(stream, interop.widen(values), coordinates, shape)
+
+
+def _suffix(path: str, op: str) -> str:
+    name = os.path.basename(path).lower()
+    root = name.removesuffix(".gz")
+    suffix = os.path.splitext(root)[1]
+    if suffix in _TEXT or (suffix == ".npz" and root == name):
+        return suffix
+    known = ", ".join(f"{s}, {s}.gz" for s in _TEXT)
+    raise ValueError(
+        f"{op}: path: expected a suffix of {known}, .npz, got {os.path.basename(path)!r}"
+    )
+
+
+def _assemble(
+    path: str, contents: Contents, format: Format | None, dtype: Any, duplicates: str
+) -> SparseArray:
+    what = f"read {path}"
+    shape, coordinates, values, asked = contents
+    nnz = coordinates[0].shape[0]
+    format = require_stored(format or (CSR if len(shape) == 2 else COO), len(shape), what)
+    if len(shape) == 2 and sum(shape) > max(_FREE_OFFSETS, _OFFSETS_PER_ENTRY * nnz):
+        raise ValueError(
+            f"{what}: expected a shape in proportion to {nnz} entries, got {shape}, which needs "
+            f"{sum(shape) * 4 / 2**30:.1f} GiB of offsets; SparseArray.from_coordinates takes it"
+        )
+    if values is None:
+        values = np.ones(nnz, np.float32)
+    fields = construct.assemble(
+        coordinates,
+        checks.check_values(values, nnz, what),
+        shape,
+        format,
+        duplicates=duplicates,
+        dtype=asked if dtype is None else dtype,
+        what=what,
+    )
+    return SparseArray(**fields)

@@ -1,0 +1,186 @@
+"""What a sparse format *is*: a tuple of levels, one per stored dimension, plus a mode order.
+
+The vocabulary is that of TACO (Kjolstad et al., OOPSLA 2017, section 3; Chou et al., OOPSLA 2018):
+
+    Dense()        every coordinate 0 .. size-1 is present; nothing is stored
+    Compressed()   offsets delimit, for each parent position, a segment of stored coordinates
+    Singleton()    exactly one stored coordinate per parent position
+    Dense(size)    at the end: a dense block, as in BCSR and vectorSparse's column vectors
+
+A `Format` can say more than this package can store. `require_stored` refuses the rest by name.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dense:
+    """All coordinates are present. `size` is given only for a trailing block."""
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            object.__setattr__(self, "size", _positive("Dense", "size", self.size))
+
+    def __str__(self) -> str:
+        return "Dense" if self.size is None else f"Dense({self.size})"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Segments of sorted coordinates. `unique=False`: a coordinate may repeat (the rows of COO)."""
+
+    unique: bool = True
+
+    def __str__(self) -> str:
+        return "Compressed" if self.unique else "Compressed(unique=False)"
+
+
+@dataclass(frozen=True)
+class Singleton:
+    """One coordinate per parent position."""
+
+    def __str__(self) -> str:
+        return "Singleton"
+
+
+Level = Dense | Compressed | Singleton
+
+
+@dataclass(frozen=True)
+class Format:
+    """Levels from the outermost inwards, and the mode (dimension) that each of them stores.
+
+    `order[l]` is the mode stored by level `l`; None is the natural order 0, 1, 2, ... Trailing
+    dense blocks come after the levels that `order` speaks of. A level may be given by its class:
+    `Format((Dense, Compressed)) == CSR`.
+
+    Raises ValueError for something that is not a level or an order that is not a permutation.
+    """
+
+    levels: tuple[Level, ...]
+    order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        levels = tuple(level() if isinstance(level, type) else level for level in self.levels)
+        if not levels or not all(isinstance(level, Level) for level in levels):
+            raise ValueError(
+                "Format: levels: expected Dense, Compressed and Singleton levels, "
+                f"got {self.levels!r}"
+            )
+        sizes = [isinstance(level, Dense) and level.size is not None for level in levels]
+        if sizes != sorted(sizes):
+            raise ValueError(
+                "Format: levels: expected no other level after the trailing block Dense(size), "
+                f"got ({', '.join(map(str, levels))})"
+            )
+        object.__setattr__(self, "levels", levels)
+        if self.order is not None:
+            order = tuple(operator.index(mode) for mode in self.order)
+            natural = tuple(range(self.ndim))
+            if tuple(sorted(order)) != natural:
+                raise ValueError(f"Format: order: expected a permutation of {natural}, got {order}")
+            # One spelling for one meaning, so that formats compare and hash as values.
+            object.__setattr__(self, "order", None if order == natural else order)
+
+    @property
+    def ndim(self) -> int:
+        """Number of tensor modes: levels less trailing blocks."""
+        return sum(not (isinstance(lv, Dense) and lv.size is not None) for lv in self.levels)
+
+    @property
+    def modes(self) -> tuple[int, ...]:
+        """`order` written out."""
+        return tuple(range(self.ndim)) if self.order is None else self.order
+
+    @property
+    def transposed(self) -> Format:
+        """The format of the transpose (modes reversed) over the same arrays."""
+        return Format(self.levels, tuple(self.ndim - 1 - mode for mode in self.modes))
+
+    @property
+    def is_coordinate(self) -> bool:
+        """True for COO of any order of tensor and any mode order."""
+        return self.levels == _coordinate_levels(len(self.levels))
+
+    def __str__(self) -> str:
+        if self in _NAMES:
+            return _NAMES[self]
+        if self.is_coordinate:
+            return "COO" if self.order is None else f"COO(order={self.order})"
+        sizes = [lv.size for lv in self.levels if isinstance(lv, Dense) and lv.size is not None]
+        if self.order is None and len(sizes) == 1 and self == CVS(*sizes):
+            return f"CVS({sizes[0]})"
+        if self.order is None and len(sizes) == 2 and self == BCSR(*sizes):
+            return f"BCSR({sizes[0]}, {sizes[1]})"
+        if self == CSF(len(self.levels)):
+            return f"CSF({len(self.levels)})"
+        order = "" if self.order is None else f", order={self.order}"
+        return f"Format(({', '.join(map(str, self.levels))}){order})"
+
+    __repr__ = __str__
+
+
+def _positive(what: str, name: str, value: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{what}: {name}: expected a positive integer, got {value!r}")
+    return number
+
+
+def _coordinate_levels(ndim: int) -> tuple[Level, ...]:
+    return (Compressed(unique=False),) + (Singleton(),) * (ndim - 1)
+
+
+def CSF(ndim: int) -> Format:
+    """Compressed sparse fibers: every mode compressed (Smith and Karypis, 2015)."""
+    return Format((Compressed(),) * _positive("CSF", "ndim", ndim))
+
+
+def BCSR(rows: int, columns: int) -> Format:
+    """CSR of dense blocks of `rows` x `columns`."""
+    return Format((Dense(), Compressed(), Dense(rows), Dense(columns)))
+
+
+def CVS(vector_length: int) -> Format:
+    """Column-vector sparse encoding (vectorSparse, SC21): CSR of columns of V rows each."""
+    return Format((Dense(), Compressed(), Dense(vector_length)))
+
+
+CSR = Format((Dense(), Compressed()))
+CSC = Format((Dense(), Compressed()), order=(1, 0))
+COO = Format(_coordinate_levels(2))
+
+_NAMES = {CSR: "CSR", CSC: "CSC", COO: "COO"}
+
+
+def require_stored(format: Format, ndim: int, what: str) -> Format:
+    """`format` as it is stored for a tensor with `ndim` modes.
+
+    COO extends to any number of modes. Raises ValueError where the format is not for `ndim` modes,
+    NotImplementedError for one that can be said but not stored yet.
+    """
+    if not isinstance(format, Format):
+        raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")
+    if format == COO and ndim >= 1:
+        return Format(_coordinate_levels(ndim))
+    stored = format in (CSR, CSC) or format.is_coordinate
+    nearest = "CSR" if ndim == 2 else "COO"
+    if not stored:
+        raise NotImplementedError(
+            f"{what}: format: {format} can be described but not stored yet; "
+            f"the nearest is {nearest}"
+        )
+    if format.ndim != ndim:
+        raise ValueError(
+            f"{what}: format: {format} is for {format.ndim} dimensions, got {ndim}; "
+            "COO takes any number"
+        )
+    return format

@@ -1,0 +1,137 @@
+"""Matrix Market coordinate files (Boisvert, Pozo, Remington: NISTIR 5935).
+
+%%MatrixMarket matrix coordinate real general      field and symmetry
+% comments
+m k nnz
+i j value                                          1-based; re im for complex; none for pattern
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import numpy as np
+import scipy.io
+import scipy.sparse
+
+from sgap_jax.formats.checks import INT32_MAX
+from sgap_jax.formats.text import Contents, Source
+
+# Numbers after the two indices.
+_WIDTH = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}
+_SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
+_EXACT = 2.0**53  # float64 holds every integer up to here
+
+
+def read(source: Source) -> Contents:
+    """Symmetric, skew-symmetric and Hermitian files are expanded to both triangles."""
+    field, symmetry = _banner(source)
+    m, k, nnz = _sizes(source, symmetry, bytes_each=4 + 2 * _WIDTH[field])
+    expected = "two indices" + ("", " and a number", " and two numbers")[_WIDTH[field]]
+    parts: list[tuple[Any, ...]] = []
+    count = 0
+    for rows, block in source.rows(2 + _WIDTH[field], b"%", expected):
+        if count + len(rows) > nnz:
+            line, text = source.line_of_row(block, nnz - count)
+            source.fail(f"{nnz} entries as declared", f"one more: {text.decode('latin1')}", line)
+        count += len(rows)
+        i, j = source.coordinates(rows, block, (m, k), 2)
+        parts.append((i, j, _values(source, rows, block, field)))
+    if count != nnz:
+        source.fail(f"{nnz} entries as declared", f"{count}; is the file truncated?")
+    i, j = (_join([part[n] for part in parts], np.int32) for n in (0, 1))
+    values = None if field == "pattern" else _join([part[2] for part in parts], np.float64)
+    if symmetry != "general":
+        i, j, values = _expand(source, symmetry, i, j, values)
+    return Contents((m, k), [i, j], values)
+
+
+def _join(parts: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def _banner(source: Source) -> tuple[str, str]:
+    line = source.line() or b""
+    words = line.decode("latin1").split()
+    lower = [word.lower() for word in words]
+    if len(words) != 5 or lower[:2] != ["%%matrixmarket", "matrix"]:
+        source.fail("'%%MatrixMarket matrix coordinate <field> <symmetry>'", line, 1)
+    if lower[2] != "coordinate":
+        source.fail("'coordinate' (scipy.io.mmread reads dense 'array' files)", words[2], 1)
+    field, symmetry = lower[3:]
+    if field not in _WIDTH:
+        source.fail(f"a field of {', '.join(_WIDTH)}", words[3], 1)
+    if symmetry not in _SYMMETRIES:
+        source.fail(f"a symmetry of {', '.join(_SYMMETRIES)}", words[4], 1)
+    if (symmetry == "hermitian" and field != "complex") or (
+        symmetry == "skew-symmetric" and field == "pattern"
+    ):
+        source.fail("a field that this symmetry allows", f"{field} {symmetry}", 1)
+    return field, symmetry
+
+
+def _sizes(source: Source, symmetry: str, bytes_each: int) -> tuple[int, int, int]:
+    line = source.header_line(b"%")
+    if line is None:
+        source.fail("a line of sizes 'm k nnz'", "the end of the file")
+    number = source.line_number
+    words = line.split()
+    if len(words) != 3 or not all(word.isdigit() and len(word) < 20 for word in words):
+        source.fail("three non-negative integers 'm k nnz'", line, number)
+    m, k, nnz = (int(word) for word in words)
+    if max(m, k) > INT32_MAX:
+        source.fail(f"sizes up to {INT32_MAX}", f"{m} x {k}", number)
+    if symmetry != "general" and m != k:
+        source.fail(f"a square matrix for {symmetry}", f"{m} x {k}", number)
+    if nnz > m * k:
+        source.fail(f"at most {m} x {k} = {m * k} entries", nnz, number)
+    source.require_room(nnz, bytes_each, "entries", number)
+    return m, k, nnz
+
+
+def _values(source: Source, rows: np.ndarray, block: bytes, field: str) -> np.ndarray | None:
+    if field == "pattern":
+        return None
+    if field == "complex":
+        return rows[:, 2] + 1j * rows[:, 3]
+    values = rows[:, 2]
+    if field != "integer":
+        return values.copy()  # not a view that keeps the indices alive
+    whole = values == np.floor(values)
+    if not (whole & np.isfinite(values)).all():
+        line, text = source.line_of_row(block, int(np.argmin(whole & np.isfinite(values))))
+        source.fail("an integer value", text.split()[2], line)
+    if (np.abs(values) < _EXACT).all():
+        return values.astype(np.int64)
+    try:  # rare: integers that float64 would round
+        return np.array([int(line.split()[2]) for line in block.split(b"\n") if line.strip()], "i8")
+    except (ValueError, OverflowError) as error:
+        source.fail("integer values within int64", error, source.line_number + 1)
+
+
+def _expand(
+    source: Source, symmetry: str, i: np.ndarray, j: np.ndarray, values: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    off = i != j
+    if symmetry == "skew-symmetric" and not off.all():
+        source.fail("no diagonal entries in a skew-symmetric matrix", int((~off).sum()))
+    rows, columns = np.concatenate([i, j[off]]), np.concatenate([j, i[off]])
+    if values is not None:
+        mirror = values[off]
+        if symmetry == "skew-symmetric":
+            mirror = -mirror
+        elif symmetry == "hermitian":
+            mirror = mirror.conj()
+        values = np.concatenate([values, mirror])
+    return rows, columns, values
+
+
+def write(
+    stream: BinaryIO, values: np.ndarray, coordinates: list[np.ndarray], shape: tuple[int, ...]
+) -> None:
+    """`coordinate <field> general`, with digits enough to read the same values back."""
+    if values.dtype == bool:
+        values = values.astype(np.int32)
+    matrix = scipy.sparse.coo_array((values, tuple(coordinates)), shape=shape)
+    precision = 9 if values.dtype in (np.float32, np.complex64) else 17
+    scipy.io.mmwrite(stream, matrix, symmetry="general", precision=precision)

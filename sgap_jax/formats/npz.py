@@ -1,0 +1,131 @@
+"""NumPy archives: arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout.
+
+Never a pickle. The header of every member is compared with the size of the file before its data
+are read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from typing import Any, BinaryIO, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks, construct, interop
+from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.formats.text import FREE_EXPANSION_BYTES, MAX_EXPANSION, Contents
+
+
+def read(path: str) -> Contents:
+    size = os.path.getsize(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+            total = sum(info.file_size for info in archive.infolist())
+            if total > max(FREE_EXPANSION_BYTES, MAX_EXPANSION * size):
+                _fail(path, f"an archive that expands less than {MAX_EXPANSION} times", total)
+            return _contents(path, {n: _array(path, archive, n) for n in _wanted(path, names)})
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as error:  # zipfile meets hostile bytes with a dozen exception types
+        if isinstance(error, ValueError) and path in str(error):
+            raise
+        raise ValueError(f"{path}: expected a whole .npz archive, got {error!r}") from error
+
+
+def _fail(path: str, expected: str, got: object) -> NoReturn:
+    raise ValueError(f"{path}: expected {expected}, got {got}")
+
+
+def _wanted(path: str, names: set[str]) -> list[str]:
+    for arrays in (("indices", "indptr"), ("row", "col"), ("coords",)):
+        wanted = {"data", "shape", *arrays}
+        if wanted <= names:
+            return sorted(wanted | (names & {"format", "dtype"}))
+    got = ", ".join(sorted(names)[:12]) or "nothing"
+    _fail(path, "arrays data, indices, indptr, shape (or data, row, col, shape)", got)
+
+
+def _array(path: str, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    info = archive.getinfo(name + ".npy")
+    with archive.open(info) as member:
+        try:
+            version = np.lib.format.read_magic(member)
+            header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if header is None:
+                _fail(path, f"{name}: version 1 or 2 of the .npy format", version)
+            shape, _, dtype = header(member)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError(f"{path}: {name}: expected a .npy header, got {error}") from error
+        if dtype.hasobject:
+            _fail(path, f"{name}: plain numbers", f"dtype {dtype} (a pickle)")
+        expected = member.tell() + math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or expected != info.file_size:
+            _fail(path, f"{name}: {expected} bytes for shape {shape}", info.file_size)
+    with archive.open(info) as member:
+        try:
+            return np.lib.format.read_array(member, allow_pickle=False)
+        except (ValueError, MemoryError) as error:
+            raise ValueError(f"{path}: {name}: expected a .npy array, got {error}") from error
+
+
+def _text(array: np.ndarray | None, default: str) -> str:
+    if array is None:
+        return default
+    item = array.item() if array.size == 1 else array
+    return item.decode("latin1") if isinstance(item, bytes) else str(item)
+
+
+def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
+    declared = checks.check_indices(arrays["shape"], "shape", 1, path)
+    if not 1 <= declared.size <= 64 or declared.min() < 0 or declared.max() > checks.INT32_MAX:
+        _fail(path, f"shape: sizes of 0 .. {checks.INT32_MAX}", declared[:8])
+    shape = tuple(int(size) for size in declared)
+    values = checks.check_values(arrays["data"], None, path)
+    format = _text(arrays.get("format"), "csr")
+    if "indptr" in arrays:
+        if format not in ("csr", "csc") or len(shape) != 2:
+            _fail(path, "a matrix in format csr, csc or coo", f"{format} of shape {shape}")
+        modes = (0, 1) if format == "csr" else (1, 0)
+        offsets, indices = arrays["indptr"], arrays["indices"]
+        names = ("indptr", "indices")
+        coordinates = construct.expand_compressed(offsets, indices, shape, modes, names, path)
+        if len(values) != len(indices) or len(coordinates[0]) != len(indices):
+            _fail(path, f"data and indptr[-1] of {len(indices)} entries as in indices", len(values))
+    elif "coords" in arrays:
+        coordinates = list(checks.check_indices(arrays["coords"], "coords", 2, path))
+    else:
+        coordinates = [checks.check_indices(arrays[n], n, 1, path) for n in ("row", "col")]
+    if len(coordinates) != len(shape) or any(len(c) != len(values) for c in coordinates):
+        _fail(path, f"{len(shape)} coordinates for each of {len(values)} values", "other counts")
+    asked = arrays.get("dtype")
+    try:
+        dtype: Any = None if asked is None else jnp.dtype(_text(asked, ""))
+    except TypeError as error:
+        raise ValueError(f"{path}: dtype: expected the name of a dtype, got {error}") from error
+    return Contents(shape, coordinates, values, dtype)
+
+
+def write(stream: BinaryIO, A: Any) -> None:
+    """As scipy.sparse.save_npz; narrow floats are widened to float32, and `dtype` names them."""
+    values, coordinates = interop.to_numpy(A, "write")
+    arrays: dict[str, Any] = {"data": interop.widen(values), "shape": np.array(A.shape, np.int64)}
+    if A.format in (CSR, CSC):
+        arrays["format"] = b"csr" if A.format == CSR else b"csc"
+        offsets, indices = A.index_arrays[1]
+        arrays |= {"indptr": np.asarray(offsets), "indices": np.asarray(indices)[: len(values)]}
+    else:
+        arrays["format"] = b"coo"
+        if A.ndim == 2:
+            arrays |= dict(zip(("row", "col"), coordinates, strict=True))
+        else:
+            arrays["coords"] = np.stack(coordinates)
+    if arrays["data"].dtype != values.dtype:
+        arrays["dtype"] = str(values.dtype)
+    np.savez_compressed(stream, **arrays)

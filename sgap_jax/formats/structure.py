@@ -1,0 +1,50 @@
+"""Structure arithmetic in jax.numpy: the conversions that must also work on traced index arrays.
+
+The capacity nnz is static; the number of entries that count is offsets[-1] and may be less. Entries
+from there on are padding: no function here lets one of them reach a result.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def positions(nnz: int) -> jax.Array:
+    """0 .. nnz-1 as int32."""
+    return jnp.arange(nnz, dtype=jnp.int32)
+
+
+def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
+    """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
+    # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
+    marks = jnp.zeros(nnz, jnp.int32).at[offsets[1:-1]].add(1, mode="drop")
+    return jnp.cumsum(marks, dtype=jnp.int32)
+
+
+def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
+    """[size + 1] offsets that count how often each index occurs among the first `used` entries."""
+    counted = jnp.where(positions(indices.shape[0]) < used, indices, size) + 1
+    counts = jnp.zeros(size + 1, jnp.int32).at[counted].add(1, mode="drop")
+    return jnp.cumsum(counts, dtype=jnp.int32)
+
+
+def invert_permutation(permutation: jax.Array) -> jax.Array:
+    """[nnz]: where each entry went."""
+    nnz = permutation.shape[0]
+    return jnp.zeros(nnz, jnp.int32).at[permutation].set(positions(nnz), unique_indices=True)
+
+
+def transpose_structure(
+    offsets: jax.Array, indices: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation.
+
+    A stable sort by index keeps the segments ascending; padding sorts behind everything.
+    """
+    nnz = indices.shape[0]
+    used = offsets[-1]
+    key = jnp.where(positions(nnz) < used, indices, size)
+    permutation = jnp.argsort(key, stable=True).astype(jnp.int32)
+    segments = segment_of_entry(offsets, nnz)
+    return offsets_of_indices(indices, size, used), segments[permutation], permutation

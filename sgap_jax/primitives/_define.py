@@ -1,0 +1,214 @@
+"""What every primitive needs: the legacy JAX imports, and the few steps that all rules share.
+
+Operands come data first, index arrays after. A data operand carries one leading batch axis of size
+1 or B; index arrays carry none. That makes one batching rule serve all primitives.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.runtime import native as native  # registers the FFI targets
+from sgap_jax.schedules import Problem, Reference, Schedule, choose_schedule
+
+
+def define(
+    name: str,
+    *,
+    data: int,
+    abstract_eval: Callable,
+    reference: Callable,
+    cpu: Callable,
+    jvp: Callable,
+    transpose: Callable | None,
+    batch: Callable | None = None,
+) -> Primitive:
+    """Makes a primitive of its rules. `data` counts the leading operands that are not index arrays."""
+    primitive = Primitive(name)
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+
+    def reference_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands, **params)
+
+    def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if isinstance(params["schedule"], Reference):
+            return reference_rule(ctx, *operands, **params)
+        return cpu(ctx, *operands, **params)
+
+    mlir.register_lowering(primitive, reference_rule)
+    mlir.register_lowering(primitive, cpu_rule, platform="cpu")
+
+    def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
+        # Index arrays are integers: a tangent on one would be dropped silently below.
+        assert len(primals) == len(tangents)
+        assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[data:])
+        parts = jvp(primals, [None if type(t) is ad.Zero else t for t in tangents[:data]], **params)
+        out, terms = parts[0], [t for t in parts[1:] if t is not None]
+        if not terms:
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, sum(terms[1:], start=terms[0])
+
+    ad.primitive_jvps[primitive] = jvp_rule
+    if transpose is not None:
+
+        def transpose_rule(cotangent: Any, *operands: Any, **params: Any) -> list:
+            if type(cotangent) is ad.Zero:
+                return [None] * len(operands)
+            index, result = transpose(cotangent, *operands, **params)
+            grads: list = [None] * len(operands)
+            grads[index] = sum_batch(result, operands[index].aval.shape[0])
+            return grads
+
+        ad.primitive_transposes[primitive] = transpose_rule
+    batching.primitive_batchers[primitive] = batch or partial(batch_rule, primitive, data)
+    return primitive
+
+
+is_linear_operand = ad.is_undefined_primal
+
+
+def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """Binds after giving all operands the same varying axes.
+
+    Under shard_map a replicated operand next to a sharded one must be cast explicitly: the transpose
+    of that cast is the psum without which the gradient of the replicated operand is one shard's.
+    """
+    axes = frozenset().union(*(varying_axes(x) for x in operands))
+    joined = [
+        x if varying_axes(x) == axes else jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
+        for x in operands
+    ]
+    return primitive.bind(*joined, **params)
+
+
+def varying_axes(x: Any) -> frozenset:
+    return getattr(jax.typeof(x), "vma", frozenset())
+
+
+def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The aval of a result: the operand's varying axes, no sharded dimension, no weak type."""
+    sharding = like.sharding
+    if sharding.mesh.empty:
+        return like.update(shape=shape, dtype=dtype, weak_type=False)
+    sharding = sharding.update(spec=jax.P(*([None] * len(shape))))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def sum_batch(x: Any, batch: int) -> Any:
+    """The cotangent of an operand that was broadcast over the batch axis."""
+    return x.sum(0, keepdims=True) if batch == 1 and x.shape[0] != 1 else x
+
+
+def batch_rule(
+    primitive: Primitive, data: int, args: Sequence, dims: Sequence, **params: Any
+) -> tuple[Any, int]:
+    """vmap over any operands: data joins the batch axis; structures run one after another."""
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    if any(d is not None for d in dims[data:]):
+        mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True) if d is not None]
+
+        def one(slices: Sequence) -> Any:
+            left = iter(slices)
+            full = [a if d is None else next(left) for a, d in zip(args, dims, strict=True)]
+            return bind(primitive, *full, **params)
+
+        return jax.lax.map(one, mapped), 0
+
+    own = [
+        a.shape[0] if d is None else jnp.moveaxis(a, d, 0).shape[1]
+        for a, d in zip(args[:data], dims[:data], strict=True)
+    ]
+    batch = max(own)
+
+    def merge(a: Any, d: int | None) -> Any:
+        if d is None and a.shape[0] == 1:
+            return a  # the kernel broadcasts it
+        a = a[None] if d is None else jnp.moveaxis(a, d, 0)
+        a = jnp.broadcast_to(a, (size, batch) + a.shape[2:])
+        return a.reshape((size * batch,) + a.shape[2:])
+
+    merged = [merge(a, d) for a, d in zip(args[:data], dims[:data], strict=True)]
+    out = bind(primitive, *merged, *args[data:], **params)
+    return out.reshape((size, batch) + out.shape[1:]), 0
+
+
+def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **attrs: Any) -> Any:
+    """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
+    return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
+
+
+def empty_index(ctx: Any) -> tuple[Any, Any]:
+    """An index array of no entries, and its aval: an absent operand of an FFI call."""
+    value = mlir.ir_constant(jnp.zeros(0, jnp.int32).__array__())
+    return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
+
+
+def resolve(schedule: Schedule | None, problem: Problem) -> Schedule:
+    """The schedule that runs: the caller's, checked, or the selector's."""
+    schedule = choose_schedule(problem) if schedule is None else schedule
+    schedule.check(problem)
+    return schedule
+
+
+def derived(schedule: Schedule | None) -> Schedule | None:
+    """The schedule of another op that a derivative rule calls: tiles are per op, Reference is not."""
+    return schedule if isinstance(schedule, Reference) else None
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype that sums are carried in: float32 for narrower floats."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.dtype(jnp.float32) if narrow else dtype
+
+
+def row_of_entry(offsets: Any, nnz: int) -> Any:
+    """Row of each entry; entries of the padding get row m, which segment sums drop."""
+    m = offsets.shape[0] - 1
+    return jnp.where(positions(nnz) < offsets[-1], segment_of_entry(offsets, nnz), m)
+
+
+def check_sparse(op: str, name: str, A: Any) -> None:
+    if not isinstance(A, SparseArray):
+        raise TypeError(f"{op}: {name} must be a SparseArray, got {type(A).__name__}")
+    if A.ndim != 2:
+        raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")
+
+
+def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
+    """`x` as an array of `shape`, in which a string stands for any size."""
+    x = jnp.asarray(x)
+    fits = x.ndim == len(shape) and all(
+        isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)
+    )
+    if not fits:
+        want = ", ".join(map(str, shape))
+        raise ValueError(f"{op}: {name} must have shape [{want}], got {list(x.shape)}")
+    return x
+
+
+def check_schedule(op: str, schedule: Any) -> None:
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+
+
+def row_major(A: SparseArray) -> tuple[SparseArray, bool]:
+    """A CSR array with A's values in A's order, and whether it is A^T rather than A."""
+    if A.format == CSC:
+        return A.T, True
+    return (A if A.format == CSR else A.asformat(CSR)), False
+
+
+def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:
+    """The index arrays of a CSR array, by rows and by columns."""
+    return (A.row_offsets, A.column_indices, *A.transposed)
+
+

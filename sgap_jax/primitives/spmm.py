@@ -1,0 +1,235 @@
+"""SpMM and SpMV: C[i, :] = sum_j A[i, j] B[j, :]."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives._define import (
+    accumulator,
+    batch_rule,
+    bind,
+    check_dense,
+    check_schedule,
+    check_sparse,
+    define,
+    derived,
+    empty_index,
+    ffi_lowering,
+    is_linear_operand,
+    out_aval,
+    resolve,
+    row_major,
+    row_of_entry,
+    structure,
+)
+from sgap_jax.schedules import CpuTile, Problem, Schedule
+
+# Below this many columns a batch of dense operands becomes one wider product: the kernel then
+# fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
+_FOLD_COLUMNS = 16
+
+
+def spmm(
+    A: SparseArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
+) -> jax.Array:
+    """Sparse x dense matrix product: C = A B, or C = A^T B with `transpose`.
+
+        C[i, j] = sum over the stored entries (i, l) of A[i, l] B[l, j]
+
+    Differentiable to any order in `A.values` and B, forward and reverse. The gradient in B is the
+    product with the transpose, which gathers through index arrays kept with A; the gradient in the
+    values is an SDDMM: no scatter, and nothing of size nnz x n.
+
+    Args:
+      A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16 (other dtypes run
+        with `schedule=Reference()`).
+      B: dense [k, n], or [m, n] with `transpose`; any n, zero included.
+      transpose: multiply by A^T.
+      schedule: how to run; None lets `choose_schedule` pick.
+
+    Returns:
+      C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and B. Sums are carried in
+      float32 (float64 for float64) and rounded once; on the CPU the result is the same bits for any
+      number of threads. Rows without entries are zero. NaN or infinity in a row of B reaches only the
+      rows of C that store an entry for it.
+
+    Raises:
+      TypeError: A is not a SparseArray, or schedule is not a Schedule.
+      ValueError: B has the wrong shape; ScheduleError for an illegal schedule.
+      NotImplementedError: no kernel for this dtype, format or platform with this schedule.
+
+    Source: Sgap, section 2.1 (SpMM); the CPU schedule is `CpuTile`.
+    """
+    check_sparse("spmm", "A", A)
+    check_schedule("spmm", schedule)
+    rows = A.shape[0] if transpose else A.shape[1]
+    B = check_dense("spmm", "B", B, (rows, "n"))
+    return _spmm(A, B, transpose=bool(transpose), schedule=schedule)
+
+
+@partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
+def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule | None) -> jax.Array:
+    dtype = jnp.result_type(A.values, B)
+    A, swapped = row_major(A)
+    return _bind(
+        A.values[None].astype(dtype),
+        B[None].astype(dtype),
+        *structure(A),
+        shape=A.shape,
+        transpose=transpose != swapped,
+        schedule=schedule,
+    )[0]
+
+
+def spmv(
+    A: SparseArray, x: Any, *, transpose: bool = False, schedule: Schedule | None = None
+) -> jax.Array:
+    """Sparse x dense vector product: y = A x, or y = A^T x with `transpose`.
+
+        y[i] = sum over the stored entries (i, l) of A[i, l] x[l]
+
+    SpMM with one column, for which the kernel has a path of its own; under vmap over x the vectors
+    become the columns of one product. Dtypes, accumulation, derivatives and errors as for `spmm`.
+
+    Args:
+      A: sparse [m, k].
+      x: dense [k], or [m] with `transpose`.
+
+    Returns:
+      y [m] ([k] with `transpose`).
+    """
+    check_sparse("spmv", "A", A)
+    check_schedule("spmv", schedule)
+    x = check_dense("spmv", "x", x, (A.shape[0] if transpose else A.shape[1],))
+    return _spmv(A, x, transpose=bool(transpose), schedule=schedule)
+
+
+@partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
+def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule | None) -> jax.Array:
+    return _spmm(A, x[:, None], transpose=transpose, schedule=schedule)[:, 0]
+
+
+# Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
+# column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz].
+
+
+def _bind(*operands: Any, **params: Any) -> Any:
+    return bind(spmm_p, *operands, **params)
+
+
+def _direction(shape: tuple[int, int], transpose: bool, arrays: tuple) -> tuple:
+    """(m, k), offsets, indices, permutation or None of the product that is asked for."""
+    row_offsets, column_indices, column_offsets, row_indices, permutation = arrays
+    if transpose:
+        return shape[::-1], column_offsets, row_indices, permutation
+    return shape, row_offsets, column_indices, None
+
+
+def _abstract_eval(
+    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
+) -> Any:
+    (m, k), *_ = _direction(shape, transpose, arrays)
+    assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
+    return out_aval(x, (max(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
+
+
+def _problem(values: Any, x: Any, shape: tuple[int, int], platform: str) -> Problem:
+    batch = max(values.shape[0], x.shape[0])
+    nnz = values.shape[1]
+    return Problem("spmm", shape, nnz, x.shape[2], batch, values.dtype.name, platform=platform)
+
+
+def _reference(
+    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
+) -> Any:
+    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
+    if permutation is not None:
+        values = values[:, permutation]
+    if values.shape[1] == 0 or x.shape[1] == 0:
+        return jnp.zeros((max(values.shape[0], x.shape[0]), shape[0], x.shape[2]), x.dtype)
+    rows = row_of_entry(offsets, values.shape[1])
+    wide = accumulator(x.dtype)
+    products = values[:, :, None].astype(wide) * x[:, indices].astype(wide)
+    segments = jax.vmap(
+        lambda p: jax.ops.segment_sum(p, rows, num_segments=shape[0], indices_are_sorted=True)
+    )
+    return segments(products).astype(x.dtype)
+
+
+def _cpu(
+    ctx: Any,
+    values: Any,
+    x: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    schedule: Schedule | None,
+) -> Any:
+    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
+    _, offsets_aval, indices_aval, permutation_aval = _direction(
+        shape, transpose, ctx.avals_in[2:]
+    )
+    if permutation is None:
+        permutation, permutation_aval = empty_index(ctx)
+    values_aval, x_aval = ctx.avals_in[:2]
+    tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu"))
+    assert isinstance(tile, CpuTile)
+    return ffi_lowering(
+        "sgap_spmm_csr_v1",
+        ctx,
+        (values, offsets, indices, permutation, x),
+        (values_aval, offsets_aval, indices_aval, permutation_aval, x_aval),
+        tile_columns=tile.columns,
+        chunk_nonzeros=tile.nonzeros,
+    )
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    # d(A B) = dA B + A dB
+    values, x, *arrays = primals
+    dvalues, dx = tangents
+    return (
+        _bind(values, x, *arrays, **params),
+        None if dvalues is None else _bind(dvalues, x, *arrays, **params),
+        None if dx is None else _bind(values, dx, *arrays, **params),
+    )
+
+
+def _transpose(
+    cotangent: Any, values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> tuple[int, Any]:
+    # dB = A^T dC;  dvalues = (dC B^T) at A's entries, (B dC^T) for a product with A^T
+    if is_linear_operand(x):
+        params = dict(shape=shape, transpose=not transpose, schedule=schedule)
+        return 1, _bind(values, cotangent, *arrays, **params)
+    from sgap_jax.primitives import sddmm  # the pair is closed under transposition
+
+    left, right = (x, cotangent) if transpose else (cotangent, x)
+    return 0, sddmm.bind_sddmm(left, right, *arrays, shape=shape, schedule=derived(schedule))
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
+    values, x, *arrays = args
+    only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
+    x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
+    narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
+    if narrow and values.shape[0] == 1 and x_moved.shape[0] == 1:
+        wide = x_moved.reshape(x_moved.shape[:2] + (-1,))
+        y = _bind(values, wide, *arrays, **params)
+        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3
+    return batch_rule(spmm_p, 2, args, dims, **params)
+
+
+spmm_p = define(
+    "spmm",
+    data=2,
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=_cpu,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+)

@@ -1,0 +1,60 @@
+"""What each operation means: NumPy float64, plain loops, nothing clever.
+
+Every function takes the structure as CSR arrays and returns float64. `row_offsets` and
+`column_indices` may carry padding: entries from row_offsets[m] on are ignored.
+"""
+
+import numpy as np
+
+
+def spmm(values, row_offsets, column_indices, shape, B, transpose=False):
+    """C = A B, or A^T B: C[i, :] = sum over stored (i, l) of A[i, l] B[l, :]."""
+    m, k = shape
+    values, B = np.asarray(values, np.float64), np.asarray(B, np.float64)
+    C = np.zeros((k if transpose else m, B.shape[1]))
+    for i in range(m):
+        for p in range(row_offsets[i], row_offsets[i + 1]):
+            j = column_indices[p]
+            if transpose:
+                C[j] += values[p] * B[i]
+            else:
+                C[i] += values[p] * B[j]
+    return C
+
+
+def sddmm(row_offsets, column_indices, X, Y):
+    """c[p] = X[i, :] . Y[j, :] for the p-th stored entry (i, j); zero in the padding."""
+    X, Y = np.asarray(X, np.float64), np.asarray(Y, np.float64)
+    out = np.zeros(len(column_indices))
+    for i in range(len(row_offsets) - 1):
+        for p in range(row_offsets[i], row_offsets[i + 1]):
+            out[p] = np.sum(X[i] * Y[column_indices[p]])
+    return out
+
+
+def sparse_softmax(values, row_offsets, scale=1.0):
+    """Softmax of scale * values over the entries of each row; zeros where all are -infinity."""
+    values = scale * np.asarray(values, np.float64)
+    out = np.zeros(len(values))
+    for i in range(len(row_offsets) - 1):
+        row = values[row_offsets[i] : row_offsets[i + 1]]
+        if len(row) == 0 or np.max(row) == -np.inf:
+            continue
+        e = np.exp(row - np.max(row))
+        out[row_offsets[i] : row_offsets[i + 1]] = e / np.sum(e)
+    return out
+
+
+def row_sum(values, row_offsets):
+    """Sum of the entries of each row."""
+    values = np.asarray(values, np.float64)
+    m = len(row_offsets) - 1
+    return np.array([np.sum(values[row_offsets[i] : row_offsets[i + 1]]) for i in range(m)])
+
+
+def row_max(values, row_offsets):
+    """Maximum of the entries of each row; -infinity for an empty row."""
+    values = np.asarray(values, np.float64)
+    m = len(row_offsets) - 1
+    rows = [values[row_offsets[i] : row_offsets[i + 1]] for i in range(m)]
+    return np.array([np.max(row, initial=-np.inf) for row in rows])

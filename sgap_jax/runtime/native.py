@@ -1,0 +1,88 @@
+"""Loads the native library, refuses one that this jax cannot run, and registers its FFI targets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def _installed_ffi_version() -> tuple[int, int]:
+    """(major, minor) of the FFI API of the jaxlib that is installed, from its own header."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    text = header.read_text(encoding="utf-8")
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if None in found:
+        raise ImportError(f"sgap_jax: no XLA_FFI_API_MAJOR / MINOR in {header}")
+    major, minor = (int(match[1]) for match in found if match is not None)
+    return major, minor
+
+
+def check_ffi_version(built: tuple[int, int], installed: tuple[int, int]) -> None:
+    """Raises ImportError where a library built with FFI API `built` cannot run on `installed`.
+
+    Older minors run on newer ones. A newer one, once registered, would take the whole CPU backend
+    of the process down, so this comes before any registration.
+    """
+    if built[0] == installed[0] and built[1] <= installed[1]:
+        return
+    raise ImportError(
+        f"sgap_jax was built with XLA FFI API {built[0]}.{built[1]} but jaxlib "
+        f"{metadata.version('jaxlib')} offers {installed[0]}.{installed[1]}. Upgrade jax and "
+        "jaxlib, or rebuild sgap_jax from source against the oldest supported jax: "
+        "pip install --force-reinstall --no-cache-dir --no-deps --no-binary sgap_jax sgap_jax"
+    )
+
+
+def _load() -> Any:
+    try:
+        from sgap_jax import _native
+    except ImportError as error:
+        if "SGAP_CPU_ISA" in str(error):
+            raise
+        raise ImportError(
+            f"sgap_jax: the native library does not load ({error}); "
+            "build it with `pip install .` in the repository root"
+        ) from error
+    check_ffi_version(tuple(_native.ffi_api_version()), _installed_ffi_version())
+    return _native
+
+
+native = _load()
+TARGETS: tuple[str, ...] = tuple(sorted(native.targets()))
+for _name, _handler in native.targets().items():
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def info() -> dict[str, Any]:
+    """What runs here: versions, instruction set chosen and available, devices, threads.
+
+    Starts the JAX backend (to list the devices).
+    """
+    return {
+        "sgap_jax": _version("sgap_jax"),
+        "jax": jax.__version__,
+        "jaxlib": _version("jaxlib"),
+        "python": platform.python_version(),
+        "cpu_isa": native.isa(),
+        "cpu_isas_supported": list(native.supported_isas()),
+        "ffi_api_built": ".".join(map(str, native.ffi_api_version())),
+        "ffi_api_installed": ".".join(map(str, _installed_ffi_version())),
+        "ffi_targets": list(TARGETS),
+        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "cpu_threads": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+    }

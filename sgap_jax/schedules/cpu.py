@@ -1,0 +1,70 @@
+"""The schedule of the CPU kernels."""
+
+import dataclasses
+
+from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+# The dtypes the kernels are built for, by name; all accumulate in float32 at least.
+KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuTile(Schedule):
+    """Dense columns in tiles, nonzeros in chunks; a chunk of one tile is the unit of parallel work.
+
+    Attributes:
+      columns: dense columns of one pass over the sparse operand; 0 takes all of them in one pass.
+        A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
+        the sparse operand fewer times. Only spmm tiles its columns.
+      nonzeros: nonzeros of one task. Task boundaries depend on this and on the structure, never on
+        the number of threads, so results are the same bits for any number of threads.
+    """
+
+    columns: int = 0
+    nonzeros: int = 8192
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.columns, int) or self.columns < 0:
+            raise ScheduleError(f"CpuTile: columns must be an int >= 0, got {self.columns!r}")
+        if not isinstance(self.nonzeros, int) or self.nonzeros < 1:
+            raise ScheduleError(f"CpuTile: nonzeros must be an int >= 1, got {self.nonzeros!r}")
+
+    def check(self, problem: Problem) -> None:
+        if problem.op != "spmm" and self.columns != 0:
+            raise ScheduleError(
+                f"CpuTile: only spmm has dense columns to tile; use columns=0 for {problem.op}"
+            )
+        if problem.platform != "cpu":
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on the platform cpu, not on {problem.platform}; "
+                "schedule=None or Reference() runs there"
+            )
+        if problem.dtype not in KERNEL_DTYPES:
+            raise NotImplementedError(
+                f"{problem.op}: no kernel for dtype {problem.dtype}; "
+                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
+            )
+
+    def explain(self, problem: Problem) -> str:
+        if problem.op == "spmm":
+            tile = self.columns if 0 < self.columns < problem.n else problem.n
+            return (
+                f"for j0 in range(0, {problem.n}, {tile}):                  # slab of B in cache\n"
+                f"  parallel for chunk of {self.nonzeros} nonzeros:\n"
+                "    for i in rows of chunk:                       # a split row is summed in order\n"
+                f"      acc[0:{tile}] = 0                             # registers\n"
+                "      for p in range(row_offsets[i], row_offsets[i + 1]):\n"
+                f"        acc[:] += values[p] * B[column_indices[p], j0:j0+{tile}]\n"
+                f"      C[i, j0:j0+{tile}] = acc"
+            )
+        if problem.op == "sddmm":
+            return (
+                f"parallel for chunk of {self.nonzeros} nonzeros:\n"
+                "  for p in chunk:                                 # row i of p by binary search\n"
+                f"    values[p] = sum(X[i, j] * Y[column_indices[p], j] for j in range({problem.n}))"
+            )
+        return f"parallel for chunk of {self.nonzeros} nonzeros:\n  for i in rows of chunk: {problem.op}"
+
+    def __str__(self) -> str:
+        return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros})"

@@ -1,0 +1,33 @@
+"""What is asked of an operation: all that the selector looks at."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One call of one operation, as far as it is known before the index arrays are read.
+
+    Attributes:
+      op: "spmm", "sddmm", "sparse_softmax", "row_sum", ...
+      shape: (m, k) of the sparse operand as the kernel walks it: for A^T B the shape of A^T.
+      nnz: capacity of the index arrays (padding included).
+      n: dense columns (spmm) or features that an entry reduces over (sddmm); 1 where there are none.
+      batch: products that share the structure.
+      dtype: name of the dtype of the values.
+      format: name of the format of the sparse operand.
+      platform: "cpu", "cuda", "tpu", ...
+    """
+
+    op: str
+    shape: tuple[int, int]
+    nnz: int
+    n: int = 1
+    batch: int = 1
+    dtype: str = "float32"
+    format: str = "CSR"
+    platform: str = "cpu"
+
+    @property
+    def mean_row_length(self) -> float:
+        """nnz / m, the one row statistic that is known without reading the index arrays."""
+        return self.nnz / max(self.shape[0], 1)

@@ -1,0 +1,53 @@
+"""A schedule says how an operation runs; it never changes what the operation means."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.schedules.problem import Problem
+
+
+class ScheduleError(ValueError):
+    """An illegal schedule. The message names the rule that it breaks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How an operation runs: a frozen, hashable, picklable, printable value.
+
+    Pass one as `schedule=` to an operation, or None to let `choose_schedule` pick.
+    """
+
+    def check(self, problem: Problem) -> None:
+        """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
+        raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+    def explain(self, problem: Problem) -> str:
+        """The equivalent loops, as text."""
+        raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference(Schedule):
+    """Gather, multiply and segment-reduce in plain JAX: runs on every platform and for every dtype.
+
+    It materialises nnz x n products, so it is an oracle and a fallback, not a fast path.
+    """
+
+    def check(self, problem: Problem) -> None:
+        return None
+
+    def explain(self, problem: Problem) -> str:
+        return {
+            "spmm": (
+                "products[p, :] = values[p] * B[column_indices[p], :]   for all p at once\n"
+                "C = segment_sum(products, row of p)"
+            ),
+            "sddmm": (
+                "products[p, :] = X[row of p, :] * Y[column_indices[p], :]   for all p at once\n"
+                "values = sum(products, axis=1)"
+            ),
+        }.get(problem.op, "segment reductions over the row of each entry")
+
+    def __str__(self) -> str:
+        return "Reference()"

@@ -1,0 +1,117 @@
+"""Every differentiable operation as a function of its differentiable operands, with a dense twin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from battery import BATTERY, array
+from conftest import row_schedule
+
+from sgap_jax import CSC, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
+
+CASE = BATTERY["empty_rows_at_both_ends"]
+A = array(CASE, jnp.float64)
+MASK = jnp.asarray(CASE.dense() != 0)
+M, K = CASE.shape
+ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
+
+
+def dense(v):
+    return jnp.zeros((M, K)).at[ROWS, COLS].set(v)
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape))
+
+
+def dense_softmax(v, scale):
+    x = jnp.where(MASK, dense(v) * scale, -jnp.inf)
+    peak = jnp.max(x, axis=1, keepdims=True, initial=-1e30)
+    e = jnp.where(MASK, jnp.exp(jnp.where(MASK, x - peak, 0)), 0)
+    return (e / jnp.maximum(e.sum(1, keepdims=True), 1e-300))[ROWS, COLS]
+
+
+def dense_row_max(v):
+    x = jnp.where(MASK, dense(v), -1e30)
+    return jnp.where(MASK.any(1), x.max(1), 0)
+
+
+def finite_row_max(v, schedule):
+    s = row_max(A.with_values(v), schedule=schedule)
+    return jnp.where(MASK.any(1), s, 0)
+
+
+# name -> (function of the operands and a schedule, dense twin, operands)
+OPS = {
+    "spmm": (
+        lambda v, B, s: spmm(A.with_values(v), B, schedule=s),
+        lambda v, B: dense(v) @ B,
+        (A.values, normal(K, 5)),
+    ),
+    "spmm_transpose": (
+        lambda v, B, s: spmm(A.with_values(v), B, transpose=True, schedule=s),
+        lambda v, B: dense(v).T @ B,
+        (A.values, normal(M, 5)),
+    ),
+    "spmm_csc": (
+        lambda v, B, s: spmm(A.with_values(v).asformat(CSC), B, schedule=s),
+        lambda v, B: dense(v) @ B,
+        (A.values, normal(K, 3)),
+    ),
+    "spmm_of_transposed": (
+        lambda v, B, s: spmm(A.with_values(v).T, B, schedule=s),
+        lambda v, B: dense(v).T @ B,
+        (A.values, normal(M, 2)),
+    ),
+    "spmv": (
+        lambda v, x, s: spmv(A.with_values(v), x, schedule=s),
+        lambda v, x: dense(v) @ x,
+        (A.values, normal(K)),
+    ),
+    "sddmm": (
+        lambda X, Y, s: sddmm(A, X, Y, schedule=row_schedule(s)).values,
+        lambda X, Y: (X @ Y.T)[ROWS, COLS],
+        (normal(M, 4), normal(K, 4)),
+    ),
+    "sddmm_weighted": (
+        lambda v, X, Y, c, s: sddmm(
+            A.with_values(v), X, Y, scale=c, weighted=True, schedule=row_schedule(s)
+        ).values,
+        lambda v, X, Y, c: c * v * (X @ Y.T)[ROWS, COLS],
+        (A.values, normal(M, 4), normal(K, 4), jnp.asarray(0.7)),
+    ),
+    "sparse_softmax": (
+        lambda v, s: sparse_softmax(A.with_values(v), scale=0.6, schedule=row_schedule(s)).values,
+        lambda v: dense_softmax(v, 0.6),
+        (A.values,),
+    ),
+    "sparse_softmax_scale": (
+        lambda v, c, s: sparse_softmax(A.with_values(v), scale=c, schedule=row_schedule(s)).values,
+        dense_softmax,
+        (A.values, jnp.asarray(1.3)),
+    ),
+    "row_sum": (
+        lambda v, s: row_sum(A.with_values(v), schedule=row_schedule(s)),
+        lambda v: dense(v).sum(1),
+        (A.values,),
+    ),
+    "row_max": (
+        lambda v, s: finite_row_max(v, row_schedule(s)),
+        dense_row_max,
+        (A.values,),
+    ),
+    "attention": (
+        lambda Q, Y, V, s: spmm(
+            sparse_softmax(
+                sddmm(A, Q, Y, schedule=row_schedule(s)), scale=0.5, schedule=row_schedule(s)
+            ),
+            V,
+            schedule=s,
+        ),
+        lambda Q, Y, V: dense(dense_softmax((Q @ Y.T)[ROWS, COLS], 0.5)) @ V,
+        (normal(M, 3), normal(K, 3, seed=1), normal(K, 2)),
+    ),
+}
+
+
+def close(actual, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), actual, expected)

@@ -1,0 +1,100 @@
+"""Wrong input to an operation: the type of the error, and a message that is enough to mend it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array
+
+from sgap_jax import (
+    CpuTile,
+    Problem,
+    Reference,
+    ScheduleError,
+    SparseArray,
+    choose_schedule,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    spmm,
+    spmv,
+)
+
+A = array(BATTERY["every_length"], jnp.float32)  # 34 x 33
+M, K = A.shape
+B = jnp.ones((K, 4), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: spmm(A.todense(), B), TypeError, ["spmm", "A", "SparseArray"]),
+        (lambda: spmm(A, B[1:]), ValueError, ["spmm", "B", "[33, n]", "[32, 4]"]),
+        (lambda: spmm(A, B, transpose=True), ValueError, ["spmm", "B", "[34, n]", "[33, 4]"]),
+        (lambda: spmm(A, B[:, 0]), ValueError, ["spmm", "B", "[33]"]),
+        (lambda: spmm(A, B[None]), ValueError, ["spmm", "B", "[1, 33, 4]"]),
+        (lambda: spmm(A, B, schedule="fast"), TypeError, ["spmm", "schedule", "str"]),
+        (lambda: spmv(A, B), ValueError, ["spmv", "x", "[33]", "[33, 4]"]),
+        (lambda: spmv(A.T, B[:, 0]), ValueError, ["spmv", "x", "[34]"]),
+        (lambda: sddmm(A, B, B), ValueError, ["sddmm", "X", "[34, d]", "[33, 4]"]),
+        (lambda: sddmm(A, jnp.ones((M, 3)), B), ValueError, ["sddmm", "Y", "[33, 3]", "[33, 4]"]),
+        (lambda: sddmm(A, jnp.ones((M, 4)), B, scale=jnp.ones(2)), ValueError, ["scale", "[2]"]),
+        (lambda: sparse_softmax(A, scale=np.ones(3)), ValueError, ["scale", "[3]"]),
+        (lambda: sparse_softmax(B), TypeError, ["sparse_softmax", "SparseArray"]),
+        (lambda: row_sum(B), TypeError, ["row_sum", "SparseArray"]),
+        (lambda: row_max(A, schedule=3), TypeError, ["row_max", "schedule", "int"]),
+        (lambda: A @ B[1:], ValueError, ["[33, n]"]),
+    ],
+)
+def test_message(call, error, words):
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(error) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])
+def test_a_dtype_without_a_kernel_names_what_would_run(dtype):
+    a, b = A.astype(dtype), B.astype(dtype)
+    for schedule in (None, CpuTile()):
+        with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\)"):
+            spmm(a, b, schedule=schedule)
+    np.testing.assert_allclose(
+        spmm(a, b, schedule=Reference()), a.todense() @ b, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_more_than_two_dimensions():
+    coords = np.array([[0, 1, 2], [1, 0, 0]])
+    from sgap_jax import COO
+
+    T = SparseArray.from_coordinates(coords, np.ones(2, np.float32), (2, 2, 3), format=COO)
+    with pytest.raises(ValueError, match="2 dimensions"):
+        spmm(T, jnp.ones((3, 1)))
+
+
+@pytest.mark.parametrize("fields", [dict(columns=-1), dict(nonzeros=0), dict(columns=1.5)])
+def test_illegal_tiles(fields):
+    with pytest.raises(ScheduleError, match=next(iter(fields))):
+        CpuTile(**fields)
+
+
+def test_a_tile_that_the_op_cannot_obey_is_refused():
+    with pytest.raises(ScheduleError, match="columns"):
+        sddmm(A, jnp.ones((M, 4), jnp.float32), B, schedule=CpuTile(columns=8))
+    f = jax.jit(lambda B: spmm(A, B, schedule=CpuTile()))
+    with pytest.raises(NotImplementedError, match="platform"):
+        f.trace(B).lower(lowering_platforms=("tpu",))
+
+
+def test_schedules_are_values():
+    import pickle
+
+    tile = CpuTile(columns=64, nonzeros=4096)
+    assert tile == CpuTile(columns=64, nonzeros=4096) and hash(tile) == hash(CpuTile(64, 4096))
+    assert eval(str(tile), {"CpuTile": CpuTile}) == tile == pickle.loads(pickle.dumps(tile))
+    problem = Problem("spmm", (10, 20), nnz=30, n=100)
+    assert "range(0, 100, 64)" in tile.explain(problem)
+    assert isinstance(choose_schedule(problem), CpuTile)
+    assert isinstance(choose_schedule(Problem("spmm", (1, 1), 1, platform="tpu")), Reference)

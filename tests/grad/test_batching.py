@@ -1,0 +1,111 @@
+"""vmap over any subset of the operands; vmap of grad and grad of vmap."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import from_row_lengths
+from conftest import row_schedule
+from differentiable_ops import OPS, close, normal
+
+from sgap_jax import SparseArray, row_max, row_sum, sddmm, sparse_softmax, spmm
+
+SIZE = 3
+
+
+def batched(x, axis):
+    return jnp.stack([x * (1 + 0.1 * i) + 0.01 * i for i in range(SIZE)], axis=axis)
+
+
+@pytest.fixture(params=OPS)
+def op(request, backend):
+    function, twin, operands = OPS[request.param]
+    return (lambda *x: function(*x, backend)), twin, operands
+
+
+def subsets(operands):
+    for mapped in itertools.product([None, 0], repeat=len(operands)):
+        if any(a is not None for a in mapped):
+            yield mapped
+    yield tuple(x.ndim for x in operands)  # all, along the last axis
+
+
+def scalar(function):
+    return lambda *x: jnp.sum(jnp.sin(function(*x)))
+
+
+def test_vmap(op):
+    function, twin, operands = op
+    for axes in subsets(operands):
+        args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
+        close(jax.vmap(function, axes)(*args), jax.vmap(twin, axes)(*args))
+        close(jax.jit(jax.vmap(function, axes, 1))(*args), jax.vmap(twin, axes, 1)(*args))
+
+
+def test_vmap_of_grad_and_grad_of_vmap(op):
+    function, twin, operands = op
+    every = tuple(range(len(operands)))
+    for axes in subsets(operands):
+        args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
+        expected = jax.vmap(jax.grad(scalar(twin), every), axes)(*args)
+        close(jax.jit(jax.vmap(jax.grad(scalar(function), every), axes))(*args), expected)
+        total = lambda f: lambda *x: jnp.sum(jax.vmap(f, axes)(*x))  # noqa: B023
+        expected = jax.grad(total(scalar(twin)), every)(*args)
+        close(jax.grad(total(scalar(function)), every)(*args), expected)
+
+
+def test_nested_vmap(op):
+    function, twin, operands = op
+    first = (0,) + (None,) * (len(operands) - 1)
+    rest = (None,) + (0,) * (len(operands) - 1) if len(operands) > 1 else (0,)
+    nest = lambda f: jax.vmap(jax.vmap(f, first), rest)
+    args = [batched(x, 0) for x in operands]
+    if len(operands) == 1:
+        args = [batched(args[0], 0)]
+    close(nest(function)(*args), nest(twin)(*args))
+    grads = lambda f: jax.grad(lambda *x: jnp.sum(jnp.sin(nest(f)(*x))), tuple(range(len(args))))
+    close(grads(function)(*args), grads(twin)(*args))
+
+
+def structures():
+    """Three structures of the same capacity: the shorter ones are padded."""
+    cases = [
+        from_row_lengths(f"s{i}", 6, lengths, seed=i, padding=pad)
+        for i, (lengths, pad) in enumerate([([3, 0, 2, 6], 0), ([1, 1, 1, 1], 7), ([0, 6, 4, 0], 1)])
+    ]
+    arrays = [
+        SparseArray.from_arrays(
+            jnp.asarray(np.nan_to_num(c.values)), c.row_offsets, c.column_indices, shape=c.shape
+        )
+        for c in cases
+    ]
+    return arrays, jax.tree.map(lambda *x: jnp.stack(x), *arrays)
+
+
+STRUCTURE_OPS = {
+    "spmm": lambda A, x, s: spmm(A, x, schedule=s),
+    "spmm_transpose": lambda A, x, s: spmm(A, x[:4], transpose=True, schedule=s),
+    "sddmm": lambda A, x, s: sddmm(A, x[:4], x, schedule=row_schedule(s)).values,
+    "sparse_softmax": lambda A, x, s: sparse_softmax(A, schedule=row_schedule(s)).values,
+    "row_sum": lambda A, x, s: row_sum(A, schedule=row_schedule(s)),
+    "row_max": lambda A, x, s: jnp.maximum(row_max(A, schedule=row_schedule(s)), -9),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURE_OPS)
+def test_vmap_over_the_structure(name, backend):
+    f = lambda A, x: STRUCTURE_OPS[name](A, x, backend)
+    arrays, stacked = structures()
+    xs = normal(len(arrays), 6, 5)
+    for axes, x_of in (((0, None), lambda i: xs[0]), ((0, 0), lambda i: xs[i])):
+        x = xs[0] if axes[1] is None else xs
+        expected = jnp.stack([f(A, x_of(i)) for i, A in enumerate(arrays)])
+        close(jax.jit(jax.vmap(f, axes))(stacked, x), expected)
+        grads = jax.jit(
+            jax.vmap(jax.grad(lambda v, A, x: jnp.sum(jnp.sin(f(A.with_values(v), x)))), (0, *axes))
+        )(stacked.values, stacked, x)
+        for i, A in enumerate(arrays):
+            one = jax.grad(lambda v: jnp.sum(jnp.sin(f(A.with_values(v), x_of(i)))))(A.values)  # noqa: B023
+            close(grads[i], one)

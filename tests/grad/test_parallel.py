@@ -1,0 +1,79 @@
+"""shard_map over two devices, and the gradients of replicated operands."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from battery import BATTERY, array
+from differentiable_ops import OPS, close, normal
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sgap_jax import spmm
+
+A = array(BATTERY["skewed"], jnp.float64)
+B = normal(A.shape[1], 6)
+
+
+def product(v, B):
+    return spmm(A.with_values(v), B)
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_columns_sharded(mesh, check_vma):
+    specs = dict(in_specs=(P(), P(None, "x")), out_specs=P(None, "x"))
+    sharded = jax.shard_map(product, mesh=mesh, check_vma=check_vma, **specs)
+    b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
+    close(jax.jit(sharded)(A.values, b), product(A.values, B))
+    loss = lambda f: lambda v, B: jnp.sum(jnp.sin(f(v, B)))
+    expected = jax.grad(loss(product), (0, 1))(A.values, B)
+    close(jax.jit(jax.grad(loss(sharded), (0, 1)))(A.values, b), expected)
+    text = jax.jit(sharded).lower(A.values, b).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text
+
+
+def test_gradient_inside_of_a_replicated_operand(mesh):
+    # The psum of the replicated operand's gradient must appear without being asked for.
+    step = lambda v, B: jax.grad(lambda v: jnp.sum(jnp.sin(product(v, B))))(v)
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(None, "x")), out_specs=P())
+    close(jax.jit(sharded)(A.values, B), step(A.values, B))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_batched_over_devices(name, mesh, backend):
+    function, _, operands = OPS[name]
+    batch = jnp.stack([operands[-1], operands[-1] * 0.5])
+    f = lambda *x: jnp.sum(jnp.sin(function(*x, backend)))
+
+    def loss(first, last):
+        local = jnp.sum(jax.vmap(lambda y: f(*first, y))(last))
+        return jax.lax.psum(local, "x")
+
+    first = operands[:-1]
+    sharded = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+    whole = lambda first, last: sum(f(*first, y) for y in last)
+    close(jax.jit(sharded)(first, batch), whole(first, batch))
+    close(
+        jax.jit(jax.grad(sharded, (0, 1)))(first, batch), jax.grad(whole, (0, 1))(first, batch)
+    )
+
+
+def test_a_sparse_array_crosses_shard_map(mesh):
+    f = jax.shard_map(spmm, mesh=mesh, in_specs=(P(), P(None, "x")), out_specs=P(None, "x"))
+    close(jax.jit(f)(A, B), spmm(A, B))
+
+
+def test_automatic_sharding_gives_the_right_result(mesh):
+    b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
+    close(jax.jit(product)(A.values, b), product(A.values, B))
+
+
+def test_explicit_sharding():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
+        close(jax.jit(product)(A.values, b), product(A.values, B))

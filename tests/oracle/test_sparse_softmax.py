@@ -1,0 +1,73 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array, from_row_lengths, rounded
+from conftest import row_schedule
+from tolerance import DTYPES, accumulator_roundoff, assert_within, unit_roundoff
+
+from sgap_jax import COO, CSC, reference, sparse_softmax
+
+
+def bound(case, values, expected, scale, dtype):
+    """Relative: the exponent's rounding |scale v| u, the exponential, the sum and the quotient."""
+    stored = np.abs(values[: case.stored])
+    exponent = 2 * abs(scale) * (stored.max() if len(stored) else 0)
+    terms = np.diff(case.row_offsets).max(initial=0)
+    relative = (2 * exponent + terms + 16) * (accumulator_roundoff(dtype) + unit_roundoff("float64"))
+    tiny = float(jnp.finfo(dtype).smallest_normal)
+    return (relative + 1.01 * unit_roundoff(dtype)) * expected + tiny
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.125, -3.0, 0.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BATTERY)
+def test_sparse_softmax(name, dtype, scale, backend):
+    case = BATTERY[name]
+    P = sparse_softmax(array(case, dtype), scale=scale, schedule=row_schedule(backend))
+    assert P.dtype == dtype
+    values = rounded(case.values, dtype)
+    expected = reference.sparse_softmax(values, case.row_offsets, scale)
+    assert_within(P.values, expected, bound(case, values, expected, scale, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_values_do_not_overflow(dtype, backend):
+    case = from_row_lengths("two_rows", 50, [50, 50])
+    A = array(case, dtype)
+    for shift in (1e4, -1e4, 3e30, -3e30):
+        values = np.asarray(jnp.asarray(case.values + shift, dtype)).astype(np.float64)
+        P = sparse_softmax(A.with_values(jnp.asarray(values, dtype)), schedule=row_schedule(backend))
+        expected = reference.sparse_softmax(values, case.row_offsets)
+        np.testing.assert_allclose(P.values, expected, rtol=1e-2 if abs(shift) == 1e4 else 1e-5)
+
+
+def test_masked_rows_are_zero_and_nan_stays_in_its_row(backend):
+    case = from_row_lengths("rows", 6, [3, 0, 2, 2, 2])
+    inf, nan = np.inf, np.nan
+    values = jnp.asarray([-inf, 1.0, 2.0, -inf, -inf, nan, 0.0, inf, 0.0], jnp.float32)
+    P = sparse_softmax(array(case, jnp.float32).with_values(values), schedule=row_schedule(backend))
+    e = np.exp(-1.0)
+    np.testing.assert_allclose(P.values[:5], [0, e / (1 + e), 1 / (1 + e), 0, 0], rtol=1e-6)
+    assert np.isnan(P.values[5:7]).all()
+    np.testing.assert_array_equal(np.isnan(P.values[7:]), np.isnan(jax.nn.softmax(values[7:])))
+
+
+@pytest.mark.parametrize("format", [CSC, COO], ids=str)
+def test_formats_agree(format, backend):
+    A = array(BATTERY["every_length"], jnp.float32)
+    expected = sparse_softmax(A, schedule=row_schedule(backend)).todense()
+    P = sparse_softmax(A.asformat(format), schedule=row_schedule(backend))
+    assert P.format == format
+    np.testing.assert_array_equal(P.todense(), expected)
+
+
+def test_against_dense_softmax():
+    case = BATTERY["full"]
+    A = array(case, jnp.float32)
+    np.testing.assert_allclose(
+        sparse_softmax(A, scale=0.5).todense(), jax.nn.softmax(0.5 * A.todense(), axis=1), rtol=2e-6
+    )
+    np.testing.assert_allclose(
+        sparse_softmax(A, scale=jnp.float32(0.5)).values, sparse_softmax(A, scale=0.5).values, rtol=2e-6
+    )

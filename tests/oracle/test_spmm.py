@@ -1,0 +1,145 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array, cast, from_row_lengths, rounded, sizes_for
+from tolerance import DTYPES, assert_within, sum_bound
+
+from sgap_jax import COO, CSC, CSR, reference, spmm, spmv
+
+COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100]
+
+
+def oracle(case, dtype, B, transpose):
+    values, B = rounded(case.values, dtype), rounded(B, dtype)
+    arrays = (case.row_offsets, case.column_indices, case.shape)
+    expected = reference.spmm(values, *arrays, B, transpose)
+    magnitude = reference.spmm(np.abs(values), *arrays, np.abs(B), transpose)
+    ones = np.ones((B.shape[0], 1))
+    terms = reference.spmm(np.ones(case.nnz), *arrays, ones, transpose)
+    return expected, sum_bound(expected, magnitude, terms, dtype)
+
+
+def dense_operand(case, n, transpose, seed=3):
+    rows = case.shape[0] if transpose else case.shape[1]
+    return np.random.default_rng(seed).standard_normal((rows, n))
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BATTERY)
+def test_spmm(name, dtype, transpose, backend):
+    case = BATTERY[name]
+    A = array(case, dtype)
+    for n in sizes_for(name, COLUMNS, backend):
+        B = dense_operand(case, n, transpose)
+        C = spmm(A, cast(B, dtype), transpose=transpose, schedule=backend)
+        assert C.dtype == dtype
+        assert_within(C, *oracle(case, dtype, B, transpose))
+
+
+@pytest.mark.parametrize("format", [CSC, COO], ids=str)
+@pytest.mark.parametrize("name", ["every_length", "one_heavy_row", "no_rows", "no_entries"])
+def test_formats_agree(name, format, backend):
+    case = BATTERY[name]
+    A = array(case, jnp.float32)
+    for transpose in (False, True):
+        B = jnp.asarray(dense_operand(case, 7, transpose), jnp.float32)
+        expected = spmm(A, B, transpose=transpose, schedule=backend)
+        other = A.asformat(format)
+        C = spmm(other, B, transpose=transpose, schedule=backend)
+        assert_within(C, *oracle(case, jnp.float32, B, transpose))
+        np.testing.assert_array_equal(C, expected)
+        np.testing.assert_array_equal(spmm(A.T, B, transpose=not transpose), spmm(A, B, transpose=transpose))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BATTERY)
+def test_spmv(name, dtype, backend):
+    case = BATTERY[name]
+    A = array(case, dtype)
+    for transpose in (False, True):
+        x = dense_operand(case, 1, transpose)
+        y = spmv(A, cast(x[:, 0], dtype), transpose=transpose, schedule=backend)
+        expected, bound = oracle(case, dtype, x, transpose)
+        assert_within(y, expected[:, 0], bound[:, 0])
+
+
+@pytest.mark.parametrize("n", [1, 4, 17, 64])
+def test_entries_not_stored_do_not_touch_nan(n, backend):
+    case = BATTERY["every_length"]
+    A = array(case, jnp.float32)
+    B = dense_operand(case, n, False).astype(np.float32)
+    B[3], B[30] = np.nan, np.inf
+    C = np.asarray(spmm(A, jnp.asarray(B), schedule=backend))
+    touched = case.dense()[:, [3, 30]].any(axis=1)
+    assert touched.any() and not touched.all()
+    assert np.isfinite(C[~touched]).all()
+    assert not np.isfinite(C[touched]).any()
+
+
+def test_operators():
+    case = BATTERY["skewed"]
+    A = array(case, jnp.float32)
+    m, k = case.shape
+    B, L, x = (
+        jnp.asarray(np.random.default_rng(0).standard_normal(s), jnp.float32)
+        for s in ((k, 5), (6, m), (k,))
+    )
+    np.testing.assert_array_equal(A @ B, spmm(A, B))
+    np.testing.assert_array_equal(A @ x, spmv(A, x))
+    np.testing.assert_array_equal(L @ A, spmm(A, L.T, transpose=True).T)
+    np.testing.assert_array_equal(np.asarray(L) @ A, L @ A)
+
+
+def test_mixed_dtypes_promote():
+    case = BATTERY["skewed"]
+    with jax.numpy_dtype_promotion("standard"):
+        A = array(case, jnp.bfloat16)
+        B = jnp.ones((case.shape[1], 3), jnp.float32)
+        assert spmm(A, B).dtype == jnp.float32
+        np.testing.assert_array_equal(spmm(A, B), spmm(A.astype(jnp.float32), B))
+
+
+@pytest.mark.parametrize("n", [1, 4, 32, 128])
+def test_a_narrow_dtype_accumulates_in_float32(n):
+    # 4096 ones: bfloat16 stops counting at 256, float16 at 2048.
+    k = 4096
+    case = from_row_lengths("counting", k, [k])
+    for dtype in (jnp.bfloat16, jnp.float16):
+        A = array(case, dtype).with_values(jnp.ones(k, dtype))
+        assert (spmm(A, jnp.ones((k, n), dtype)) == k).all()
+
+
+def test_real_matrices(data_dir):
+    from sgap_jax import SparseArray, read
+
+    names = [
+        "matrices/lp_e226.mtx.gz",
+        "matrices/west0479.mtx.gz",
+        "graphs/cora.npz",
+        "graphs/polblogs.npz",
+        "matrices/pyfr_p3_hex_m3-sp.mtx.gz",
+    ]
+    for name in names:
+        A = read(data_dir / name).astype(jnp.float32)
+        S = A.to_scipy().astype(np.float64)
+        B = np.random.default_rng(0).standard_normal((A.shape[1], 33)).astype(np.float32)
+        expected = S @ B
+        terms = np.diff(S.indptr)[:, None]
+        bound = sum_bound(expected, abs(S) @ np.abs(B), terms, jnp.float32)
+        assert_within(spmm(A, jnp.asarray(B)), expected, bound)
+        assert isinstance(A, SparseArray) and A.format == CSR
+
+
+def test_a_corrupted_output_fails_the_oracle():
+    case = BATTERY["every_length"]
+    B = dense_operand(case, 8, False)
+    expected, bound = oracle(case, jnp.float32, B, False)
+    C = np.array(spmm(array(case, jnp.float32), jnp.asarray(B, jnp.float32)))
+    assert_within(C, expected, bound)
+    for wrong in (C[5, 3] * (1 + 1e-4), 0.0, np.nan):
+        corrupted = C.copy()
+        corrupted[5, 3] = wrong
+        with pytest.raises(AssertionError, match=r"first at \(5, 3\)"):
+            assert_within(corrupted, expected, bound)
