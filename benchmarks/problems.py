@@ -1,0 +1,195 @@
+"""Named sparse matrices: where each comes from, and what it stands for.
+
+A problem builds a SciPy CSR matrix: float32 values drawn from N(0, 1) (a pattern is what is being
+measured; magnitudes would only hide errors), int32 indices sorted in each row, no duplicates. Every
+generator is seeded, so a name means the same matrix everywhere.
+
+Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests).
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse as sp
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DATA_DIR = pathlib.Path(os.environ.get("SGAP_DATA_DIR", ROOT.parent / "shared" / "data"))
+
+
+class Unavailable(Exception):
+    """A problem or a peer that cannot run here; the message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkProblem:
+    """A named matrix. `make()` gives any SciPy sparse matrix, `build()` the CSR described above."""
+
+    name: str
+    family: str
+    source: str
+    make: Callable[[], sp.spmatrix]
+    tags: frozenset[str] = frozenset({"default"})
+
+    def build(self) -> sp.csr_matrix:
+        """Raises Unavailable where the data set is absent."""
+        matrix = sp.csr_matrix(self.make())
+        matrix.sum_duplicates()
+        values = np.random.default_rng(1).standard_normal(matrix.nnz, dtype=np.float32)
+        indices, offsets = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
+        return sp.csr_matrix((values, indices, offsets), shape=matrix.shape)
+
+
+def pattern(m: int, k: int, flat: np.ndarray) -> sp.csr_matrix:
+    """CSR pattern from flat positions row * k + column."""
+    rows, columns = np.divmod(flat, k)
+    return sp.csr_matrix((np.ones(flat.size, np.float32), (rows, columns)), shape=(m, k))
+
+
+def uniform(m: int, k: int, density: float, seed: int = 0) -> sp.csr_matrix:
+    """round(m k density) distinct positions, all equally likely."""
+    rng = np.random.default_rng(seed)
+    nnz = round(m * k * density)
+    flat = np.unique(rng.integers(0, m * k, int(nnz * 1.2) + 16))
+    while flat.size < nnz:
+        flat = np.unique(np.concatenate([flat, rng.integers(0, m * k, nnz)]))
+    return pattern(m, k, rng.permutation(flat)[:nnz])
+
+
+def rmat(scale: int, edge_factor: int, seed: int = 0) -> sp.csr_matrix:
+    """R-MAT graph (Chakrabarti, Zhan, Faloutsos 2004) with the parameters of Graph500.
+
+    2^scale vertices and edge_factor 2^scale directed edges before duplicates are merged. Each edge
+    descends `scale` levels of the adjacency matrix and picks a quadrant at each: (a, b, c, d) =
+    (0.57, 0.19, 0.19, 0.05). Vertices are renamed at random, so that degree says nothing about
+    position.
+    """
+    a, b, c = 0.57, 0.19, 0.19
+    rng = np.random.default_rng(seed)
+    vertices, edges = 1 << scale, edge_factor << scale
+    rows = np.zeros(edges, np.int64)
+    columns = np.zeros(edges, np.int64)
+    for _ in range(scale):
+        draw = rng.random(edges, dtype=np.float32)
+        rows = 2 * rows + (draw >= a + b)
+        columns = 2 * columns + (((draw >= a) & (draw < a + b)) | (draw >= a + b + c))
+    rename = rng.permutation(vertices)
+    return pattern(vertices, vertices, np.unique(rename[rows] * vertices + rename[columns]))
+
+
+def pruned(m: int, k: int, sparsity: float, seed: int = 0) -> sp.csr_matrix:
+    """Magnitude pruning of a random layer: the round(m k (1 - sparsity)) largest |w| are kept.
+
+    w[i, j] = s_i g_ij with g ~ N(0, 1) and s_i log-normal(0, 0.1): rows then differ in length
+    about as much as in the magnitude-pruned layers of DLMC (coefficient of variation 0.2-0.4).
+    """
+    rng = np.random.default_rng(seed)
+    weights = rng.lognormal(0, 0.1, (m, 1)) * rng.standard_normal((m, k))
+    kept = round(m * k * (1 - sparsity))
+    return pattern(m, k, np.argpartition(-np.abs(weights), kept, axis=None)[:kept])
+
+
+def stored(path: str) -> sp.csr_matrix:
+    """A file of the data set (SGAP_DATA_DIR), read by the package's own reader."""
+    from sgap_jax import read
+
+    file = DATA_DIR / path
+    if not file.exists():
+        raise Unavailable(f"no {path} in SGAP_DATA_DIR")
+    return sp.csr_matrix(read(file).to_scipy())
+
+
+def _all() -> tuple[BenchmarkProblem, ...]:
+    found = []
+
+    def add(name, family, source, make, *arguments, tags="default"):
+        make = functools.partial(make, *arguments)
+        found.append(BenchmarkProblem(name, family, source, make, frozenset(tags.split())))
+
+    synthetic = "generated: benchmarks/problems.py"
+    tags = "default quick"
+    add("uniform_10k_0.1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.001, tags=tags)
+    add("uniform_10k_1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.01)
+    add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8)
+    add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16)
+    for percent in (70, 80, 90, 95, 98):
+        tags = "default quick" if percent == 90 else "default"
+        name = f"weights_2048x1024_{percent}pct"
+        add(name, "weights", synthetic, pruned, 2048, 1024, percent / 100, tags=tags)
+
+    dlmc = "DLMC (Gale et al., SC20): "
+    for name, path, tags in (
+        ("rn50_2048x512_80pct", "rn50/magnitude_pruning/0.8/bottleneck_3_block_group4_1_1", ""),
+        ("rn50_512x4608_90pct", "rn50/magnitude_pruning/0.9/bottleneck_2_block_group4_1_1", ""),
+        ("rn50_1000x2048_95pct", "rn50/magnitude_pruning/0.95/final_dense", ""),
+        (
+            "transformer_2048x512_70pct",
+            "transformer/magnitude_pruning/0.7/body_encoder_layer_0_ffn_conv1_fully_connected",
+            "",
+        ),
+        (
+            "transformer_512x2048_90pct",
+            "transformer/magnitude_pruning/0.9/body_encoder_layer_1_ffn_conv2_fully_connected",
+            "quick",
+        ),
+        (  # 1750 of 2048 rows are empty
+            "transformer_2048x512_98pct_vd",
+            "transformer/variational_dropout/0.9/body_encoder_layer_2_ffn_conv1",
+            "",
+        ),
+        (
+            "transformer_33288x512_98pct",
+            "transformer/random_pruning/0.98/symbol_modality_33288_512_shared_",
+            "",
+        ),
+    ):
+        file = f"dlmc/{path}.smtx.gz"
+        add(name, "DLMC", dlmc + path, stored, file, tags=f"default {tags}")
+
+    for name, file, tags in (
+        ("bcsstk16", "bcsstk16.mtx.gz", ""),
+        ("lp_pilot87", "lp_pilot87.npz", ""),
+        ("memplus", "memplus.mtx.gz", ""),
+        ("p2p-Gnutella31", "p2p-Gnutella31.mtx.gz", ""),
+    ):
+        source = "SuiteSparse or SNAP (see MANIFEST.md of the data set): " + file
+        add(name, "matrices", source, stored, f"matrices/{file}", tags=f"default {tags}")
+    for name, tags in (
+        ("ego_twitter", ""),
+        ("wiki_squirrel", "quick"),
+        ("email_enron", ""),
+        ("delaunay_n15", ""),
+        ("pubmed", ""),
+        ("coauthor_cs", ""),
+    ):
+        source = f"graph collections (see MANIFEST.md of the data set): {name}"
+        add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"default {tags}")
+
+    add("small_uniform", "uniform", synthetic, uniform, 300, 200, 0.05, tags="ci")
+    add("small_rmat", "R-MAT", synthetic, rmat, 9, 8, tags="ci")
+    add("small_weights", "weights", synthetic, pruned, 128, 96, 0.9, tags="ci")
+    path = "dlmc/rn50/magnitude_pruning/0.8/initial_conv.smtx.gz"
+    add("rn50_64x147_80pct", "DLMC", dlmc + path, stored, path, tags="ci")
+    add("karate", "graphs", "Zachary 1977", stored, "graphs/karate.npz", tags="ci")
+    add("lp_e226", "matrices", "LPnetlib", stored, "matrices/lp_e226.mtx.gz", tags="ci")
+    return tuple(found)
+
+
+PROBLEMS = _all()
+
+
+def select(tag: str = "default", names: list[str] | None = None) -> list[BenchmarkProblem]:
+    """Problems with a tag, or those named; ValueError for a name or tag that does not exist."""
+    if names:
+        known = {problem.name: problem for problem in PROBLEMS}
+        if unknown := sorted(set(names) - set(known)):
+            raise ValueError(f"unknown problems {unknown}; known: {', '.join(known)}")
+        return [known[name] for name in names]
+    found = [problem for problem in PROBLEMS if tag in problem.tags]
+    if not found:
+        tags = sorted(set().union(*(problem.tags for problem in PROBLEMS)))
+        raise ValueError(f"unknown tag {tag!r}; known: {', '.join(tags)}")
+    return found

@@ -1,0 +1,232 @@
+"""CSV files -> tables in docs/performance.md and README.md, and a plot.
+
+    python -m benchmarks.summary [--print]
+
+Ratios are peer time over our time in the same run; "best" is over the peers that the goal names
+(GOAL of each module in benchmarks/peers), case by case. Means are geometric. Rows with donated
+results compare other contenders and are kept apart.
+"""
+
+import argparse
+import csv
+import json
+import math
+import pathlib
+import re
+import statistics
+
+from benchmarks import machine
+from benchmarks.peers import gradient, sddmm, softmax, spmm
+
+OPS = {
+    "spmm": ("SpMM", spmm),
+    "sddmm": ("SDDMM", sddmm),
+    "gradient": ("value and gradient of SpMM", gradient),
+    "softmax": ("sparse softmax", softmax),
+}
+DOCS = machine.ROOT / "docs"
+PLOT = DOCS / "img" / "performance.svg"
+MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
+
+Row = dict[str, str]
+
+# What the overview compares: operation, title, peers of whom the fastest counts in each case.
+COMPARISONS = (
+    ("spmm", "SpMM", spmm.GOAL),
+    ("sddmm", "SDDMM", sddmm.GOAL),
+    ("gradient", "value and gradient, against torch", gradient.GOAL),
+    ("gradient", "value and gradient, against JAX BCSR", ("jax_bcsr",)),
+    ("softmax", "sparse softmax", softmax.GOAL),
+)
+
+
+def load(folder: pathlib.Path) -> dict[str, list[Row]]:
+    found = {}
+    for op in OPS:
+        if (path := folder / f"{op}.csv").exists():
+            with path.open(newline="") as file:
+                found[op] = list(csv.DictReader(file))
+    if not found:
+        raise SystemExit(f"no results in {folder}: run python -m benchmarks.run first")
+    return found
+
+
+def numbers(rows: list[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row.get(column)]
+
+
+def mean(values: list[float]) -> float:
+    return statistics.geometric_mean(values) if values else math.nan
+
+
+def short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def table(head: list[str], body: list[list[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *body]
+    return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]
+
+
+def fresh(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row["schedule"].endswith("donated")]
+
+
+def best(row: Row, peers: tuple[str, ...]) -> float:
+    """Time of the fastest of these peers over ours; infinite where none of them ran."""
+    return min((float(row[x]) for name in peers if row.get(x := f"x_{name}")), default=math.inf)
+
+
+def overview(results: dict[str, list[Row]]) -> list[str]:
+    """One line for each comparison: what the README shows too."""
+    body = []
+    for op, title, peers in COMPARISONS:
+        rows = fresh(results.get(op, []))
+        compared = [row for row in rows if best(row, peers) < math.inf]
+        if not compared:
+            continue
+        ratios = [best(row, peers) for row in compared]
+        worst = compared[ratios.index(min(ratios))]
+        where = worst["problem"] + (f", n = {worst['n']}" if op != "softmax" else "")
+        share = sum(x >= 1 for x in ratios) / len(ratios)
+        fraction = mean(numbers(rows, "fraction_of_bound"))
+        everyone = mean([best(row, tuple(OPS[op][1].PEERS)) for row in compared])
+        body.append(
+            [title, str(len(ratios)), f"**{short(mean(ratios))}**", f"{100 * share:.0f}%"]
+            + [f"{short(min(ratios))} ({where})", short(everyone), f"{100 * fraction:.0f}%"]
+        )
+    head = ["operation", "cases", "x best peer (mean)", "cases at least as fast"]
+    head += ["worst case", "x best of all measured (mean)", "of the machine's bound (mean)"]
+    return table(head, body)
+
+
+def by_family(rows: list[Row], op: str) -> list[str]:
+    body = []
+    for family in dict.fromkeys(row["family"] for row in rows):
+        own = [row for row in rows if row["family"] == family]
+        for n in sorted({int(row["n"]) for row in own}):
+            part = [row for row in own if int(row["n"]) == n]
+            ratios, rates = numbers(part, "x_best"), numbers(part, "gflops")
+            lows = short(min(ratios)) if ratios else "-"
+            body.append(
+                [family, str(n), str(len(part)), f"{min(rates):.0f} - {max(rates):.0f}"]
+                + [f"{100 * mean(numbers(part, 'fraction_of_bound')):.0f}%"]
+                + [short(mean(ratios)), lows]
+            )
+    head = ["family", "n", "problems", "useful GFLOP/s", "of the bound"]
+    return table([*head, "x best peer (mean)", "worst"], body)
+
+
+def by_peer(rows: list[Row], module) -> list[str]:
+    body = []
+    for name in module.PEERS:
+        if ratios := numbers(rows, f"x_{name}"):
+            counted = "yes" if name in module.GOAL else "no"
+            cells = (mean(ratios), min(ratios), max(ratios))
+            body.append([f"`{name}`", counted, str(len(ratios)), *map(short, cells)])
+    return table(["x peer", "counts as best peer", "cases", "mean", "least", "most"], body)
+
+
+def donated(rows: list[Row]) -> list[str]:
+    """Large results: a fresh array each time against memory that exists."""
+    fresh_us = {(row["problem"], row["n"]): row["us"] for row in fresh(rows)}
+    body = []
+    for row in rows:
+        if row["schedule"].endswith("donated"):
+            us = float(fresh_us.get((row["problem"], row["n"]), "nan"))
+            megabytes = 4e-6 * int(row["m"]) * int(row["n"])
+            ratio = short(float(row["x_best"])) if row["x_best"] else "-"
+            body.append(
+                [row["problem"], row["n"], f"{megabytes:.0f}", f"{1e-3 * us:.1f}"]
+                + [f"{1e-3 * float(row['us']):.1f}", f"{ratio} ({row['best_peer']})"]
+            )
+    head = ["problem", "n", "result, MB", "fresh, ms", "donated, ms"]
+    return table([*head, "x best peer that also writes in place"], body) if body else []
+
+
+def plot(results: dict[str, list[Row]], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
+    axes = [axes] if len(results) == 1 else axes
+    for axis, (op, rows) in zip(axes, results.items(), strict=True):
+        rows = [row for row in fresh(rows) if row["x_best"]]
+        families = list(dict.fromkeys(row["family"] for row in rows))
+        widths = sorted({int(row["n"]) for row in rows})
+        colours = matplotlib.colormaps["viridis"].resampled(max(len(widths), 2))
+        for place, n in enumerate(widths):
+            part = [row for row in rows if int(row["n"]) == n]
+            shift = 0.6 * ((place + 0.5) / len(widths) - 0.5)
+            x = [families.index(row["family"]) + shift for row in part]
+            axis.plot(x, numbers(part, "x_best"), "o", ms=3.5, color=colours(place), label=f"n={n}")
+        axis.axhline(1, color="black", lw=0.8)
+        average = mean(numbers(rows, "x_best"))
+        axis.axhline(average, color="tab:red", lw=1, ls="--")
+        axis.set_title(f"{OPS[op][0]}\nmean {average:.2f}x", fontsize=9)
+        axis.set_xticks(range(len(families)), families, rotation=45, ha="right")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}x" if 0.3 <= x < 6 else "")
+        axis.grid(axis="y", which="both", lw=0.3)
+        if len(widths) > 1:
+            axis.legend(fontsize=6, ncols=2, handletextpad=0.1, columnspacing=0.6)
+    axes[0].set_ylabel("time of the best peer / our time")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def source(results: dict[str, list[Row]], folder: pathlib.Path) -> list[str]:
+    about = json.loads((folder / "machine.json").read_text())
+    rows = [row for found in results.values() for row in found]
+    commits, dates = ({row[key] for row in rows} for key in ("commit", "date"))
+    reads = ", ".join(f"{level} {rate:.0f}" for level, rate in about["gb_per_s"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    inside = folder.resolve().is_relative_to(machine.ROOT)
+    place = folder.resolve().relative_to(machine.ROOT) if inside else folder.name
+    return [
+        f"{about['device']}, {about['cores']} threads; float32; commit "
+        f"{', '.join(sorted(commits))}, {', '.join(sorted(dates))}; rows in `{place}`. "
+        f"Measured limits of the machine: sgemm {about['fma_gflops']:.0f} GFLOP/s; "
+        f"reads in GB/s: {reads}. {versions}.",
+        "",
+    ]
+
+
+def put(path: pathlib.Path, lines: list[str]) -> None:
+    """Replaces what stands between the two marks."""
+    text = path.read_text() if path.exists() else ""
+    filled, count = MARKED.subn(lambda found: found[1] + "\n".join(lines) + found[2], text)
+    if count:
+        path.write_text(filled)
+    else:
+        print(f"no benchmarks:begin / benchmarks:end in {path.name}: left alone")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=pathlib.Path, default=machine.results_dir())
+    parser.add_argument("--print", action="store_true", help="print the tables, write no file")
+    args = parser.parse_args(argv)
+    results = load(args.results)
+    summary = source(results, args.results) + overview(results)
+    pages = list(summary)
+    for op, rows in results.items():
+        title, module = OPS[op]
+        pages += [f"### {title}", "", *by_family(fresh(rows), op), *by_peer(fresh(rows), module)]
+        pages += donated(rows)
+    if args.print:
+        print("\n".join(pages))
+        return
+    plot(results, PLOT)
+    put(DOCS / "performance.md", [*pages, f"![ratios](img/{PLOT.name})", ""])
+    put(machine.ROOT / "README.md", summary)
+
+
+if __name__ == "__main__":
+    main()

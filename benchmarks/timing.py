@@ -1,0 +1,82 @@
+"""Timing contenders against each other in one process.
+
+Contenders alternate in short blocks, several rounds of them, in an order that rotates. A block is:
+a pause in which the previous contender's threads stop spinning, calls that are not timed (they
+wake the thread pool and bring the operands back into the cache), then timed calls. The time of a
+contender is the median over rounds of the median over the calls of a block.
+"""
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+ROUNDS = 5
+BLOCK_SECONDS = 0.02
+CAP_SECONDS = 0.6  # a slow contender gets as many rounds as fit, or a single call
+PAUSE_SECONDS = 0.003
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """seconds: the median; spread: (slowest - fastest round) / median; calls: timed ones."""
+
+    seconds: float
+    spread: float
+    calls: int
+    capped: bool
+
+
+def _once(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _block(call: Callable[[], object], guess: float) -> list[float]:
+    """Timed calls of one block; `guess` is about what a call takes."""
+    time.sleep(PAUSE_SECONDS)
+    for _ in range(max(1, min(3, int(0.002 / guess)))):
+        call()
+    repeats = max(1, min(100, int(BLOCK_SECONDS / guess)))
+    return [_once(call) for _ in range(repeats)]
+
+
+def measure(contenders: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, Timing]:
+    """Times zero-argument callables that return when their result is ready.
+
+    Each has run once before, so that nothing is left to compile.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    spent = dict.fromkeys(contenders, 0.0)
+    calls = dict.fromkeys(contenders, 0)
+    guess = {name: max(_once(call), 1e-7) for name, call in contenders.items()}
+    for name, call in contenders.items():
+        if CAP_SECONDS < guess[name] < 5 * CAP_SECONDS:
+            guess[name] = min(guess[name], _once(call))  # slow, or was it a hiccup?
+        if guess[name] > CAP_SECONDS:
+            samples[name], calls[name] = [guess[name]], 1
+    order = list(contenders)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name in order:
+                if samples[name] and spent[name] + 2 * guess[name] > CAP_SECONDS:
+                    continue
+                start = time.perf_counter()
+                times = _block(contenders[name], guess[name])
+                spent[name] += time.perf_counter() - start
+                guess[name] = statistics.median(times)
+                samples[name].append(guess[name])
+                calls[name] += len(times)
+            order = order[1:] + order[:1]
+    finally:
+        gc.enable()
+    result = {}
+    for name, found in samples.items():
+        middle = statistics.median(found)
+        spread = (max(found) - min(found)) / middle
+        result[name] = Timing(middle, spread, calls[name], len(found) < rounds)
+    return result

@@ -1,0 +1,165 @@
+"""Problems build, we and the peers are right on the small ones, and rows are written."""
+
+import csv
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import (
+    bench_gradient,
+    bench_sddmm,
+    bench_softmax,
+    bench_spmm,
+    harness,
+    machine,
+    problems,
+    summary,
+)
+
+BENCHES = {
+    "spmm": (bench_spmm, (1, 5, 32)),
+    "sddmm": (bench_sddmm, (5, 32)),
+    "gradient": (bench_gradient, (32,)),
+    "softmax": (bench_softmax, (1,)),
+}
+SMALL = {problem.name: problem for problem in problems.select("ci")}
+
+
+@pytest.fixture(autouse=True)
+def users_settings():
+    """JAX as it comes: the peers are other people's code, and not as strict as our own tests."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def fixed_peaks(monkeypatch):
+    """Peaks of a machine: the bound is a figure in the table here, not something to measure."""
+    bandwidth = {"L2": 400.0, "L3": 200.0, "DRAM": 50.0}
+    peaks = machine.Machine(2, 400.0, bandwidth, {"L1": 1 << 15, "L2": 1 << 20, "L3": 1 << 24})
+    monkeypatch.setattr(machine, "probe", lambda: peaks)
+
+
+def build(problem):
+    try:
+        return problem.build()
+    except problems.Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_problem_is_canonical_csr_and_the_same_every_time(name):
+    A = build(SMALL[name])
+    assert A.data.dtype == np.float32 and A.indices.dtype == A.indptr.dtype == np.int32
+    assert A.has_canonical_format and np.all(A.data != 0)
+    again = SMALL[name].build()
+    np.testing.assert_array_equal(A.indices, again.indices)
+    np.testing.assert_array_equal(A.data, again.data)
+
+
+def test_generators_have_the_sizes_they_promise():
+    assert problems.uniform(70, 50, 0.1).nnz == 350
+    assert problems.pruned(64, 50, 0.7).nnz == 960
+    graph = problems.rmat(8, 8)
+    lengths = np.sort(np.diff(graph.indptr))
+    assert graph.shape == (256, 256) and 1000 < graph.nnz < 8 << 8
+    assert lengths[-26:].sum() > 0.3 * graph.nnz  # a tenth of the vertices has most of the edges
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="unknown problems \\['nobody'\\]; known: uniform_10k"):
+        problems.select(names=["nobody"])
+    with pytest.raises(ValueError, match="unknown tag 'none'; known: ci, default"):
+        problems.select("none")
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("op", BENCHES)
+def test_everybody_is_right(op, name):
+    A = build(SMALL[name])
+    bench, widths = BENCHES[op]
+    for width in widths:
+        for case in bench.cases(A, width):
+            calls = {"ours": case.ours}
+            for peer, plan in case.peers.items():
+                try:
+                    calls[peer] = plan()
+                except (ImportError, problems.Unavailable):
+                    continue
+            wrong = {
+                who: error for who, call in calls.items() if not (error := case.wrong(call())) <= 1
+            }
+            assert not wrong, f"{op} n={width}: errors in units of the rounding bound"
+            assert case.bound[0] > 0 and case.flops > 0 and case.moved > 0
+
+
+def test_peers_can_write_into_memory_that_exists():
+    A = build(SMALL["small_uniform"])
+    B = harness.dense(A.shape[1], 8)
+    wrong = bench_spmm.checker(A, B)
+    for plan in bench_spmm.peers.PEERS.values():
+        try:
+            call = plan(A, B, reuse=True)
+        except (ImportError, problems.Unavailable):
+            continue
+        first, second = call(), call()
+        assert np.shares_memory(np.asarray(first), np.asarray(second))
+        assert wrong(second) <= 1
+
+
+def test_a_wrong_result_is_noticed():
+    A = build(SMALL["small_uniform"])
+    (case,) = bench_spmm.cases(A, 8)
+    C = np.array(case.ours())
+    C[3, 2] += 1e-3
+    assert case.wrong(C) > 1
+    C[3, 2] = np.nan
+    assert not case.wrong(C) <= 1
+    row = harness.compare(
+        dataclasses.replace(case, peers={"liar": lambda: lambda: C}), ("liar",), rounds=1
+    )
+    assert row["x_liar"] == row["x_best"] == "" and row["notes"].startswith("liar: wrong, error")
+    with pytest.raises(RuntimeError, match="our result is wrong"):
+        harness.compare(dataclasses.replace(case, ours=lambda: C), (), rounds=1)
+
+
+def test_rows_are_written_and_replaced(tmp_path, capsys):
+    words = ["--problems", "small_weights", "--out", str(tmp_path)]
+    for widths in (["4", "32"], ["4"]):
+        bench_spmm.main([*words, "--n", *widths])
+        with (tmp_path / "spmm.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert sorted(row["n"] for row in rows) == ["32", "4"]
+    assert all(math.isfinite(float(row["x_best"])) and row["commit"] for row in rows)
+    assert (tmp_path / "machine.json").exists()
+    assert "small_weights n=4 CpuTile" in capsys.readouterr().out
+
+
+def test_summary_fills_the_marked_places(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    bench_spmm.main(["--problems", "small_weights", "--n", "4", "--out", str(tmp_path)])
+    page = tmp_path / "performance.md"
+    begin, end = "<!-- benchmarks:begin (why) -->\n", "<!-- benchmarks:end -->\n"
+    page.write_text(f"before\n{begin}old\n{end}after\n")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(summary, "DOCS", tmp_path)
+    monkeypatch.setattr(summary, "PLOT", tmp_path / "img" / "plot.svg")
+    for _ in range(2):  # filling in twice is filling in once
+        summary.main(["--results", str(tmp_path)])
+        text = page.read_text()
+        assert text.startswith(f"before\n{begin}") and "old" not in text
+        assert text.endswith(f"{end}after\n")
+        assert text.count("| SpMM | 1 | **") == 1 and "`jax_bcsr` | yes | 1 |" in text
+    assert (tmp_path / "img" / "plot.svg").stat().st_size > 1000
+
+
+def test_bound_names_what_limits():
+    peaks = machine.probe()
+    A = problems.uniform(4000, 4000, 0.01)
+    seconds, by = peaks.product_bound(A, 64)  # a slab of 64 bytes x 4000 rows stays in L2
+    assert by == "gather L2" and math.isclose(seconds, 4 * A.nnz * 64 / 400e9)
+    assert peaks.bound(flops=1e9, moved=1e3)[1] == "FMA"
+    assert peaks.bound(flops=1, moved=1e9)[1] == "stream DRAM"
