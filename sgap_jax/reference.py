@@ -4,10 +4,22 @@ Every function takes the structure as CSR arrays and returns float64. `row_offse
 `column_indices` may carry padding: entries from row_offsets[m] on are ignored.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Offsets = Sequence[int] | NDArray
 
 
-def spmm(values, row_offsets, column_indices, shape, B, transpose=False):
+def spmm(
+    values: ArrayLike,
+    row_offsets: Offsets,
+    column_indices: Offsets,
+    shape: tuple[int, int],
+    B: ArrayLike,
+    transpose: bool = False,
+) -> NDArray:
     """C = A B, or A^T B: C[i, :] = sum over stored (i, l) of A[i, l] B[l, :]."""
     m, k = shape
     values, B = np.asarray(values, np.float64), np.asarray(B, np.float64)
@@ -22,7 +34,7 @@ def spmm(values, row_offsets, column_indices, shape, B, transpose=False):
     return C
 
 
-def sddmm(row_offsets, column_indices, X, Y):
+def sddmm(row_offsets: Offsets, column_indices: Offsets, X: ArrayLike, Y: ArrayLike) -> NDArray:
     """c[p] = X[i, :] . Y[j, :] for the p-th stored entry (i, j); zero in the padding."""
     X, Y = np.asarray(X, np.float64), np.asarray(Y, np.float64)
     out = np.zeros(len(column_indices))
@@ -32,7 +44,7 @@ def sddmm(row_offsets, column_indices, X, Y):
     return out
 
 
-def sparse_softmax(values, row_offsets, scale=1.0):
+def sparse_softmax(values: ArrayLike, row_offsets: Offsets, scale: float = 1.0) -> NDArray:
     """Softmax of scale * values over the entries of each row; zeros where all are -infinity."""
     values = scale * np.asarray(values, np.float64)
     out = np.zeros(len(values))
@@ -45,14 +57,14 @@ def sparse_softmax(values, row_offsets, scale=1.0):
     return out
 
 
-def row_sum(values, row_offsets):
+def row_sum(values: ArrayLike, row_offsets: Offsets) -> NDArray:
     """Sum of the entries of each row."""
     values = np.asarray(values, np.float64)
     m = len(row_offsets) - 1
     return np.array([np.sum(values[row_offsets[i] : row_offsets[i + 1]]) for i in range(m)])
 
 
-def row_max(values, row_offsets):
+def row_max(values: ArrayLike, row_offsets: Offsets) -> NDArray:
     """Maximum of the entries of each row; -infinity for an empty row."""
     values = np.asarray(values, np.float64)
     m = len(row_offsets) - 1

@@ -84,7 +84,9 @@ def sizes_for(name, sizes, backend):
     """
     from sgap_jax import Reference
 
-    return [0, 1, 5] if isinstance(backend, Reference) else sizes[list(BATTERY).index(name) % 3 :: 3]
+    return (
+        [0, 1, 5] if isinstance(backend, Reference) else sizes[list(BATTERY).index(name) % 3 :: 3]
+    )
 
 
 def array(case, dtype, format=None):

@@ -43,3 +43,16 @@ def data_dir():
     if not (folder / "MANIFEST.md").exists():
         pytest.skip(f"no data set at SGAP_DATA_DIR={folder}")
     return folder
+
+
+_tests_run = 0
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory():
+    """Every shape is an executable of about 2 MB that JAX keeps: let go of them now and then."""
+    global _tests_run
+    yield
+    _tests_run += 1
+    if _tests_run % 40 == 0:
+        jax.clear_caches()

@@ -1,10 +1,10 @@
-"""Every differentiable operation as a function of its differentiable operands, with a dense twin."""
+"""Each operation as a function of its differentiable operands, with a dense twin."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from battery import BATTERY, array
-from conftest import row_schedule
+from conftest import BACKENDS, row_schedule
 
 from sgap_jax import CSC, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
 
@@ -73,9 +73,9 @@ OPS = {
         (normal(M, 4), normal(K, 4)),
     ),
     "sddmm_weighted": (
-        lambda v, X, Y, c, s: sddmm(
-            A.with_values(v), X, Y, scale=c, weighted=True, schedule=row_schedule(s)
-        ).values,
+        lambda v, X, Y, c, s: (
+            sddmm(A.with_values(v), X, Y, scale=c, weighted=True, schedule=row_schedule(s)).values
+        ),
         lambda v, X, Y, c: c * v * (X @ Y.T)[ROWS, COLS],
         (A.values, normal(M, 4), normal(K, 4), jnp.asarray(0.7)),
     ),
@@ -113,5 +113,23 @@ OPS = {
 }
 
 
+# The derivative rules do not look at the schedule, so the kernels of the default one run them all,
+# and the composition of all ops runs on the others too.
+CASES = {
+    **{name: (name, None) for name in OPS},
+    "attention-tiled": ("attention", BACKENDS["cpu-tiled"]),
+    "attention-reference": ("attention", BACKENDS["reference"]),
+}
+
+
+def function_of(case):
+    """(function of the operands, dense twin, operands) of a case."""
+    name, schedule = CASES[case]
+    function, twin, operands = OPS[name]
+    return (lambda *x: function(*x, schedule)), twin, operands
+
+
 def close(actual, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), actual, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), actual, expected
+    )

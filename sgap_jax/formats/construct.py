@@ -44,8 +44,13 @@ def expand_compressed(
 
 def count_offsets(indices: np.ndarray, size: int) -> np.ndarray:
     """[size + 1] offsets of sorted indices."""
+    # By runs, not np.bincount: its int64 counts would triple the memory where `size` is large.
     offsets = np.zeros(size + 1, np.int32)
-    np.cumsum(np.bincount(indices, minlength=size), out=offsets[1:])
+    if indices.size:
+        starts = np.flatnonzero(indices[1:] != indices[:-1]) + 1
+        ends = np.append(starts, indices.size)
+        offsets[indices[ends - 1] + 1] = np.diff(ends, prepend=0)
+        np.cumsum(offsets, out=offsets)
     return offsets
 
 

@@ -127,14 +127,15 @@ def _check_concrete(A: SparseArray) -> None:
     checks.check_values(A.values, None, what)
     sizes = [A.shape[mode] for mode in A.format.modes]
     if A.format.is_coordinate:
-        offsets, indices = _check_coordinates(A, sizes, what)
+        used, levels = _check_coordinates(A, sizes, what)
+        if A.ndim != 2:
+            return
+        offsets, indices = construct.count_offsets(levels[0][:used], sizes[0]), levels[1]
     else:
         offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
         indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
         checks.check_values(A.values, indices.shape[0], what)
         checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
-    if A.ndim != 2:
-        return
     expected = construct.transpose_structure(offsets, indices, sizes[1])
     names = ("transposed offsets", "transposed indices", "permutation")
     got = A.transposed if A.transposed is not None else (None,) * 3
@@ -151,10 +152,8 @@ def _check_concrete(A: SparseArray) -> None:
         raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
 
 
-def _check_coordinates(
-    A: SparseArray, sizes: list[int], what: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Checks COO; returns its offsets and innermost indices for the check of the transpose."""
+def _check_coordinates(A: SparseArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
+    """Checks COO; returns how many of its entries are not padding, and its levels."""
     bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
     levels = [
         checks.check_indices(level[-1], f"level {i}", 1, what)
@@ -168,5 +167,4 @@ def _check_coordinates(
         checks.check_range(index[:used], size, f"level {i}", what)
     if not construct.strictly_sorted([index[:used] for index in levels]):
         raise ValueError(f"{what}: coordinates: expected them sorted and each once")
-    offsets = construct.count_offsets(levels[0][:used], sizes[0])
-    return offsets, levels[-1]
+    return used, levels

@@ -22,6 +22,7 @@ from sgap_jax.formats.checks import INT32_MAX
 
 BLOCK_BYTES = 1 << 23
 LINE_BYTES = 1 << 16
+HEADER_LINES = 1 << 20
 # Text of sparse matrices shrinks 2 to 30 times under gzip. A small file that grows a thousandfold
 # is an attack; files of up to 64 MiB of text are read whatever their ratio.
 MAX_EXPANSION = 256
@@ -68,11 +69,13 @@ class Source:
         return data
 
     def line(self) -> bytes | None:
-        """The next line without its end; None after the last."""
+        """The next line of the header without its end; None after the last."""
         data = self._count(self.stream.readline(LINE_BYTES))
         if not data:
             return None
         self.line_number += 1
+        if self.line_number > HEADER_LINES:
+            self.fail(f"at most {HEADER_LINES} lines of comments", "more")
         if len(data) == LINE_BYTES and not data.endswith(b"\n"):
             self.fail(f"lines under {LINE_BYTES} bytes", "a longer one", self.line_number)
         return data.rstrip(b"\r\n")

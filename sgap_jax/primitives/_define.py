@@ -31,20 +31,27 @@ def define(
     transpose: Callable | None,
     batch: Callable | None = None,
 ) -> Primitive:
-    """Makes a primitive of its rules. `data` counts the leading operands that are not index arrays."""
+    """Makes a primitive of its rules; `data` operands come first, index arrays after."""
     primitive = Primitive(name)
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
 
-    def reference_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands, **params)
+    reference_rule = mlir.lower_fun(reference, multiple_results=False)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if isinstance(params["schedule"], Reference):
-            return reference_rule(ctx, *operands, **params)
-        return cpu(ctx, *operands, **params)
+        rule = reference_rule if isinstance(params["schedule"], Reference) else cpu
+        return rule(ctx, *operands, **params)
 
-    mlir.register_lowering(primitive, reference_rule)
+    def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        schedule = params["schedule"]
+        if not (schedule is None or isinstance(schedule, Reference)):
+            raise NotImplementedError(
+                f"{name}: no kernel for {schedule} on this platform; "
+                "schedule=None or Reference() runs here"
+            )
+        return reference_rule(ctx, *operands, **params)
+
+    mlir.register_lowering(primitive, other_rule)
     mlir.register_lowering(primitive, cpu_rule, platform="cpu")
 
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
@@ -79,19 +86,24 @@ is_linear_operand = ad.is_undefined_primal
 def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
     """Binds after giving all operands the same varying axes.
 
-    Under shard_map a replicated operand next to a sharded one must be cast explicitly: the transpose
-    of that cast is the psum without which the gradient of the replicated operand is one shard's.
+    Under shard_map a replicated operand next to a sharded one must be cast explicitly: the
+    transpose of that cast is the psum without which its gradient is one shard's.
     """
     axes = frozenset().union(*(varying_axes(x) for x in operands))
     joined = [
-        x if varying_axes(x) == axes else jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
+        x
+        if varying_axes(x) == axes
+        else jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
         for x in operands
     ]
     return primitive.bind(*joined, **params)
 
 
 def varying_axes(x: Any) -> frozenset:
-    return getattr(jax.typeof(x), "vma", frozenset())
+    """The shard_map axes along which x differs between devices."""
+    aval = jax.typeof(x)
+    # The attribute has had two names; a third must be an error and not an empty set.
+    return aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying
 
 
 def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -160,7 +172,7 @@ def resolve(schedule: Schedule | None, problem: Problem) -> Schedule:
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:
-    """The schedule of another op that a derivative rule calls: tiles are per op, Reference is not."""
+    """The schedule of another op that a derivative rule calls: tiles do not carry over."""
     return schedule if isinstance(schedule, Reference) else None
 
 
@@ -209,6 +221,6 @@ def row_major(A: SparseArray) -> tuple[SparseArray, bool]:
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:
     """The index arrays of a CSR array, by rows and by columns."""
-    return (A.row_offsets, A.column_indices, *A.transposed)
-
-
+    assert A.transposed is not None
+    offsets, indices, permutation = A.transposed
+    return A.row_offsets, A.column_indices, offsets, indices, permutation

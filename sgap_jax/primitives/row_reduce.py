@@ -88,7 +88,7 @@ def bind_row_broadcast(rows: Any, offsets: Any, nnz: int, schedule: Schedule | N
 
 
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
-# row_broadcast_p: rows [B, m], offsets [m+1] -> [B, nnz]; nnz is the capacity, its padding gets zero
+# row_broadcast_p: rows [B, m], offsets [m+1] -> [B, nnz]; padding entries get zero
 
 
 def row_problem(op: str, values: Any, offsets: Any, nnz: int) -> Problem:

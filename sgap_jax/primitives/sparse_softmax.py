@@ -31,8 +31,8 @@ def sparse_softmax(
         P[i, j] = exp(scale A[i, j]) / sum over stored (i, l) of exp(scale A[i, l])
 
     An entry that is not stored has probability zero. Rows without entries, and rows whose entries
-    are all -infinity, give zeros and zero gradients rather than NaN; NaN or +infinity in a row gives
-    NaN in that row. Differentiable to any order in A.values (and in `scale` if it is an array).
+    are all -infinity, give zeros and zero gradients rather than NaN; NaN or +infinity in a row
+    gives NaN in that row. Differentiable to any order in A.values (and in `scale` if it is an array).
 
     Args:
       A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
@@ -71,7 +71,8 @@ def _softmax(A: SparseArray, *, scale: float, schedule: Schedule | None) -> jax.
 
 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]
-# sparse_softmax_jacobian_p: p [B|1, nnz], t [B|1, nnz], offsets -> scale p (t - sum_row p t) [B, nnz]
+# sparse_softmax_jacobian_p: p [B|1, nnz], t [B|1, nnz], offsets [m+1]
+#   -> scale p (t - sum_row p t) [B, nnz]
 # The Jacobian diag(p) - p p^T is symmetric, so one primitive serves forward and reverse.
 
 
@@ -112,9 +113,9 @@ def _jacobian_reference(p: Any, t: Any, offsets: Any, *, scale: float, schedule:
     wide = accumulator(p.dtype)
     dtype = p.dtype
     p, t = (jnp.broadcast_to(x.astype(wide), shape) for x in (p, t))
-    dots = jax.vmap(
-        lambda x: jax.ops.segment_sum(x, row, num_segments=m, indices_are_sorted=True)
-    )(p * t)
+    dots = jax.vmap(lambda x: jax.ops.segment_sum(x, row, num_segments=m, indices_are_sorted=True))(
+        p * t
+    )
     out = scale * p * (t - dots[:, jnp.minimum(row, m - 1)])
     return jnp.where(row < m, out, 0).astype(dtype)
 

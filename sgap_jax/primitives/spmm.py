@@ -53,8 +53,8 @@ def spmm(
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and B. Sums are carried in
       float32 (float64 for float64) and rounded once; on the CPU the result is the same bits for any
-      number of threads. Rows without entries are zero. NaN or infinity in a row of B reaches only the
-      rows of C that store an entry for it.
+      number of threads. Rows without entries are zero. NaN or infinity in a row of B reaches only
+      the rows of C that store an entry for it.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -169,9 +169,7 @@ def _cpu(
     schedule: Schedule | None,
 ) -> Any:
     shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
-    _, offsets_aval, indices_aval, permutation_aval = _direction(
-        shape, transpose, ctx.avals_in[2:]
-    )
+    _, offsets_aval, indices_aval, permutation_aval = _direction(shape, transpose, ctx.avals_in[2:])
     if permutation is None:
         permutation, permutation_aval = empty_index(ctx)
     values_aval, x_aval = ctx.avals_in[:2]

@@ -50,10 +50,10 @@ class CpuTile(Schedule):
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
             return (
-                f"for j0 in range(0, {problem.n}, {tile}):                  # slab of B in cache\n"
+                f"for j0 in range(0, {problem.n}, {tile}):          # slab of B in cache\n"
                 f"  parallel for chunk of {self.nonzeros} nonzeros:\n"
-                "    for i in rows of chunk:                       # a split row is summed in order\n"
-                f"      acc[0:{tile}] = 0                             # registers\n"
+                "    for i in rows of chunk:               # a split row is summed in order\n"
+                f"      acc[0:{tile}] = 0                     # registers\n"
                 "      for p in range(row_offsets[i], row_offsets[i + 1]):\n"
                 f"        acc[:] += values[p] * B[column_indices[p], j0:j0+{tile}]\n"
                 f"      C[i, j0:j0+{tile}] = acc"
@@ -61,10 +61,13 @@ class CpuTile(Schedule):
         if problem.op == "sddmm":
             return (
                 f"parallel for chunk of {self.nonzeros} nonzeros:\n"
-                "  for p in chunk:                                 # row i of p by binary search\n"
-                f"    values[p] = sum(X[i, j] * Y[column_indices[p], j] for j in range({problem.n}))"
+                "  for p in chunk:                         # row i of p by binary search\n"
+                f"    values[p] = dot(X[i, 0:{problem.n}], Y[column_indices[p], 0:{problem.n}])"
             )
-        return f"parallel for chunk of {self.nonzeros} nonzeros:\n  for i in rows of chunk: {problem.op}"
+        return (
+            f"parallel for chunk of {self.nonzeros} nonzeros:\n"
+            f"  for i in rows of chunk: {problem.op}"
+        )
 
     def __str__(self) -> str:
         return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros})"

@@ -11,7 +11,7 @@ class Problem:
       op: "spmm", "sddmm", "sparse_softmax", "row_sum", ...
       shape: (m, k) of the sparse operand as the kernel walks it: for A^T B the shape of A^T.
       nnz: capacity of the index arrays (padding included).
-      n: dense columns (spmm) or features that an entry reduces over (sddmm); 1 where there are none.
+      n: dense columns (spmm) or features that an entry reduces over (sddmm); else 1.
       batch: products that share the structure.
       dtype: name of the dtype of the values.
       format: name of the format of the sparse operand.

@@ -94,7 +94,9 @@ def test_a_padded_structure_made_under_jit_ignores_its_padding(backend):
 def test_the_checked_mode_refuses_bad_structures_at_run_time():
     @jax.jit
     def f(values, offsets, indices, B):
-        return spmm(SparseArray.from_arrays(values, offsets, indices, shape=CASE.shape).checked(), B)
+        return spmm(
+            SparseArray.from_arrays(values, offsets, indices, shape=CASE.shape).checked(), B
+        )
 
     good = (A.values, A.row_offsets, A.column_indices)
     np.testing.assert_array_equal(f(*good, ARGS[2]), spmm(A, ARGS[2]))
@@ -141,12 +143,19 @@ def test_host_buffers_of_any_layout():
     B = np.asfortranarray(np.asarray(ARGS[2]))
     np.testing.assert_array_equal(spmm(A, B), spmm(A, ARGS[2]))
     wide = np.random.default_rng(0).standard_normal((K, 20)).astype(np.float32)
-    np.testing.assert_array_equal(spmm(A, wide[:, 3::2]), spmm(A, np.ascontiguousarray(wide[:, 3::2])))
+    np.testing.assert_array_equal(
+        spmm(A, wide[:, 3::2]), spmm(A, np.ascontiguousarray(wide[:, 3::2]))
+    )
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
 def test_other_platforms_lower_to_plain_jax(platform):
-    text = jax.jit(jax.grad(loss, (1, 2, 3))).trace(A, *ARGS).lower(lowering_platforms=(platform,)).as_text()
+    text = (
+        jax.jit(jax.grad(loss, (1, 2, 3)))
+        .trace(A, *ARGS)
+        .lower(lowering_platforms=(platform,))
+        .as_text()
+    )
     assert "sgap_" not in text
 
 
@@ -250,7 +259,11 @@ def test_the_gradient_makes_no_nnz_by_n_intermediate():
 def test_the_backward_has_no_scatter():
     f = jax.jit(jax.grad(lambda v, B: jnp.sum(spmm(A.with_values(v), B) ** 2), (0, 1)))
     text = f.lower(A.values, ARGS[2]).as_text()
-    assert "scatter" not in text and text.count("sgap_spmm_csr_v1") >= 2 and "sgap_sddmm_csr_v1" in text
+    assert (
+        "scatter" not in text
+        and text.count("sgap_spmm_csr_v1") >= 2
+        and "sgap_sddmm_csr_v1" in text
+    )
 
 
 THREADS = """

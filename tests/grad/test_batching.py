@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from battery import from_row_lengths
 from conftest import row_schedule
-from differentiable_ops import OPS, close, normal
+from differentiable_ops import CASES, close, function_of, normal
 
 from sgap_jax import SparseArray, row_max, row_sum, sddmm, sparse_softmax, spmm
 
@@ -19,10 +19,9 @@ def batched(x, axis):
     return jnp.stack([x * (1 + 0.1 * i) + 0.01 * i for i in range(SIZE)], axis=axis)
 
 
-@pytest.fixture(params=OPS)
-def op(request, backend):
-    function, twin, operands = OPS[request.param]
-    return (lambda *x: function(*x, backend)), twin, operands
+@pytest.fixture(params=CASES)
+def op(request):
+    return function_of(request.param)
 
 
 def subsets(operands):
@@ -40,8 +39,8 @@ def test_vmap(op):
     function, twin, operands = op
     for axes in subsets(operands):
         args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
-        close(jax.vmap(function, axes)(*args), jax.vmap(twin, axes)(*args))
-        close(jax.jit(jax.vmap(function, axes, 1))(*args), jax.vmap(twin, axes, 1)(*args))
+        close(jax.jit(jax.vmap(function, axes))(*args), jax.jit(jax.vmap(twin, axes))(*args))
+        close(jax.jit(jax.vmap(function, axes, 1))(*args), jax.jit(jax.vmap(twin, axes, 1))(*args))
 
 
 def test_vmap_of_grad_and_grad_of_vmap(op):
@@ -49,11 +48,11 @@ def test_vmap_of_grad_and_grad_of_vmap(op):
     every = tuple(range(len(operands)))
     for axes in subsets(operands):
         args = [x if a is None else batched(x, a) for x, a in zip(operands, axes, strict=True)]
-        expected = jax.vmap(jax.grad(scalar(twin), every), axes)(*args)
+        expected = jax.jit(jax.vmap(jax.grad(scalar(twin), every), axes))(*args)
         close(jax.jit(jax.vmap(jax.grad(scalar(function), every), axes))(*args), expected)
         total = lambda f: lambda *x: jnp.sum(jax.vmap(f, axes)(*x))  # noqa: B023
-        expected = jax.grad(total(scalar(twin)), every)(*args)
-        close(jax.grad(total(scalar(function)), every)(*args), expected)
+        expected = jax.jit(jax.grad(total(scalar(twin)), every))(*args)
+        close(jax.jit(jax.grad(total(scalar(function)), every))(*args), expected)
 
 
 def test_nested_vmap(op):
@@ -64,8 +63,9 @@ def test_nested_vmap(op):
     args = [batched(x, 0) for x in operands]
     if len(operands) == 1:
         args = [batched(args[0], 0)]
-    close(nest(function)(*args), nest(twin)(*args))
-    grads = lambda f: jax.grad(lambda *x: jnp.sum(jnp.sin(nest(f)(*x))), tuple(range(len(args))))
+    close(jax.jit(nest(function))(*args), jax.jit(nest(twin))(*args))
+    every = tuple(range(len(args)))
+    grads = lambda f: jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(nest(f)(*x))), every))
     close(grads(function)(*args), grads(twin)(*args))
 
 
@@ -73,7 +73,9 @@ def structures():
     """Three structures of the same capacity: the shorter ones are padded."""
     cases = [
         from_row_lengths(f"s{i}", 6, lengths, seed=i, padding=pad)
-        for i, (lengths, pad) in enumerate([([3, 0, 2, 6], 0), ([1, 1, 1, 1], 7), ([0, 6, 4, 0], 1)])
+        for i, (lengths, pad) in enumerate(
+            [([3, 0, 2, 6], 0), ([1, 1, 1, 1], 7), ([0, 6, 4, 0], 1)]
+        )
     ]
     arrays = [
         SparseArray.from_arrays(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from battery import BATTERY, array
-from differentiable_ops import OPS, close, normal
+from differentiable_ops import CASES, close, function_of, normal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,11 +43,11 @@ def test_gradient_inside_of_a_replicated_operand(mesh):
     close(jax.jit(sharded)(A.values, B), step(A.values, B))
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_every_op_batched_over_devices(name, mesh, backend):
-    function, _, operands = OPS[name]
+@pytest.mark.parametrize("case", CASES)
+def test_every_op_batched_over_devices(case, mesh):
+    function, _, operands = function_of(case)
     batch = jnp.stack([operands[-1], operands[-1] * 0.5])
-    f = lambda *x: jnp.sum(jnp.sin(function(*x, backend)))
+    f = lambda *x: jnp.sum(jnp.sin(function(*x)))
 
     def loss(first, last):
         local = jnp.sum(jax.vmap(lambda y: f(*first, y))(last))
@@ -57,9 +57,7 @@ def test_every_op_batched_over_devices(name, mesh, backend):
     sharded = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
     whole = lambda first, last: sum(f(*first, y) for y in last)
     close(jax.jit(sharded)(first, batch), whole(first, batch))
-    close(
-        jax.jit(jax.grad(sharded, (0, 1)))(first, batch), jax.grad(whole, (0, 1))(first, batch)
-    )
+    close(jax.jit(jax.grad(sharded, (0, 1)))(first, batch), jax.grad(whole, (0, 1))(first, batch))
 
 
 def test_a_sparse_array_crosses_shard_map(mesh):

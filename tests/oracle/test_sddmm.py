@@ -76,7 +76,9 @@ def test_rows_not_sampled_do_not_touch_nan(d, backend):
     case = BATTERY["every_length"]
     X, Y = (x.astype(np.float32) for x in operands(case, d))
     Y[3] = np.nan
-    C = sddmm(array(case, jnp.float32), jnp.asarray(X), jnp.asarray(Y), schedule=row_schedule(backend))
+    C = sddmm(
+        array(case, jnp.float32), jnp.asarray(X), jnp.asarray(Y), schedule=row_schedule(backend)
+    )
     np.testing.assert_array_equal(np.isnan(C.values), case.column_indices == 3)
 
 
@@ -93,7 +95,9 @@ def test_a_corrupted_output_fails_the_oracle():
     X, Y = operands(case, 16)
     expected, bound = oracle(case, jnp.float32, X, Y)
     values = np.array(
-        sddmm(array(case, jnp.float32), jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)).values
+        sddmm(
+            array(case, jnp.float32), jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+        ).values
     )
     assert_within(values, expected, bound)
     values[7] *= 1 + 1e-4

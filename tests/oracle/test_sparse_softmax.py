@@ -14,7 +14,9 @@ def bound(case, values, expected, scale, dtype):
     stored = np.abs(values[: case.stored])
     exponent = 2 * abs(scale) * (stored.max() if len(stored) else 0)
     terms = np.diff(case.row_offsets).max(initial=0)
-    relative = (2 * exponent + terms + 16) * (accumulator_roundoff(dtype) + unit_roundoff("float64"))
+    relative = (2 * exponent + terms + 16) * (
+        accumulator_roundoff(dtype) + unit_roundoff("float64")
+    )
     tiny = float(jnp.finfo(dtype).smallest_normal)
     return (relative + 1.01 * unit_roundoff(dtype)) * expected + tiny
 
@@ -37,7 +39,9 @@ def test_large_values_do_not_overflow(dtype, backend):
     A = array(case, dtype)
     for shift in (1e4, -1e4, 3e30, -3e30):
         values = np.asarray(jnp.asarray(case.values + shift, dtype)).astype(np.float64)
-        P = sparse_softmax(A.with_values(jnp.asarray(values, dtype)), schedule=row_schedule(backend))
+        P = sparse_softmax(
+            A.with_values(jnp.asarray(values, dtype)), schedule=row_schedule(backend)
+        )
         expected = reference.sparse_softmax(values, case.row_offsets)
         np.testing.assert_allclose(P.values, expected, rtol=1e-2 if abs(shift) == 1e4 else 1e-5)
 
@@ -69,5 +73,7 @@ def test_against_dense_softmax():
         sparse_softmax(A, scale=0.5).todense(), jax.nn.softmax(0.5 * A.todense(), axis=1), rtol=2e-6
     )
     np.testing.assert_allclose(
-        sparse_softmax(A, scale=jnp.float32(0.5)).values, sparse_softmax(A, scale=0.5).values, rtol=2e-6
+        sparse_softmax(A, scale=jnp.float32(0.5)).values,
+        sparse_softmax(A, scale=0.5).values,
+        rtol=2e-6,
     )

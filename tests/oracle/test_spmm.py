@@ -50,7 +50,9 @@ def test_formats_agree(name, format, backend):
         C = spmm(other, B, transpose=transpose, schedule=backend)
         assert_within(C, *oracle(case, jnp.float32, B, transpose))
         np.testing.assert_array_equal(C, expected)
-        np.testing.assert_array_equal(spmm(A.T, B, transpose=not transpose), spmm(A, B, transpose=transpose))
+        np.testing.assert_array_equal(
+            spmm(A.T, B, transpose=not transpose), spmm(A, B, transpose=transpose)
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -46,4 +46,6 @@ sparse.BCSR.__matmul__ = _bcsr
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"products: {calls['kernel']} kernel, {calls['reference']} reference")
+    terminalreporter.write_line(
+        f"products: {calls['kernel']} kernel, {calls['reference']} reference"
+    )
