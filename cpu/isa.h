@@ -14,6 +14,11 @@
 namespace sgap {
 
 struct SpmmArgs;
+struct SddmmArgs;
+struct RowReduceArgs;
+struct RowBroadcastArgs;
+struct SparseSoftmaxArgs;
+struct SparseSoftmaxJacobianArgs;
 
 // A kernel runs one task of its operation; tasks are independent and may run in any order on any
 // thread.
@@ -23,6 +28,11 @@ using Kernel = void (*)(const Args& args, int64_t task);
 struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
+  Kernel<SddmmArgs> sddmm;
+  Kernel<RowReduceArgs> row_reduce;
+  Kernel<RowBroadcastArgs> row_broadcast;
+  Kernel<SparseSoftmaxArgs> sparse_softmax;
+  Kernel<SparseSoftmaxJacobianArgs> sparse_softmax_jacobian;
 };
 
 // The table in use. SelectIsa must have succeeded.

@@ -1,5 +1,8 @@
 // The kernels of one instruction set.
 #include "isa.h"
+#include "row_reduce.h"
+#include "sddmm.h"
+#include "sparse_softmax.h"
 #include "spmm.h"
 
 #define SGAP_STRINGIFY(name) #name
@@ -11,6 +14,11 @@ extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
     Spmm,
+    Sddmm,
+    RowReduce,
+    RowBroadcast,
+    SparseSoftmax,
+    SparseSoftmaxJacobian,
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -20,6 +20,13 @@ nb::dict Targets() {
     targets[name] = nb::capsule(reinterpret_cast<void*>(handler));
   };
   add("sgap_spmm_csr_v1", sgap::SpmmCsr);
+  add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
+  add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
+  add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
+  add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
+  add("sgap_row_max_csr_v1", sgap::RowMaxCsr);
+  add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
+  add("sgap_check_csr_v1", sgap::CheckCsr);
   return targets;
 }
 

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "xla/ffi/api/ffi.h"
@@ -55,6 +59,69 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
   };
 
   auto job = std::make_shared<Job>(std::move(run), tasks);
+  xla::ffi::Future future(job->promise);
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
+  job->Drain();
+  return future;
+}
+
+// As ParallelTasks for tasks in phases: run(task) counts through all of them, and a phase begins
+// when the one before is done. A thread that finds the rest of a phase in the hands of others
+// lingers for a moment, to help with the next one, but does not wait for it: whoever finishes the
+// phase goes on.
+template <size_t kPhases, typename Run>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
+                                const std::array<int64_t, kPhases>& phase_tasks, int64_t work,
+                                Run run) {
+  struct Job {
+    Job(Run run, const std::array<int64_t, kPhases>& phase_tasks) : run(std::move(run)) {
+      for (size_t i = 0; i < kPhases; ++i) ends[i] = tasks += phase_tasks[i];
+    }
+
+    int64_t PhaseBegin(int64_t task) const {
+      int64_t begin = 0;
+      for (const int64_t end : ends) begin = end <= task ? end : begin;
+      return begin;
+    }
+
+    void Drain() {
+      using Clock = std::chrono::steady_clock;
+      constexpr auto kLinger = std::chrono::microseconds(200);
+      Clock::time_point idle_since{};
+      int64_t task = next.load(std::memory_order_relaxed);
+      while (task < tasks) {
+        if (finished.load(std::memory_order_acquire) < PhaseBegin(task)) {
+          if (idle_since == Clock::time_point{}) idle_since = Clock::now();
+          if (Clock::now() - idle_since > kLinger) return;
+          std::this_thread::yield();
+          task = next.load(std::memory_order_relaxed);
+        } else if (next.compare_exchange_weak(task, task + 1, std::memory_order_relaxed)) {
+          run(task);
+          if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) promise.SetAvailable();
+          idle_since = Clock::time_point{};
+          task = next.load(std::memory_order_relaxed);
+        }
+      }
+    }
+
+    Run run;
+    int64_t tasks = 0;
+    std::array<int64_t, kPhases> ends;
+    xla::ffi::Promise promise;
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> finished{0};
+  };
+
+  int64_t tasks = 0, widest = 0;
+  for (const int64_t count : phase_tasks) {
+    tasks += count;
+    widest = std::max(widest, count);
+  }
+  const int64_t helpers = std::min<int64_t>(widest, pool.num_threads()) - 1;
+  if (work < kInlineWork || helpers <= 0 || tasks == phase_tasks[0]) {
+    return ParallelTasks(pool, tasks, tasks == phase_tasks[0] ? work : 0, std::move(run));
+  }
+  auto job = std::make_shared<Job>(std::move(run), phase_tasks);
   xla::ffi::Future future(job->promise);
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
   job->Drain();

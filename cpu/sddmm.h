@@ -16,7 +16,7 @@ struct SddmmArgs {
   void* out;               // [batch, nnz]
   int64_t m, k, d, nnz;
   int64_t x_stride, y_stride;  // elements from one batch to the next, 0 where shared
-  int64_t tile_columns;        // columns of y that a task packs and works on at a time; d: no packing
+  int64_t tile_columns;  // columns of y that a task packs and works on at a time; d: no packing
   bool prefetch;
 
   // task = batch * chunks + chunk; a chunk is chunk_nonzeros consecutive entries

@@ -13,14 +13,22 @@ constexpr int kMaxSteps = 4;
 constexpr int kMaxSteps = 8;
 #endif
 
+// kSize nonzeros: rows of x and rows of y by number.
 template <typename T>
 struct DotGroup {
   static constexpr int kSize = kLanes<T>;
   using Sum = Vector<Accumulator<T>, kSize>;
 
-  const T* left[kSize];
-  const T* right[kSize];
-  const T* ahead[kSize];  // the right rows of the next group, to prefetch
+  const T* x;
+  const T* y;
+  int64_t x_pitch, y_pitch;  // elements from one row to the next
+  const int32_t* rows;
+  const int32_t* columns;
+  const int32_t* ahead;  // columns of the next group, to prefetch
+
+  const T* Left(int i) const { return x + size_t(rows[i]) * x_pitch; }
+  const T* Right(int i) const { return y + size_t(columns[i]) * y_pitch; }
+  const T* Ahead(int i) const { return y + size_t(ahead[i]) * y_pitch; }
 };
 
 // The first `width` elements of a row, less the `width - remainder` that whole vectors covered.
@@ -29,33 +37,34 @@ inline typename DotGroup<T>::Sum LoadTail(const T* row, int64_t width, int remai
   constexpr int kSize = DotGroup<T>::kSize;
 #if !defined(__AVX512F__)
   if (width >= kSize) {  // the last whole vector, without what was counted already
-    using Acc = Accumulator<T>;
-    using Sum = typename DotGroup<T>::Sum;
-    Sum last = Load<T, kSize>(row + width - kSize);
-    for (int i = 0; i < kSize; ++i) last[i] = i < kSize - remainder ? Acc(0) : last[i];
-    return last;
+    const auto last = Load<T, kSize>(row + width - kSize);
+    return LaneNumbers<Accumulator<T>, kSize>() < Accumulator<T>(kSize - remainder)
+               ? typename DotGroup<T>::Sum{}
+               : last;
   }
 #endif
   return LoadPartial<T, kSize>(row + width - remainder, remainder);
 }
 
-// kSteps vectors of each row from column `at` on. kOneRow: all left rows are left[0].
+// kSteps vectors of each row from column `at` on. kOneRow: all nonzeros are of one row.
 template <int kSteps, bool kOneRow, bool kPrefetch, typename T>
 inline void AddSteps(const DotGroup<T>& group, int64_t at, typename DotGroup<T>::Sum* sums) {
   constexpr int kSize = DotGroup<T>::kSize;
   typename DotGroup<T>::Sum held[kSteps];
   if constexpr (kOneRow) {
 #pragma GCC unroll 8
-    for (int s = 0; s < kSteps; ++s) held[s] = Load<T, kSize>(group.left[0] + at + s * kSize);
+    for (int s = 0; s < kSteps; ++s) held[s] = Load<T, kSize>(group.Left(0) + at + s * kSize);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kSize; ++i) {
-    const T* right = group.right[i] + at;
+    const T* left = kOneRow ? nullptr : group.Left(i) + at;
+    const T* right = group.Right(i) + at;
+    const T* ahead = kPrefetch ? group.Ahead(i) + at : nullptr;
 #pragma GCC unroll 8
     for (int s = 0; s < kSteps; ++s) {
-      const auto x = kOneRow ? held[s] : Load<T, kSize>(group.left[i] + at + s * kSize);
+      const auto x = kOneRow ? held[s] : Load<T, kSize>(left + s * kSize);
       sums[i] += x * Load<T, kSize>(right + s * kSize);
-      if (kPrefetch && s * kSize * sizeof(T) % 64 == 0) Prefetch(group.ahead[i] + at + s * kSize);
+      if (kPrefetch && s * kSize * sizeof(T) % 64 == 0) Prefetch(ahead + s * kSize);
     }
   }
 }
@@ -63,12 +72,12 @@ inline void AddSteps(const DotGroup<T>& group, int64_t at, typename DotGroup<T>:
 template <bool kOneRow, bool kPrefetch, typename T>
 inline void AddTail(const DotGroup<T>& group, int64_t width, int remainder,
                     typename DotGroup<T>::Sum* sums) {
-  const auto held = LoadTail(group.left[0], width, remainder);
+  const auto held = LoadTail(group.Left(0), width, remainder);
 #pragma GCC unroll 16
   for (int i = 0; i < DotGroup<T>::kSize; ++i) {
-    const auto x = kOneRow ? held : LoadTail(group.left[i], width, remainder);
-    sums[i] += x * LoadTail(group.right[i], width, remainder);
-    if (kPrefetch) Prefetch(group.ahead[i] + width - remainder);
+    const auto x = kOneRow ? held : LoadTail(group.Left(i), width, remainder);
+    sums[i] += x * LoadTail(group.Right(i), width, remainder);
+    if (kPrefetch) Prefetch(group.Ahead(i) + width - remainder);
   }
 }
 
@@ -76,7 +85,8 @@ inline void AddTail(const DotGroup<T>& group, int64_t width, int remainder,
 template <int kDistance, typename V>
 inline V SumTransposed(V* sums) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kDistance; ++i) sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
+  for (int i = 0; i < kDistance; ++i)
+    sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
   if constexpr (kDistance > 1) {
     return SumTransposed<kDistance / 2>(sums);
   } else {
@@ -84,7 +94,7 @@ inline V SumTransposed(V* sums) {
   }
 }
 
-// Lane i: the dot product of left[i] and right[i] over `width` columns.
+// Lane i: the dot product of Left(i) and Right(i) over `width` columns.
 template <bool kOneRow, bool kPrefetch, typename T>
 inline typename DotGroup<T>::Sum Dots(const DotGroup<T>& group, int64_t width) {
   constexpr int kSize = DotGroup<T>::kSize;

@@ -1,8 +1,7 @@
-#include "sddmm.h"
-
 #include <cstdlib>
 
 #include "row_search.h"
+#include "sddmm.h"
 #include "sddmm_dots.h"
 #include "simd.h"
 
@@ -21,8 +20,8 @@ struct Operands {
   int64_t width;             // columns
 };
 
-// Where the dot products go: out, or sums[p - first] while tiles of columns are to come; sums so far
-// are added.
+// Where the dot products go: out, or sums[p - first] while tiles of columns are to come; sums so
+// far are added.
 template <typename T>
 struct Sink {
   T* out;
@@ -49,23 +48,23 @@ void BlockDots(const SddmmArgs& args, const Operands<T>& operands, int64_t begin
                const int32_t* rows, const Sink<T>& sink) {
   constexpr int kSize = DotGroup<T>::kSize;
   const int64_t last = args.offsets[args.m] - 1;
-  const int64_t reach = kPrefetch ? last : end - 1;
   DotGroup<T> group;
-  for (int i = 0; i < kSize; ++i) {
-    const int64_t p = begin + i < end ? begin + i : end - 1;
-    group.ahead[i] = operands.y + size_t(args.indices[p]) * operands.y_pitch;
-  }
+  group.x = operands.x;
+  group.y = operands.y;
+  group.x_pitch = operands.x_pitch;
+  group.y_pitch = operands.y_pitch;
   for (int64_t p = begin; p < end; p += kSize) {
-    const int32_t* row = rows + (p - begin);
-#pragma GCC unroll 16
-    for (int i = 0; i < kSize; ++i) {
-      const int64_t q = p + kSize + i < reach ? p + kSize + i : reach;
-      group.right[i] = group.ahead[i];
-      group.ahead[i] = operands.y + size_t(args.indices[q]) * operands.y_pitch;
-      group.left[i] = operands.x + size_t(row[i]) * operands.x_pitch;
+    group.rows = rows + (p - begin);
+    group.columns = group.ahead = args.indices + p;
+    if (p + 2 * kSize - 1 <= last) group.ahead += kSize;
+    int32_t columns[kSize];
+    if (end - p < kSize) {
+      for (int i = 0; i < kSize; ++i) columns[i] = args.indices[p + i < end ? p + i : end - 1];
+      group.columns = group.ahead = columns;
     }
-    const auto dots = row[0] == row[kSize - 1] ? Dots<true, kPrefetch>(group, operands.width)
-                                               : Dots<false, kPrefetch>(group, operands.width);
+    const auto dots = group.rows[0] == group.rows[kSize - 1]
+                          ? Dots<true, kPrefetch>(group, operands.width)
+                          : Dots<false, kPrefetch>(group, operands.width);
     sink.Put(p, end - p, dots);
   }
 }
@@ -97,11 +96,14 @@ void PackColumns(const T* y, int64_t rows, int64_t pitch, int64_t at, int64_t wi
 }
 
 template <typename T>
-bool TiledDots(const SddmmArgs& args, const Operands<T>& whole, int64_t begin, int64_t end, T* out) {
+bool TiledDots(const SddmmArgs& args, const Operands<T>& whole, int64_t begin, int64_t end,
+               T* out) {
   using Acc = Accumulator<T>;
   const int64_t tile = args.tile_columns;
-  const size_t sums_size = size_t(end - begin + DotGroup<T>::kSize) * sizeof(Acc);
-  char* scratch = static_cast<char*>(std::malloc(sums_size + size_t(args.k) * tile * sizeof(T)));
+  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  const size_t sums_size = aligned(size_t(end - begin + DotGroup<T>::kSize) * sizeof(Acc));
+  const size_t packed_size = aligned(size_t(args.k) * tile * sizeof(T));
+  char* scratch = static_cast<char*>(std::aligned_alloc(64, sums_size + packed_size));
   if (!scratch) return false;
   Acc* sums = reinterpret_cast<Acc*>(scratch);
   T* packed = reinterpret_cast<T*>(scratch + sums_size);

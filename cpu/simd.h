@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "dtype.h"
 
@@ -104,7 +105,7 @@ inline Vector<Accumulator<T>, N> Load(const T* source) {
 #endif
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, Float16> && N == 16) {
-      return BitCast<Vector<float, 16>>(_mm512_maskz_cvtph_ps(0xffff, BitCast<__m256i>(bits)));
+      return BitCast<Vector<float, 16>>(_mm512_cvtph_ps(BitCast<__m256i>(bits)));
     }
 #endif
     using Words = Vector<uint32_t, N>;
@@ -175,9 +176,115 @@ inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {
 
 template <typename T, int N>
 inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+  const uint32_t mask = (1u << count) - 1;
+  if constexpr (std::is_same_v<T, float> && N == 16) {
+    return _mm512_mask_storeu_ps(target, __mmask16(mask), BitCast<__m512>(x));
+  } else if constexpr (std::is_same_v<T, double> && N == 8) {
+    return _mm512_mask_storeu_pd(target, __mmask8(mask), BitCast<__m512d>(x));
+  } else if constexpr (sizeof(T) == 2 && N == 16) {
+    __m256i bits;
+    Store<T, N>(reinterpret_cast<T*>(&bits), x);
+    return _mm256_mask_storeu_epi16(target, __mmask16(mask), bits);
+  }
+#endif
   T elements[N];
   Store<T, N>(elements, x);
   for (int i = 0; i < count; ++i) target[i] = elements[i];
+}
+
+// x with all but the first `count` lanes zero, whatever they held.
+template <typename T, int N>
+inline Vector<T, N> FirstLanes(Vector<T, N> x, int64_t count) {
+  using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  Vector<Index, N> lanes;
+  for (int i = 0; i < N; ++i) lanes[i] = i;
+  return lanes < Vector<Index, N>{} + Index(count) ? x : Vector<T, N>{};
+}
+
+// Halves of a vector and back. Written out where GCC would go through memory.
+template <typename T, int N>
+inline Vector<T, N / 2> Half(Vector<T, N> x, int which) {
+  using V = Vector<T, N / 2>;
+#if defined(__AVX512DQ__)
+  if constexpr (N * sizeof(T) == 64) {
+    const __m512i bits = BitCast<__m512i>(x);
+    return BitCast<V>(which ? _mm512_extracti64x4_epi64(bits, 1) : _mm512_castsi512_si256(bits));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N * sizeof(T) == 32) {
+    const __m256i bits = BitCast<__m256i>(x);
+    return BitCast<V>(which ? _mm256_extracti128_si256(bits, 1) : _mm256_castsi256_si128(bits));
+  }
+#endif
+  V half;
+  std::memcpy(&half, reinterpret_cast<const char*>(&x) + which * sizeof(half), sizeof(half));
+  return half;
+}
+
+template <typename T, int N>
+inline Vector<T, 2 * N> Concat(Vector<T, N> low, Vector<T, N> high) {
+  using V = Vector<T, 2 * N>;
+#if defined(__AVX512DQ__)
+  if constexpr (N * sizeof(T) == 32) {
+    const __m512i wide = _mm512_zextsi256_si512(BitCast<__m256i>(low));
+    return BitCast<V>(_mm512_inserti64x4(wide, BitCast<__m256i>(high), 1));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N * sizeof(T) == 16) {
+    return BitCast<V>(_mm256_set_m128i(BitCast<__m128i>(high), BitCast<__m128i>(low)));
+  }
+#endif
+  V result;
+  std::memcpy(&result, &low, sizeof(low));
+  std::memcpy(reinterpret_cast<char*>(&result) + sizeof(low), &high, sizeof(high));
+  return result;
+}
+
+// The sums of lanes that are equal modulo M.
+template <int M, typename T, int N>
+inline Vector<T, M> FoldLanes(Vector<T, N> x) {
+  if constexpr (N == M) {
+    return x;
+  } else {
+    return FoldLanes<M, T, N / 2>(Half<T, N>(x, 0) + Half<T, N>(x, 1));
+  }
+}
+
+// Lane i of x in lanes 4i to 4i + 3 of the result.
+template <typename T, int N>
+inline Vector<T, 4 * N> RepeatLanes4(Vector<T, N> x) {
+  if constexpr (N == 1) {
+    return Vector<T, 4>{} + x[0];
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4 && N == 4) {
+      const __m512i which = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+      return BitCast<Vector<T, 16>>(
+          _mm512_permutevar_ps(_mm512_broadcast_f32x4(BitCast<__m128>(x)), which));
+    }
+#endif
+    Vector<T, N / 2> low, high;
+    for (int i = 0; i < N / 2; ++i) low[i] = x[i], high[i] = x[N / 2 + i];
+    return Concat<T, 2 * N>(RepeatLanes4<T, N / 2>(low), RepeatLanes4<T, N / 2>(high));
+  }
+}
+
+// source[indices[i]] in lane i: one load each, which is faster than the gather instruction
+// (measured on Zen 5: 0.18 against 0.30 ns an element).
+template <typename T, int N>
+inline Vector<Accumulator<T>, N> Gather(const T* source, const int32_t* indices) {
+  if constexpr (sizeof(T) >= 4) {
+    Vector<T, N> result;
+    for (int i = 0; i < N; ++i) result[i] = source[size_t(indices[i])];
+    return result;
+  } else {
+    T elements[N];
+    for (int i = 0; i < N; ++i) elements[i] = source[size_t(indices[i])];
+    return Load<T, N>(elements);
+  }
 }
 
 template <typename T>
@@ -187,6 +294,50 @@ inline Accumulator<T> LoadScalar(const T* source) {
   } else {
     T elements[4] = {*source};
     return Load<T, 4>(elements)[0];
+  }
+}
+
+// 0, 1, ... N - 1.
+template <typename T, int N>
+inline Vector<T, N> LaneNumbers() {
+  Vector<T, N> lanes;
+  for (int i = 0; i < N; ++i) lanes[i] = T(i);
+  return lanes;
+}
+
+template <int... kFrom, typename V>
+inline V Shuffle(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, kFrom...);
+#else
+  using Index = std::conditional_t<sizeof(a[0]) == 8, int64_t, int32_t>;
+  return __builtin_shuffle(a, b, Vector<Index, sizeof...(kFrom)>{kFrom...});
+#endif
+}
+
+// Lane i: a[i] + a[i ^ kDistance], of b instead where i has the bit kDistance.
+template <int kDistance, typename V, int... i>
+inline V AddPartners(V a, V b, std::integer_sequence<int, i...>) {
+  constexpr int n = sizeof...(i);
+  const V own = Shuffle<((i & kDistance) ? n + i : i)...>(a, b);
+  const V partner = Shuffle<((i & kDistance) ? n + (i ^ kDistance) : (i ^ kDistance))...>(a, b);
+  return own + partner;
+}
+
+template <int kDistance, typename V>
+inline V AddPartners(V a, V b) {
+  constexpr int n = sizeof(V) / sizeof(a[0]);
+  return AddPartners<kDistance>(a, b, std::make_integer_sequence<int, n>());
+}
+
+template <typename T>
+inline void StoreScalar(T* target, Accumulator<T> x) {
+  if constexpr (sizeof(T) >= 4) {
+    *target = x;
+  } else {
+    T elements[4];
+    Store<T, 4>(elements, Vector<float, 4>{x});
+    *target = elements[0];
   }
 }
 

@@ -38,9 +38,6 @@ BlockFunction<T> ChooseBlock(int64_t columns, bool prefetch) {
   constexpr int kWidth = kLanes<T>;
   const bool tail = columns % kWidth != 0;
   const int64_t vectors = (columns + kWidth - 1) / kWidth;
-  if constexpr (kWidth > 4) {
-    if (columns <= 4) return ChooseTail<T, 4, 1>(columns < 4, prefetch);
-  }
   if constexpr (kWidth > 8) {
     if (columns <= 8) return ChooseTail<T, 8, 1>(columns < 8, prefetch);
   }
@@ -100,13 +97,15 @@ class BlockTask {
     block_.last_entry = args.nnz - 1;
     block_.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
     block_.stride = args.n;
-    block_.tail = VectorTail(columns);
+    block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
+    if (columns == 1 && args.n == 1) UseNarrow<1>();
+    if (columns <= 4 && args.n > 1) UseNarrow<4>();
   }
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
   void Rows(const int32_t* offsets, int64_t rows, T* y) {
-    if (std::is_same_v<T, Acc> && !permutation_) {
+    if (std::is_same_v<T, Acc> && !permutation_ && !multiply_) {
       block_.values = reinterpret_cast<const Acc*>(values_);
       block_.first_entry = 0;
       Run(offsets, rows, y);
@@ -141,17 +140,24 @@ class BlockTask {
   }
 
  private:
-  static int VectorTail(int64_t columns) {
-    const int width = columns <= 4 ? 4 : columns <= 8 ? 8 : kLanes<T>;
-    return int(columns % (width < kLanes<T> ? width : kLanes<T>));
+  template <int kSlots>
+  void UseNarrow() {
+    using Tile = NarrowTile<T, kSlots>;
+    block_.tail = int(columns_ % 4);
+    run_ = &Tile::Run;
+    multiply_ = permutation_ ? &Tile::template Multiply<true> : &Tile::template Multiply<false>;
   }
 
   void Stage(int64_t begin, int64_t end) {
+    block_.values = staged_;
+    block_.first_entry = begin;
+    if (multiply_) {
+      multiply_(block_, values_, permutation_, begin, end, staged_);
+      return;
+    }
     for (int64_t p = begin; p < end; ++p) {
       staged_[p - begin] = LoadScalar(values_ + (permutation_ ? permutation_[p] : p));
     }
-    block_.values = staged_;
-    block_.first_entry = begin;
   }
 
   void Run(const int32_t* offsets, int64_t rows, T* y) {
@@ -165,8 +171,9 @@ class BlockTask {
   const int32_t* permutation_;
   int64_t columns_;
   BlockFunction<T> run_;
+  void (*multiply_)(const RowBlock<T>&, const T*, const int32_t*, int64_t, int64_t, Acc*) = nullptr;
   RowBlock<T> block_;
-  Acc staged_[kStagedValues];
+  Acc staged_[kStagedValues * 4 + NarrowTile<T, 4>::kPadding];
 };
 
 // Adds the pieces of a split row in their order, so that bits do not depend on which thread came

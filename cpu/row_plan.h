@@ -1,0 +1,49 @@
+// How a call on rows is cut into tasks and phases, and the memory for partial results.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "partition.h"
+#include "row_reduce.h"
+
+namespace sgap {
+
+// Entries (and rows) per task. Fixed, so that the same call has the same bits everywhere.
+constexpr int64_t kRowChunk = 16384;
+
+struct RowPlan {
+  RowPartition partition;
+  std::vector<RowTask> piece_tasks;
+  std::vector<double> partials, totals;
+
+  RowPhases Cut(const int32_t* offsets, int64_t m, int64_t batch) {
+    partition = PartitionRows(offsets, m, kRowChunk, /*split_rows=*/true);
+    for (const RowTask& task : partition.tasks) {
+      if (task.piece >= 0) piece_tasks.push_back(task);
+    }
+    partials.resize(size_t(batch) * partition.pieces * 2);
+    totals.resize(size_t(batch) * partition.splits.size() * 2);
+    RowPhases phases;
+    phases.offsets = offsets;
+    phases.tasks = partition.tasks.data();
+    phases.row_tasks = static_cast<int64_t>(partition.tasks.size());
+    phases.splits = partition.splits.data();
+    phases.split_rows = static_cast<int64_t>(partition.splits.size());
+    phases.piece_tasks = piece_tasks.data();
+    phases.pieces = partition.pieces;
+    phases.batch = batch;
+    phases.partials = partials.data();
+    phases.totals = totals.data();
+    return phases;
+  }
+};
+
+// Tasks per phase. Without `write` the pieces have nothing to do once they are combined.
+inline std::array<int64_t, 3> PhaseTasks(const RowPhases& phases, bool write) {
+  return {phases.batch * phases.row_tasks, phases.batch * phases.split_rows,
+          write ? phases.batch * phases.pieces : 0};
+}
+
+}  // namespace sgap

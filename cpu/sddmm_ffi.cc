@@ -1,0 +1,101 @@
+// FFI target sgap_sddmm_csr_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "sddmm.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// A right operand of more bytes is prefetched.
+constexpr int64_t kSmallOperand = 768 << 10;
+// Tiles of columns: a slab of the right operand of this many bytes stays in the second-level cache.
+// Packing it must pay: so many entries of a task for each row of the slab.
+constexpr int64_t kSlabBytes = 576 << 10;
+constexpr int64_t kSlabReuse = 8;
+constexpr int64_t kMinTileColumns = 64;
+
+std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                       ffi::AnyBuffer y, ffi::AnyBuffer out) {
+  const ffi::DataType type = x.element_type();
+  if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
+  std::string error;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
+  if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
+  const int64_t m = offsets.dimensions()[0] - 1;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {kAnySize})).empty()) return error;
+  if (!(error = Mismatch("x", x, type, {kAnySize, m, kAnySize})).empty()) return error;
+  const int64_t d = x.dimensions()[2];
+  if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
+  const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
+  if (x_batch != y_batch && x_batch != 1 && y_batch != 1) {
+    return "x and y: expected batches of 1 or one size, got " + std::to_string(x_batch) + " and " +
+           std::to_string(y_batch);
+  }
+  const int64_t batch = x_batch == 1 ? y_batch : x_batch;
+  return Mismatch("values", out, type, {batch, indices.dimensions()[0]});
+}
+
+// Columns per tile, d where one pass is better.
+int64_t TileColumns(const SddmmArgs& args, int64_t element) {
+  if (args.k * args.d * element <= kSlabBytes) return args.d;
+  const int64_t fitting = kSlabBytes / (args.k * element) / kMinTileColumns * kMinTileColumns;
+  const bool pays = std::min(args.chunk_nonzeros, args.nnz) >= kSlabReuse * args.k;
+  return fitting >= kMinTileColumns && pays ? std::min(fitting, args.d) : args.d;
+}
+
+ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                         ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out,
+                         int64_t chunk_nonzeros) {
+  std::string error = CheckSddmm(offsets, indices, x, y, *out);
+  if (chunk_nonzeros < 1) {
+    error = "chunk_nonzeros=" + std::to_string(chunk_nonzeros) + ": expected >= 1";
+  }
+  if (!error.empty()) return Failed("sddmm: " + error);
+
+  SddmmArgs args;
+  args.dtype = *ToDtype(x.element_type());
+  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.out = out->untyped_data();
+  args.m = x.dimensions()[1];
+  args.k = y.dimensions()[1];
+  args.d = x.dimensions()[2];
+  args.nnz = indices.dimensions()[0];
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
+  args.y_stride = y.dimensions()[0] == 1 ? 0 : args.k * args.d;
+  args.chunk_nonzeros = chunk_nonzeros;
+  args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
+  const int64_t batch = out->dimensions()[0];
+  if (batch == 0 || args.nnz == 0) return Finished();
+
+  const int64_t element = ffi::ByteWidth(x.element_type());
+  args.prefetch = args.k * args.d * element > kSmallOperand;
+  args.tile_columns = TileColumns(args, element);
+  if (args.tile_columns < args.d) args.prefetch = false;
+  return ParallelTasks(pool, batch * args.chunks, batch * args.nnz * std::max<int64_t>(args.d, 1),
+                       [args, kernel = Kernels().sddmm](int64_t task) { kernel(args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmCsr, SddmmHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
+                                  .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+                                  .Ret<ffi::AnyBuffer>()  // values [batch, nnz]
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+}  // namespace sgap
