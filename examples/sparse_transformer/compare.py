@@ -1,0 +1,203 @@
+"""Sparse against dense-masked attention, in one process: equality, time and memory of a step.
+
+Three implementations of the same attention (one sequence, 4 heads of 64), forward + backward:
+
+    sparse   sddmm -> sparse_softmax -> spmm, the code of the model
+    dense    written by hand: the full matrix, masked, softmax
+    jax.nn   jax.nn.dot_product_attention with the mask
+
+and then a training step of a 2-layer transformer with the first two. Times are medians of runs
+taken in turn. Memory is XLA's account of the compiled step: arguments, the mask among them, +
+results + temporaries. `--rss` confirms the longest with the resident memory of a fresh process for
+each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from mask import band_and_random
+from model import Classifier, ModelConfig, Structure, dense_attention, dense_twin, sparse_attention
+from train import make_optimizer, update
+
+HEADS, HEAD_WIDTH = 4, 64
+LENGTHS = (1024, 2048, 4096)
+TOLERANCE = 1e-5  # of the largest entry: float32 sums over some hundred entries
+
+
+def _over_heads(attention: Callable) -> Callable:
+    return jax.vmap(attention, in_axes=(None, 0, 0, 0, None))
+
+
+def _jax_nn(mask, q, k, v, present):
+    q, k, v = (jnp.moveaxis(x, 0, 1)[None] for x in (q, k, v))  # [1, length, heads, d]
+    out = jax.nn.dot_product_attention(q, k, v, mask=(mask & present)[None, None])
+    return jnp.moveaxis(out[0], 1, 0)
+
+
+ATTENTION = {
+    "sparse": _over_heads(sparse_attention),
+    "dense": _over_heads(dense_attention),
+    "jax.nn": _jax_nn,
+}
+
+
+def attention_step(name: str, length: int, seed: int = 0):
+    """(compiled, arguments): an attention's output and its gradients with respect to q, k and v."""
+    mask = band_and_random(length, seed=seed)
+    structure = mask if name == "sparse" else mask.todense() != 0
+    keys = jax.random.split(jax.random.key(seed), 4)
+    q, k, v, cotangent = (jax.random.normal(key, (HEADS, length, HEAD_WIDTH)) for key in keys)
+    present = jnp.ones(length, bool)
+
+    def step(structure, present, q, k, v, cotangent):
+        def attention(q, k, v):
+            return ATTENTION[name](structure, q, k, v, present)
+
+        out, pullback = jax.vjp(attention, q, k, v)
+        return out, *pullback(cotangent)
+
+    arguments = (structure, present, q, k, v, cotangent)
+    return jax.jit(step).lower(*arguments).compile(), arguments
+
+
+def model_step(name: str, length: int, seed: int = 0):
+    """(compiled, arguments): one update of a transformer with 2 layers of 4 heads of 64."""
+    width = HEADS * HEAD_WIDTH
+    config = ModelConfig(257, 2, length, width=width, heads=HEADS, layers=2, mlp=2 * width)
+    model = Classifier(config, band_and_random(length, seed=seed), rngs=nnx.Rngs(seed))
+    model = dense_twin(model) if name == "dense" else model
+    definition, state = nnx.split((model, make_optimizer(model, steps=100)))
+
+    def step(state, tokens, labels):
+        model, optimizer = nnx.merge(definition, state)
+        loss, _ = update(model, optimizer, tokens, labels)
+        return loss, nnx.state((model, optimizer), nnx.Not(Structure))
+
+    tokens = jax.random.randint(jax.random.key(seed), (1, length), 1, 257)
+    arguments = (state, tokens, jnp.zeros(1, jnp.int32))
+    return jax.jit(step).lower(*arguments).compile(), arguments
+
+
+def megabytes(compiled) -> float:
+    """Arguments + results + temporaries of a compiled step."""
+    sizes = compiled.memory_analysis()
+    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return (held + sizes.temp_size_in_bytes) / 1e6
+
+
+def interleaved_ms(steps: dict, seconds: float) -> dict[str, float]:
+    """Median time of each step, run in turn at least 3 times and until `seconds` are over."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    began = time.perf_counter()
+    turns = 0
+    while turns < 3 or time.perf_counter() - began < seconds:
+        for name, (compiled, arguments) in steps.items():
+            before = time.perf_counter()
+            jax.block_until_ready(compiled(*arguments))
+            times[name].append(1e3 * (time.perf_counter() - before))
+        turns += 1
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def difference(a, b) -> float:
+    """Largest difference over largest magnitude, of the worst pair of arrays."""
+    return max(float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(a, b, strict=True))
+
+
+def compare(lengths=LENGTHS, *, seconds: float = 2.0, seed: int = 0) -> list[dict]:
+    """One row per step and length. Raises ArithmeticError where sparse and dense disagree."""
+    rows = []
+    for what, make in (("attention", attention_step), ("training step", model_step)):
+        names = ATTENTION if make is attention_step else ("sparse", "dense")
+        for length in lengths:
+            steps = {name: make(name, length, seed) for name in names}
+            results = [compiled(*arguments) for compiled, arguments in steps.values()]
+            if make is model_step:  # the loss alone: Adam turns the rounding of a zero into a step
+                results = [result[:1] for result in results]
+            apart = max(difference(results[0], other) for other in results[1:])
+            if not apart < TOLERANCE:
+                raise ArithmeticError(f"{what}, length {length}: dense differs by {apart:.1e}")
+            del results
+            ms = interleaved_ms(steps, seconds)
+            memory = {name: megabytes(compiled) for name, (compiled, _) in steps.items()}
+            row = {"step": what, "length": length, "difference": apart, "ms": ms, "MB": memory}
+            rows.append(row)
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as text; ratios are over sparse."""
+    names = "".join(f"{name:>8}" for name in ATTENTION)
+    over = "".join(f"{name:>7}" for name in list(ATTENTION)[1:])
+    lines = [
+        f"{'':13}{'':7}{'largest':>11}{'ms':>24}{'ratio':>14}{'MB':>25}{'ratio':>14}",
+        f"{'':13}{'length':>7}{'difference':>11}{names}{over} {names}{over}",
+    ]
+    for row in rows:
+        line = f"{row['step']:13}{row['length']:7}{row['difference']:11.1e}"
+        for unit in ("ms", "MB"):
+            first, *others = (row[unit].get(name) for name in ATTENTION)
+            line += f"{first:8.1f}" + "".join(f"{x:8.1f}" if x else f"{'-':>8}" for x in others)
+            line += "".join(f"{x / first:6.1f}x" if x else f"{'-':>7}" for x in others) + " "
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def resident_megabytes(name: str, length: int, seed: int = 0) -> float | None:
+    """By how much one attention step raises the memory of a fresh process; None where unknown."""
+    options = ["--child", name, "--lengths", str(length), "--seed", str(seed)]
+    command = [sys.executable, __file__, *options]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def _child(name: str, length: int, seed: int) -> float | None:
+    compiled, arguments = attention_step(name, length, seed)
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return None
+    forget.write_text("5")  # the peak that compilation left
+    before = int(status.read_text().split("VmRSS:")[1].split()[0])
+    jax.block_until_ready(compiled(*arguments))
+    return (int(status.read_text().split("VmHWM:")[1].split()[0]) - before) * 1024 / 1e6
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per row (default 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here as well")
+    parser.add_argument("--rss", action="store_true", help="resident memory of fresh processes")
+    parser.add_argument("--child", choices=ATTENTION, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    longest, seed = max(arguments.lengths), arguments.seed
+    if arguments.child:
+        print(json.dumps(_child(arguments.child, longest, seed)))
+        return
+    try:
+        rows = compare(arguments.lengths, seconds=arguments.seconds, seed=seed)
+    except ValueError as error:
+        sys.exit(f"{parser.prog}: {error}")
+    print(table(rows))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+    for name in ATTENTION if arguments.rss else ():
+        grown = resident_megabytes(name, longest, seed)
+        said = "unknown here" if grown is None else f"{grown:.0f} MB"
+        print(f"resident memory of an attention step, length {longest}, {name}: {said}")
+
+
+if __name__ == "__main__":
+    main()

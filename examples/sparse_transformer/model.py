@@ -1,0 +1,126 @@
+"""A transformer classifier with sparse attention, in Flax nnx, and its dense-masked twin.
+
+Attention, with Q, K, V [length, d] of one head of one sequence and a fixed mask C (vectorSparse,
+section 7.4, eq. 1):
+
+    Attention(Q, K, V) = A V,   A = softmax((Q K^T o C) / sqrt(d))
+
+where Q K^T is computed only where C stores an entry (SDDMM), the softmax runs over the stored
+entries of each row, and A V is a sparse-dense product (SpMM). Nothing of size length x length
+exists. Heads and sequences are `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sgap_jax import SparseArray, sddmm, sparse_softmax, spmm
+
+PADDING = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    vocabulary: int
+    classes: int
+    length: int
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    mlp: int = 128
+
+    def __post_init__(self):
+        if self.width % self.heads:
+            raise ValueError(f"model: {self.heads} heads do not divide a width of {self.width}")
+
+
+def sparse_attention(mask: SparseArray, q, k, v, present):
+    """One head of one sequence: softmax((Q K^T o C) / sqrt(d)) V over the keys that are present.
+
+    q, k, v [length, d]; present bool [length] is false at padding -> [length, d].
+    """
+    scores = sddmm(mask, q, k)
+    scores = scores.with_values(jnp.where(present[mask.column_indices], scores.values, -jnp.inf))
+    weights = sparse_softmax(scores, scale=1 / math.sqrt(q.shape[-1]))
+    return spmm(weights, v)
+
+
+def dense_attention(mask: jax.Array, q, k, v, present):
+    """The same with a mask bool [length, length]; as there, a row without any key gives zeros."""
+    scores = jnp.where(mask & present, q @ k.T / math.sqrt(q.shape[-1]), -jnp.inf)
+    highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total) @ v
+
+
+class Structure(nnx.Variable):
+    """The mask: state, so that `jit` takes it as an argument (no constant to fold); not trained."""
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        width = config.width
+        self.heads = config.heads
+        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.qkv = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
+        self.out = nnx.Linear(width, width, rngs=rngs)
+        self.mlp_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.up = nnx.Linear(width, config.mlp, rngs=rngs)
+        self.down = nnx.Linear(config.mlp, width, rngs=rngs)
+
+    def __call__(self, x, present, mask, attention: Callable):
+        batch, length, width = x.shape
+        qkv = self.qkv(self.attention_norm(x))
+        qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = jnp.moveaxis(qkv, (2, 3), (0, 2))  # each [batch, heads, length, d]
+        over_heads = jax.vmap(attention, in_axes=(None, 0, 0, 0, None))
+        over_batch = jax.vmap(over_heads, in_axes=(None, 0, 0, 0, 0))
+        heads = over_batch(mask, q, k, v, present)
+        x = x + self.out(jnp.moveaxis(heads, 1, 2).reshape(batch, length, width))
+        return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
+
+
+class Classifier(nnx.Module):
+    """tokens int [batch, length], padded with zeros -> logits [batch, classes]."""
+
+    def __init__(self, config: ModelConfig, mask: SparseArray, *, rngs: nnx.Rngs):
+        if mask.shape != (config.length, config.length):
+            raise ValueError(f"model: mask of shape {mask.shape} for sequences of {config.length}")
+        self.mask = Structure(mask)
+        self.attention = sparse_attention
+        scale = jax.nn.initializers.normal(0.02)
+        embed = functools.partial(nnx.Embed, features=config.width, embedding_init=scale, rngs=rngs)
+        self.token = embed(config.vocabulary)
+        self.position = embed(config.length)
+        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
+        self.norm = nnx.LayerNorm(config.width, rngs=rngs)
+        self.pool = nnx.Linear(config.width, 1, use_bias=False, rngs=rngs)
+        self.head = nnx.Linear(config.width, config.classes, rngs=rngs)
+
+    def __call__(self, tokens):
+        present = tokens != PADDING
+        x = self.token(tokens) + self.position(jnp.arange(tokens.shape[-1]))
+        for block in self.blocks:
+            x = block(x, present, self.mask.get_value(), self.attention)
+        x = self.norm(x)
+        # Pooling: a weighted mean over the tokens that are present, the weights learned.
+        share = jax.nn.softmax(self.pool(x), axis=-2, where=present[..., None])
+        return self.head(jnp.sum(share * x, axis=-2))
+
+
+def dense_twin(model: Classifier) -> Classifier:
+    """A copy with the same weights that computes and masks the full length x length matrix."""
+    twin = nnx.clone(model)
+    twin.mask = Structure(model.mask.get_value().todense() != 0)
+    twin.attention = dense_attention
+    return twin
