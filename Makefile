@@ -86,7 +86,6 @@ export TSAN_OPTIONS ?= halt_on_error=1:report_signal_unsafe=0
 sanitize: sanitize-address sanitize-thread
 
 sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-test
-	rm -rf $(SANITIZED)
 	$(BIN)/python -m venv --without-pip $(SANITIZED)
 	echo "$(call SITE,$(VENV))" > "$(call SITE,$(SANITIZED))/dependencies.pth"
 	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \

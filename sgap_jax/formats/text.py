@@ -122,8 +122,6 @@ class Source:
 
     def _parse(self, block: bytes, width: int, expected: str) -> np.ndarray:
         try:
-            if not block.isascii():
-                raise ValueError("bytes that are not ASCII")
             rows = np.loadtxt(io.StringIO(block.decode("ascii")), ndmin=2, comments=None)
             if rows.shape[1] == width:
                 return rows

@@ -231,11 +231,11 @@ def test_checked_finds_any_damage(format):
 @pytest.mark.parametrize(
     ("leaf", "position", "value", "words"),
     [
-        (1, 0, 1, ["0", "1"]),
-        (1, 2, 0, ["row", "3"]),
-        (1, 8, 99, ["99"]),
-        (2, 5, 9, ["5", "9"]),
-        (2, 12, -1, ["12", "-1"]),
+        (1, 0, 1, ["offsets[0]: expected 0, got 1"]),
+        (1, 4, 0, ["offsets[4]: expected at least 3", "got 0"]),
+        (1, 8, 99, ["offsets[8]: expected at most nnz=13, got 99"]),
+        (2, 5, 9, ["indices[5]", "< 9, got 9"]),
+        (2, 12, -1, ["indices[12]", "got -1"]),
     ],
 )
 @pytest.mark.parametrize("format", [CSR, CSC], ids=str)
