@@ -245,7 +245,7 @@ class SparseArray:
         """This array after a check of its structure.
 
         Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
-        fails with a message (JaxRuntimeError) before anything reads out of bounds; the transpose is
+        fails (ValueError or JaxRuntimeError) before anything reads out of bounds; the transpose is
         derived anew from what was checked. NotImplementedError for traced COO and other platforms.
         """
         return convert.checked(self)

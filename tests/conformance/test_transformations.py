@@ -24,6 +24,7 @@ TARGETS = [
     "sgap_sparse_softmax_csr_v1",
     "sgap_sparse_softmax_jacobian_csr_v1",
     "sgap_row_sum_csr_v1",
+    "sgap_row_broadcast_csr_v1",
 ]
 
 
@@ -87,8 +88,8 @@ def test_a_padded_structure_made_under_jit_ignores_its_padding(backend):
     junk[case.stored :] = [-7, 2**31 - 1, 99] + [0] * (case.nnz - case.stored - 3)
     B, C = normal(case.shape[1], 4), normal(case.shape[0], 4)
     y, z = f(jnp.asarray(case.values, jnp.float32), case.row_offsets, junk, B, C)
-    np.testing.assert_allclose(y, case.dense() @ B, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(z, case.dense().T @ C, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, case.dense() @ np.asarray(B), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(z, case.dense().T @ np.asarray(C), rtol=1e-4, atol=1e-5)
 
 
 def test_the_checked_mode_refuses_bad_structures_at_run_time():

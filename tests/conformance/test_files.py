@@ -1,0 +1,197 @@
+"""What files mean: every layout and suffix, and the data set against its own table and SciPy."""
+
+import io
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+from sgap_jax import (
+    COO,
+    CSC,
+    CSR,
+    SparseArray,
+    read,
+    write,
+)
+from sgap_jax.formats import smtx
+
+MTX = "%%MatrixMarket matrix coordinate "
+GOOD = SparseArray.from_dense(np.array([[0, 1.5, 0, 2], [0, 0, 0, 0], [3, 0, -4, 0]], np.float32))
+SUFFIXES = [".mtx", ".mtx.gz", ".smtx", ".smtx.gz", ".tns", ".tns.gz", ".npz"]
+
+
+def same(A, B):
+    return np.array_equal(A.todense(), B.todense()) and A.shape == B.shape
+
+
+def test_what_matrix_market_means(tmp_path):
+    path = tmp_path / "a.mtx"
+
+    def dense(header_, body, **options):
+        path.write_text(MTX + header_ + "\n" + body)
+        return np.asarray(read(path, **options).checked().todense())
+
+    lower = "% c\n 3 3 3 \n\n1 1 1.5\r\n2 1 2e0\n\t3  2 -3"  # spaces, CRLF, no final newline
+    full = np.array([[1.5, 0, 0], [2, 0, 0], [0, -3, 0]])
+    np.testing.assert_array_equal(dense("real general", lower), full)
+    np.testing.assert_array_equal(dense("REAL Symmetric", lower), full + np.tril(full, -1).T)
+    skew = "3 3 2\n2 1 2\n3 2 -3\n"
+    strict = np.tril(full, -1)
+    np.testing.assert_array_equal(dense("real skew-symmetric", skew), strict - strict.T)
+    hermitian = dense("complex hermitian", "2 2 2\n1 1 1 0\n2 1 3 4\n")
+    np.testing.assert_array_equal(hermitian, [[1, 3 - 4j], [3 + 4j, 0]])
+    pattern = dense("pattern symmetric", "2 2 1\n2 1\n")
+    assert pattern.dtype == np.float32 and (pattern == [[0, 1], [1, 0]]).all()
+    assert dense("pattern general", "2 2 1\n2 1\n", dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    exact = dense("integer general", f"1 2 2\n1 1 {2**62 + 1}\n1 2 7\n")
+    assert exact.dtype == np.int64 and exact[0, 0] == 2**62 + 1
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"a\.mtx.*int32.*x64"):
+        read(path)
+    assert dense("real general", "0 5 0\n").shape == (0, 5)
+    nan = dense("real general", "1 2 2\n1 1 nan\n1 2 -inf\n")  # numbers, if values
+    assert np.isnan(nan[0, 0]) and nan[0, 1] == -np.inf
+    twice = "2 2 3\n1 1 1\n2 2 5\n1 1 2\n"
+    np.testing.assert_array_equal(dense("real general", twice), [[3, 0], [0, 5]])
+    with pytest.raises(ValueError, match=r"a\.mtx.*\(0, 0\) more than once"):
+        read(path, duplicates="error")
+
+
+def test_smtx_columns_may_be_unsorted_and_separated_by_anything(tmp_path):
+    path = tmp_path / "a.smtx"
+    path.write_text("% c\n2 4 3\n0 2\n3\n3 1\t2")
+    np.testing.assert_array_equal(read(path).todense(), [[0, 1, 0, 1], [0, 0, 1, 0]])
+
+
+def test_large_blocks(tmp_path):
+    # More text than one block holds: no line is lost where two blocks meet.
+    n = 500_000
+    rng = np.random.default_rng(0)
+    A = SparseArray.from_coordinates(
+        rng.integers(0, 40_000, (n, 2)), rng.standard_normal(n), (40_000, 40_000)
+    )
+    for suffix in (".mtx", ".smtx", ".tns"):
+        path = tmp_path / f"large{suffix}"
+        X = A.with_values(np.ones(A.nnz)) if suffix == ".smtx" else A
+        write(path, X)
+        B = read(path)
+        np.testing.assert_array_equal(B.column_indices, A.column_indices)
+        np.testing.assert_array_equal(B.row_offsets, A.row_offsets)
+        np.testing.assert_array_equal(B.values, X.values)
+    lines = (tmp_path / "large.mtx").read_bytes().splitlines(keepends=True)
+    number = len(lines) - 3
+    lines[number - 1] = b"1 1 oops\n"
+    (tmp_path / "large.mtx").write_bytes(b"".join(lines))
+    with pytest.raises(ValueError, match=rf"large\.mtx:{number}: .*oops"):
+        read(tmp_path / "large.mtx")
+
+
+def test_paths(tmp_path):
+    for op in (read, lambda p: write(p, GOOD)):
+        for name in ("a.csv", "mtx", "a.npz.gz", "a.mtx.bz2", "a"):
+            with pytest.raises(ValueError, match=r"path.*\.mtx.*\.npz.*got"):
+                op(tmp_path / name)
+    for suffix in SUFFIXES:
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / f"absent{suffix}")
+    upper = tmp_path / "A.MTX"
+    write(str(upper), GOOD)
+    assert same(read(str(upper)), GOOD)
+
+
+def test_write_refuses_what_a_format_cannot_hold_and_leaves_the_old_file(tmp_path):
+    tensor = SparseArray.from_dense(np.ones((2, 2, 2)), format=COO)
+    for name, bad, words in [
+        ("a.smtx", GOOD, "ones"),
+        ("a.smtx.gz", tensor, "matrices"),
+        ("a.mtx", tensor, "matrices"),
+        ("a.tns", GOOD.with_values(np.ones(4) * 1j), "real"),
+        ("a.npz", np.eye(3), "SparseArray"),
+    ]:
+        path = tmp_path / name
+        path.write_bytes(b"old")
+        with pytest.raises(ValueError, match=words):
+            write(path, bad)
+        assert path.read_bytes() == b"old"
+    with pytest.raises(ValueError, match="tracer"):
+        jax.jit(lambda a: write(tmp_path / "a.npz", a))(GOOD)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+    with pytest.raises(OSError):
+        write(tmp_path / "no" / "folder.mtx", GOOD)
+
+
+def test_written_files_have_the_usual_permissions(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    write(tmp_path / "a.npz", GOOD)
+    assert (tmp_path / "a.npz").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_padding_is_not_written(tmp_path, suffix):
+    offsets, indices = GOOD.index_arrays[1]
+    padded = SparseArray.from_arrays(
+        np.array([1, 1, 1, 1, 9, 9]), offsets, np.append(indices, [2, 77]), shape=GOOD.shape
+    )
+    for A in (padded, padded.asformat(COO), padded.asformat(CSC)):
+        write(tmp_path / f"a{suffix}", A)
+        B = read(tmp_path / f"a{suffix}").asformat(CSR).checked()
+        assert B.nnz == 4
+        np.testing.assert_array_equal(B.todense(), GOOD.todense() != 0)
+
+
+def test_smtx_as_it_is_written():
+    out = io.BytesIO()
+    smtx.write(out, np.ones(2), [np.array([0, 2]), np.array([1, 0])], (3, 2))
+    assert out.getvalue() == b"3, 2, 2\n0 1 1 2\n1 0\n"
+
+
+def manifest(data_dir):
+    """(path, shape, nnz) of the matrix files that the data set's own table lists."""
+    for line in (data_dir / "MANIFEST.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) < 5 or not cells[1].endswith((".smtx.gz", ".mtx.gz", ".npz", ".tns.gz")):
+            continue
+        path = data_dir / cells[1]
+        path = path if path.exists() else data_dir / "dlmc" / cells[1]
+        shape = tuple(int(n) for n in cells[2].split("x"))
+        yield path, shape, int(cells[3])
+
+
+def test_the_data_set_reads_as_its_manifest_says(data_dir):
+    seen = 0
+    for path, shape, nnz in manifest(data_dir):
+        A = read(path)
+        seen += 1
+        assert A.nnz == nnz, path
+        if path.name.endswith(".tns.gz"):  # no header: the shape is the largest coordinates
+            assert all(a <= b for a, b in zip(A.shape, shape, strict=True)), path
+        else:
+            assert A.shape == shape, path
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    "name", ["bcsstk09", "west0479", "young1c", "dwg961b", "jazz", "rajat01", "lp_e226"]
+)
+def test_matrix_market_agrees_with_scipy(data_dir, name):
+    path = data_dir / "matrices" / f"{name}.mtx.gz"
+    A, expected = read(path).checked(), scipy.sparse.csr_array(scipy.io.mmread(path))
+    got = A.to_scipy()
+    expected.sort_indices()
+    assert got.dtype == (np.float32 if name == "rajat01" else expected.dtype)  # a pattern: ones
+    np.testing.assert_array_equal(got.indptr, expected.indptr)
+    np.testing.assert_array_equal(got.indices, expected.indices)
+    np.testing.assert_array_equal(got.data, expected.data)
+
+
+def test_reading_a_graph_agrees_with_scipy(data_dir):
+    path = data_dir / "graphs" / "as_caida.npz"
+    with np.load(path) as arrays:
+        expected = scipy.sparse.csr_array(
+            (arrays["data"], arrays["indices"], arrays["indptr"]), shape=arrays["shape"]
+        )
+    assert (read(path, format=CSC).checked().to_scipy() != expected).nnz == 0

@@ -1,0 +1,40 @@
+"""What holds for a SparseArray of every stored format: shared by the tests of formats."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY
+
+from sgap_jax import COO, CSC, CSR
+
+COO_BY_COLUMNS = COO.transposed
+STORED = [CSR, CSC, COO, COO_BY_COLUMNS]
+formats = pytest.mark.parametrize("format", STORED, ids=str)
+
+SMALL = BATTERY["empty_rows_at_both_ends"]
+PADDED = BATTERY["padded"]
+
+
+def invariants(A, dense):
+    """What holds for a SparseArray of any format that stands for `dense`."""
+    A.checked()
+    m, k = dense.shape
+    assert A.shape == (m, k) and A.ndim == 2
+    assert all(x.dtype == jnp.int32 for x in jax.tree.leaves((A.index_arrays, A.transposed)))
+    np.testing.assert_array_equal(A.todense(), dense)
+    np.testing.assert_array_equal(A.row_lengths, (dense != 0).sum(1))
+    np.testing.assert_array_equal(A.T.row_lengths, (dense != 0).sum(0))
+    assert math.isclose(A.density, A.nnz / (m * k) if m * k else 0.0)
+    offsets, indices, permutation = (np.asarray(x) for x in A.transposed)
+    used = int(offsets[-1])
+    # Column order by its definition: a stable sort of the entries by the inner coordinate.
+    outer, inner = (np.asarray(A.coordinates()[mode]) for mode in A.format.modes)
+    np.testing.assert_array_equal(permutation, np.argsort(inner, kind="stable"))
+    np.testing.assert_array_equal(indices[:used], outer[permutation[:used]])
+    size = A.shape[A.format.modes[1]]
+    np.testing.assert_array_equal(
+        np.diff(offsets), np.bincount(inner[:used], minlength=size)[:size]
+    )
