@@ -12,13 +12,7 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA),
-    Spmm,
-    Sddmm,
-    RowReduce,
-    RowBroadcast,
-    SparseSoftmax,
-    SparseSoftmaxJacobian,
+    SGAP_NAME(SGAP_ISA), Spmm, Sddmm, RowReduce, RowBroadcast, SparseSoftmax, SparseSoftmaxJacobian,
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -6,11 +6,20 @@
 
 namespace sgap::SGAP_ISA {
 
-// What fits the registers beside the sums: vectors of a left row held for all nonzeros of a group.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kMaxSteps = 4;
+// How the nonzeros of a group are gone through.
+enum class DotOrder {
+  kTogether,  // unrolled, all sums in registers: for rows of y in the second-level cache
+  kInTurn,    // a loop, sums in memory: where rows of y come from farther, this was up to twice as
+              // fast
+};
+
+// How many vectors of a row of x are held in registers for all nonzeros of a group.
+#if defined(__AVX512F__)
+template <DotOrder kOrder>
+constexpr int kMaxSteps = kOrder == DotOrder::kTogether ? 8 : 16;
 #else
-constexpr int kMaxSteps = 8;
+template <DotOrder kOrder>
+constexpr int kMaxSteps = kOrder == DotOrder::kTogether ? 4 : 8;
 #endif
 
 // kSize nonzeros: rows of x and rows of y by number.
@@ -21,17 +30,17 @@ struct DotGroup {
 
   const T* x;
   const T* y;
-  int64_t x_pitch, y_pitch;  // elements from one row to the next
+  int64_t width;  // columns of both
   const int32_t* rows;
   const int32_t* columns;
-  const int32_t* ahead;  // columns of the next group, to prefetch
+  const int32_t* ahead;  // columns of nonzeros to come, to prefetch
 
-  const T* Left(int i) const { return x + size_t(rows[i]) * x_pitch; }
-  const T* Right(int i) const { return y + size_t(columns[i]) * y_pitch; }
-  const T* Ahead(int i) const { return y + size_t(ahead[i]) * y_pitch; }
+  const T* Left(int i) const { return x + size_t(rows[i]) * width; }
+  const T* Right(int i) const { return y + size_t(columns[i]) * width; }
+  const T* Ahead(int i) const { return y + size_t(ahead[i]) * width; }
 };
 
-// The first `width` elements of a row, less the `width - remainder` that whole vectors covered.
+// The last `remainder` elements of a row of `width`.
 template <typename T>
 inline typename DotGroup<T>::Sum LoadTail(const T* row, int64_t width, int remainder) {
   constexpr int kSize = DotGroup<T>::kSize;
@@ -46,38 +55,68 @@ inline typename DotGroup<T>::Sum LoadTail(const T* row, int64_t width, int remai
   return LoadPartial<T, kSize>(row + width - remainder, remainder);
 }
 
-// kSteps vectors of each row from column `at` on. kOneRow: all nonzeros are of one row.
-template <int kSteps, bool kOneRow, bool kPrefetch, typename T>
+template <int kSteps, typename T>
+inline void PrefetchSteps(const T* row) {
+#pragma GCC unroll 16
+  for (int s = 0; s < kSteps; ++s) {
+    if (s * DotGroup<T>::kSize * sizeof(T) % 64 == 0) Prefetch(row + s * DotGroup<T>::kSize);
+  }
+}
+
+// What AddSteps does for nonzero i; `held` is its row of x where that is held.
+template <int kSteps, bool kOneRow, bool kPrefetch, bool kFirst, typename T>
+inline typename DotGroup<T>::Sum AddNonzero(const DotGroup<T>& group, int64_t at, int i,
+                                            const typename DotGroup<T>::Sum* held,
+                                            typename DotGroup<T>::Sum sum) {
+  constexpr int kSize = DotGroup<T>::kSize;
+  const T* left = kOneRow ? nullptr : group.Left(i) + at;
+  const T* right = group.Right(i) + at;
+  if constexpr (kPrefetch) PrefetchSteps<kSteps>(group.Ahead(i) + at);
+#pragma GCC unroll 16
+  for (int s = 0; s < kSteps; ++s) {
+    const auto x = kOneRow ? held[s] : Load<T, kSize>(left + s * kSize);
+    const auto y = Load<T, kSize>(right + s * kSize);
+    if (kFirst && s == 0) {
+      sum = x * y;
+    } else {
+      sum += x * y;
+    }
+  }
+  return sum;
+}
+
+// kSteps vectors of each row from column `at` on, to new sums where kFirst. kOneRow: all nonzeros
+// are of one row, whose vectors are held in registers.
+template <int kSteps, DotOrder kOrder, bool kOneRow, bool kPrefetch, bool kFirst = false,
+          typename T>
 inline void AddSteps(const DotGroup<T>& group, int64_t at, typename DotGroup<T>::Sum* sums) {
   constexpr int kSize = DotGroup<T>::kSize;
   typename DotGroup<T>::Sum held[kSteps];
   if constexpr (kOneRow) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int s = 0; s < kSteps; ++s) held[s] = Load<T, kSize>(group.Left(0) + at + s * kSize);
   }
+  if constexpr (kOrder == DotOrder::kTogether) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kSize; ++i) {
-    const T* left = kOneRow ? nullptr : group.Left(i) + at;
-    const T* right = group.Right(i) + at;
-    const T* ahead = kPrefetch ? group.Ahead(i) + at : nullptr;
-#pragma GCC unroll 8
-    for (int s = 0; s < kSteps; ++s) {
-      const auto x = kOneRow ? held[s] : Load<T, kSize>(left + s * kSize);
-      sums[i] += x * Load<T, kSize>(right + s * kSize);
-      if (kPrefetch && s * kSize * sizeof(T) % 64 == 0) Prefetch(ahead + s * kSize);
+    for (int i = 0; i < kSize; ++i) {
+      sums[i] = AddNonzero<kSteps, kOneRow, kPrefetch, kFirst>(group, at, i, held, sums[i]);
+    }
+  } else {
+#pragma GCC unroll 1
+    for (int i = 0; i < kSize; ++i) {
+      sums[i] = AddNonzero<kSteps, kOneRow, kPrefetch, kFirst>(group, at, i, held, sums[i]);
     }
   }
 }
 
 template <bool kOneRow, bool kPrefetch, typename T>
-inline void AddTail(const DotGroup<T>& group, int64_t width, int remainder,
-                    typename DotGroup<T>::Sum* sums) {
-  const auto held = LoadTail(group.Left(0), width, remainder);
+inline void AddTail(const DotGroup<T>& group, int remainder, typename DotGroup<T>::Sum* sums) {
+  const auto held = LoadTail(group.Left(0), group.width, remainder);
 #pragma GCC unroll 16
   for (int i = 0; i < DotGroup<T>::kSize; ++i) {
-    const auto x = kOneRow ? held : LoadTail(group.Left(i), width, remainder);
-    sums[i] += x * LoadTail(group.Right(i), width, remainder);
-    if (kPrefetch) Prefetch(group.Ahead(i) + width - remainder);
+    const auto x = kOneRow ? held : LoadTail(group.Left(i), group.width, remainder);
+    sums[i] += x * LoadTail(group.Right(i), group.width, remainder);
+    if (kPrefetch) Prefetch(group.Ahead(i) + group.width - remainder);
   }
 }
 
@@ -85,8 +124,9 @@ inline void AddTail(const DotGroup<T>& group, int64_t width, int remainder,
 template <int kDistance, typename V>
 inline V SumTransposed(V* sums) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kDistance; ++i)
+  for (int i = 0; i < kDistance; ++i) {
     sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
+  }
   if constexpr (kDistance > 1) {
     return SumTransposed<kDistance / 2>(sums);
   } else {
@@ -94,28 +134,38 @@ inline V SumTransposed(V* sums) {
   }
 }
 
-// Lane i: the dot product of Left(i) and Right(i) over `width` columns.
-template <bool kOneRow, bool kPrefetch, typename T>
-inline typename DotGroup<T>::Sum Dots(const DotGroup<T>& group, int64_t width) {
-  constexpr int kSize = DotGroup<T>::kSize;
-  typename DotGroup<T>::Sum sums[kSize] = {};
+// Lane i: the dot product of Left(i) and Right(i).
+template <DotOrder kOrder, bool kOneRow, bool kPrefetch, typename T>
+inline typename DotGroup<T>::Sum GroupDots(const DotGroup<T>& group) {
+  constexpr int kSize = DotGroup<T>::kSize, kMax = kMaxSteps<kOrder>;
+  typename DotGroup<T>::Sum sums[kSize];
+  if (group.width == 2 * kSize) {
+    AddSteps<2, kOrder, kOneRow, kPrefetch, true>(group, 0, sums);
+    return SumTransposed<kSize / 2>(sums);
+  }
+  if (group.width == 4 * kSize) {
+    AddSteps<4, kOrder, kOneRow, kPrefetch, true>(group, 0, sums);
+    return SumTransposed<kSize / 2>(sums);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kSize; ++i) sums[i] = typename DotGroup<T>::Sum{};
   int64_t at = 0;
-  for (; width - at >= kMaxSteps * kSize; at += kMaxSteps * kSize) {
-    AddSteps<kMaxSteps, kOneRow, kPrefetch>(group, at, sums);
+  for (; group.width - at >= kMax * kSize; at += kMax * kSize) {
+    AddSteps<kMax, kOrder, kOneRow, kPrefetch>(group, at, sums);
   }
-  if (kMaxSteps > 4 && width - at >= 4 * kSize) {
-    AddSteps<4, kOneRow, kPrefetch>(group, at, sums);
-    at += 4 * kSize;
-  }
-  if (width - at >= 2 * kSize) {
-    AddSteps<2, kOneRow, kPrefetch>(group, at, sums);
-    at += 2 * kSize;
-  }
-  if (width - at >= kSize) {
-    AddSteps<1, kOneRow, kPrefetch>(group, at, sums);
-    at += kSize;
-  }
-  if (at < width) AddTail<kOneRow, kPrefetch>(group, width, static_cast<int>(width - at), sums);
+  const auto rest = [&](auto steps) {
+    constexpr int kSteps = decltype(steps)::value;
+    if constexpr (kSteps < kMax) {
+      if (group.width - at < kSteps * kSize) return;
+      AddSteps<kSteps, kOrder, kOneRow, kPrefetch>(group, at, sums);
+      at += kSteps * kSize;
+    }
+  };
+  rest(std::integral_constant<int, 8>());
+  rest(std::integral_constant<int, 4>());
+  rest(std::integral_constant<int, 2>());
+  rest(std::integral_constant<int, 1>());
+  if (at < group.width) AddTail<kOneRow, kPrefetch>(group, int(group.width - at), sums);
   return SumTransposed<kSize / 2>(sums);
 }
 

@@ -14,13 +14,11 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// A right operand of more bytes is prefetched.
-constexpr int64_t kSmallOperand = 768 << 10;
-// Tiles of columns: a slab of the right operand of this many bytes stays in the second-level cache.
-// Packing it must pay: so many entries of a task for each row of the slab.
-constexpr int64_t kSlabBytes = 576 << 10;
-constexpr int64_t kSlabReuse = 8;
-constexpr int64_t kMinTileColumns = 64;
+// Bytes of the rows of y in reach, or of one row, from which on reading it another way was faster.
+constexpr int64_t kPrefetchedOperand = 768 << 10;
+constexpr int64_t kFarOperand = 1536 << 10;
+constexpr int64_t kLongRow = 256;
+constexpr int64_t kPrefetchBytes = 8 << 10;
 
 std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
                        ffi::AnyBuffer y, ffi::AnyBuffer out) {
@@ -43,12 +41,28 @@ std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyB
   return Mismatch("values", out, type, {batch, indices.dimensions()[0]});
 }
 
-// Columns per tile, d where one pass is better.
-int64_t TileColumns(const SddmmArgs& args, int64_t element) {
-  if (args.k * args.d * element <= kSlabBytes) return args.d;
-  const int64_t fitting = kSlabBytes / (args.k * element) / kMinTileColumns * kMinTileColumns;
-  const bool pays = std::min(args.chunk_nonzeros, args.nnz) >= kSlabReuse * args.k;
-  return fitting >= kMinTileColumns && pays ? std::min(fitting, args.d) : args.d;
+// Rows of y that neighbouring entries spread over, from a few samples: all for a random matrix, few
+// for a banded one.
+int64_t RowsInReach(const SddmmArgs& args) {
+  constexpr int64_t kSamples = 16, kEntries = 128;
+  const int64_t stored = args.offsets[args.m];
+  if (stored < kSamples * kEntries) return std::min(args.k, stored);
+  int64_t spans = 0;
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const int32_t* sample = args.indices + (stored - kEntries) / (kSamples - 1) * i;
+    const auto [least, greatest] = std::minmax_element(sample, sample + kEntries);
+    spans += int64_t(*greatest) - *least + 1;
+  }
+  return std::min(args.k, spans / kSamples);
+}
+
+void ChooseReading(int64_t element, SddmmArgs* args) {
+  const int64_t row = std::max<int64_t>(args->d * element, 1);
+  const bool small = args->k * row <= kPrefetchedOperand;
+  const int64_t operand = row * (small ? args->k : RowsInReach(*args));
+  args->y_is_far = operand > kFarOperand && row >= kLongRow;
+  args->prefetch_entries =
+      operand > kPrefetchedOperand ? std::clamp<int64_t>(kPrefetchBytes / row, 2, 16) : 0;
 }
 
 ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -78,10 +92,7 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
   const int64_t batch = out->dimensions()[0];
   if (batch == 0 || args.nnz == 0) return Finished();
 
-  const int64_t element = ffi::ByteWidth(x.element_type());
-  args.prefetch = args.k * args.d * element > kSmallOperand;
-  args.tile_columns = TileColumns(args, element);
-  if (args.tile_columns < args.d) args.prefetch = false;
+  ChooseReading(ffi::ByteWidth(x.element_type()), &args);
   return ParallelTasks(pool, batch * args.chunks, batch * args.nnz * std::max<int64_t>(args.d, 1),
                        [args, kernel = Kernels().sddmm](int64_t task) { kernel(args, task); });
 }

@@ -1,5 +1,3 @@
-#include <cstdlib>
-
 #include "row_search.h"
 #include "sddmm.h"
 #include "sddmm_dots.h"
@@ -11,67 +9,38 @@ namespace {
 // Rows are looked up for this many entries at a time.
 constexpr int64_t kBlockEntries = 1024;
 
-// One batch of the operands, or a tile of their columns.
-template <typename T>
-struct Operands {
-  const T* x;
-  const T* y;
-  int64_t x_pitch, y_pitch;  // elements from one row to the next
-  int64_t width;             // columns
-};
-
-// Where the dot products go: out, or sums[p - first] while tiles of columns are to come; sums so
-// far are added.
-template <typename T>
-struct Sink {
-  T* out;
-  Accumulator<T>* sums;
-  int64_t first;
-  bool add, store;
-
-  void Put(int64_t p, int64_t count, typename DotGroup<T>::Sum dots) const {
-    constexpr int kSize = DotGroup<T>::kSize;
-    if (add) dots += Load<Accumulator<T>, kSize>(sums + (p - first));
-    if (!store) {
-      Store<Accumulator<T>, kSize>(sums + (p - first), dots);
-    } else if (count >= kSize) {
-      Store<T, kSize>(out + p, dots);
-    } else {
-      StorePartial<T, kSize>(out + p, dots, static_cast<int>(count));
-    }
-  }
-};
-
-// Entries [begin, end); rows[p - begin] is p's row.
-template <bool kPrefetch, typename T>
-void BlockDots(const SddmmArgs& args, const Operands<T>& operands, int64_t begin, int64_t end,
-               const int32_t* rows, const Sink<T>& sink) {
+// Entries [begin, end); rows[p - begin] is p's row, and kLanes more elements hold any row.
+template <DotOrder kOrder, bool kPrefetch, typename T>
+void BlockDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+               const int32_t* rows, T* out) {
   constexpr int kSize = DotGroup<T>::kSize;
   const int64_t last = args.offsets[args.m] - 1;
   DotGroup<T> group;
-  group.x = operands.x;
-  group.y = operands.y;
-  group.x_pitch = operands.x_pitch;
-  group.y_pitch = operands.y_pitch;
+  group.x = x;
+  group.y = y;
+  group.width = args.d;
   for (int64_t p = begin; p < end; p += kSize) {
     group.rows = rows + (p - begin);
     group.columns = group.ahead = args.indices + p;
-    if (p + 2 * kSize - 1 <= last) group.ahead += kSize;
+    if (p + kSize - 1 + args.prefetch_entries <= last) group.ahead += args.prefetch_entries;
     int32_t columns[kSize];
     if (end - p < kSize) {
       for (int i = 0; i < kSize; ++i) columns[i] = args.indices[p + i < end ? p + i : end - 1];
       group.columns = group.ahead = columns;
     }
     const auto dots = group.rows[0] == group.rows[kSize - 1]
-                          ? Dots<true, kPrefetch>(group, operands.width)
-                          : Dots<false, kPrefetch>(group, operands.width);
-    sink.Put(p, end - p, dots);
+                          ? GroupDots<kOrder, true, kPrefetch>(group)
+                          : GroupDots<kOrder, false, kPrefetch>(group);
+    if (end - p >= kSize) {
+      Store<T, kSize>(out + p, dots);
+    } else {
+      StorePartial<T, kSize>(out + p, dots, static_cast<int>(end - p));
+    }
   }
 }
 
 template <typename T>
-void RangeDots(const SddmmArgs& args, const Operands<T>& operands, int64_t begin, int64_t end,
-               const Sink<T>& sink) {
+void RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end, T* out) {
   constexpr int kSize = DotGroup<T>::kSize;
   int32_t rows[kBlockEntries + kRowSlack];
   int64_t row = RowOfEntry(args.offsets, args.m, begin);
@@ -79,42 +48,14 @@ void RangeDots(const SddmmArgs& args, const Operands<T>& operands, int64_t begin
     const int64_t stop = end - p > kBlockEntries ? p + kBlockEntries : end;
     row = ExpandRows(args.offsets, row, p, stop, rows);
     for (int i = 0; i < kSize; ++i) rows[stop - p + i] = rows[stop - p - 1];
-    if (args.prefetch) {
-      BlockDots<true>(args, operands, p, stop, rows, sink);
+    if (args.y_is_far) {
+      BlockDots<DotOrder::kInTurn, true>(args, x, y, p, stop, rows, out);
+    } else if (args.prefetch_entries > 0) {
+      BlockDots<DotOrder::kTogether, true>(args, x, y, p, stop, rows, out);
     } else {
-      BlockDots<false>(args, operands, p, stop, rows, sink);
+      BlockDots<DotOrder::kTogether, false>(args, x, y, p, stop, rows, out);
     }
   }
-}
-
-// y's columns [at, at + width) of every row, next to each other: a slab that stays in the cache.
-template <typename T>
-void PackColumns(const T* y, int64_t rows, int64_t pitch, int64_t at, int64_t width, T* packed) {
-  for (int64_t r = 0; r < rows; ++r) {
-    __builtin_memcpy(packed + r * width, y + r * pitch + at, size_t(width) * sizeof(T));
-  }
-}
-
-template <typename T>
-bool TiledDots(const SddmmArgs& args, const Operands<T>& whole, int64_t begin, int64_t end,
-               T* out) {
-  using Acc = Accumulator<T>;
-  const int64_t tile = args.tile_columns;
-  const auto aligned = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
-  const size_t sums_size = aligned(size_t(end - begin + DotGroup<T>::kSize) * sizeof(Acc));
-  const size_t packed_size = aligned(size_t(args.k) * tile * sizeof(T));
-  char* scratch = static_cast<char*>(std::aligned_alloc(64, sums_size + packed_size));
-  if (!scratch) return false;
-  Acc* sums = reinterpret_cast<Acc*>(scratch);
-  T* packed = reinterpret_cast<T*>(scratch + sums_size);
-  for (int64_t at = 0; at < args.d; at += tile) {
-    const int64_t width = args.d - at < tile ? args.d - at : tile;
-    PackColumns(whole.y, args.k, args.d, at, width, packed);
-    const Operands<T> operands = {whole.x + at, packed, args.d, width, width};
-    RangeDots<T>(args, operands, begin, end, {out, sums, begin, at > 0, at + width >= args.d});
-  }
-  std::free(scratch);
-  return true;
 }
 
 // d of 1 to 4: there is more to gain from short code than from vectors.
@@ -151,9 +92,7 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
     if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, out);
     if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, out);
   }
-  const Operands<T> operands = {x, y, args.d, args.d, args.d};
-  if (args.tile_columns < args.d && TiledDots<T>(args, operands, begin, end, out)) return;
-  RangeDots<T>(args, operands, begin, end, {out, nullptr, begin, false, true});
+  RangeDots(args, x, y, begin, end, out);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dtype.h"
+#include "half.h"
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -23,69 +24,11 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-template <typename T, int N>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(N * sizeof(T))));
-};
-template <typename T, int N>
-using Vector = typename VectorOf<T, N>::type;
-
 // Lanes of the widest vector of T's accumulators.
 template <typename T>
 constexpr int kLanes = kVectorBytes / sizeof(Accumulator<T>);
 
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }
-
-template <typename V, typename S>
-inline V BitCast(const S& source) {
-  static_assert(sizeof(V) == sizeof(S));
-  V result;
-  std::memcpy(&result, &source, sizeof(V));
-  return result;
-}
-
-// Widen and narrow 16-bit floats held in the low half of 32-bit lanes. Integer steps, because XLA's
-// threads flush subnormals.
-template <int N>
-inline Vector<float, N> WidenBFloat16(Vector<uint32_t, N> bits) {
-  return BitCast<Vector<float, N>>(bits << 16);
-}
-
-template <int N>
-inline Vector<uint32_t, N> NarrowToBFloat16(Vector<float, N> x) {
-  const auto bits = BitCast<Vector<uint32_t, N>>(x);
-  const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return x == x ? rounded : (bits >> 16) | 0x40;
-}
-
-template <int N>
-inline Vector<float, N> WidenFloat16(Vector<uint32_t, N> bits) {
-  using Floats = Vector<float, N>;
-  using Ints = Vector<int32_t, N>;
-  const auto magnitude = bits & 0x7fff;
-  const auto subnormal = BitCast<Vector<uint32_t, N>>(
-      __builtin_convertvector(BitCast<Ints>(magnitude), Floats) * 0x1p-24f);
-  const auto normal = (magnitude << 13) + (112u << 23);
-  const auto infinite = (magnitude << 13) | 0x7f800000u;
-  const auto widened = magnitude < 0x400 ? subnormal : (magnitude < 0x7c00 ? normal : infinite);
-  return BitCast<Floats>(widened | ((bits & 0x8000) << 16));
-}
-
-template <int N>
-inline Vector<uint32_t, N> NarrowToFloat16(Vector<float, N> x) {
-  using Floats = Vector<float, N>;
-  using Words = Vector<uint32_t, N>;
-  const auto bits = BitCast<Words>(x);
-  const auto magnitude = bits & 0x7fffffff;
-  // Adding 0.5 leaves multiples of 2^-24, the spacing of subnormals, rounded to even.
-  const auto subnormal = BitCast<Words>(BitCast<Floats>(magnitude) + 0.5f) - 0x3f000000u;
-  const auto normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  const auto infinite =
-      magnitude > 0x7f800000u ? ((magnitude >> 13) & 0x3ff) | 0x7e00u : Words{} + 0x7c00u;
-  const auto narrowed =
-      magnitude < 0x38800000u ? subnormal : (magnitude < 0x47800000u ? normal : infinite);
-  return narrowed | ((bits >> 16) & 0x8000);
-}
 
 template <typename T, int N>
 inline Vector<Accumulator<T>, N> Load(const T* source) {
@@ -193,13 +136,19 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
   for (int i = 0; i < count; ++i) target[i] = elements[i];
 }
 
+// 0, 1, ... N - 1.
+template <typename T, int N>
+inline Vector<T, N> LaneNumbers() {
+  Vector<T, N> lanes;
+  for (int i = 0; i < N; ++i) lanes[i] = T(i);
+  return lanes;
+}
+
 // x with all but the first `count` lanes zero, whatever they held.
 template <typename T, int N>
 inline Vector<T, N> FirstLanes(Vector<T, N> x, int64_t count) {
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-  Vector<Index, N> lanes;
-  for (int i = 0; i < N; ++i) lanes[i] = i;
-  return lanes < Vector<Index, N>{} + Index(count) ? x : Vector<T, N>{};
+  return LaneNumbers<Index, N>() < Vector<Index, N>{} + Index(count) ? x : Vector<T, N>{};
 }
 
 // Halves of a vector and back. Written out where GCC would go through memory.
@@ -295,14 +244,6 @@ inline Accumulator<T> LoadScalar(const T* source) {
     T elements[4] = {*source};
     return Load<T, 4>(elements)[0];
   }
-}
-
-// 0, 1, ... N - 1.
-template <typename T, int N>
-inline Vector<T, N> LaneNumbers() {
-  Vector<T, N> lanes;
-  for (int i = 0; i < N; ++i) lanes[i] = T(i);
-  return lanes;
 }
 
 template <int... kFrom, typename V>

@@ -95,7 +95,7 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   const int64_t batch = y->dimensions()[0];
   if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
-  if (!getenv("NOHUGE")) AdviseHugePages(args.y, y->size_bytes());
+  AdviseHugePages(args.y, y->size_bytes());
   args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
   args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
   call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);

@@ -1,4 +1,5 @@
 #include "spmm.h"
+#include "spmm_narrow.h"
 #include "spmm_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -9,6 +10,9 @@ constexpr int kMaxVectors = kVectorBytes == 64 ? 16 : 8;
 
 // Values are taken through a buffer where they are permuted or narrow.
 constexpr int64_t kStagedValues = 1024;
+
+// Entries a row, on average, from which few columns are summed without a buffer of products.
+constexpr int64_t kLongRow = 16;
 
 // B beyond this many bytes is not in the second-level cache, and its rows are worth asking for
 // ahead of time.
@@ -88,7 +92,7 @@ class BlockTask {
   using Acc = Accumulator<T>;
 
  public:
-  BlockTask(const SpmmArgs& args, int64_t batch, int64_t column, int64_t columns)
+  BlockTask(const SpmmArgs& args, int64_t batch, int64_t column, int64_t columns, bool long_rows)
       : values_(static_cast<const T*>(args.values) + batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
@@ -99,8 +103,8 @@ class BlockTask {
     block_.stride = args.n;
     block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
-    if (columns == 1 && args.n == 1) UseNarrow<1>();
-    if (columns <= 4 && args.n > 1) UseNarrow<4>();
+    if (args.n == 1) UseNarrow<1>(long_rows);
+    if (columns <= 4 && args.n > 1) UseNarrow<4>(long_rows);
   }
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
@@ -141,11 +145,13 @@ class BlockTask {
 
  private:
   template <int kSlots>
-  void UseNarrow() {
+  void UseNarrow(bool long_rows) {
     using Tile = NarrowTile<T, kSlots>;
     block_.tail = int(columns_ % 4);
-    run_ = &Tile::Run;
-    multiply_ = permutation_ ? &Tile::template Multiply<true> : &Tile::template Multiply<false>;
+    run_ = long_rows ? &Tile::RunLong : &Tile::RunShort;
+    if (long_rows) return;
+    multiply_ =
+        permutation_ ? &Tile::template MultiplyAll<true> : &Tile::template MultiplyAll<false>;
   }
 
   void Stage(int64_t begin, int64_t end) {
@@ -205,9 +211,11 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
   const int64_t last = first + args.tile_columns < args.n ? first + args.tile_columns : args.n;
   T* y = static_cast<T*>(args.y) + (batch * args.m + rows.row_begin) * args.n;
   Acc* partial = static_cast<Acc*>(args.partials) + (batch * args.pieces + rows.piece) * args.n;
+  const bool long_rows =
+      rows.entry_end - rows.entry_begin >= kLongRow * (rows.row_end - rows.row_begin);
   for (int64_t column = first; column < last;) {
     const int64_t columns = NextBlock<T>(last - column);
-    BlockTask<T> block(args, batch, column, columns);
+    BlockTask<T> block(args, batch, column, columns, long_rows);
     if (rows.piece < 0) {
       block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
     } else {
