@@ -10,7 +10,7 @@ VENV ?= .venv
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 DEMO_ARGS ?=
 BENCH_ARGS ?=
-SANITIZE_TESTS ?= tests/oracle
+SANITIZE_TESTS ?= tests/oracle -k "not reference"
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \
@@ -81,7 +81,8 @@ PRELOAD_thread = $(call LIBRARY,libtsan.so)
 # Python itself leaks by design; everything else ends the run.
 export ASAN_OPTIONS ?= detect_leaks=0:quarantine_size_mb=64:malloc_context_size=8
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
-export TSAN_OPTIONS ?= halt_on_error=1:report_signal_unsafe=0
+# Mutexes are those of jaxlib, of which ThreadSanitizer sees half.
+export TSAN_OPTIONS ?= suppressions=tests/thread_sanitizer.txt:halt_on_error=1:report_signal_unsafe=0:report_mutex_bugs=0:detect_deadlocks=0
 
 sanitize: sanitize-address sanitize-thread
 
@@ -89,9 +90,10 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-
 	$(BIN)/python -m venv --without-pip $(SANITIZED)
 	echo "$(call SITE,$(VENV))" > "$(call SITE,$(SANITIZED))/dependencies.pth"
 	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \
-	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$*
+	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$* \
+	  --config-settings=cmake.build-type=RelWithDebInfo --config-settings=install.strip=false
 	LD_PRELOAD="$(PRELOAD_$*) $(call LIBRARY,libstdc++.so)" $(SANITIZED)/bin/python -m pytest \
-	  -n 0 -p no:cacheprovider $(SANITIZE_TESTS)
+	  -n 2 -p no:cacheprovider $(SANITIZE_TESTS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis

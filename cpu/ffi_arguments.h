@@ -38,6 +38,10 @@ inline std::string ShapeString(xla::ffi::Span<const int64_t> shape) {
   return text + "]";
 }
 
+inline std::string BadChunk(int64_t chunk_nonzeros) {
+  return "chunk_nonzeros: expected >= 1, got " + std::to_string(chunk_nonzeros);
+}
+
 constexpr int64_t kAnySize = -1;
 
 // Empty where `buffer` has this type and shape, else a message naming `name`, what was expected and

@@ -10,16 +10,13 @@
 
 namespace sgap {
 
-// Entries (and rows) per task. Fixed, so that the same call has the same bits everywhere.
-constexpr int64_t kRowChunk = 16384;
-
 struct RowPlan {
   RowPartition partition;
   std::vector<RowTask> piece_tasks;
   std::vector<double> partials, totals;
 
-  RowPhases Cut(const int32_t* offsets, int64_t m, int64_t batch) {
-    partition = PartitionRows(offsets, m, kRowChunk, /*split_rows=*/true);
+  RowPhases Cut(const int32_t* offsets, int64_t m, int64_t batch, int64_t chunk_nonzeros) {
+    partition = PartitionRows(offsets, m, chunk_nonzeros, /*split_rows=*/true);
     for (const RowTask& task : partition.tasks) {
       if (task.piece >= 0) piece_tasks.push_back(task);
     }

@@ -20,7 +20,9 @@ struct RowReduceCall {
 };
 
 // values [batch, nnz] and rows [batch, m] of one type.
-std::string CheckRows(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows) {
+std::string CheckRows(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
+                      int64_t chunk_nonzeros) {
+  if (chunk_nonzeros < 1) return BadChunk(chunk_nonzeros);
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
   std::string error;
@@ -31,8 +33,9 @@ std::string CheckRows(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
 }
 
 ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool pool,
-                   ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows) {
-  const std::string error = CheckRows(values, offsets, rows);
+                   ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
+                   int64_t chunk_nonzeros) {
+  const std::string error = CheckRows(values, offsets, rows, chunk_nonzeros);
   if (!error.empty()) return Failed(std::string(name) + ": " + error);
   const int64_t batch = values.dimensions()[0];
   auto call = std::make_shared<RowReduceCall>();
@@ -44,26 +47,26 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.m = rows.dimensions()[1];
   args.nnz = values.dimensions()[1];
   if (batch == 0 || args.m == 0) return Finished();
-  args.phases =
-      call->plan.Cut(reinterpret_cast<const int32_t*>(offsets.untyped_data()), args.m, batch);
+  args.phases = call->plan.Cut(reinterpret_cast<const int32_t*>(offsets.untyped_data()), args.m,
+                               batch, chunk_nonzeros);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.nnz + 4 * args.m),
       [call, kernel = Kernels().row_reduce](int64_t task) { kernel(call->args, task); });
 }
 
 ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows) {
-  return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows);
+                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros) {
+  return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, chunk_nonzeros);
 }
 
 ffi::Future RowMaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows) {
-  return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows);
+                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros) {
+  return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, chunk_nonzeros);
 }
 
 ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer offsets,
-                                ffi::Result<ffi::AnyBuffer> values) {
-  const std::string error = CheckRows(*values, offsets, rows);
+                                ffi::Result<ffi::AnyBuffer> values, int64_t chunk_nonzeros) {
+  const std::string error = CheckRows(*values, offsets, rows, chunk_nonzeros);
   if (!error.empty()) return Failed("row_broadcast: " + error);
   RowBroadcastArgs args;
   args.dtype = *ToDtype(rows.element_type());
@@ -72,8 +75,8 @@ ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::
   args.values = values->untyped_data();
   args.m = rows.dimensions()[1];
   args.nnz = values->dimensions()[1];
-  args.chunk_nonzeros = kRowChunk;
-  args.chunks = (args.nnz + kRowChunk - 1) / kRowChunk;
+  args.chunk_nonzeros = chunk_nonzeros;
+  args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
   const int64_t batch = rows.dimensions()[0];
   return ParallelTasks(
       pool, batch * args.chunks, batch * args.nnz,
@@ -85,22 +88,25 @@ ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::
 XLA_FFI_DEFINE_HANDLER_SYMBOL(RowSumCsr, RowSumHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // values [batch, nnz]
-                                  .Arg<ffi::AnyBuffer>()    // offsets [m + 1]
-                                  .Ret<ffi::AnyBuffer>());  // rows [batch, m]
+                                  .Arg<ffi::AnyBuffer>()  // values [batch, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Ret<ffi::AnyBuffer>()  // rows [batch, m]
+                                  .Attr<int64_t>("chunk_nonzeros"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(RowMaxCsr, RowMaxHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // values [batch, nnz]
-                                  .Arg<ffi::AnyBuffer>()    // offsets [m + 1]
-                                  .Ret<ffi::AnyBuffer>());  // rows [batch, m]
+                                  .Arg<ffi::AnyBuffer>()  // values [batch, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Ret<ffi::AnyBuffer>()  // rows [batch, m]
+                                  .Attr<int64_t>("chunk_nonzeros"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(RowBroadcastCsr, RowBroadcastHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // rows [batch, m]
-                                  .Arg<ffi::AnyBuffer>()    // offsets [m + 1]
-                                  .Ret<ffi::AnyBuffer>());  // values [batch, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // rows [batch, m]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Ret<ffi::AnyBuffer>()  // values [batch, nnz]
+                                  .Attr<int64_t>("chunk_nonzeros"));
 
 }  // namespace sgap

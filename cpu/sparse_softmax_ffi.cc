@@ -24,7 +24,8 @@ struct SoftmaxCall {
   RowPlan plan;
 };
 
-std::string CheckOffsets(ffi::AnyBuffer offsets) {
+std::string CheckCut(ffi::AnyBuffer offsets, int64_t chunk_nonzeros) {
+  if (chunk_nonzeros < 1) return BadChunk(chunk_nonzeros);
   std::string error = Mismatch("offsets", offsets, ffi::S32, {kAnySize});
   if (!error.empty() || offsets.dimensions()[0] >= 1) return error;
   return "offsets: expected at least one element, got 0";
@@ -43,8 +44,8 @@ void ClearPadding(ffi::AnyBuffer out, const int32_t* offsets, int64_t m) {
 // Cuts `call` into phases and runs it.
 template <typename Args>
 ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
-                ffi::AnyBuffer offsets, ffi::AnyBuffer out, Kernel<Args> kernel,
-                int64_t entry_work) {
+                ffi::AnyBuffer offsets, ffi::AnyBuffer out, Kernel<Args> kernel, int64_t entry_work,
+                int64_t chunk_nonzeros) {
   const int64_t m = offsets.dimensions()[0] - 1, batch = out.dimensions()[0];
   call->args.nnz = out.dimensions()[1];
   call->args.out = out.untyped_data();
@@ -52,16 +53,16 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
   const auto* row_offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
   ClearPadding(out, row_offsets, m);
   if (m == 0) return Finished();
-  call->args.phases = call->plan.Cut(row_offsets, m, batch);
+  call->args.phases = call->plan.Cut(row_offsets, m, batch, chunk_nonzeros);
   return ParallelPhases(pool, PhaseTasks(call->args.phases, /*write=*/true),
                         batch * (call->args.nnz * entry_work + m),
                         [call, kernel](int64_t task) { kernel(call->args, task); });
 }
 
 ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                           ffi::Result<ffi::AnyBuffer> out, double scale) {
+                           ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros) {
   const ffi::DataType type = values.element_type();
-  std::string error = CheckOffsets(offsets);
+  std::string error = CheckCut(offsets, chunk_nonzeros);
   if (!ToDtype(type)) error = "values: expected float32, float64, bfloat16 or float16";
   if (error.empty()) error = Mismatch("values", values, type, {kAnySize, kAnySize});
   if (error.empty()) {
@@ -72,14 +73,15 @@ ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   call->args.dtype = *ToDtype(type);
   call->args.values = values.untyped_data();
   call->args.scale = scale;
-  return Run(pool, std::move(call), offsets, *out, Kernels().sparse_softmax, kExpWork);
+  return Run(pool, std::move(call), offsets, *out, Kernels().sparse_softmax, kExpWork,
+             chunk_nonzeros);
 }
 
 ffi::Future JacobianHandler(ffi::ThreadPool pool, ffi::AnyBuffer probabilities,
                             ffi::AnyBuffer tangent, ffi::AnyBuffer offsets,
-                            ffi::Result<ffi::AnyBuffer> out, double scale) {
+                            ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros) {
   const ffi::DataType type = probabilities.element_type();
-  std::string error = CheckOffsets(offsets);
+  std::string error = CheckCut(offsets, chunk_nonzeros);
   if (!ToDtype(type)) error = "probabilities: expected float32, float64, bfloat16 or float16";
   if (error.empty()) error = Mismatch("probabilities", probabilities, type, {kAnySize, kAnySize});
   if (error.empty()) {
@@ -102,7 +104,8 @@ ffi::Future JacobianHandler(ffi::ThreadPool pool, ffi::AnyBuffer probabilities,
   call->args.probabilities_stride = p_batch == 1 ? 0 : nnz;
   call->args.tangent_stride = t_batch == 1 ? 0 : nnz;
   call->args.scale = scale;
-  return Run(pool, std::move(call), offsets, *out, Kernels().sparse_softmax_jacobian, 4);
+  return Run(pool, std::move(call), offsets, *out, Kernels().sparse_softmax_jacobian, 4,
+             chunk_nonzeros);
 }
 
 }  // namespace
@@ -113,7 +116,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SparseSoftmaxCsr, SoftmaxHandler,
                                   .Arg<ffi::AnyBuffer>()  // values [batch, nnz]
                                   .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
                                   .Ret<ffi::AnyBuffer>()  // probabilities [batch, nnz]
-                                  .Attr<double>("scale"));
+                                  .Attr<double>("scale")
+                                  .Attr<int64_t>("chunk_nonzeros"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SparseSoftmaxJacobianCsr, JacobianHandler,
                               ffi::Ffi::Bind()
@@ -122,6 +126,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SparseSoftmaxJacobianCsr, JacobianHandler,
                                   .Arg<ffi::AnyBuffer>()  // tangent [batch or 1, nnz]
                                   .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
                                   .Ret<ffi::AnyBuffer>()  // [batch, nnz]
-                                  .Attr<double>("scale"));
+                                  .Attr<double>("scale")
+                                  .Attr<int64_t>("chunk_nonzeros"));
 
 }  // namespace sgap

@@ -210,7 +210,6 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
   const int64_t first = tile * args.tile_columns;
   const int64_t last = first + args.tile_columns < args.n ? first + args.tile_columns : args.n;
   T* y = static_cast<T*>(args.y) + (batch * args.m + rows.row_begin) * args.n;
-  Acc* partial = static_cast<Acc*>(args.partials) + (batch * args.pieces + rows.piece) * args.n;
   const bool long_rows =
       rows.entry_end - rows.entry_begin >= kLongRow * (rows.row_end - rows.row_begin);
   for (int64_t column = first; column < last;) {
@@ -221,7 +220,8 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
     } else {
       Acc sums[kMaxColumns<T>] = {};
       block.Sum(rows.entry_begin, rows.entry_end, sums);
-      StoreColumns<Acc>(sums, columns, partial + column);
+      const int64_t slot = batch * args.pieces + rows.piece;
+      StoreColumns<Acc>(sums, columns, static_cast<Acc*>(args.partials) + slot * args.n + column);
     }
     column += columns;
   }

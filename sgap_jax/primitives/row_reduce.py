@@ -19,7 +19,7 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.schedules import Problem, Schedule
+from sgap_jax.schedules import CpuTile, Problem, Schedule
 
 
 def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
@@ -97,6 +97,16 @@ def row_problem(op: str, values: Any, offsets: Any, nnz: int) -> Problem:
     return Problem(op, shape, nnz, 1, values.shape[0], values.dtype.name, platform="cpu")
 
 
+def row_lowering(
+    stem: str, ctx: Any, operands: tuple, problem: Problem, schedule: Any, **attrs: Any
+) -> Any:
+    """The CPU kernel of an op on rows, cut into tasks as its schedule says."""
+    tile = resolve(schedule, problem)
+    assert isinstance(tile, CpuTile)
+    attrs["chunk_nonzeros"] = tile.nonzeros
+    return ffi_lowering(f"sgap_{stem}_csr_v1", ctx, operands, ctx.avals_in, **attrs)
+
+
 def _reduce_abstract_eval(values: Any, offsets: Any, *, schedule: Any) -> Any:
     return out_aval(values, (values.shape[0], offsets.shape[0] - 1), values.dtype)
 
@@ -136,8 +146,8 @@ def _row_broadcast_reference(rows: Any, offsets: Any, *, nnz: int, schedule: Any
 def _reduce_cpu(op: str) -> Any:
     def cpu(ctx: Any, values: Any, offsets: Any, *, schedule: Schedule | None) -> Any:
         values_aval, offsets_aval = ctx.avals_in
-        resolve(schedule, row_problem(op, values_aval, offsets_aval, values_aval.shape[1]))
-        return ffi_lowering(f"sgap_{op}_csr_v1", ctx, (values, offsets), ctx.avals_in)
+        problem = row_problem(op, values_aval, offsets_aval, values_aval.shape[1])
+        return row_lowering(op, ctx, (values, offsets), problem, schedule)
 
     return cpu
 
@@ -146,8 +156,8 @@ def _broadcast_cpu(
     ctx: Any, rows: Any, offsets: Any, *, nnz: int, schedule: Schedule | None
 ) -> Any:
     rows_aval, offsets_aval = ctx.avals_in
-    resolve(schedule, row_problem("row_broadcast", rows_aval, offsets_aval, nnz))
-    return ffi_lowering("sgap_row_broadcast_csr_v1", ctx, (rows, offsets), ctx.avals_in)
+    problem = row_problem("row_broadcast", rows_aval, offsets_aval, nnz)
+    return row_lowering("row_broadcast", ctx, (rows, offsets), problem, schedule)
 
 
 def _row_sum_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:

@@ -14,12 +14,15 @@ from sgap_jax.primitives._define import (
     check_schedule,
     check_sparse,
     define,
-    ffi_lowering,
     out_aval,
-    resolve,
     row_of_entry,
 )
-from sgap_jax.primitives.row_reduce import bind_row_broadcast, bind_row_sum, row_problem
+from sgap_jax.primitives.row_reduce import (
+    bind_row_broadcast,
+    bind_row_sum,
+    row_lowering,
+    row_problem,
+)
 from sgap_jax.schedules import Schedule
 
 
@@ -32,7 +35,8 @@ def sparse_softmax(
 
     An entry that is not stored has probability zero. Rows without entries, and rows whose entries
     are all -infinity, give zeros and zero gradients rather than NaN; NaN or +infinity in a row
-    gives NaN in that row. Differentiable to any order in A.values (and in `scale` if it is an array).
+    gives NaN in that row. Differentiable to any order in A.values, and in `scale` if it is an
+    array.
 
     Args:
       A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
@@ -122,19 +126,17 @@ def _jacobian_reference(p: Any, t: Any, offsets: Any, *, scale: float, schedule:
 
 def _cpu(ctx: Any, values: Any, offsets: Any, *, scale: float, schedule: Schedule | None) -> Any:
     values_aval, offsets_aval = ctx.avals_in
-    nnz = values_aval.shape[1]
-    resolve(schedule, row_problem("sparse_softmax", values_aval, offsets_aval, nnz))
-    target = "sgap_sparse_softmax_csr_v1"
-    return ffi_lowering(target, ctx, (values, offsets), ctx.avals_in, scale=scale)
+    problem = row_problem("sparse_softmax", values_aval, offsets_aval, values_aval.shape[1])
+    return row_lowering("sparse_softmax", ctx, (values, offsets), problem, schedule, scale=scale)
 
 
 def _jacobian_cpu(
     ctx: Any, p: Any, t: Any, offsets: Any, *, scale: float, schedule: Schedule | None
 ) -> Any:
     p_aval, _, offsets_aval = ctx.avals_in
-    resolve(schedule, row_problem("sparse_softmax", p_aval, offsets_aval, p_aval.shape[1]))
-    target = "sgap_sparse_softmax_jacobian_csr_v1"
-    return ffi_lowering(target, ctx, (p, t, offsets), ctx.avals_in, scale=scale)
+    problem = row_problem("sparse_softmax", p_aval, offsets_aval, p_aval.shape[1])
+    operands = (p, t, offsets)
+    return row_lowering("sparse_softmax_jacobian", ctx, operands, problem, schedule, scale=scale)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

@@ -81,7 +81,7 @@ def info() -> dict[str, Any]:
         "ffi_api_built": ".".join(map(str, native.ffi_api_version())),
         "ffi_api_installed": ".".join(map(str, _installed_ffi_version())),
         "ffi_targets": list(TARGETS),
-        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
         "cpu_threads": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
