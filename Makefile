@@ -60,7 +60,7 @@ lint-text:
 	  || { echo "lint: an absolute path of one machine (above)"; exit 1; }
 
 format: $(STAMPS)/group-lint
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff check --fix --quiet --exit-zero .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_SOURCES)
 
