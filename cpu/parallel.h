@@ -13,7 +13,32 @@
 
 #include "xla/ffi/api/ffi.h"
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#endif
+
 namespace sgap {
+
+// ThreadSanitizer cannot see how XLA, which is not built with it, orders a task after its
+// scheduling and a caller after a future: these two say so.
+inline void BeforeXla(void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(address);
+#else
+  (void)address;
+#endif
+}
+
+inline void AfterXla(void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(address);
+#else
+  (void)address;
+#endif
+}
+
+inline char finished_calls;
 
 // Below this many multiply-adds (or comparable operations) a call runs on the calling thread:
 // waking another one costs more than it saves.
@@ -29,6 +54,7 @@ inline xla::ffi::Future Finished() {
 // and no thread waits for another; `run` (and what it owns) lives until the last task is done.
 template <typename Run>
 xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Run run) {
+  AfterXla(&finished_calls);
   const int64_t helpers =
       work < kInlineWork || tasks < 2 ? 0 : std::min<int64_t>(tasks, pool.num_threads()) - 1;
   if (helpers <= 0) {
@@ -40,6 +66,7 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
     Job(Run run, int64_t tasks) : run(std::move(run)), tasks(tasks), unfinished(tasks) {}
 
     void Drain() {
+      AfterXla(this);
       int64_t done = 0;
       for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
            task = next.fetch_add(1, std::memory_order_relaxed)) {
@@ -47,6 +74,7 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
         ++done;
       }
       if (done > 0 && unfinished.fetch_sub(done, std::memory_order_acq_rel) == done) {
+        BeforeXla(&finished_calls);
         promise.SetAvailable();
       }
     }
@@ -60,6 +88,7 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
 
   auto job = std::make_shared<Job>(std::move(run), tasks);
   xla::ffi::Future future(job->promise);
+  BeforeXla(job.get());
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
   job->Drain();
   return future;
@@ -85,6 +114,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
     }
 
     void Drain() {
+      AfterXla(this);
       using Clock = std::chrono::steady_clock;
       constexpr auto kLinger = std::chrono::microseconds(200);
       Clock::time_point idle_since{};
@@ -97,7 +127,10 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
           task = next.load(std::memory_order_relaxed);
         } else if (next.compare_exchange_weak(task, task + 1, std::memory_order_relaxed)) {
           run(task);
-          if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) promise.SetAvailable();
+          if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
+            BeforeXla(&finished_calls);
+            promise.SetAvailable();
+          }
           idle_since = Clock::time_point{};
           task = next.load(std::memory_order_relaxed);
         }
@@ -121,8 +154,10 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
   if (work < kInlineWork || helpers <= 0 || tasks == phase_tasks[0]) {
     return ParallelTasks(pool, tasks, tasks == phase_tasks[0] ? work : 0, std::move(run));
   }
+  AfterXla(&finished_calls);
   auto job = std::make_shared<Job>(std::move(run), phase_tasks);
   xla::ffi::Future future(job->promise);
+  BeforeXla(job.get());
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
   job->Drain();
   return future;

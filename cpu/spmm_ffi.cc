@@ -32,6 +32,9 @@ void AdviseHugePages(void* data, size_t bytes) {
 #endif
 }
 
+// Multiply-adds that take as long as one entry of a single column: 0.5 ns.
+constexpr int64_t kEntryWork = 16;
+
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
@@ -118,7 +121,9 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   args.remaining = call->remaining.get();
 
   const int64_t entries = args.offsets[args.m] + args.m;
-  return ParallelTasks(pool, batch * args.tiles * args.row_tasks, batch * entries * args.n,
+  // An entry costs a load of its index and a row of x, however few columns that row has.
+  const int64_t work = batch * entries * std::max<int64_t>(args.n, kEntryWork);
+  return ParallelTasks(pool, batch * args.tiles * args.row_tasks, work,
                        [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
 }
 
