@@ -54,6 +54,18 @@ std::string CheckIndices(const int32_t* offsets, int64_t m, const int32_t* indic
   return "";
 }
 
+// Within a row, columns rise: neither unsorted nor stored twice.
+std::string CheckOrder(const int32_t* offsets, int64_t m, const int32_t* indices) {
+  for (int64_t r = 0; r < m; ++r) {
+    for (int64_t p = offsets[r] + 1; p < offsets[r + 1]; ++p) {
+      if (indices[p] > indices[p - 1]) continue;
+      return At("column_indices", p) + "(row " + std::to_string(r) + "): expected more than " +
+             std::to_string(indices[p - 1]) + " before it, got " + std::to_string(indices[p]);
+    }
+  }
+  return "";
+}
+
 ffi::Error CheckHandler(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> indices,
                         ffi::Result<ffi::Buffer<ffi::S32>> out, int64_t columns) {
   const auto shape = offsets.dimensions();
@@ -67,6 +79,7 @@ ffi::Error CheckHandler(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> ind
   const int64_t m = shape[0] - 1;
   std::string error = CheckOffsets(offsets.typed_data(), m, indices.dimensions()[0]);
   if (error.empty()) error = CheckIndices(offsets.typed_data(), m, indices.typed_data(), columns);
+  if (error.empty()) error = CheckOrder(offsets.typed_data(), m, indices.typed_data());
   if (!error.empty()) return ffi::Error::InvalidArgument("SparseArray: " + error);
   std::copy_n(offsets.typed_data(), m + 1, out->typed_data());
   return ffi::Error::Success();

@@ -38,8 +38,10 @@ inline std::string ShapeString(xla::ffi::Span<const int64_t> shape) {
   return text + "]";
 }
 
+// Empty for a chunk in [1, 2^31): sums of it with sizes then stay far from the end of int64_t.
 inline std::string BadChunk(int64_t chunk_nonzeros) {
-  return "chunk_nonzeros: expected >= 1, got " + std::to_string(chunk_nonzeros);
+  if (chunk_nonzeros >= 1 && chunk_nonzeros <= INT32_MAX) return "";
+  return "chunk_nonzeros: expected 1 to 2147483647, got " + std::to_string(chunk_nonzeros);
 }
 
 constexpr int64_t kAnySize = -1;

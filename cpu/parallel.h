@@ -59,6 +59,7 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
       work < kInlineWork || tasks < 2 ? 0 : std::min<int64_t>(tasks, pool.num_threads()) - 1;
   if (helpers <= 0) {
     for (int64_t task = 0; task < tasks; ++task) run(task);
+    BeforeXla(&finished_calls);
     return Finished();
   }
 

@@ -22,10 +22,10 @@ struct RowReduceCall {
 // values [batch, nnz] and rows [batch, m] of one type.
 std::string CheckRows(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
                       int64_t chunk_nonzeros) {
-  if (chunk_nonzeros < 1) return BadChunk(chunk_nonzeros);
+  std::string error = BadChunk(chunk_nonzeros);
+  if (!error.empty()) return error;
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
-  std::string error;
   if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
   if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";

@@ -69,7 +69,7 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
                          ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out,
                          int64_t chunk_nonzeros) {
   std::string error = CheckSddmm(offsets, indices, x, y, *out);
-  if (chunk_nonzeros < 1) error = BadChunk(chunk_nonzeros);
+  if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return Failed("sddmm: " + error);
 
   SddmmArgs args;

@@ -25,8 +25,9 @@ struct SoftmaxCall {
 };
 
 std::string CheckCut(ffi::AnyBuffer offsets, int64_t chunk_nonzeros) {
-  if (chunk_nonzeros < 1) return BadChunk(chunk_nonzeros);
-  std::string error = Mismatch("offsets", offsets, ffi::S32, {kAnySize});
+  std::string error = BadChunk(chunk_nonzeros);
+  if (!error.empty()) return error;
+  error = Mismatch("offsets", offsets, ffi::S32, {kAnySize});
   if (!error.empty() || offsets.dimensions()[0] >= 1) return error;
   return "offsets: expected at least one element, got 0";
 }

@@ -72,9 +72,9 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
                         ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
                         int64_t chunk_nonzeros) {
   std::string error = CheckSpmm(values, offsets, indices, permutation, x, *y);
-  if (tile_columns < 0 || chunk_nonzeros < 1) {
-    error = "tile_columns=" + std::to_string(tile_columns) +
-            ", chunk_nonzeros=" + std::to_string(chunk_nonzeros) + ": expected >= 0 and >= 1";
+  if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (tile_columns < 0) {
+    error = "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
   }
   if (!error.empty()) return Failed("spmm: " + error);
 

@@ -57,6 +57,18 @@ def sparse_softmax(values: ArrayLike, row_offsets: Offsets, scale: float = 1.0) 
     return out
 
 
+def sparse_softmax_jacobian(
+    p: ArrayLike, t: ArrayLike, row_offsets: Offsets, scale: float = 1.0
+) -> NDArray:
+    """The derivative of the softmax with probabilities p along t: scale p (t - sum_row p t)."""
+    p, t = np.asarray(p, np.float64), np.asarray(t, np.float64)
+    out = np.zeros(len(p))
+    for i in range(len(row_offsets) - 1):
+        row = slice(row_offsets[i], row_offsets[i + 1])
+        out[row] = scale * p[row] * (t[row] - np.sum(p[row] * t[row]))
+    return out
+
+
 def row_sum(values: ArrayLike, row_offsets: Offsets) -> NDArray:
     """Sum of the entries of each row."""
     values = np.asarray(values, np.float64)

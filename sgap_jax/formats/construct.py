@@ -177,6 +177,12 @@ def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) ->
     return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
 
 
+def _saturated(indices: jax.Array) -> jax.Array:
+    if indices.dtype.itemsize <= 4:
+        return indices
+    return jnp.clip(indices, -1, checks.INT32_MAX)
+
+
 def from_arrays(
     values: Any, offsets: Any, indices: Any, shape: tuple[int, ...], format: Format
 ) -> dict[str, Any]:
@@ -199,7 +205,8 @@ def from_arrays(
     checks.check_nnz(indices.shape[0], what)
     values = checks.check_values(values, indices.shape[0], what)
     if checks.is_traced(offsets, indices):
-        arrays = [jnp.asarray(a).astype(jnp.int32) for a in given]
+        # Saturated, not wrapped: an index out of range must stay so for `checked()`.
+        arrays = [_saturated(jnp.asarray(a)).astype(jnp.int32) for a in given]
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)

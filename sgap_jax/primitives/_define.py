@@ -10,14 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.schedules import Problem, Reference, Schedule, choose_schedule
+from sgap_jax.schedules import CpuTile, Problem, Reference, Schedule, choose_schedule
 
 
 def define(
@@ -72,7 +73,7 @@ def define(
                 return [None] * len(operands)
             index, result = transpose(cotangent, *operands, **params)
             grads: list = [None] * len(operands)
-            grads[index] = sum_batch(result, operands[index].aval.shape[0])
+            grads[index] = as_cotangent(result, operands[index].aval)
             return grads
 
         ad.primitive_transposes[primitive] = transpose_rule
@@ -115,9 +116,18 @@ def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def sum_batch(x: Any, batch: int) -> Any:
-    """The cotangent of an operand that was broadcast over the batch axis."""
-    return x.sum(0, keepdims=True) if batch == 1 and x.shape[0] != 1 else x
+def joint_batch(*sizes: int) -> int:
+    """The batch of a result: operands have 1 or the same other size, which may be zero."""
+    return next((size for size in sizes if size != 1), 1)
+
+
+def as_cotangent(x: Any, operand: Any) -> Any:
+    """x for `operand`: summed where that was broadcast over the batch, and sharded as that is."""
+    if operand.shape[0] == 1 and x.shape[0] != 1:
+        x = x.sum(0, keepdims=True)
+    mesh = operand.sharding.mesh
+    explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+    return jax.sharding.reshard(x, operand.sharding) if explicit else x
 
 
 def batch_rule(
@@ -139,7 +149,7 @@ def batch_rule(
         a.shape[0] if d is None else jnp.moveaxis(a, d, 0).shape[1]
         for a, d in zip(args[:data], dims[:data], strict=True)
     ]
-    batch = max(own)
+    batch = joint_batch(*own)
 
     def merge(a: Any, d: int | None) -> Any:
         if d is None and a.shape[0] == 1:
@@ -160,14 +170,18 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
 
 def empty_index(ctx: Any) -> tuple[Any, Any]:
     """An index array of no entries, and its aval: an absent operand of an FFI call."""
-    value = mlir.ir_constant(jnp.zeros(0, jnp.int32).__array__())
+    value = mlir.ir_constant(np.zeros(0, np.int32))  # NumPy: a lowering must not trace
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
-def resolve(schedule: Schedule | None, problem: Problem) -> Schedule:
-    """The schedule that runs: the caller's, checked, or the selector's."""
+def resolve(schedule: Schedule | None, problem: Problem) -> CpuTile:
+    """What the CPU kernel is to do: the caller's schedule, checked, or the selector's."""
     schedule = choose_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
+    if not isinstance(schedule, CpuTile):
+        raise NotImplementedError(
+            f"{problem.op}: no CPU kernel obeys {schedule}; CpuTile(...) and Reference() run here"
+        )
     return schedule
 
 
@@ -197,6 +211,8 @@ def check_sparse(op: str, name: str, A: Any) -> None:
 
 def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     """`x` as an array of `shape`, in which a string stands for any size."""
+    if isinstance(x, SparseArray):
+        raise TypeError(f"{op}: {name} must be dense, got a SparseArray; {name}.todense() is")
     x = jnp.asarray(x)
     fits = x.ndim == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)
@@ -207,6 +223,20 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     return x
 
 
+def check_scale(op: str, scale: Any) -> jax.Array:
+    scale = jnp.asarray(scale)
+    if scale.ndim != 0 or jnp.issubdtype(scale.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"{op}: scale must be a real scalar, got shape {list(scale.shape)} of {scale.dtype}"
+        )
+    return scale
+
+
+def stored_values(A: SparseArray) -> jax.Array:
+    """The values of a CSR array with zeros in the padding, whose NaN would reach gradients."""
+    return jnp.where(positions(A.nnz) < A.row_offsets[-1], A.values, jnp.zeros((), A.dtype))
+
+
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
@@ -214,9 +244,9 @@ def check_schedule(op: str, schedule: Any) -> None:
 
 def row_major(A: SparseArray) -> tuple[SparseArray, bool]:
     """A CSR array with A's values in A's order, and whether it is A^T rather than A."""
-    if A.format == CSC:
-        return A.T, True
-    return (A if A.format == CSR else A.asformat(CSR)), False
+    by_columns = A.format.modes[0] == 1
+    # From the natural mode order, asformat shares the values; from the other it permutes them.
+    return (A.T if by_columns else A).asformat(CSR), by_columns
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

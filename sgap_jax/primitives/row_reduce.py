@@ -19,7 +19,7 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.schedules import Problem, Schedule
 
 
 def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
@@ -102,7 +102,6 @@ def row_lowering(
 ) -> Any:
     """The CPU kernel of an op on rows, cut into tasks as its schedule says."""
     tile = resolve(schedule, problem)
-    assert isinstance(tile, CpuTile)
     attrs["chunk_nonzeros"] = tile.nonzeros
     return ffi_lowering(f"sgap_{stem}_csr_v1", ctx, operands, ctx.avals_in, **attrs)
 
@@ -194,10 +193,11 @@ def _row_max_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:
     if dvalues is None:
         return out, None
     spread = bind_row_broadcast(out, offsets, values.shape[1], schedule)
-    attains = (values == spread).astype(values.dtype)
-    ties = bind_row_sum(attains, offsets, schedule)
-    picked = bind_row_sum(jnp.where(attains != 0, dvalues, 0), offsets, schedule)
-    return out, picked / jnp.maximum(ties, 1)
+    attains = values == spread
+    wide = accumulator(values.dtype)  # float16 cannot count beyond 65504
+    ties = bind_row_sum(attains.astype(wide), offsets, schedule)
+    picked = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, schedule)
+    return out, (picked / jnp.maximum(ties, 1)).astype(values.dtype)
 
 
 row_sum_p = define(

@@ -11,19 +11,22 @@ from sgap_jax.primitives._define import (
     accumulator,
     bind,
     check_dense,
+    check_scale,
     check_schedule,
     check_sparse,
     define,
     derived,
     ffi_lowering,
     is_linear_operand,
+    joint_batch,
     out_aval,
     resolve,
     row_major,
     row_of_entry,
+    stored_values,
     structure,
 )
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.schedules import Problem, Schedule
 
 
 def sddmm(
@@ -53,8 +56,9 @@ def sddmm(
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y (and A with
-      `weighted`). Sums over d are carried in float32 (float64 for float64) and rounded once; on the
-      CPU the result is the same bits for any number of threads. Padding entries of A get zero.
+      `weighted`). Sums over d are carried in float32 (float64 for float64) and rounded once, before
+      `scale` and the weights multiply them; on the CPU the result is the same bits for any number
+      of threads. Padding entries of A get zero.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -67,8 +71,8 @@ def sddmm(
     check_schedule("sddmm", schedule)
     X = check_dense("sddmm", "X", X, (A.shape[0], "d"))
     Y = check_dense("sddmm", "Y", Y, (A.shape[1], X.shape[1]))
-    if scale is not None and jnp.ndim(scale) != 0:
-        raise ValueError(f"sddmm: scale must be a scalar, got shape {list(jnp.shape(scale))}")
+    if scale is not None:
+        scale = check_scale("sddmm", scale)
     return A.with_values(_sddmm(A, X, Y, scale, weighted=bool(weighted), schedule=schedule))
 
 
@@ -87,8 +91,8 @@ def _sddmm(
         schedule=schedule,
     )[0]
     if scale is not None:
-        values = values * jnp.asarray(scale).astype(dtype)
-    return values * A.values.astype(dtype) if weighted else values
+        values = values * scale.astype(dtype)
+    return values * stored_values(base).astype(dtype) if weighted else values
 
 
 # Operands of the primitive: x [B|1, m, d], y [B|1, k, d], row_offsets [m+1], column_indices [nnz],
@@ -102,14 +106,14 @@ def bind_sddmm(*operands: Any, **params: Any) -> Any:
 def _abstract_eval(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Any) -> Any:
     assert x.dtype == y.dtype and x.ndim == y.ndim == 3 and x.shape[2] == y.shape[2]
     assert (x.shape[1], y.shape[1]) == shape
-    return out_aval(x, (max(x.shape[0], y.shape[0]), arrays[1].shape[0]), x.dtype)
+    return out_aval(x, (joint_batch(x.shape[0], y.shape[0]), arrays[1].shape[0]), x.dtype)
 
 
 def _reference(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Any) -> Any:
     offsets, indices, *_ = arrays
     nnz = indices.shape[0]
     if nnz == 0 or 0 in shape:
-        return jnp.zeros((max(x.shape[0], y.shape[0]), nnz), x.dtype)
+        return jnp.zeros((joint_batch(x.shape[0], y.shape[0]), nnz), x.dtype)
     rows = row_of_entry(offsets, nnz)
     wide = accumulator(x.dtype)
     products = x[:, jnp.minimum(rows, shape[0] - 1)].astype(wide) * y[:, indices].astype(wide)
@@ -126,12 +130,11 @@ def _cpu(
         shape,
         indices_aval.shape[0],
         x_aval.shape[2],
-        max(x_aval.shape[0], y_aval.shape[0]),
+        joint_batch(x_aval.shape[0], y_aval.shape[0]),
         x_aval.dtype.name,
         platform="cpu",
     )
     tile = resolve(schedule, problem)
-    assert isinstance(tile, CpuTile)
     return ffi_lowering(
         "sgap_sddmm_csr_v1",
         ctx,

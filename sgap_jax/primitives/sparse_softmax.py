@@ -11,11 +11,14 @@ from sgap_jax.formats.levels import CSR
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
+    check_scale,
     check_schedule,
     check_sparse,
     define,
+    joint_batch,
     out_aval,
     row_of_entry,
+    stored_values,
 )
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
@@ -40,7 +43,8 @@ def sparse_softmax(
 
     Args:
       A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
-      scale: scalar factor inside the exponential; a Python number is fused into the kernel.
+      scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
+        array multiplies the values first, in A's dtype.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:
@@ -57,18 +61,16 @@ def sparse_softmax(
     """
     check_sparse("sparse_softmax", "A", A)
     check_schedule("sparse_softmax", schedule)
-    if jnp.ndim(scale) != 0:
-        raise ValueError(
-            f"sparse_softmax: scale must be a scalar, got shape {list(jnp.shape(scale))}"
-        )
-    if isinstance(scale, jax.Array):
-        A, scale = A * scale.astype(A.dtype), 1.0
-    return A.with_values(_softmax(A, scale=float(scale), schedule=schedule))
+    array = check_scale("sparse_softmax", scale)
+    factor, scale = (array, 1.0) if isinstance(scale, jax.Array) else (None, float(scale))
+    return A.with_values(_softmax(A, factor, scale=scale, schedule=schedule))
 
 
 @partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)
-def _softmax(A: SparseArray, *, scale: float, schedule: Schedule | None) -> jax.Array:
+def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | None) -> jax.Array:
     csr = A.asformat(CSR)
+    if factor is not None:
+        csr = csr.with_values(stored_values(csr) * factor.astype(A.dtype))
     params = dict(scale=scale, schedule=schedule)
     values = bind(sparse_softmax_p, csr.values[None], csr.row_offsets, **params)[0]
     return csr.with_values(values).asformat(A.format).values
@@ -86,7 +88,7 @@ def _abstract_eval(values: Any, offsets: Any, *, scale: float, schedule: Any) ->
 
 def _jacobian_abstract_eval(p: Any, t: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
     assert p.dtype == t.dtype and p.shape[1] == t.shape[1]
-    return out_aval(p, (max(p.shape[0], t.shape[0]), p.shape[1]), p.dtype)
+    return out_aval(p, (joint_batch(p.shape[0], t.shape[0]), p.shape[1]), p.dtype)
 
 
 def _reference(values: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
@@ -110,7 +112,7 @@ def _reference(values: Any, offsets: Any, *, scale: float, schedule: Any) -> Any
 
 def _jacobian_reference(p: Any, t: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
     m = offsets.shape[0] - 1
-    shape = (max(p.shape[0], t.shape[0]), p.shape[1])
+    shape = (joint_batch(p.shape[0], t.shape[0]), p.shape[1])
     if m == 0 or p.shape[1] == 0:
         return jnp.zeros(shape, p.dtype)
     row = row_of_entry(offsets, p.shape[1])

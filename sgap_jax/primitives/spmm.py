@@ -19,13 +19,14 @@ from sgap_jax.primitives._define import (
     empty_index,
     ffi_lowering,
     is_linear_operand,
+    joint_batch,
     out_aval,
     resolve,
     row_major,
     row_of_entry,
     structure,
 )
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.schedules import Problem, Schedule
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -133,11 +134,11 @@ def _abstract_eval(
 ) -> Any:
     (m, k), *_ = _direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
-    return out_aval(x, (max(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
+    return out_aval(x, (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
 
 
 def _problem(values: Any, x: Any, shape: tuple[int, int], platform: str) -> Problem:
-    batch = max(values.shape[0], x.shape[0])
+    batch = joint_batch(values.shape[0], x.shape[0])
     nnz = values.shape[1]
     return Problem("spmm", shape, nnz, x.shape[2], batch, values.dtype.name, platform=platform)
 
@@ -149,7 +150,8 @@ def _reference(
     if permutation is not None:
         values = values[:, permutation]
     if values.shape[1] == 0 or x.shape[1] == 0:
-        return jnp.zeros((max(values.shape[0], x.shape[0]), shape[0], x.shape[2]), x.dtype)
+        batch = joint_batch(values.shape[0], x.shape[0])
+        return jnp.zeros((batch, shape[0], x.shape[2]), x.dtype)
     rows = row_of_entry(offsets, values.shape[1])
     wide = accumulator(x.dtype)
     products = values[:, :, None].astype(wide) * x[:, indices].astype(wide)
@@ -174,7 +176,6 @@ def _cpu(
         permutation, permutation_aval = empty_index(ctx)
     values_aval, x_aval = ctx.avals_in[:2]
     tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu"))
-    assert isinstance(tile, CpuTile)
     return ffi_lowering(
         "sgap_spmm_csr_v1",
         ctx,
@@ -214,7 +215,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
     x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
     narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
-    if narrow and values.shape[0] == 1 and x_moved.shape[0] == 1:
+    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[3] > 0:
         wide = x_moved.reshape(x_moved.shape[:2] + (-1,))
         y = _bind(values, wide, *arrays, **params)
         return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3

@@ -17,18 +17,22 @@ class CpuTile(Schedule):
       columns: dense columns of one pass over the sparse operand; 0 takes all of them in one pass.
         A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
         the sparse operand fewer times. Only spmm tiles its columns.
-      nonzeros: nonzeros of one task. Task boundaries depend on this and on the structure, never on
-        the number of threads, so results are the same bits for any number of threads.
+      nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
+        boundaries depend on this and on the structure, never on the number of threads, so results
+        are the same bits for any number of threads.
     """
 
     columns: int = 0
     nonzeros: int = 8192
 
     def __post_init__(self) -> None:
-        if not isinstance(self.columns, int) or self.columns < 0:
-            raise ScheduleError(f"CpuTile: columns must be an int >= 0, got {self.columns!r}")
-        if not isinstance(self.nonzeros, int) or self.nonzeros < 1:
-            raise ScheduleError(f"CpuTile: nonzeros must be an int >= 1, got {self.nonzeros!r}")
+        for field, least in (("columns", 0), ("nonzeros", 1)):
+            value = getattr(self, field)
+            # Index arrays are int32, so no more can be meant; larger ones overflow in the kernels.
+            if type(value) is not int or not least <= value < 2**31:
+                raise ScheduleError(
+                    f"CpuTile: {field} must be an int in [{least}, 2**31), got {value!r}"
+                )
 
     def check(self, problem: Problem) -> None:
         if problem.op != "spmm" and self.columns != 0:

@@ -26,8 +26,3 @@ class Problem:
     dtype: str = "float32"
     format: str = "CSR"
     platform: str = "cpu"
-
-    @property
-    def mean_row_length(self) -> float:
-        """nnz / m, the one row statistic that is known without reading the index arrays."""
-        return self.nnz / max(self.shape[0], 1)

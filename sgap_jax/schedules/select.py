@@ -9,5 +9,10 @@ def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
     Off the CPU there are no kernels yet: the plain-JAX lowering runs there.
+
+    On the CPU one tile serves all. Measured on two Zen 5 cores (1 MB L2 each, 32 MB L3), float32,
+    on uniform 0.1% and 1%, pruned 2048 x 1024 and 512 x 2048, wiki_squirrel and pubmed, n = 32, 128
+    and 256: passes of 16 or 32 columns never gained, of 64 or 128 gained at most 1.13x and lost up
+    to 1.6x; chunks of 2048 to 32768 nonzeros stayed within 0.83x to 1.13x of 8192.
     """
     return CpuTile() if problem.platform == "cpu" else Reference()

@@ -101,12 +101,15 @@ def test_the_checked_mode_refuses_bad_structures_at_run_time():
 
     good = (A.values, A.row_offsets, A.column_indices)
     np.testing.assert_array_equal(f(*good, ARGS[2]), spmm(A, ARGS[2]))
+    repeated = int(A.row_offsets[np.argmax(A.row_lengths > 1)])
     bad_index = A.column_indices.at[5].set(K + 3)
     bad_offset = A.row_offsets.at[7].set(A.nnz + 1)
     for offsets, indices, words in (
         (A.row_offsets, bad_index, str(K + 3)),
         (A.row_offsets, A.column_indices.at[0].set(-1), "-1"),
         (bad_offset, A.column_indices, "offsets"),
+        (A.row_offsets, A.column_indices.astype(jnp.int64).at[5].add(2**32), str(2**31 - 1)),
+        (A.row_offsets, A.column_indices.at[repeated + 1].set(A.column_indices[repeated]), "more"),
     ):
         with pytest.raises(Exception, match=words):
             jax.block_until_ready(f(A.values, offsets, indices, ARGS[2]))

@@ -10,6 +10,7 @@ from sgap_jax import (
     CpuTile,
     Problem,
     Reference,
+    Schedule,
     ScheduleError,
     SparseArray,
     choose_schedule,
@@ -42,6 +43,10 @@ B = jnp.ones((K, 4), jnp.float32)
         (lambda: sddmm(A, jnp.ones((M, 4)), B, scale=jnp.ones(2)), ValueError, ["scale", "[2]"]),
         (lambda: sparse_softmax(A, scale=np.ones(3)), ValueError, ["scale", "[3]"]),
         (lambda: sparse_softmax(B), TypeError, ["sparse_softmax", "SparseArray"]),
+        (lambda: sddmm(A, jnp.ones((M, 4)), B, scale=1j), ValueError, ["scale", "complex"]),
+        (lambda: sddmm(A, jnp.ones((M, 4)), B, scale="x"), TypeError, ["x"]),
+        (lambda: spmm(A, A.T), TypeError, ["spmm", "B", "dense", "SparseArray"]),
+        (lambda: spmm(A, B, schedule=Schedule()), NotImplementedError, ["Schedule"]),
         (lambda: row_sum(B), TypeError, ["row_sum", "SparseArray"]),
         (lambda: row_max(A, schedule=3), TypeError, ["row_max", "schedule", "int"]),
         (lambda: A @ B[1:], ValueError, ["[33, n]"]),
@@ -74,7 +79,17 @@ def test_more_than_two_dimensions():
         spmm(T, jnp.ones((3, 1)))
 
 
-@pytest.mark.parametrize("fields", [dict(columns=-1), dict(nonzeros=0), dict(columns=1.5)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(columns=-1),
+        dict(nonzeros=0),
+        dict(columns=1.5),
+        dict(columns=True),
+        dict(nonzeros=2**31),
+        dict(nonzeros=2**70),
+    ],
+)
 def test_illegal_tiles(fields):
     with pytest.raises(ScheduleError, match=next(iter(fields))):
         CpuTile(**fields)

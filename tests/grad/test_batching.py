@@ -111,3 +111,17 @@ def test_vmap_over_the_structure(name, backend):
         for i, A in enumerate(arrays):
             one = jax.grad(lambda v: jnp.sum(jnp.sin(f(A.with_values(v), x_of(i)))))(A.values)  # noqa: B023
             close(grads[i], one)
+
+
+def test_vmap_over_nothing():
+    arrays, _ = structures()
+    A, x = arrays[0], normal(6, 20)
+    none = jnp.zeros((0, *x.shape))
+    assert jax.vmap(lambda x: spmm(A, x))(none).shape == (0, 4, 20)
+    assert jax.vmap(lambda x: spmm(A, x))(none[:, :, :2]).shape == (0, 4, 2)
+    assert jax.vmap(lambda x: sddmm(A, x[:4], x).values)(none).shape == (0, A.nnz)
+    assert jax.vmap(lambda v: spmm(A.with_values(v), x))(jnp.zeros((0, A.nnz))).shape == (0, 4, 20)
+    grads = jax.grad(lambda v: jnp.sum(jax.vmap(lambda x: spmm(A.with_values(v), x))(none)))(
+        A.values
+    )
+    assert grads.shape == A.values.shape and not grads.any()

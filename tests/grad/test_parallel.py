@@ -31,6 +31,7 @@ def test_columns_sharded(mesh, check_vma):
     close(jax.jit(sharded)(A.values, b), product(A.values, B))
     loss = lambda f: lambda v, B: jnp.sum(jnp.sin(f(v, B)))
     expected = jax.grad(loss(product), (0, 1))(A.values, B)
+    close(jax.grad(loss(sharded), (0, 1))(A.values, b), expected)  # eagerly
     close(jax.jit(jax.grad(loss(sharded), (0, 1)))(A.values, b), expected)
     text = jax.jit(sharded).lower(A.values, b).compile().as_text()
     assert "all-gather" not in text and "all-reduce" not in text
@@ -75,3 +76,12 @@ def test_explicit_sharding():
     with jax.set_mesh(mesh):
         b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
         close(jax.jit(product)(A.values, b), product(A.values, B))
+
+
+def test_gradients_under_explicit_sharding():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    loss = lambda v, B: jnp.sum(product(v, B) ** 2)
+    expected = jax.grad(loss, (0, 1))(A.values, B)
+    with jax.set_mesh(mesh):
+        b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
+        close(jax.jit(jax.grad(loss, (0, 1)))(A.values, b), expected)

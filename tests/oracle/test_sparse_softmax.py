@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from battery import BATTERY, array, from_row_lengths, rounded
+from battery import BATTERY, array, cast, from_row_lengths, rounded
 from conftest import row_schedule
 from tolerance import DTYPES, accumulator_roundoff, assert_within, unit_roundoff
 
@@ -77,3 +77,39 @@ def test_against_dense_softmax():
         sparse_softmax(A, scale=0.5).values,
         rtol=2e-6,
     )
+
+
+@pytest.mark.parametrize("scale", [1.0, -0.5])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*BATTERY, "split"])
+def test_derivative_in_every_dtype(name, dtype, scale, backend):
+    # Forward and reverse share one kernel: the Jacobian is symmetric.
+    case = BATTERY.get(name) or from_row_lengths("split", 40_000, [3, 40_000, 0, 9_000])
+    A = array(case, dtype)
+    schedule = row_schedule(backend)
+    values = np.where(np.arange(case.nnz) < case.stored, case.values, 0)
+    v = jnp.asarray(cast(values, dtype))
+    t = jnp.asarray(cast(np.random.default_rng(1).standard_normal(case.nnz), dtype))
+
+    def f(v):
+        return sparse_softmax(A.with_values(v), scale=scale, schedule=schedule).values
+
+    p, tangent = jax.jvp(f, (v,), (t,))
+    (cotangent,) = jax.vjp(f, v)[1](t)
+    p, t = (np.asarray(x).astype(np.float64) for x in (p, t))
+    expected = reference.sparse_softmax_jacobian(p, t, case.row_offsets, scale)
+    size = np.abs(scale) * p * (np.abs(t) + reference_row_dot(p, t, case))
+    terms = np.diff(case.row_offsets).max(initial=0)
+    slack = (terms + 8) * (accumulator_roundoff(dtype) + unit_roundoff("float64"))
+    limit = slack * size + 1.01 * unit_roundoff(dtype) * np.abs(expected)
+    limit += float(jnp.finfo(dtype).smallest_normal)
+    assert_within(tangent, expected, limit)
+    assert_within(cotangent, expected, limit)
+
+
+def reference_row_dot(p, t, case):
+    """sum over each row of |p t|, at the row's entries."""
+    dots = reference.row_sum(np.abs(p * t), case.row_offsets)
+    out = np.zeros(case.nnz)
+    out[: case.stored] = dots[case.rows]
+    return out
