@@ -1,0 +1,33 @@
+"""Every instruction set that this processor has, not only the best one that the rest runs on."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from sgap_jax.runtime.native import native
+
+SELECTION = (
+    "(test_large and None and not 128 and not 520)"
+    " or ((every_length or one_heavy_row) and cpu and not tiled and not float64)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", [i for i in native.supported_isas() if i != native.isa()])
+def test_oracles(isa):
+    folder = pathlib.Path(__file__).parent
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider"),
+            *("-k", SELECTION, *map(str, sorted(folder.glob("test_*.py")))),
+        ],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        cwd=folder.parents[1],
+        env={**os.environ, "SGAP_CPU_ISA": isa},
+    )
+    assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-4000:] + run.stderr[-1000:]
