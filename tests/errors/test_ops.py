@@ -113,3 +113,5 @@ def test_schedules_are_values():
     assert "range(0, 100, 64)" in tile.explain(problem)
     assert isinstance(choose_schedule(problem), CpuTile)
     assert isinstance(choose_schedule(Problem("spmm", (1, 1), 1, platform="tpu")), Reference)
+    small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
+    assert small.nonzeros < large.nonzeros
