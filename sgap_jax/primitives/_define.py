@@ -168,7 +168,7 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
 
 
-def empty_index(ctx: Any) -> tuple[Any, Any]:
+def empty_index() -> tuple[Any, Any]:
     """An index array of no entries, and its aval: an absent operand of an FFI call."""
     value = mlir.ir_constant(np.zeros(0, np.int32))  # NumPy: a lowering must not trace
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))

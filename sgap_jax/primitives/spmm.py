@@ -173,7 +173,7 @@ def _cpu(
     shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
     _, offsets_aval, indices_aval, permutation_aval = _direction(shape, transpose, ctx.avals_in[2:])
     if permutation is None:
-        permutation, permutation_aval = empty_index(ctx)
+        permutation, permutation_aval = empty_index()
     values_aval, x_aval = ctx.avals_in[:2]
     tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu"))
     return ffi_lowering(
