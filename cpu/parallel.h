@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "standby.h"
 #include "xla/ffi/api/ffi.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -50,6 +51,20 @@ inline xla::ffi::Future Finished() {
   return xla::ffi::Future(promise);
 }
 
+// Works with up to `helpers` other threads: those that stand by, then others of the pool.
+inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work, int64_t helpers) {
+  const bool stand_by = CallsAreClose();
+  for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
+    pool.Schedule([work, stand_by] {
+      work->Help();
+      if (stand_by) StandBy();
+    });
+  }
+  work->Help();
+  Linger(*work);
+  NoteCallEnd();
+}
+
 // Calls run(task) for every task in [0, tasks), which must not throw. The calling thread works too
 // and no thread waits for another; `run` (and what it owns) lives until the last task is done.
 template <typename Run>
@@ -63,35 +78,38 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
     return Finished();
   }
 
-  struct Job {
+  struct Job final : Work {
     Job(Run run, int64_t tasks) : run(std::move(run)), tasks(tasks), unfinished(tasks) {}
 
-    void Drain() {
+    void Help() override {
       AfterXla(this);
-      int64_t done = 0;
+      int64_t count = 0;
       for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
            task = next.fetch_add(1, std::memory_order_relaxed)) {
         run(task);
-        ++done;
+        ++count;
       }
-      if (done > 0 && unfinished.fetch_sub(done, std::memory_order_acq_rel) == done) {
+      if (count > 0 && unfinished.fetch_sub(count, std::memory_order_acq_rel) == count) {
         BeforeXla(&finished_calls);
         promise.SetAvailable();
+        done.store(true, std::memory_order_release);
       }
     }
+
+    bool Done() const override { return done.load(std::memory_order_acquire); }
 
     Run run;
     const int64_t tasks;
     xla::ffi::Promise promise;
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> unfinished;
+    std::atomic<bool> done{false};
   };
 
   auto job = std::make_shared<Job>(std::move(run), tasks);
   xla::ffi::Future future(job->promise);
   BeforeXla(job.get());
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
-  job->Drain();
+  Share(pool, job, helpers);
   return future;
 }
 
@@ -103,7 +121,7 @@ template <size_t kPhases, typename Run>
 xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
                                 const std::array<int64_t, kPhases>& phase_tasks, int64_t work,
                                 Run run) {
-  struct Job {
+  struct Job final : Work {
     Job(Run run, const std::array<int64_t, kPhases>& phase_tasks) : run(std::move(run)) {
       for (size_t i = 0; i < kPhases; ++i) ends[i] = tasks += phase_tasks[i];
     }
@@ -114,7 +132,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
       return begin;
     }
 
-    void Drain() {
+    void Help() override {
       AfterXla(this);
       using Clock = std::chrono::steady_clock;
       constexpr auto kLinger = std::chrono::microseconds(200);
@@ -131,6 +149,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
           if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
             BeforeXla(&finished_calls);
             promise.SetAvailable();
+            done.store(true, std::memory_order_release);
           }
           idle_since = Clock::time_point{};
           task = next.load(std::memory_order_relaxed);
@@ -138,12 +157,15 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
       }
     }
 
+    bool Done() const override { return done.load(std::memory_order_acquire); }
+
     Run run;
     int64_t tasks = 0;
     std::array<int64_t, kPhases> ends;
     xla::ffi::Promise promise;
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> finished{0};
+    std::atomic<bool> done{false};
   };
 
   int64_t tasks = 0, widest = 0;
@@ -159,8 +181,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
   auto job = std::make_shared<Job>(std::move(run), phase_tasks);
   xla::ffi::Future future(job->promise);
   BeforeXla(job.get());
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->Drain(); });
-  job->Drain();
+  Share(pool, job, helpers);
   return future;
 }
 
