@@ -120,20 +120,6 @@ inline void AddTail(const DotGroup<T>& group, int remainder, typename DotGroup<T
   }
 }
 
-// Lane i of the result is the sum of the lanes of sums[i].
-template <int kDistance, typename V>
-inline V SumTransposed(V* sums) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kDistance; ++i) {
-    sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
-  }
-  if constexpr (kDistance > 1) {
-    return SumTransposed<kDistance / 2>(sums);
-  } else {
-    return sums[0];
-  }
-}
-
 // Lane i: the dot product of Left(i) and Right(i).
 template <DotOrder kOrder, bool kOneRow, bool kPrefetch, typename T>
 inline typename DotGroup<T>::Sum GroupDots(const DotGroup<T>& group) {

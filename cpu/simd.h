@@ -123,8 +123,14 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
   const uint32_t mask = (1u << count) - 1;
   if constexpr (std::is_same_v<T, float> && N == 16) {
     return _mm512_mask_storeu_ps(target, __mmask16(mask), BitCast<__m512>(x));
+  } else if constexpr (std::is_same_v<T, float> && N == 8) {
+    return _mm256_mask_storeu_ps(target, __mmask8(mask), BitCast<__m256>(x));
+  } else if constexpr (std::is_same_v<T, float> && N == 4) {
+    return _mm_mask_storeu_ps(target, __mmask8(mask), BitCast<__m128>(x));
   } else if constexpr (std::is_same_v<T, double> && N == 8) {
     return _mm512_mask_storeu_pd(target, __mmask8(mask), BitCast<__m512d>(x));
+  } else if constexpr (std::is_same_v<T, double> && N == 4) {
+    return _mm256_mask_storeu_pd(target, __mmask8(mask), BitCast<__m256d>(x));
   } else if constexpr (sizeof(T) == 2 && N == 16) {
     __m256i bits;
     Store<T, N>(reinterpret_cast<T*>(&bits), x);
@@ -149,6 +155,16 @@ template <typename T, int N>
 inline Vector<T, N> FirstLanes(Vector<T, N> x, int64_t count) {
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   return LaneNumbers<Index, N>() < Vector<Index, N>{} + Index(count) ? x : Vector<T, N>{};
+}
+
+// As LoadPartial for a count from 0 on, where all N elements may be read.
+template <typename T, int N>
+inline Vector<T, N> LoadFirst(const T* source, int64_t count) {
+#if defined(__AVX512VL__)
+  return LoadPartial<T, N>(source, int(count));
+#else
+  return FirstLanes<T, N>(Load<T, N>(source), count);
+#endif
 }
 
 // Halves of a vector and back. Written out where GCC would go through memory.
@@ -269,6 +285,20 @@ template <int kDistance, typename V>
 inline V AddPartners(V a, V b) {
   constexpr int n = sizeof(V) / sizeof(a[0]);
   return AddPartners<kDistance>(a, b, std::make_integer_sequence<int, n>());
+}
+
+// Lane i of the result is the sum of the lanes of sums[i].
+template <int kDistance, typename V>
+inline V SumTransposed(V* sums) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kDistance; ++i) {
+    sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
+  }
+  if constexpr (kDistance > 1) {
+    return SumTransposed<kDistance / 2>(sums);
+  } else {
+    return sums[0];
+  }
 }
 
 template <typename T>

@@ -93,6 +93,33 @@ struct NarrowTile {
     }
   }
 
+  // Short rows of 2 to 4 columns in matrices of few of them: straight from x. The only branches
+  // that depend on the data are those on row lengths, which the processor remembers from call to
+  // call.
+  template <bool kTail>
+  static void RunFewRows(const RowBlock<T>& shared) {
+    if (shared.carry) return RunLong(shared);
+    const RowBlock<T> block = shared;
+    const Acc* values = block.values - block.first_entry;
+    const auto product = [&](int64_t p) {
+      const T* at = block.x + size_t(block.indices[p]) * size_t(block.stride);
+      return values[p] * (kTail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at));
+    };
+    T* y = block.y;
+    int64_t p = block.offsets[0];
+    for (int64_t r = 0; r < block.rows; ++r, y += block.stride) {
+      const int64_t end = block.offsets[r + 1];
+      Vector<Acc, 4> even{}, odd{};
+      for (; p + 2 <= end; p += 2) even += product(p), odd += product(p + 1);
+      if (p < end) even += product(p++);
+      if constexpr (kTail) {
+        StorePartial<T, 4>(y, even + odd, block.tail);
+      } else {
+        Store<T, 4>(y, even + odd);
+      }
+    }
+  }
+
   template <bool kPermuted>
   static Group LoadValues(const T* values, const int32_t* permutation, int64_t p) {
     if constexpr (kPermuted) return Gather<T, kGroup>(values, permutation + p);
@@ -123,7 +150,7 @@ struct NarrowTile {
   // The sum of the vectors at `at`, of which the first `lanes` lanes count. Parts past the end are
   // read and dropped: cheaper than a branch that is hard to predict.
   static Vector<Acc, kWidth> SumProducts(const Acc* at, int64_t lanes) {
-    if (lanes <= kWidth) return FirstLanes<Acc, kWidth>(Load<Acc, kWidth>(at), lanes);
+    if (lanes <= kWidth) return LoadFirst<Acc, kWidth>(at, lanes);
     Vector<Acc, kWidth> sums[4] = {};
     for (; lanes > 4 * kWidth; lanes -= 4 * kWidth, at += 4 * kWidth) {
 #pragma GCC unroll 4
@@ -136,14 +163,43 @@ struct NarrowTile {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
+  // Lane i: the sum of the lanes of rows[i], in the order of FoldLanes and Finish.
+  static Vector<Acc, 4> SumFour(Vector<Acc, kWidth>* rows) {
+    if constexpr (kWidth == 16) {
+      const auto low = AddPartners<8>(rows[0], rows[2]), high = AddPartners<8>(rows[1], rows[3]);
+      auto quads = AddPartners<4>(low, high);  // row i in lanes 4i to 4i + 3
+      quads = AddPartners<2>(quads, quads);
+      quads = AddPartners<1>(quads, quads);
+      quads = Shuffle<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(quads, quads);
+      return Half<Acc, 8>(Half<Acc, 16>(quads, 0), 0);
+    } else {
+      Vector<Acc, 4> four[4];
+      for (int i = 0; i < 4; ++i) four[i] = FoldLanes<4, Acc, kWidth>(rows[i]);
+      return SumTransposed<2>(four);
+    }
+  }
+
   // Short rows, second step: block.values holds the products.
   static void RunShort(const RowBlock<T>& shared) {
     const RowBlock<T> block = shared;
+    const Acc* products = block.values - block.first_entry * kSlots;
     T* y = block.y;
-    int64_t p = block.offsets[0];
-    for (int64_t r = 0; r < block.rows; ++r, y += block.stride) {
+    int64_t p = block.offsets[0], r = 0;
+    if (kSlots == 1 && !block.carry) {
+      for (; r + 4 <= block.rows; r += 4, y += 4) {
+        Vector<Acc, kWidth> rows[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int64_t end = block.offsets[r + i + 1];
+          rows[i] = SumProducts(products + p, end - p);
+          p = end;
+        }
+        Store<T, 4>(y, SumFour(rows));
+      }
+    }
+    for (; r < block.rows; ++r, y += block.stride) {
       const int64_t end = block.offsets[r + 1];
-      const Acc* at = block.values + (p - block.first_entry) * kSlots;
+      const Acc* at = products + p * kSlots;
       Finish(block, FoldLanes<4, Acc, kWidth>(SumProducts(at, (end - p) * kSlots)), y);
       p = end;
     }
