@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -10,6 +9,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "standby.h"
 #include "xla/ffi/api/ffi.h"
@@ -55,14 +55,14 @@ inline xla::ffi::Future Finished() {
 inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work, int64_t helpers) {
   const bool stand_by = CallsAreClose();
   for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
-    pool.Schedule([work, stand_by] {
+    pool.Schedule([work = work, stand_by]() mutable {
       work->Help();
+      work.reset();  // what a call owned is not kept while standing by
       if (stand_by) StandBy();
     });
   }
   work->Help();
   Linger(*work);
-  NoteCallEnd();
 }
 
 // Calls run(task) for every task in [0, tasks), which must not throw. The calling thread works too
@@ -92,6 +92,7 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
       if (count > 0 && unfinished.fetch_sub(count, std::memory_order_acq_rel) == count) {
         BeforeXla(&finished_calls);
         promise.SetAvailable();
+        NoteCallEnd();
         done.store(true, std::memory_order_release);
       }
     }
@@ -117,13 +118,12 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
 // when the one before is done. A thread that finds the rest of a phase in the hands of others
 // lingers for a moment, to help with the next one, but does not wait for it: whoever finishes the
 // phase goes on.
-template <size_t kPhases, typename Run>
-xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
-                                const std::array<int64_t, kPhases>& phase_tasks, int64_t work,
-                                Run run) {
+template <typename Run>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+                                int64_t work, Run run) {
   struct Job final : Work {
-    Job(Run run, const std::array<int64_t, kPhases>& phase_tasks) : run(std::move(run)) {
-      for (size_t i = 0; i < kPhases; ++i) ends[i] = tasks += phase_tasks[i];
+    Job(Run run, const std::vector<int64_t>& phase_tasks) : run(std::move(run)) {
+      for (const int64_t count : phase_tasks) ends.push_back(tasks += count);
     }
 
     int64_t PhaseBegin(int64_t task) const {
@@ -149,6 +149,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
           if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
             BeforeXla(&finished_calls);
             promise.SetAvailable();
+            NoteCallEnd();
             done.store(true, std::memory_order_release);
           }
           idle_since = Clock::time_point{};
@@ -161,7 +162,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
 
     Run run;
     int64_t tasks = 0;
-    std::array<int64_t, kPhases> ends;
+    std::vector<int64_t> ends;
     xla::ffi::Promise promise;
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> finished{0};
@@ -174,8 +175,9 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool,
     widest = std::max(widest, count);
   }
   const int64_t helpers = std::min<int64_t>(widest, pool.num_threads()) - 1;
-  if (work < kInlineWork || helpers <= 0 || tasks == phase_tasks[0]) {
-    return ParallelTasks(pool, tasks, tasks == phase_tasks[0] ? work : 0, std::move(run));
+  const bool one_phase = widest == tasks;
+  if (work < kInlineWork || helpers <= 0 || one_phase) {
+    return ParallelTasks(pool, tasks, one_phase ? work : 0, std::move(run));
   }
   AfterXla(&finished_calls);
   auto job = std::make_shared<Job>(std::move(run), phase_tasks);

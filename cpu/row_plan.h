@@ -1,7 +1,6 @@
 // How a call on rows is cut into tasks and phases, and the memory for partial results.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -38,7 +37,7 @@ struct RowPlan {
 };
 
 // Tasks per phase. Without `write` the pieces have nothing to do once they are combined.
-inline std::array<int64_t, 3> PhaseTasks(const RowPhases& phases, bool write) {
+inline std::vector<int64_t> PhaseTasks(const RowPhases& phases, bool write) {
   return {phases.batch * phases.row_tasks, phases.batch * phases.split_rows,
           write ? phases.batch * phases.pieces : 0};
 }

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,7 @@
 #include "parallel.h"
 #include "partition.h"
 #include "spmm.h"
+#include "workspace.h"
 
 namespace sgap {
 namespace {
@@ -35,10 +37,14 @@ void AdviseHugePages(void* data, size_t bytes) {
 // Multiply-adds that take as long as one entry of a single column: 0.5 ns.
 constexpr int64_t kEntryWork = 16;
 
+// Of x, that one task packs.
+constexpr int64_t kPackBytes = 64 << 10;
+
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
   RowPartition partition;
+  Workspace packed;
   std::unique_ptr<char[]> partials;
   std::unique_ptr<int32_t[]> remaining;
 };
@@ -69,8 +75,8 @@ std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
 
 ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
-                        int64_t chunk_nonzeros) {
+                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
+                        bool pack) {
   std::string error = CheckSpmm(values, offsets, indices, permutation, x, *y);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (tile_columns < 0) {
@@ -101,6 +107,14 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   AdviseHugePages(args.y, y->size_bytes());
   args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
   args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  const size_t element = ffi::ByteWidth(x.element_type());
+  if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
+  if (call->packed) {  // without the memory it is slower, and as right
+    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns};
+    args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
+    args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
+    args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
+  }
   call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);
   const RowPartition& partition = call->partition;
   args.tasks = partition.tasks.data();
@@ -123,8 +137,9 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   const int64_t entries = args.offsets[args.m] + args.m;
   // An entry costs a load of its index and a row of x, however few columns that row has.
   const int64_t work = batch * entries * std::max<int64_t>(args.n, kEntryWork);
-  return ParallelTasks(pool, batch * args.tiles * args.row_tasks, work,
-                       [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
+  return ParallelPhases(
+      pool, {args.pack_tasks, batch * args.tiles * args.row_tasks}, work,
+      [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
 }
 
 }  // namespace
@@ -139,6 +154,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCsr, SpmmHandler,
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("tile_columns")
-                                  .Attr<int64_t>("chunk_nonzeros"));
+                                  .Attr<int64_t>("chunk_nonzeros")
+                                  .Attr<bool>("pack"));
 
 }  // namespace sgap

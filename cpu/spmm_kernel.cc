@@ -97,15 +97,24 @@ class BlockTask {
   using Acc = Accumulator<T>;
 
  public:
-  BlockTask(const SpmmArgs& args, int64_t batch, int64_t column, int64_t columns, bool long_rows)
+  // The tile has the columns [first, last) of x, the block those from `column` on.
+  BlockTask(const SpmmArgs& args, int64_t batch, int64_t first, int64_t last, int64_t column,
+            int64_t columns, bool long_rows)
       : values_(static_cast<const T*>(args.values) + batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
         run_(ChooseBlock<T>(columns, args.k * columns * int64_t(sizeof(T)) > kPrefetchBytes)) {
     block_.indices = args.indices;
     block_.last_entry = args.nnz - 1;
-    block_.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
-    block_.stride = args.n;
+    if (args.pack_tasks > 0) {
+      block_.x = static_cast<const T*>(args.packing.packed) + batch * args.x_stride +
+                 args.packing.TileOffset(first) + (column - first);
+      block_.x_stride = last - first;
+    } else {
+      block_.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
+      block_.x_stride = args.n;
+    }
+    block_.y_stride = args.n;
     block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
     if (args.n == 1) UseNarrow<1>(long_rows, false);
@@ -125,11 +134,11 @@ class BlockTask {
       while (next < rows && offsets[next + 1] - offsets[r] <= kStagedValues) ++next;
       if (next > r) {
         Stage(offsets[r], offsets[next]);
-        Run(offsets + r, next - r, y + r * block_.stride);
+        Run(offsets + r, next - r, y + r * block_.y_stride);
       } else {
         Acc sums[kMaxColumns<T>] = {};
         Sum(offsets[r], offsets[r + 1], sums);
-        StoreColumns<T>(sums, columns_, y + r * block_.stride);
+        StoreColumns<T>(sums, columns_, y + r * block_.y_stride);
         next = r + 1;
       }
       r = next;
@@ -216,6 +225,8 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
 template <typename T>
 void SpmmTask(const SpmmArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
+  if (task < args.pack_tasks) return Pack<T>(args.packing, task);
+  task -= args.pack_tasks;
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t tile = task / args.row_tasks % args.tiles;
   const int64_t batch = task / args.row_tasks / args.tiles;
@@ -226,7 +237,7 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
       rows.entry_end - rows.entry_begin >= kLongRow * (rows.row_end - rows.row_begin);
   for (int64_t column = first; column < last;) {
     const int64_t columns = NextBlock<T>(last - column);
-    BlockTask<T> block(args, batch, column, columns, long_rows);
+    BlockTask<T> block(args, batch, first, last, column, columns, long_rows);
     if (rows.piece < 0) {
       block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
     } else {

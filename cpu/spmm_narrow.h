@@ -21,7 +21,7 @@ struct NarrowTile {
 
   // Four elements of x at entry p, those past the last column zero.
   static Vector<Acc, 4> Row(const RowBlock<T>& block, int64_t p) {
-    const T* at = block.x + size_t(block.indices[p]) * size_t(block.stride);
+    const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
     return block.tail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at);
   }
 
@@ -74,7 +74,7 @@ struct NarrowTile {
     const Acc* values = block.values - block.first_entry;
     T* y = block.y;
     int64_t p = block.offsets[0];
-    for (int64_t r = 0; r < block.rows; ++r, y += block.stride) {
+    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Products sums[kChains] = {};
       for (; p + kChains * kGroup <= end; p += kChains * kGroup) {
@@ -102,12 +102,12 @@ struct NarrowTile {
     const RowBlock<T> block = shared;
     const Acc* values = block.values - block.first_entry;
     const auto product = [&](int64_t p) {
-      const T* at = block.x + size_t(block.indices[p]) * size_t(block.stride);
+      const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
       return values[p] * (kTail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at));
     };
     T* y = block.y;
     int64_t p = block.offsets[0];
-    for (int64_t r = 0; r < block.rows; ++r, y += block.stride) {
+    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Vector<Acc, 4> even{}, odd{};
       for (; p + 2 <= end; p += 2) even += product(p), odd += product(p + 1);
@@ -197,7 +197,7 @@ struct NarrowTile {
         Store<T, 4>(y, SumFour(rows));
       }
     }
-    for (; r < block.rows; ++r, y += block.stride) {
+    for (; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       const Acc* at = products + p * kSlots;
       Finish(block, FoldLanes<4, Acc, kWidth>(SumProducts(at, (end - p) * kSlots)), y);

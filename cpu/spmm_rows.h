@@ -18,17 +18,18 @@ struct RowBlock {
   int64_t first_entry;
   const T* x;
   T* y;
-  int64_t stride;         // of x and y: the number of columns of the whole
-  int tail;               // columns in the last vector, where it is not full
+  int64_t x_stride, y_stride;  // from one row to the next
+  int tail;                    // columns in the last vector, where it is not full
   Accumulator<T>* carry;  // not null: add to these sums of the only row instead of storing to y
 };
-
-// Rows of x are asked for this many entries ahead.
-constexpr int64_t kPrefetchEntries = 16;
 
 template <typename T, int kWidth, int kVectors, bool kTail>
 struct Tile {
   using Sum = Vector<Accumulator<T>, kWidth>;
+
+  // Rows of x are asked for this many entries ahead: against 16, 32 gained up to 1.14x on blocks of
+  // up to 8 vectors and lost on wider ones.
+  static constexpr int64_t kPrefetchEntries = kVectors <= 8 ? 32 : 16;
 
   static Sum LoadX(const T* x, int vector, int tail) {
     if (kTail && vector == kVectors - 1) return LoadPartial<T, kWidth>(x + vector * kWidth, tail);
@@ -74,11 +75,11 @@ struct Tile {
     const T* const x = block.x;
     const int32_t* const indices = block.indices;
     const Accumulator<T>* const values = block.values - block.first_entry;
-    const size_t stride = block.stride;
+    const size_t stride = block.x_stride;
     const int tail = block.tail;
     T* y = block.y;
     int64_t p = block.offsets[0];
-    for (int64_t r = 0; r < block.rows; ++r, y += stride) {
+    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
       const int64_t end = block.offsets[r + 1];
       Sum sums[kVectors] = {};
       if (kChains > 1 && end - p >= 4 * kChains) {

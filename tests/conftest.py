@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # split rows and columns even in small problems, and the plain-JAX lowering of other platforms.
 BACKENDS = {
     "cpu": None,
-    "cpu-tiled": CpuTile(columns=16, nonzeros=64),
+    "cpu-tiled": CpuTile(columns=16, nonzeros=64, packed=True),
     "reference": Reference(),
 }
 

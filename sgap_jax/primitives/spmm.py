@@ -137,10 +137,19 @@ def _abstract_eval(
     return out_aval(x, (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
 
 
-def _problem(values: Any, x: Any, shape: tuple[int, int], platform: str) -> Problem:
-    batch = joint_batch(values.shape[0], x.shape[0])
-    nnz = values.shape[1]
-    return Problem("spmm", shape, nnz, x.shape[2], batch, values.dtype.name, platform=platform)
+def _problem(
+    values: Any, x: Any, shape: tuple[int, int], platform: str, permuted: bool
+) -> Problem:
+    return Problem(
+        "spmm",
+        shape,
+        nnz=values.shape[1],
+        n=x.shape[2],
+        batch=joint_batch(values.shape[0], x.shape[0]),
+        dtype=values.dtype.name,
+        platform=platform,
+        permuted=permuted,
+    )
 
 
 def _reference(
@@ -172,10 +181,10 @@ def _cpu(
 ) -> Any:
     shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
     _, offsets_aval, indices_aval, permutation_aval = _direction(shape, transpose, ctx.avals_in[2:])
+    values_aval, x_aval = ctx.avals_in[:2]
+    tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu", permutation is not None))
     if permutation is None:
         permutation, permutation_aval = empty_index()
-    values_aval, x_aval = ctx.avals_in[:2]
-    tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu"))
     return ffi_lowering(
         "sgap_spmm_csr_v1",
         ctx,
@@ -183,6 +192,7 @@ def _cpu(
         (values_aval, offsets_aval, indices_aval, permutation_aval, x_aval),
         tile_columns=tile.columns,
         chunk_nonzeros=tile.nonzeros,
+        pack=tile.packed,
     )
 
 

@@ -17,6 +17,10 @@ class CpuTile(Schedule):
       columns: dense columns of one pass over the sparse operand; 0 takes all of them in one pass.
         A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
         the sparse operand fewer times. Only spmm tiles its columns.
+      packed: copy each slab of the dense operand to memory of its own first (as much as that
+        operand, for the time of the call). Rows of a slab that follow each other use all of a
+        cache, rows a power of two apart a few of its sets; the copy pays where each row is used
+        some 40 times.
       nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
         boundaries depend on this and on the structure, never on the number of threads, so results
         are the same bits for any number of threads.
@@ -24,6 +28,7 @@ class CpuTile(Schedule):
 
     columns: int = 0
     nonzeros: int = 8192
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for field, least in (("columns", 0), ("nonzeros", 1)):
@@ -33,6 +38,11 @@ class CpuTile(Schedule):
                 raise ScheduleError(
                     f"CpuTile: {field} must be an int in [{least}, 2**31), got {value!r}"
                 )
+
+        if type(self.packed) is not bool:
+            raise ScheduleError(f"CpuTile: packed must be a bool, got {self.packed!r}")
+        if self.packed and self.columns == 0:
+            raise ScheduleError("CpuTile: packed=True copies tiles; say how wide, e.g. columns=32")
 
     def check(self, problem: Problem) -> None:
         if problem.op != "spmm" and self.columns != 0:
@@ -53,8 +63,9 @@ class CpuTile(Schedule):
     def explain(self, problem: Problem) -> str:
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
+            pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
             return (
-                f"for j0 in range(0, {problem.n}, {tile}):          # slab of B in cache\n"
+                f"{pack}for j0 in range(0, {problem.n}, {tile}):          # slab of B in cache\n"
                 f"  parallel for chunk of {self.nonzeros} nonzeros:\n"
                 "    for i in rows of chunk:               # a split row is summed in order\n"
                 f"      acc[0:{tile}] = 0                     # registers\n"
@@ -74,4 +85,5 @@ class CpuTile(Schedule):
         )
 
     def __str__(self) -> str:
-        return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros})"
+        packed = ", packed=True" if self.packed else ""
+        return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros}{packed})"

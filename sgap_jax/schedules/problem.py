@@ -16,6 +16,7 @@ class Problem:
       dtype: name of the dtype of the values.
       format: name of the format of the sparse operand.
       platform: "cpu", "cuda", "tpu", ...
+      permuted: the values are reached through a permutation, as in A^T B.
     """
 
     op: str
@@ -26,3 +27,4 @@ class Problem:
     dtype: str = "float32"
     format: str = "CSR"
     platform: str = "cpu"
+    permuted: bool = False

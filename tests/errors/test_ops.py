@@ -1,5 +1,7 @@
 """Wrong input to an operation: the type of the error, and a message that is enough to mend it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,8 @@ def test_more_than_two_dimensions():
         dict(columns=True),
         dict(nonzeros=2**31),
         dict(nonzeros=2**70),
+        dict(packed=1),
+        dict(packed=True),
     ],
 )
 def test_illegal_tiles(fields):
@@ -113,5 +117,10 @@ def test_schedules_are_values():
     assert "range(0, 100, 64)" in tile.explain(problem)
     assert isinstance(choose_schedule(problem), CpuTile)
     assert isinstance(choose_schedule(Problem("spmm", (1, 1), 1, platform="tpu")), Reference)
+    wide = Problem("spmm", (500, 2048), nnz=40 * 2048, n=256)
+    assert choose_schedule(wide) == CpuTile(columns=32, packed=True)
+    assert "copy B to slabs of 32 columns" in choose_schedule(wide).explain(wide)
+    for less in ({"n": 100}, {"nnz": 2048}, {"permuted": True}, {"dtype": "float16"}):
+        assert choose_schedule(dataclasses.replace(wide, **less)) == CpuTile()
     small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
     assert small.nonzeros < large.nonzeros

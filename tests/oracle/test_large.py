@@ -39,6 +39,23 @@ def test_spmm(dtype, n, schedule):
         assert_within(C, expected, sum_bound(expected, abs(M) @ np.abs(B), terms, dtype))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_short_rows(dtype, n):
+    rng = np.random.default_rng(n)
+    lengths = np.minimum(rng.geometric(0.2, size=33_000) - 1, 70)
+    case = from_row_lengths("short rows", 500, lengths, seed=5)
+    values = rounded(case.values, dtype)
+    S, A = scipy_of(case, values), array(case, dtype)
+    for transpose in (False, True):
+        M = S.T if transpose else S
+        B = rounded(rng.standard_normal((M.shape[1], n)), dtype)
+        C = spmm(A, cast(B, dtype), transpose=transpose)
+        expected = M @ B
+        terms = np.asarray((M != 0).sum(axis=1)).reshape(-1, 1)
+        assert_within(C, expected, sum_bound(expected, abs(M) @ np.abs(B), terms, dtype))
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("n", [1, 4, 40])
 def test_a_batch_of_split_rows(n, schedule):

@@ -5,7 +5,7 @@ import pytest
 from battery import BATTERY, array, cast, from_row_lengths, rounded, sizes_for
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax import COO, CSC, CSR, reference, spmm, spmv
+from sgap_jax import COO, CSC, CSR, CpuTile, reference, spmm, spmv
 
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100]
 
@@ -145,3 +145,19 @@ def test_a_corrupted_output_fails_the_oracle():
         corrupted[5, 3] = wrong
         with pytest.raises(AssertionError, match=r"first at \(5, 3\)"):
             assert_within(corrupted, expected, bound)
+
+
+@pytest.mark.parametrize("columns", [1, 4, 16, 24])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packing_changes_no_bit(dtype, columns):
+    case = BATTERY["every_length"]
+    A = array(case, dtype)
+    for transpose, n in ((False, 1), (False, 33), (True, 50)):
+        B = np.stack([dense_operand(case, n, transpose, seed) for seed in (1, 2, 3)])
+        products = [
+            jax.jit(jax.vmap(lambda B, tile=tile: spmm(A, B, transpose=transpose, schedule=tile)))  # noqa: B023
+            for tile in (CpuTile(columns, 64), CpuTile(columns, 64, packed=True))
+        ]
+        whole, packed = (product(cast(B, dtype)) for product in products)
+        np.testing.assert_array_equal(packed, whole)
+        assert_within(packed[2], *oracle(case, dtype, B[2], transpose))

@@ -1,0 +1,21 @@
+// Memory of one call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace sgap {
+
+struct ReturnWorkspace {
+  size_t bytes = 0;
+  void operator()(void* memory) const;
+};
+
+using Workspace = std::unique_ptr<void, ReturnWorkspace>;
+
+// Uninitialised memory on a cache line's boundary; null where there is none. One block of up to
+// 32 MiB stays with the process for the next call: the page faults of fresh memory cost as much as
+// what it is used for.
+Workspace AcquireWorkspace(size_t bytes);
+
+}  // namespace sgap
