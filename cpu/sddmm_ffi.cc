@@ -18,7 +18,10 @@ namespace ffi = xla::ffi;
 constexpr int64_t kPrefetchedOperand = 768 << 10;
 constexpr int64_t kFarOperand = 1536 << 10;
 constexpr int64_t kLongRow = 256;
+
+// Rows of y are asked for that many bytes ahead, twice as many where they come from memory.
 constexpr int64_t kPrefetchBytes = 8 << 10;
+constexpr int64_t kBeyondCaches = 16 << 20;
 
 std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
                        ffi::AnyBuffer y, ffi::AnyBuffer out) {
@@ -62,7 +65,9 @@ void ChooseReading(int64_t element, SddmmArgs* args) {
   const int64_t operand = row * (small ? args->k : RowsInReach(*args));
   args->y_is_far = operand > kFarOperand && row >= kLongRow;
   args->prefetch_entries =
-      operand > kPrefetchedOperand ? std::clamp<int64_t>(kPrefetchBytes / row, 2, 16) : 0;
+      operand > kBeyondCaches        ? std::clamp<int64_t>(2 * kPrefetchBytes / row, 2, 64)
+      : operand > kPrefetchedOperand ? std::clamp<int64_t>(kPrefetchBytes / row, 2, 16)
+                                     : 0;
 }
 
 ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
