@@ -4,7 +4,8 @@ A problem builds a SciPy CSR matrix: float32 values drawn from N(0, 1) (a patter
 measured; magnitudes would only hide errors), int32 indices sorted in each row, no duplicates. Every
 generator is seeded, so a name means the same matrix everywhere.
 
-Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests).
+Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
+`balance` (does one heavy row hold up the other cores?).
 """
 
 import dataclasses
@@ -92,6 +93,15 @@ def pruned(m: int, k: int, sparsity: float, seed: int = 0) -> sp.csr_matrix:
     return pattern(m, k, np.argpartition(-np.abs(weights), kept, axis=None)[:kept])
 
 
+def heavy_row(m: int, nnz: int, heavy: int, seed: int = 0) -> sp.csr_matrix:
+    """nnz entries in m rows of nnz columns, `heavy` of them in the middle row, the rest uniform."""
+    rng = np.random.default_rng(seed)
+    light = np.unique(rng.integers(0, m * nnz, 2 * (nnz - heavy)))
+    light = light[light // nnz != m // 2] if heavy else light
+    row = m // 2 * nnz + rng.permutation(nnz)[:heavy]
+    return pattern(m, nnz, np.concatenate([rng.permutation(light)[: nnz - heavy], row]))
+
+
 def stored(path: str) -> sp.csr_matrix:
     """A file of the data set (SGAP_DATA_DIR), read by the package's own reader."""
     from sgap_jax import read
@@ -167,6 +177,10 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     ):
         source = f"graph collections (see MANIFEST.md of the data set): {name}"
         add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"default {tags}")
+
+    # The same work with and without one row that holds three quarters of it.
+    add("balanced", "balance", synthetic, heavy_row, 5000, 200_000, 0, tags="balance")
+    add("heavy_row", "balance", synthetic, heavy_row, 5000, 200_000, 150_000, tags="balance")
 
     add("small_uniform", "uniform", synthetic, uniform, 300, 200, 0.05, tags="ci")
     add("small_rmat", "R-MAT", synthetic, rmat, 9, 8, tags="ci")

@@ -187,17 +187,19 @@ def _row_broadcast_transpose(
 
 def _row_max_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:
     # The derivative picks the entries that attain the maximum, and shares it among those that tie.
+    # In a row with NaN it is NaN in every entry, as that of jnp.max.
     values, offsets = primals
     (dvalues,) = tangents
     out = bind(row_max_p, values, offsets, schedule=schedule)
     if dvalues is None:
         return out, None
     spread = bind_row_broadcast(out, offsets, values.shape[1], schedule)
-    attains = values == spread
+    attains = (values == spread) | jnp.isnan(spread)
     wide = accumulator(values.dtype)  # float16 cannot count beyond 65504
     ties = bind_row_sum(attains.astype(wide), offsets, schedule)
     picked = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, schedule)
-    return out, (picked / jnp.maximum(ties, 1)).astype(values.dtype)
+    shares = jnp.where(jnp.isnan(out), jnp.nan, jnp.maximum(ties, 1))
+    return out, (picked / shares).astype(values.dtype)
 
 
 row_sum_p = define(

@@ -137,9 +137,7 @@ def _abstract_eval(
     return out_aval(x, (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
 
 
-def _problem(
-    values: Any, x: Any, shape: tuple[int, int], platform: str, permuted: bool
-) -> Problem:
+def _problem(values: Any, x: Any, shape: tuple[int, int], platform: str, permuted: bool) -> Problem:
     return Problem(
         "spmm",
         shape,

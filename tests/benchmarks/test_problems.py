@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    bench_formats,
     bench_gradient,
     bench_sddmm,
     bench_softmax,
@@ -136,6 +137,12 @@ def test_rows_are_written_and_replaced(tmp_path, capsys):
     assert all(math.isfinite(float(row["x_best"])) and row["commit"] for row in rows)
     assert (tmp_path / "machine.json").exists()
     assert "small_weights n=4 CpuTile" in capsys.readouterr().out
+
+
+def test_conversions_are_timed(capsys):
+    bench_formats.main(["--nonzeros", "1000"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 and all(" s, SciPy " in line for line in lines)
 
 
 def test_summary_fills_the_marked_places(tmp_path, monkeypatch):

@@ -91,6 +91,19 @@ def test_row_max_shares_the_gradient_among_ties(backend):
     np.testing.assert_array_equal(jax.grad(f)(v), [0, 0.5, 0.5, 0, 0.5, 0.5])
 
 
+def test_row_max_of_nan_differentiates_as_jnp_max(backend):
+    from conftest import row_schedule
+
+    A = array(from_row_lengths("nan", 4, [3, 0, 2]), jnp.float64)
+    v = jnp.asarray([1.0, jnp.nan, 3.0, 2.0, 5.0])
+    f = lambda v: row_max(A.with_values(v), schedule=row_schedule(backend))[jnp.array([0, 2])]
+    twin = lambda v: jnp.stack([v[:3].max(), v[3:].max()])
+    for derivative in (jax.jacfwd, jax.jacrev):
+        mine = derivative(f)(v)
+        assert np.isnan(mine[0, :3]).all() and np.isnan(derivative(twin)(v)[0, :3]).all()
+        np.testing.assert_array_equal(mine[1, 3:], [0, 1])
+
+
 def test_masked_rows_have_zero_gradients(backend):
     from conftest import row_schedule
 
