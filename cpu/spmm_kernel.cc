@@ -11,13 +11,18 @@ constexpr int kMaxVectors = kVectorBytes == 64 ? 16 : 8;
 // Values are taken through a buffer where they are permuted or narrow.
 constexpr int64_t kStagedValues = 1024;
 
-// Entries a row, on average, from which few columns are summed without a buffer of products.
+// How few columns go through the rows of a task.
+enum class RowLoop {
+  kLong,        // straight from x: this many entries a row on average
+  kPredicted,   // straight from x, a branch a row; 2 to 4 columns only
+  kBranchFree,  // products of all entries first
+};
 constexpr int64_t kLongRow = 16;
-
-// Rows whose lengths the processor remembers: up to here, short rows of 2 to 4 columns took half
-// the time in loops that branch on them (measured on Zen 5, where a first call took a quarter
-// more).
+// Rows whose lengths the processor remembers from call to call, and entries a row below which not
+// even forgetting them costs more: there 2 to 4 columns took half the time of kBranchFree (measured
+// on Zen 5, where a first call took a quarter more).
 constexpr int64_t kFewRows = 1 << 15;
+constexpr int64_t kTinyRow = 4;
 
 // B beyond this many bytes is not in the second-level cache, and its rows are worth asking for
 // ahead of time.
@@ -79,6 +84,22 @@ int64_t NextBlock(int64_t left) {
   return left >= kMaxColumns<T> ? kMaxColumns<T> : left > kHalf ? kHalf : left;
 }
 
+// The last row r in [row, rows] up to which the entries from `row` on are at most `most`.
+int64_t RowsWithin(const int32_t* offsets, int64_t row, int64_t rows, int64_t most) {
+  const int64_t end = int64_t(offsets[row]) + most;
+  int64_t low = row, step = 1;
+  while (low + step <= rows && offsets[low + step] <= end) {
+    low += step;
+    step *= 2;
+  }
+  int64_t high = low + step <= rows ? low + step : rows + 1;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (offsets[middle] <= end ? low : high) = middle;
+  }
+  return low;
+}
+
 template <typename T>
 void StoreColumns(const Accumulator<T>* sums, int64_t columns, T* y) {
   constexpr int kWidth = kLanes<T>;
@@ -99,7 +120,7 @@ class BlockTask {
  public:
   // The tile has the columns [first, last) of x, the block those from `column` on.
   BlockTask(const SpmmArgs& args, int64_t batch, int64_t first, int64_t last, int64_t column,
-            int64_t columns, bool long_rows)
+            int64_t columns, RowLoop loop)
       : values_(static_cast<const T*>(args.values) + batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
@@ -117,8 +138,8 @@ class BlockTask {
     block_.y_stride = args.n;
     block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
-    if (args.n == 1) UseNarrow<1>(long_rows, false);
-    if (columns <= 4 && args.n > 1) UseNarrow<4>(long_rows, args.m <= kFewRows);
+    if (args.n == 1) UseNarrow<1>(loop);
+    if (columns <= 4 && args.n > 1) UseNarrow<4>(loop);
   }
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
@@ -130,8 +151,7 @@ class BlockTask {
       return;
     }
     for (int64_t r = 0; r < rows;) {
-      int64_t next = r;
-      while (next < rows && offsets[next + 1] - offsets[r] <= kStagedValues) ++next;
+      int64_t next = RowsWithin(offsets, r, rows, kStagedValues);
       if (next > r) {
         Stage(offsets[r], offsets[next]);
         Run(offsets + r, next - r, y + r * block_.y_stride);
@@ -159,15 +179,15 @@ class BlockTask {
 
  private:
   template <int kSlots>
-  void UseNarrow(bool long_rows, bool few_rows) {
+  void UseNarrow(RowLoop loop) {
     using Tile = NarrowTile<T, kSlots>;
     block_.tail = int(columns_ % 4);
-    if (long_rows) {
+    if (loop == RowLoop::kLong) {
       run_ = &Tile::RunLong;
       return;
     }
-    if (few_rows) {
-      run_ = block_.tail ? &Tile::template RunFewRows<true> : &Tile::template RunFewRows<false>;
+    if (kSlots == 4 && loop == RowLoop::kPredicted) {
+      run_ = block_.tail ? &Tile::template RunPredicted<true> : &Tile::template RunPredicted<false>;
       return;
     }
     run_ = &Tile::RunShort;
@@ -233,11 +253,13 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
   const int64_t first = tile * args.tile_columns;
   const int64_t last = first + args.tile_columns < args.n ? first + args.tile_columns : args.n;
   T* y = static_cast<T*>(args.y) + (batch * args.m + rows.row_begin) * args.n;
-  const bool long_rows =
-      rows.entry_end - rows.entry_begin >= kLongRow * (rows.row_end - rows.row_begin);
+  const int64_t count = rows.row_end - rows.row_begin, entries = rows.entry_end - rows.entry_begin;
+  const RowLoop loop = entries >= kLongRow * count                         ? RowLoop::kLong
+                       : args.m <= kFewRows || entries <= kTinyRow * count ? RowLoop::kPredicted
+                                                                           : RowLoop::kBranchFree;
   for (int64_t column = first; column < last;) {
     const int64_t columns = NextBlock<T>(last - column);
-    BlockTask<T> block(args, batch, first, last, column, columns, long_rows);
+    BlockTask<T> block(args, batch, first, last, column, columns, loop);
     if (rows.piece < 0) {
       block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
     } else {

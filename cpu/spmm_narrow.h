@@ -93,11 +93,10 @@ struct NarrowTile {
     }
   }
 
-  // Short rows of 2 to 4 columns in matrices of few of them: straight from x. The only branches
-  // that depend on the data are those on row lengths, which the processor remembers from call to
-  // call.
+  // Short rows of 2 to 4 columns, straight from x. The only branches that depend on the data are
+  // those on row lengths.
   template <bool kTail>
-  static void RunFewRows(const RowBlock<T>& shared) {
+  static void RunPredicted(const RowBlock<T>& shared) {
     if (shared.carry) return RunLong(shared);
     const RowBlock<T> block = shared;
     const Acc* values = block.values - block.first_entry;
