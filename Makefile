@@ -81,8 +81,8 @@ PRELOAD_thread = $(call LIBRARY,libtsan.so)
 # Python itself leaks by design; everything else ends the run.
 export ASAN_OPTIONS ?= detect_leaks=0:quarantine_size_mb=64:malloc_context_size=8
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
-# Mutexes are those of jaxlib, of which ThreadSanitizer sees half.
-export TSAN_OPTIONS ?= suppressions=tests/thread_sanitizer.txt:halt_on_error=1:report_signal_unsafe=0:report_mutex_bugs=0:detect_deadlocks=0
+# NumPy and jaxlib are not instrumented: of their mutexes ThreadSanitizer sees half.
+export TSAN_OPTIONS ?= ignore_noninstrumented_modules=1:suppressions=tests/thread_sanitizer.txt:halt_on_error=1:report_signal_unsafe=0:report_mutex_bugs=0:detect_deadlocks=0
 
 sanitize: sanitize-address sanitize-thread
 

@@ -53,9 +53,12 @@ inline xla::ffi::Future Finished() {
 
 // Works with up to `helpers` other threads: those that stand by, then others of the pool.
 inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work, int64_t helpers) {
-  const bool stand_by = CallsAreClose();
+  work->stand_by = CallsAreClose();
+  BeforeXla(work.get());
   for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
-    pool.Schedule([work = work, stand_by]() mutable {
+    pool.Schedule([work = work]() mutable {
+      AfterXla(work.get());
+      const bool stand_by = work->stand_by;
       work->Help();
       work.reset();  // what a call owned is not kept while standing by
       if (stand_by) StandBy();
@@ -109,7 +112,6 @@ xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_
 
   auto job = std::make_shared<Job>(std::move(run), tasks);
   xla::ffi::Future future(job->promise);
-  BeforeXla(job.get());
   Share(pool, job, helpers);
   return future;
 }
@@ -182,7 +184,6 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<in
   AfterXla(&finished_calls);
   auto job = std::make_shared<Job>(std::move(run), phase_tasks);
   xla::ffi::Future future(job->promise);
-  BeforeXla(job.get());
   Share(pool, job, helpers);
   return future;
 }

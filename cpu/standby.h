@@ -14,6 +14,8 @@ class Work {
   virtual ~Work() = default;
   virtual void Help() = 0;
   virtual bool Done() const = 0;
+
+  bool stand_by = false;  // should its helpers?
 };
 
 // How long a helper stands by. A call that comes later finds it back in XLA's pool.
