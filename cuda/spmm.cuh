@@ -17,6 +17,10 @@
 
 namespace sgap {
 
+// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
+// spills on the way.
+enum { kThreads = 1024 };
+
 // What the lanes of one group have: a worker along the sparse operand, and dense columns.
 template <int kGroup, int kColumns, int kChunks, int kBlock>
 struct Place {
@@ -45,7 +49,7 @@ struct Operands {
 
 // {<x row, c col>, 1}: a lane owns x rows. The same bits at each call.
 template <class T, int kRows, int kColumns, int kChunks, int kBlock, bool kVector, bool kPermuted>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
@@ -71,7 +75,7 @@ __global__ void __launch_bounds__(kBlock)
 // bits at each call where g = r; otherwise the groups of a row add atomically into zeros.
 template <class T, class Out, int kGroups, int kGroup, int kWalk, int kColumns, int kChunks,
           int kBlock, bool kVector, bool kPermuted>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmRowGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
@@ -122,7 +126,7 @@ __device__ inline void AddToRow(A* out, unsigned left, bool whole, const A (&sum
 // rows that reach beyond them.
 template <class T, int kNonzeros, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, Accumulator<T>* __restrict__ c, long long m, long long n,
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(kBlock)
 // them row by row; the first lane of each row adds into zeros as above.
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmNnzGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,

@@ -1,26 +1,27 @@
-"""One launch of one CUDA kernel, as a value: what to compile and with what to run it."""
+"""What a launch of a CUDA kernel consists of."""
 
-import dataclasses
+from dataclasses import dataclass
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class KernelCall:
-    """A launch. The kernel's arguments are the inputs, the outputs, then the scalars as int64.
+    """One launch: the program, the kernel in it, and every argument that is not an operand.
+
+    A kernel's arguments are pointers to the operands, pointers to the results, then `scalars`.
 
     Attributes:
-      source: a translation unit that includes headers of cuda/ and instantiates one kernel.
-      kernel: the name of that kernel in the source, for messages; the compiler mangles it.
-      grid: blocks in x, y, z; a function of shapes and capacities only.
-      block: threads of a block in x, y, z.
+      source: CUDA C++ that includes a header of `cuda/` and instantiates one kernel.
+      kernel: the kernel's name in `source`.
+      grid, block: blocks and threads, one to three sizes. They depend on shapes only.
       shared_bytes: dynamic shared memory of a block.
-      scalars: arguments after the pointers.
-      zero: indices of the outputs that start as zeros.
+      scalars: int64 each.
+      zero: positions of the results that are zeroed before the launch.
     """
 
     source: str
     kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
     shared_bytes: int = 0
     scalars: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()

@@ -14,8 +14,7 @@ from pathlib import Path
 
 # Where the wheels of CUDA 13 and 12 put NVRTC, under the namespace package `nvidia`.
 _WHEEL_FOLDERS = ("cu13/lib", "cuda_nvrtc/lib")
-_DEFAULT_OPTIONS = ("--std=c++17", "--generate-line-info")
-_SIZE = ctypes.c_size_t
+_LANGUAGE = "--std=c++17"
 
 
 class NvrtcMissing(ImportError):
@@ -45,10 +44,10 @@ def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
     """Compiles a translation unit that instantiates one kernel.
 
     Args:
-      source: may include the headers of cuda/ by name.
+      source: CUDA C++; what it includes is found through `options`.
       arch: a real architecture, such as "sm_90": a cubin of a newer compiler runs on an older
         driver, PTX does not.
-      options: of NVRTC, after the defaults.
+      options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
 
     Raises:
       NvrtcMissing: NVRTC is not installed; names the extra that brings it.
@@ -71,39 +70,21 @@ def ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     return text.rstrip(b"\0").decode()
 
 
-def version() -> tuple[int, int]:
-    """(major, minor) of the NVRTC that is found; raises NvrtcMissing."""
+def version() -> str:
+    """The version of the NVRTC that is found, such as "13.0"; raises NvrtcMissing."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    return major.value, minor.value
-
-
-@functools.cache
-def headers() -> dict[str, str]:
-    """The headers that a source can include: name to text."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "cuda", package.parent / "cuda"):  # installed, or in the repository
-        if found := sorted(folder.glob("*.cuh")):
-            return {path.name: path.read_text(encoding="utf-8") for path in found}
-    raise FileNotFoundError(f"sgap_jax: no CUDA headers in {package / 'cuda'}; reinstall sgap_jax")
+    return f"{major.value}.{minor.value}"
 
 
 def _compile(source: str, arch: str, options: Sequence[str], kind: str) -> tuple[bytes, str]:
     library, program = _library(), ctypes.c_void_p()
-    texts = [text.encode() for text in headers().values()]
-    names = [name.encode() for name in headers()]
-    strings = ctypes.c_char_p * len(names)
     status = library.nvrtcCreateProgram(
-        ctypes.byref(program),
-        source.encode(),
-        b"kernel.cu",
-        len(names),
-        strings(*texts),
-        strings(*names),
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
     )
     _check(status, "nvrtcCreateProgram")
     try:
-        flags = [f"--gpu-architecture={arch}", *_DEFAULT_OPTIONS, *options]
+        flags = [f"--gpu-architecture={arch}", _LANGUAGE, *options]
         argv = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
         status = library.nvrtcCompileProgram(program, len(flags), argv)
         log = _text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
@@ -115,7 +96,7 @@ def _compile(source: str, arch: str, options: Sequence[str], kind: str) -> tuple
 
 
 def _text(program: ctypes.c_void_p, what: str) -> bytes:
-    library, size = _library(), _SIZE()
+    library, size = _library(), ctypes.c_size_t()
     name = f"nvrtcGet{what}"
     _check(getattr(library, f"{name}Size")(program, ctypes.byref(size)), f"{name}Size")
     buffer = ctypes.create_string_buffer(size.value)
@@ -139,8 +120,9 @@ def _library() -> ctypes.CDLL:
         try:
             # Found by its name only if it is in the process already: without it every compilation
             # fails with error 7.
-            for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
-                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            if Path(path).is_absolute():
+                for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
+                    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
             library = ctypes.CDLL(path)
         except OSError as error:
             problems.append(f"{path}: {error}")
