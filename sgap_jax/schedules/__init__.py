@@ -1,3 +1,5 @@
+from sgap_jax.schedules.atomic import AtomicParallelism as AtomicParallelism
+from sgap_jax.schedules.atomic import legal_points as legal_points
 from sgap_jax.schedules.cpu import CpuTile as CpuTile
 from sgap_jax.schedules.problem import Problem as Problem
 from sgap_jax.schedules.schedule import Reference as Reference

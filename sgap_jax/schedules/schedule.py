@@ -18,6 +18,13 @@ class Schedule:
     Pass one as `schedule=` to an operation, or None to let `choose_schedule` pick.
     """
 
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """The schedule that prints as `text`, such as {<1/8 row, 4 col>, 8}; else ScheduleError."""
+        from sgap_jax.schedules.parse import parse  # it knows the classes that derive from this one
+
+        return parse(text)
+
     def check(self, problem: Problem) -> None:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")

@@ -1,0 +1,32 @@
+// The row of an entry, from the row offsets. Empty rows own no entry, however many there are.
+#pragma once
+
+#include "types.cuh"
+
+namespace sgap {
+
+// The row of entry p among rows low to high - 1: row_offsets[low] <= p < row_offsets[high].
+__device__ inline Index RowBetween(const Index* row_offsets, unsigned low, unsigned high, Index p) {
+  while (high - low > 1) {
+    const unsigned middle = low + (high - low) / 2;
+    if (row_offsets[middle] <= p) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return Index(low);
+}
+
+// The row of entry p, known to be `row` or later: steps that double, since the next row is most
+// often near but a run of empty rows may be long.
+__device__ inline Index RowFrom(const Index* row_offsets, unsigned row, unsigned rows, Index p) {
+  unsigned step = 1;
+  while (row + step < rows && row_offsets[row + step] <= p) {
+    row += step;
+    step *= 2;
+  }
+  return RowBetween(row_offsets, row, row + step < rows ? row + step : rows, p);
+}
+
+}  // namespace sgap

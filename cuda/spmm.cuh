@@ -1,0 +1,203 @@
+// SpMM over CSR, C = A B: the four algorithms of Sgap, section 6, as points {<x nnz|row, c col>,
+// r}.
+//
+// kColumns   c, dense columns of a lane; kVector: n is a multiple of it, so they are one vector
+// kChunks    groups side by side along the dense columns of a block
+// kGroup     r, lanes that reduce together
+// kWalk      rows (windows of nonzeros) that a group takes in turn
+// kPermuted  values[permutation[p]] belongs to entry p, as in A^T B; else permutation is not read
+//
+// Grid: x over the sparse operand, y over tiles of kChunks * kColumns columns, z over products that
+// share the structure (a stride of 0 for an operand that they share as well). Entries from
+// row_offsets[m] on are padding. Accumulates in float32, float64 for float64.
+#pragma once
+
+#include "group.cuh"
+#include "row_search.cuh"
+
+namespace sgap {
+
+// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
+// spills on the way.
+enum { kThreads = 1024 };
+
+// What the lanes of one group have: a worker along the sparse operand, and dense columns.
+template <int kGroup, int kColumns, int kChunks, int kBlock>
+struct Place {
+  Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup;
+  Size worker = group / kChunks;
+  unsigned column = (blockIdx.y * kChunks + unsigned(group % kChunks)) * kColumns;
+};
+
+// The operands of one product, as a lane sees them: b is at the lane's first column.
+template <class T, int kColumns, bool kVector, bool kPermuted>
+struct Operands {
+  const T* values;
+  const Index* column_indices;
+  const Index* permutation;
+  const T* b;
+  unsigned n;
+  unsigned left;  // columns from the lane's first to the last of all
+
+  // sums += values[p] * B[column_indices[p], columns of the lane]
+  __device__ void AddEntry(Index p, Accumulator<T> (&sums)[kColumns]) const {
+    const Accumulator<T> value = Widen(values[kPermuted ? permutation[p] : p]);
+    const T* row = b + Size(unsigned(column_indices[p])) * n;
+    AddScaled<kVector>(value, row, left, sums);
+  }
+};
+
+// {<x row, c col>, 1}: a lane owns x rows. The same bits at each call.
+template <class T, int kRows, int kColumns, int kChunks, int kBlock, bool kVector, bool kPermuted>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                  const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
+                  const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
+                  long long values_stride, long long b_stride, long long products) {
+  const Place<1, kColumns, kChunks, kBlock> place;
+  if (place.column >= n) return;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    const Operands<T, kColumns, kVector, kPermuted> operands{
+        values + product * values_stride,      column_indices, permutation,
+        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+#pragma unroll 1
+    for (Size row = place.worker * kRows; row < (place.worker + 1) * kRows && row < m; ++row) {
+      const Index last = row_offsets[row + 1];
+      Accumulator<T> sums[kColumns] = {};
+#pragma unroll 4
+      for (Index p = row_offsets[row]; p < last; ++p) operands.AddEntry(p, sums);
+      Store<kVector>(c + (product * m + row) * n + place.column, operands.left, sums);
+    }
+  }
+}
+
+// {<1/g row, c col>, r}: g = kGroups * r lanes share a row, each taking every g-th entry. The same
+// bits at each call where g = r; otherwise the groups of a row add atomically into zeros.
+template <class T, class Out, int kGroups, int kGroup, int kWalk, int kColumns, int kChunks,
+          int kBlock, bool kVector, bool kPermuted>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SpmmRowGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                       const Index* __restrict__ column_indices,
+                       const Index* __restrict__ permutation, const T* __restrict__ b,
+                       Out* __restrict__ c, long long m, long long n, long long values_stride,
+                       long long b_stride, long long products) {
+  const Place<kGroup, kColumns, kChunks, kBlock> place;
+  const Group<kGroup> group;
+  const unsigned start = unsigned(place.worker % kGroups) * kGroup;
+  const bool inside = place.column < n;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    const Operands<T, kColumns, kVector, kPermuted> operands{
+        values + product * values_stride,      column_indices, permutation,
+        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+#pragma unroll 1
+    for (int step = 0; step < kWalk; ++step) {
+      const Size row = place.worker / kGroups * kWalk + step;
+      const bool valid = inside && row < m;  // the same in all lanes of the group
+      const unsigned first = valid ? row_offsets[row] + start : 0;
+      const unsigned last = valid ? row_offsets[row + 1] : 0;
+      Accumulator<T> sums[kColumns] = {};
+#pragma unroll 4
+      for (unsigned p = first + group.lane; p < last; p += kGroups * kGroup) {
+        operands.AddEntry(Index(p), sums);
+      }
+      group.Reduce(sums);
+      if (!valid || group.lane != 0) continue;
+      Out* out = c + (product * m + row) * n + place.column;
+      if constexpr (kGroups == 1) {
+        Store<kVector>(out, operands.left, sums);
+      } else if (first < last) {
+        AddAtomically<kVector>(out, operands.left, sums);
+      }
+    }
+  }
+}
+
+// sums belong to `row`, of which the caller walked all entries within [first, last).
+template <bool kVector, class A, int kColumns>
+__device__ inline void AddToRow(A* out, unsigned left, bool whole, const A (&sums)[kColumns]) {
+  if (whole) {
+    Store<kVector>(out, left, sums);
+  } else {
+    AddAtomically<kVector>(out, left, sums);
+  }
+}
+
+// {<g nnz, c col>, 1}: a lane owns kNonzeros consecutive entries and adds into zeros: atomically in
+// rows that reach beyond them.
+template <class T, int kNonzeros, int kColumns, int kChunks, int kBlock, bool kVector,
+          bool kPermuted>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SpmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                  const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
+                  const T* __restrict__ b, Accumulator<T>* __restrict__ c, long long m, long long n,
+                  long long values_stride, long long b_stride, long long products) {
+  const Place<1, kColumns, kChunks, kBlock> place;
+  const Size first = place.worker * kNonzeros;
+  const Size stored = row_offsets[m];
+  if (place.column >= n || first >= stored) return;
+  const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
+  const Index first_row = RowBetween(row_offsets, 0, unsigned(m), Index(first));
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    const Operands<T, kColumns, kVector, kPermuted> operands{
+        values + product * values_stride,      column_indices, permutation,
+        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+    Accumulator<T>* out = c + product * m * n + place.column;
+    unsigned p = unsigned(first);
+    Index row = first_row;
+    while (true) {
+      const unsigned row_end = row_offsets[row + 1];
+      const unsigned end = row_end < last ? row_end : last;
+      const bool whole = row_end <= last && row_offsets[row] >= first;
+      Accumulator<T> sums[kColumns] = {};
+#pragma unroll 4
+      for (; p < end; ++p) operands.AddEntry(Index(p), sums);
+      AddToRow<kVector>(out + Size(unsigned(row)) * n, operands.left, whole, sums);
+      if (p == last) break;
+      row = RowFrom(row_offsets, unsigned(row), unsigned(m), Index(p));
+    }
+  }
+}
+
+// {<1 nnz, c col>, r}: a group owns windows of r consecutive entries, one in each lane, and reduces
+// them row by row; the first lane of each row adds into zeros as above.
+template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
+          bool kPermuted>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SpmmNnzGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                       const Index* __restrict__ column_indices,
+                       const Index* __restrict__ permutation, const T* __restrict__ b,
+                       Accumulator<T>* __restrict__ c, long long m, long long n,
+                       long long values_stride, long long b_stride, long long products) {
+  const Place<kGroup, kColumns, kChunks, kBlock> place;
+  const Group<kGroup> group;
+  const Size first = place.worker * (kWalk * kGroup);
+  const Size stored = row_offsets[m];
+  const bool inside = place.column < n;
+  const Index first_row =
+      inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    const Operands<T, kColumns, kVector, kPermuted> operands{
+        values + product * values_stride,      column_indices, permutation,
+        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+    Accumulator<T>* out = c + product * m * n + place.column;
+    Index row = first_row;
+#pragma unroll 1
+    for (int step = 0; step < kWalk; ++step) {
+      const Size window = first + step * kGroup;
+      const Size p = window + group.lane;
+      const bool valid = inside && p < stored;
+      Accumulator<T> sums[kColumns] = {};
+      if (valid) {
+        row = RowFrom(row_offsets, unsigned(row), unsigned(m), Index(p));
+        operands.AddEntry(Index(p), sums);
+      }
+      // Lanes past the end are a segment of their own, of a row that does not exist.
+      const bool head = group.ReduceSegments(valid ? row : Index(m), sums);
+      if (!head || !valid) continue;
+      const bool whole = row_offsets[row] >= window && row_offsets[row + 1] <= window + kGroup;
+      AddToRow<kVector>(out + Size(unsigned(row)) * n, operands.left, whole, sums);
+    }
+  }
+}
+
+}  // namespace sgap

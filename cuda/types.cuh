@@ -1,0 +1,124 @@
+// Number types of the kernels, what they accumulate in, and columns of a row as vectors.
+// No CUDA header and no library: NVRTC compiles this as it is.
+#pragma once
+
+namespace sgap {
+
+using Index = int;                // row offsets, column indices, permutations
+using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
+
+struct float16 {
+  unsigned short bits;
+};
+struct bfloat16 {
+  unsigned short bits;
+};
+
+// Sums are carried in float32 at least.
+template <class T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <class T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+__device__ inline float Widen(float x) { return x; }
+__device__ inline double Widen(double x) { return x; }
+__device__ inline float Widen(float16 x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+__device__ inline float Widen(bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+
+// To nearest, ties to even.
+__device__ inline void Narrow(float x, float& narrow) { narrow = x; }
+__device__ inline void Narrow(double x, double& narrow) { narrow = x; }
+__device__ inline void Narrow(float x, float16& narrow) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+}
+__device__ inline void Narrow(float x, bfloat16& narrow) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+}
+
+// Consecutive numbers that one instruction loads or stores (two for 32 bytes).
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
+  T at[kCount];
+};
+
+// The columns of a lane in one row of a row-major matrix. With kVector all kColumns of them exist
+// and are aligned as a Pack; otherwise only the first `left` exist.
+
+// sums += scale * row
+template <bool kVector, class T, int kColumns>
+__device__ inline void AddScaled(Accumulator<T> scale, const T* row, unsigned left,
+                                 Accumulator<T> (&sums)[kColumns]) {
+  if constexpr (kVector) {
+    const auto pack = *reinterpret_cast<const Pack<T, kColumns>*>(row);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) sums[j] += scale * Widen(pack.at[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (j < left) sums[j] += scale * Widen(row[j]);
+    }
+  }
+}
+
+// row = sums, rounded once
+template <bool kVector, class T, int kColumns>
+__device__ inline void Store(T* row, unsigned left, const Accumulator<T> (&sums)[kColumns]) {
+  Pack<T, kColumns> pack;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) Narrow(sums[j], pack.at[j]);
+  if constexpr (kVector) {
+    *reinterpret_cast<Pack<T, kColumns>*>(row) = pack;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (j < left) row[j] = pack.at[j];
+    }
+  }
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ inline void AddVector(float* row, const float (&sums)[2]) {
+  asm volatile(
+      "{ .reg .u64 at; cvta.to.global.u64 at, %0; red.global.add.v2.f32 [at], {%1, %2}; }" ::"l"(
+          row),
+      "f"(sums[0]), "f"(sums[1])
+      : "memory");
+}
+__device__ inline void AddVector(float* row, const float (&sums)[4]) {
+  asm volatile(
+      "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
+      "red.global.add.v4.f32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
+      "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3])
+      : "memory");
+}
+__device__ constexpr bool HasVectorAdd() { return true; }
+#else
+template <class A, int kColumns>
+__device__ void AddVector(A* row, const A (&sums)[kColumns]);  // never called
+__device__ constexpr bool HasVectorAdd() { return false; }
+#endif
+
+// row += sums, each sum in one atomic addition; in no fixed order among lanes
+template <bool kVector, class A, int kColumns>
+__device__ inline void AddAtomically(A* row, unsigned left, const A (&sums)[kColumns]) {
+  if constexpr (HasVectorAdd() && kVector && kColumns > 1 && sizeof(A) == sizeof(float)) {
+    AddVector(row, sums);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (kVector || j < left) atomicAdd(row + j, sums[j]);
+    }
+  }
+}
+
+}  // namespace sgap

@@ -1,0 +1,149 @@
+"""CUDA source to a cubin with NVRTC, which needs neither a CUDA toolkit nor a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Sequence
+from ctypes.util import find_library
+from pathlib import Path
+
+# Where the wheels of CUDA 13 and 12 put NVRTC, under the namespace package `nvidia`.
+_WHEEL_FOLDERS = ("cu13/lib", "cuda_nvrtc/lib")
+_LANGUAGE = "--std=c++17"
+
+
+class NvrtcMissing(ImportError):
+    """NVRTC is not installed, or does not load."""
+
+
+class CompilationError(RuntimeError):
+    """CUDA source that does not compile; the message carries the compiler's log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled translation unit of one kernel.
+
+    Attributes:
+      cubin: device code for one architecture.
+      log: what the compiler said; empty where it had nothing to say.
+      name: the mangled name of the kernel.
+    """
+
+    cubin: bytes
+    log: str
+    name: str
+
+
+def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
+    """Compiles a translation unit that instantiates one kernel.
+
+    Args:
+      source: CUDA C++; what it includes is found through `options`.
+      arch: a real architecture, such as "sm_90": a cubin of a newer compiler runs on an older
+        driver, PTX does not.
+      options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
+
+    Raises:
+      NvrtcMissing: NVRTC is not installed; names the extra that brings it.
+      CompilationError: with the log.
+    """
+    cubin, log = _compile(source, arch, options, "CUBIN")
+    # Each kernel has a section of its own in the ELF file.
+    names = set(re.findall(rb"\.text\.([A-Za-z_$][\w$]*)\0", cubin))
+    if len(names) != 1:
+        raise CompilationError(
+            f"a translation unit must have one kernel, got {len(names)}: "
+            f"{', '.join(sorted(name.decode() for name in names))}\n{source}"
+        )
+    return Compiled(cubin, log, names.pop().decode())
+
+
+def ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
+    """The PTX of a translation unit for a virtual architecture, such as "compute_90"."""
+    text, _ = _compile(source, arch, options, "PTX")
+    return text.rstrip(b"\0").decode()
+
+
+def version() -> str:
+    """The version of the NVRTC that is found, such as "13.0"; raises NvrtcMissing."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return f"{major.value}.{minor.value}"
+
+
+def _compile(source: str, arch: str, options: Sequence[str], kind: str) -> tuple[bytes, str]:
+    library, program = _library(), ctypes.c_void_p()
+    status = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
+    )
+    _check(status, "nvrtcCreateProgram")
+    try:
+        flags = [f"--gpu-architecture={arch}", _LANGUAGE, *options]
+        argv = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        status = library.nvrtcCompileProgram(program, len(flags), argv)
+        log = _text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+        if status != 0:
+            raise CompilationError(f"NVRTC, {' '.join(flags)}: {_error(status)}\n{log}\n{source}")
+        return _text(program, kind), log
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(program: ctypes.c_void_p, what: str) -> bytes:
+    library, size = _library(), ctypes.c_size_t()
+    name = f"nvrtcGet{what}"
+    _check(getattr(library, f"{name}Size")(program, ctypes.byref(size)), f"{name}Size")
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(getattr(library, name)(program, buffer), name)
+    return buffer.raw
+
+
+def _error(status: int) -> str:
+    return str(_library().nvrtcGetErrorString(status).decode())
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise CompilationError(f"NVRTC: {call} failed: {_error(status)}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    problems = []
+    for path in _candidates():
+        try:
+            # Found by its name only if it is in the process already: without it every compilation
+            # fails with error 7.
+            if Path(path).is_absolute():
+                for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
+                    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return library
+    raise NvrtcMissing(
+        "sgap_jax: CUDA kernels are compiled with NVRTC, which is not installed; "
+        "pip install 'sgap_jax[cuda13]' (or 'sgap_jax[cuda12]') brings it"
+        + "".join(f"\n  {problem}" for problem in problems)
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """NVRTC of the wheels, then of a toolkit, then wherever the linker looks."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = [Path(root) / folder for folder in _WHEEL_FOLDERS for root in roots]
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    folders.append(Path(toolkit or "/usr/local/cuda") / "lib64")
+    for folder in folders:
+        yield from (str(path) for path in sorted(folder.glob("libnvrtc.so*"), reverse=True))
+    if (system := find_library("nvrtc")) is not None:
+        yield system

@@ -1,0 +1,85 @@
+"""From a point of the atomic-parallelism space to the launch of its SpMM kernel (cuda/spmm.cuh)."""
+
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.problem import Problem
+
+_GRID_Z = 65535
+_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "sgap::float16",
+    "bfloat16": "sgap::bfloat16",
+}
+
+
+def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
+    """The dtype of the kernel's output: where several groups add into one number, the accumulator
+    (float32 for 16-bit types), to be rounded once afterwards; else that of the operands."""
+    return dtype if schedule.deterministic or dtype == "float64" else "float32"
+
+
+def launch_plan(
+    problem: Problem, schedule: AtomicParallelism, products: tuple[int, int] = (1, 1)
+) -> KernelCall:
+    """The launch of C = A B for operands as the kernel takes them.
+
+    Inputs: values [Bv, nnz], row_offsets [m+1], column_indices [nnz], permutation [nnz] (of any
+    size where `problem.permuted` is false; it is not read), B [Bb, k, n]. Output: C [batch, m, n]
+    in `output_dtype`. For A^T B the index arrays, the permutation and (m, k) are those of A^T.
+
+    Args:
+      problem: op "spmm" on "cuda"; `batch` is that of the result.
+      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      products: (Bv, Bb), each 1 or the batch.
+
+    Operands start at multiples of 16 bytes, as all XLA buffers do.
+    """
+    schedule.check(problem)
+    (m, k), n, col = problem.shape, problem.n, int(schedule.col)
+    tile = schedule.columns_of_block(n)
+    operand, out = _TYPES[problem.dtype], _TYPES[output_dtype(schedule, problem.dtype)]
+    kernel, constants = _kernel(schedule, operand, out)
+    constants += [col, tile // col, schedule.block_size]
+    flags = [_bool(n % col == 0), _bool(problem.permuted)]
+    name = f"sgap::{kernel}<{', '.join([*map(str, constants), *flags])}>"
+    pointers = f"const {operand}*, const int*, const int*, const int*, const {operand}*, {out}*"
+    scalars = (
+        m,
+        n,
+        problem.nnz if products[0] > 1 else 0,
+        k * n if products[1] > 1 else 0,
+        problem.batch,
+    )
+    return KernelCall(
+        source=f'#include "spmm.cuh"\n\n'
+        f"template __global__ void {name}({pointers}{', long long' * len(scalars)});\n",
+        kernel=kernel,
+        grid=(
+            schedule.blocks(problem),
+            max(-(-n // tile), 1),
+            min(max(problem.batch, 1), _GRID_Z),
+        ),
+        block=(schedule.block_size, 1, 1),
+        scalars=scalars,
+        zero=() if schedule.deterministic else (0,),
+    )
+
+
+def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, list]:
+    """The kernel's name and its first constants."""
+    match schedule.family:
+        case "row":
+            return "SpmmRowKernel", [operand, schedule.row]
+        case "row_group":
+            groups = schedule.workers_in_row
+            return "SpmmRowGroupKernel", [operand, out, groups, schedule.group, schedule.walk]
+        case "nnz":
+            return "SpmmNnzKernel", [operand, schedule.nnz]
+        case family:
+            assert family == "nnz_group"  # check() refuses the points without a kernel
+            return "SpmmNnzGroupKernel", [operand, schedule.group, schedule.walk]
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

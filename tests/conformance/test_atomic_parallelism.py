@@ -1,0 +1,208 @@
+"""The atomic-parallelism space: what is a point of it, what is legal, and how it is written."""
+
+import dataclasses
+import itertools
+import pickle
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgap_jax import (
+    AtomicParallelism,
+    CpuTile,
+    Problem,
+    Reference,
+    Schedule,
+    ScheduleError,
+    legal_points,
+)
+
+PROBLEM = Problem("spmm", (100, 50), 400, n=33, platform="cuda")
+AMOUNTS = [Fraction(1, 12), Fraction(1, 8), Fraction(1, 3), Fraction(1, 2), 1, 2, 3, 16]
+GROUPS = [1, 2, 4, 8, 16, 32]
+
+
+def broken_rule(kind, x, col, group):
+    """The rule of Sgap, section 3.3, that a point breaks, said again in other words; or None."""
+    divided = x < 1
+    if kind == "nnz":
+        return "rule 1" if divided or col < 1 else None
+    if divided and col < 1:
+        return "rule 3"
+    lanes_of_a_row = 1 / Fraction(x)
+    return "rule 2" if divided and (lanes_of_a_row / group).denominator != 1 else None
+
+
+@pytest.mark.parametrize("kind", ["nnz", "row"])
+def test_every_point_is_legal_or_refused_by_its_rule(kind):
+    refused = set()
+    for x, col, group in itertools.product(AMOUNTS, AMOUNTS, GROUPS):
+        rule = broken_rule(kind, x, col, group)
+        text = f"{{<{x} {kind}, {col} col>, {group}}}"
+        if rule is None:
+            point = AtomicParallelism(**{kind: x}, col=col, group=group)
+            assert str(point) == text and Schedule.parse(text) == point
+            continue
+        refused.add(rule)
+        with pytest.raises(ScheduleError, match=re.escape(f"{text} is illegal by {rule}")) as error:
+            Schedule.parse(text)
+        nearest = Schedule.parse(str(error.value).split("nearest legal point: ")[1])
+        assert str(nearest) != text
+        assert nearest.group <= group
+    assert refused == ({"rule 1"} if kind == "nnz" else {"rule 2", "rule 3"})
+
+
+def test_enumerated_points_are_values_that_parse_back():
+    points = list(legal_points(PROBLEM, tunables=True))
+    assert len(set(points)) == len(points)
+    untuned = dict(block_size=256, tile_size=None, worker_dim_r=1)
+    assert {dataclasses.replace(p, **untuned) for p in points} == set(legal_points(PROBLEM))
+    for point in points:
+        assert Schedule.parse(str(point)) == point
+        point.check(PROBLEM)
+    assert pickle.loads(pickle.dumps(points)) == points
+
+
+def test_the_enumeration_has_each_family_and_what_the_paper_tuned():
+    points = set(legal_points(PROBLEM))
+    assert {p.family for p in points} == {"row", "row_group", "nnz", "nnz_group"}
+    # DA-SpMM's algorithms, section 3.3, and Table 1: g = 32 with r = 8 and 4.
+    for text in ("{<1 row, 4 col>, 1}", "{<1/32 row, 4 col>, 32}", "{<32 nnz, 4 col>, 1}"):
+        assert Schedule.parse(text) in points
+    for text in ("{<1 nnz, 4 col>, 32}", "{<1/32 row, 1 col>, 8}", "{<1/32 row, 1 col>, 4}"):
+        assert Schedule.parse(text) in points
+    assert not any(p.col > 1 for p in legal_points(dataclasses.replace(PROBLEM, n=1)))
+    # Table 5: <groupSz, blockSz, tileSz, workerDimR> = <8, 256, 8, 1/2>
+    best = AtomicParallelism(
+        row=Fraction(1, 8), col=4, group=8, tile_size=8, worker_dim_r=Fraction(1, 2)
+    )
+    assert best in set(legal_points(PROBLEM, tunables=True))
+    assert str(best) == "{<1/8 row, 4 col>, 8} tile_size=8 worker_dim_r=1/2"
+
+
+def parallel_reduction(g, r, rows=12):
+    """Sums of rows of g numbers, one for each lane: groups of r lanes add up what they hold and
+    their first lane adds it to its own row. Exactly what {<1/g row, 1 col>, r} says."""
+    numbers = np.random.default_rng(0).integers(1, 100, (rows, g))
+    lanes = np.pad(numbers.reshape(-1), (0, -(rows * g) % r))
+    out = np.zeros(rows, int)
+    for first in range(0, len(lanes), r):
+        if first // g < rows:
+            out[first // g] += lanes[first : first + r].sum()
+    return out, numbers.sum(axis=1)
+
+
+@pytest.mark.parametrize("r", GROUPS)
+@pytest.mark.parametrize("g", [2, 3, 4, 8, 12, 32])
+def test_rule_2_refuses_exactly_the_points_that_compute_wrong_sums(g, r):
+    out, expected = parallel_reduction(g, r)
+    try:
+        AtomicParallelism(row=Fraction(1, g), group=r)
+        legal = True
+    except ScheduleError:
+        legal = False
+    assert legal == np.array_equal(out, expected)
+
+
+@given(st.text(alphabet="{}<>/, 0123456789rownzcl=_", max_size=40))
+def test_any_text_is_a_schedule_or_a_schedule_error(text):
+    try:
+        schedule = Schedule.parse(text)
+    except ScheduleError:
+        return
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+def test_parsing_is_lenient_in_spaces_and_strict_in_the_rest():
+    point = AtomicParallelism(row=Fraction(1, 8), col=4, group=8, block_size=128)
+    for text in (
+        "{<1/8 row,4 col>,8},block_size=128",
+        " { < 1/8row , 4 col > , 8 } block_size=128",
+    ):
+        assert Schedule.parse(text) == point
+    assert point == AtomicParallelism(row=Fraction(2, 16), col=Fraction(4), group=8, block_size=128)
+    for schedule in (CpuTile(columns=16, nonzeros=64, packed=True), CpuTile(), Reference()):
+        assert Schedule.parse(str(schedule)) == schedule
+    for text in (
+        "",
+        "{<1 nnz, 4 col>}",
+        "{<1 nnz, 4 col>, 4} warps=3",
+        "{<1/0 row, 1 col>, 1}",
+        "{<-1 row, 1 col>, 1}",
+        "CpuTile(columns=n)",
+        "CpuTile(rows=1)",
+        "open('x')",
+    ):
+        with pytest.raises(ScheduleError):
+            Schedule.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(), "either nnz= or row="),
+        (dict(nnz=1, row=1), "either nnz= or row="),
+        (dict(nnz=0), "nnz must be"),
+        (dict(row=0.5), "row must be"),
+        (dict(row=True), "row must be"),
+        (dict(row=Fraction(2, 3)), "row must be"),
+        (dict(nnz=1, col=None), "col must be"),
+        (dict(nnz=1, group=64), "group must be one of"),
+        (dict(nnz=1, group=3), "group must be one of"),
+        (dict(nnz=1, block_size=100), "block_size"),
+        (dict(nnz=1, block_size=2048), "block_size"),
+        (dict(nnz=1, col=4, tile_size=6), "tile_size must be a power of two times col"),
+        (dict(nnz=1, col=4, tile_size=2), "tile_size must be a power of two times col"),
+        (dict(nnz=1, group=32, tile_size=16), "more than block_size"),
+        (dict(nnz=1, group=4, worker_dim_r=2), "worker_dim_r"),
+        (dict(nnz=1, group=4, worker_dim_r=Fraction(1, 3)), "worker_dim_r"),
+        (dict(nnz=4, worker_dim_r=Fraction(1, 2)), "more rows or nonzeros instead"),
+    ],
+)
+def test_illegal_fields(fields, words):
+    with pytest.raises(ScheduleError, match=words):
+        AtomicParallelism(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("{<3 row, 3 col>, 8}", "{<3 row, 2 col>, 1}"),
+        ("{<2 row, 1/8 col>, 32}", "{<1/8 row, 1 col>, 8}"),
+        ("{<4 nnz, 4 col>, 8}", "{<1 nnz, 4 col>, 8}"),
+        ("{<1/8 row, 8 col>, 8}", "{<1/8 row, 4 col>, 8}"),
+    ],
+)
+def test_a_legal_point_without_a_kernel_names_one_that_has(text, nearest):
+    with pytest.raises(NotImplementedError, match=re.escape(nearest)):
+        Schedule.parse(text).check(PROBLEM)
+    Schedule.parse(nearest).check(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        (dict(platform="cpu"), NotImplementedError, "cuda"),
+        (dict(op="sddmm"), NotImplementedError, "sddmm"),
+        (dict(dtype="int32"), NotImplementedError, "int32"),
+        (dict(n=10**7), ScheduleError, "tile_size"),
+        (dict(shape=(2**31 - 1, 5), n=512), ScheduleError, "blocks"),
+    ],
+)
+def test_problems_that_a_point_does_not_fit(changes, error, words):
+    point = Schedule.parse("{<1/32 row, 1 col>, 8}")
+    with pytest.raises(error, match=words):
+        point.check(dataclasses.replace(PROBLEM, **changes))
+
+
+@pytest.mark.parametrize("point", list(legal_points(PROBLEM)), ids=str)
+def test_explain_says_who_owns_and_who_writes(point):
+    text = point.explain(PROBLEM)
+    for part in ("grid:", "block:", "group:", "lane:", "write:", "column_indices", str(point)):
+        assert part in text
+    assert ("atomic" in text) != point.deterministic
+    assert f"{point.block_size} threads" in text

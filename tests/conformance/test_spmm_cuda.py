@@ -1,0 +1,108 @@
+"""The SpMM kernels compile for every architecture, in registers; launches are as planned."""
+
+import dataclasses
+import itertools
+
+import pytest
+from cuda_sources import INCLUDE, require_nvrtc, resources
+from tolerance import DTYPES
+
+from sgap_jax import Problem, Schedule, legal_points
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+PROBLEM = Problem("spmm", (1000, 900), 20_000, n=128, platform="cuda")
+POINTS = list(legal_points(PROBLEM))
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def variants(point):
+    """float32 as it is most often, and one of the rest, another for each point."""
+    yield PROBLEM
+    rest = list(itertools.product(DTYPES, (128, 127), (False, True)))[1:]
+    dtype, n, permuted = rest[POINTS.index(point) % len(rest)]
+    yield dataclasses.replace(PROBLEM, dtype=dtype, n=n, permuted=permuted)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("family", ["row", "row_group", "nnz", "nnz_group"])
+def test_every_point_compiles_without_spills_or_local_memory(family, arch):
+    points = [point for point in POINTS if point.family == family]
+    assert points
+    for point in points:
+        for problem in variants(point):
+            registers, stack, spills = resources(launch_plan(problem, point).source, arch)
+            assert (stack, spills) == (0, 0), f"{point} for {problem}"
+            assert registers <= 64, f"{point} for {problem}"
+
+
+def test_local_memory_is_noticed():
+    source = """
+    extern "C" __global__ void Kernel(int* p, int i) {
+      int many[64];
+      for (int j = 0; j < 64; ++j) many[p[j] & 63] = j;
+      p[0] = many[i];
+    }"""
+    _, stack, _ = resources(source, "sm_90")
+    assert stack >= 256
+
+
+def test_a_cubin_has_the_kernel_under_its_mangled_name():
+    call = launch_plan(PROBLEM, Schedule.parse("{<1/8 row, 4 col>, 8}"))
+    compiled = nvrtc.compile(call.source, arch="sm_90", options=(INCLUDE,))
+    assert compiled.cubin[:4] == b"\x7fELF"
+    assert compiled.name.startswith("_ZN4sgap") and call.kernel in compiled.name
+
+
+def test_vectors_where_the_columns_allow_them():
+    point = Schedule.parse("{<1/8 row, 4 col>, 8}")
+    for n, vector in ((128, True), (126, False), (4, True), (1, False)):
+        source = launch_plan(dataclasses.replace(PROBLEM, n=n), point).source
+        text = nvrtc.ptx(source, "compute_90", (INCLUDE,))
+        assert ("ld.global.nc.v4.f32" in text) == ("st.global.v4.f32" in text) == vector
+
+
+def test_launches():
+    row, group, split, nnz, segments = (
+        launch_plan(PROBLEM, Schedule.parse(text))
+        for text in (
+            "{<2 row, 4 col>, 1}",
+            "{<1/8 row, 4 col>, 8} tile_size=32 worker_dim_r=1/2",
+            "{<1/32 row, 4 col>, 8}",
+            "{<16 nnz, 4 col>, 1}",
+            "{<1 nnz, 2 col>, 16} block_size=128",
+        )
+    )
+    # 32 lanes cover the columns; 8 workers of 2 rows in a block
+    assert (row.grid, row.block, row.zero) == ((63, 1, 1), (256, 1, 1), ())
+    # 8 groups of 8 lanes cover a tile of 32 columns; 4 workers of 2 rows in a block
+    assert (group.grid, group.zero) == ((125, 4, 1), ())
+    assert (split.grid, split.zero) == ((4000, 1, 1), (0,))
+    assert (nnz.grid, nnz.zero) == ((157, 1, 1), (0,))
+    assert (segments.grid, segments.block) == ((1250, 8, 1), (128, 1, 1))
+    assert row.scalars == (1000, 128, 0, 0, 1)
+    batched = dataclasses.replace(PROBLEM, batch=70_000)
+    many = launch_plan(batched, Schedule.parse("{<1 row, 1 col>, 1}"), (70_000, 1))
+    assert many.grid[2] == 65535 and many.scalars == (1000, 128, 20_000, 0, 70_000)
+    assert launch_plan(batched, POINTS[0], (1, 70_000)).scalars[2:4] == (0, 900 * 128)
+
+
+def test_an_empty_problem_has_a_launch_too():
+    for shape, nnz, n in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 3), ((5, 5), 7, 0)):
+        problem = Problem("spmm", shape, nnz, n=n, platform="cuda")
+        for point in legal_points(problem):
+            assert min(launch_plan(problem, point).grid) == 1
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_16_bit_outputs_are_never_added_to(point):
+    for dtype in DTYPES:
+        out = output_dtype(point, dtype)
+        assert out == dtype or (out == "float32" and not point.deterministic)
+        call = launch_plan(dataclasses.replace(PROBLEM, dtype=dtype), point)
+        assert (call.zero == ()) == point.deterministic

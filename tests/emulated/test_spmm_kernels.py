@@ -1,0 +1,200 @@
+"""The SpMM kernels of every legal point, run by the emulator, against the oracle."""
+
+import dataclasses
+import itertools
+import pathlib
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from battery import BATTERY, cast, rounded
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from emulator import Fault, Program
+from tolerance import DTYPES, assert_within, sum_bound
+
+from sgap_jax import Problem, Schedule, legal_points, reference
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
+POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
+TUNED = list(legal_points(Problem("spmm", (100, 90), 1000, n=13), tunables=True))
+COLUMNS = [1, 4, 7, 12, 33]
+SETTINGS = list(itertools.product(DTYPES, COLUMNS, (False, True)))
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def by_columns(case):
+    """(offsets, indices, permutation) of A^T; the padding stays last."""
+    stored, nnz = case.stored, case.nnz
+    order = np.argsort(case.column_indices[:stored], kind="stable")
+    counts = np.bincount(case.column_indices[:stored], minlength=case.shape[1])
+    padding = np.arange(stored, nnz)
+    return (
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        np.concatenate([case.rows[order], 0 * padding]).astype(np.int32),
+        np.concatenate([order, padding]).astype(np.int32),
+    )
+
+
+def numpy_dtype(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def product(case, point, dtype, B, transpose=False, values=None, change=None, **where):
+    """C [batch, m, n] of the kernel; values [Bv, nnz] and B [Bb, k, n] are rounded to dtype."""
+    values = cast(case.values[None] if values is None else values, dtype)
+    B = cast(B, dtype)
+    shape = case.shape[::-1] if transpose else case.shape
+    arrays = (case.row_offsets, case.column_indices, np.zeros(0, np.int32))
+    batch = max(values.shape[0], B.shape[0])
+    problem = Problem(
+        "spmm", shape, case.nnz, B.shape[2], batch, dtype, platform="cuda", permuted=transpose
+    )
+    call = launch_plan(problem, point, (values.shape[0], B.shape[0]))
+    call = call if change is None else change(call)
+    inputs = (values, *(by_columns(case) if transpose else arrays), B)
+    out = numpy_dtype(output_dtype(point, dtype))
+    (C,) = emulate(call, inputs, [((batch, shape[0], B.shape[2]), out)], **where)
+    return cast(C, dtype)
+
+
+def oracle(case, dtype, B, transpose=False, values=None):
+    values, B = rounded(case.values if values is None else values, dtype), rounded(B, dtype)
+    arrays = (case.row_offsets, case.column_indices, case.shape)
+    expected = reference.spmm(values, *arrays, B, transpose)
+    magnitude = reference.spmm(np.abs(values), *arrays, np.abs(B), transpose)
+    ones = np.ones((B.shape[0], 1))
+    terms = reference.spmm(np.ones(case.nnz), *arrays, ones, transpose)
+    return expected, sum_bound(expected, magnitude, terms, dtype)
+
+
+def dense_operand(case, n, transpose=False, seed=3):
+    rows = case.shape[0] if transpose else case.shape[1]
+    return np.random.default_rng(seed).standard_normal((rows, n))
+
+
+def check(name, point, dtype, n, transpose):
+    case = BATTERY[name]
+    B = dense_operand(case, n, transpose)
+    C = product(case, point, dtype, B[None], transpose)
+    assert_within(C[0], *oracle(case, dtype, B, transpose))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_every_point_on_half_of_the_battery(point):
+    # Every setting is a compilation: two for each point, others for the next point.
+    i = POINTS.index(point)
+    for half in (0, 1):
+        setting = SETTINGS[(2 * i + half * 23) % len(SETTINGS)]
+        for name in list(BATTERY)[half + 2 * (i % 2) :: 4]:
+            check(name, point, *setting)
+
+
+@pytest.mark.parametrize("i", range(40))
+def test_a_sample_of_the_tuned_space(i):
+    point = TUNED[(i * 1031) % len(TUNED)]
+    for name in ("every_length", "padded"):
+        check(name, point, DTYPES[i % 4], 13 if i % 3 else 12, bool(i % 2))
+
+
+REPRESENTATIVES = [
+    Schedule.parse(text)
+    for text in (
+        "{<2 row, 2 col>, 1}",
+        "{<1/8 row, 4 col>, 4} worker_dim_r=1/2",
+        "{<4 nnz, 4 col>, 1}",
+        "{<1 nnz, 1 col>, 8} worker_dim_r=1/2",
+    )
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_every_dtype_vectors_and_transposes(point, dtype):
+    for name, n, transpose in itertools.product(("every_length",), (8, 9), (False, True)):
+        check(name, point, dtype, n, transpose)
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_code_for_older_architectures(point):
+    case = BATTERY["every_length"]
+    B = dense_operand(case, 8)
+    C = product(case, point, "float32", B[None], arch="compute_80")
+    assert_within(C[0], *oracle(case, "float32", B))
+
+
+@pytest.mark.parametrize("own", ["values", "B", "both"])
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_batches(point, own):
+    case, batch = BATTERY["padded"], 5
+    rng = np.random.default_rng(0)
+    values = np.where(
+        np.isnan(case.values), np.nan, rng.standard_normal((batch if own != "B" else 1, case.nnz))
+    )
+    B = rng.standard_normal((batch if own != "values" else 1, case.shape[1], 4))
+    # Fewer blocks in z than products, as where there are more than a grid can have.
+    few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
+    C = product(case, point, "float32", B, values=values, change=few)
+    for i in range(batch):
+        expected = oracle(case, "float32", B[i % len(B)], values=values[i % len(values)])
+        assert_within(C[i], *expected)
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_entries_not_stored_do_not_touch_nan(point):
+    case = BATTERY["every_length"]
+    B = dense_operand(case, 4)
+    B[3], B[30] = np.nan, np.inf
+    (C,) = product(case, point, "float32", B[None])
+    touched = case.dense()[:, [3, 30]].any(axis=1)
+    assert touched.any() and not touched.all()
+    assert np.isfinite(C[~touched]).all()
+    assert not np.isfinite(C[touched]).any()
+
+
+def test_a_run_of_empty_rows_is_skipped_in_steps_that_double():
+    from battery import from_row_lengths
+
+    case = from_row_lengths("gap", 5, [2, *[0] * 3000, 3, 1])
+    for point in REPRESENTATIVES[2:]:
+        B = dense_operand(case, 4)
+        (C,) = product(case, point, "float32", B[None])
+        assert_within(C, *oracle(case, "float32", B))
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "point"),
+    [
+        # lanes past the group fold their own value in once more
+        ("group.cuh", "lane + distance < kGroup && other", "other", REPRESENTATIVES[3]),
+        ("group.cuh", "(1u << kGroup) - 1", "(1u << kGroup / 2) - 1", REPRESENTATIVES[1]),
+        ("group.cuh", "distance = kGroup / 2", "distance = kGroup / 4", REPRESENTATIVES[1]),
+        # a row that two lanes share is stored, not added
+        ("spmm.cuh", "row_end <= last && row_offsets", "row_offsets", REPRESENTATIVES[2]),
+        ("spmm.cuh", "row_offsets[row] >= window && ", "", REPRESENTATIVES[3]),
+        ("spmm.cuh", "inside && p < stored", "p < stored", REPRESENTATIVES[3]),
+        ("spmm.cuh", "(place.column >= n)", "(false)", REPRESENTATIVES[0]),
+        ("types.cuh", "if (j < left) row[j]", "row[j]", REPRESENTATIVES[0]),
+        ("row_search.cuh", "high - low > 1", "high - low > 2", REPRESENTATIVES[3]),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, point, tmp_path, monkeypatch):
+    folder = shutil.copytree(HEADERS, tmp_path / "cuda")
+    text = (folder / header).read_text()
+    assert text.count(right) == 1
+    (folder / header).write_text(text.replace(right, wrong))
+
+    def broken(source, arch):
+        return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
+
+    check("every_length", point, "float32", 9, False)
+    monkeypatch.setattr("emulated_launch.program", broken)
+    with pytest.raises((Fault, AssertionError)):
+        check("every_length", point, "float32", 9, False)

@@ -1,0 +1,64 @@
+"""NVRTC that is missing, and source that does not compile: what the messages say."""
+
+import ctypes
+
+import pytest
+from cuda_sources import require_nvrtc
+
+from sgap_jax.runtime import nvrtc
+
+KERNEL = 'extern "C" __global__ void {}(int* p) {{ *p = 1; }}\n'
+
+
+def test_missing_nvrtc_names_the_extra(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc_that_is_not_there.so"]))
+    nvrtc._library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match=r"pip install 'sgap_jax\[cuda13\]'") as caught:
+            nvrtc.compile(KERNEL.format("k"), arch="sm_90")
+        assert "libnvrtc_that_is_not_there.so" in str(caught.value)  # what was tried, and why not
+    finally:
+        nvrtc._library.cache_clear()
+
+
+def test_a_library_that_does_not_load_is_passed_over(monkeypatch, tmp_path):
+    require_nvrtc()
+    broken = tmp_path / "libnvrtc.so.13"
+    broken.write_bytes(b"not a library")
+    good = list(nvrtc._candidates())
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([str(broken), *good]))
+    nvrtc._library.cache_clear()
+    try:
+        assert nvrtc.compile(KERNEL.format("k"), arch="sm_90").name == "k"
+    finally:
+        nvrtc._library.cache_clear()
+
+
+def test_a_compile_error_carries_the_log():
+    require_nvrtc()
+    with pytest.raises(nvrtc.CompilationError, match='identifier "undeclared" is undefined'):
+        nvrtc.compile('extern "C" __global__ void k(int* p) { *p = undeclared; }', arch="sm_90")
+
+
+def test_an_unknown_architecture_and_a_missing_header():
+    require_nvrtc()
+    with pytest.raises(nvrtc.CompilationError, match="sm_10"):
+        nvrtc.compile(KERNEL.format("k"), arch="sm_10")
+    with pytest.raises(nvrtc.CompilationError, match="no_such.cuh"):
+        nvrtc.compile('#include "no_such.cuh"\n', arch="sm_90")
+
+
+@pytest.mark.parametrize("names", [[], ["one", "two"]])
+def test_a_unit_has_one_kernel(names):
+    require_nvrtc()
+    source = "".join(map(KERNEL.format, names))
+    with pytest.raises(nvrtc.CompilationError, match=f"one kernel, got {len(names)}"):
+        nvrtc.compile(source, arch="sm_90")
+
+
+def test_version_and_ptx():
+    major, minor = map(int, require_nvrtc().split("."))
+    assert major >= 12 and minor >= 0
+    text = nvrtc.ptx(KERNEL.format("k"), "compute_90")
+    assert ".entry k(" in text and ".target sm_90" in text and "\0" not in text
+    assert isinstance(nvrtc._library(), ctypes.CDLL)
