@@ -163,14 +163,14 @@ std::string LaunchKernel::Launch(const Driver& driver, void* stream,
                                  const std::vector<DeviceBuffer>& outputs) {
   StreamContext context(driver, stream);
   if (!context.error().empty()) return context.error();
-  if (std::string error = Zero(driver, stream, outputs); !error.empty()) return error;
   const auto& grid = plan_.grid;
   const auto& block = plan_.block;
-  if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0) return "";  // an error to the driver
+  // A launch of no blocks is an error to the driver; the outputs are zeroed all the same.
+  const bool blocks = grid[0] > 0 && grid[1] > 0 && grid[2] > 0;
   void* function = nullptr;
-  if (std::string error = FunctionOf(driver, context.get(), &function); !error.empty()) {
-    return error;
-  }
+  std::string error = blocks ? FunctionOf(driver, context.get(), &function) : "";
+  if (error.empty()) error = Zero(driver, stream, outputs);
+  if (!error.empty() || !blocks) return error;
   // The driver wants the address of every argument and copies each before it returns.
   std::vector<const void*> arguments;
   arguments.reserve(inputs.size() + outputs.size() + plan_.scalars.size());

@@ -1,5 +1,6 @@
 // Handlers of the launch target that also run on the CPU backend of JAX: they lend it a stream,
-// 0x10 + the device's number, and leave everything else to the real handlers.
+// 0x10 + the device's number, and leave everything else to the real handlers. Before EXECUTE comes
+// INITIALIZE, as on a GPU; the CPU backend leaves that out.
 #include "xla/ffi/api/c_api.h"
 
 namespace {
@@ -41,5 +42,12 @@ void lend_streams_to(XLA_FFI_Handler* instantiate, XLA_FFI_Handler* initialize,
 
 XLA_FFI_Error* cpu_instantiate(XLA_FFI_CallFrame* frame) { return Forward(handlers[0], frame); }
 XLA_FFI_Error* cpu_initialize(XLA_FFI_CallFrame* frame) { return Forward(handlers[1], frame); }
-XLA_FFI_Error* cpu_execute(XLA_FFI_CallFrame* frame) { return Forward(handlers[2], frame); }
+XLA_FFI_Error* cpu_execute(XLA_FFI_CallFrame* frame) {
+  if (frame->extension_start == nullptr) {  // no question for metadata
+    frame->stage = XLA_FFI_ExecutionStage_INITIALIZE;
+    if (XLA_FFI_Error* error = Forward(handlers[1], frame)) return error;
+    frame->stage = XLA_FFI_ExecutionStage_EXECUTE;
+  }
+  return Forward(handlers[2], frame);
+}
 }

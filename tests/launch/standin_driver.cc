@@ -95,10 +95,19 @@ int cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned j
                       void**, unsigned options) {
   static char library_handle;
   *library = &library_handle;
-  // The "cubin" of a test is text.
-  return Called("cuLibraryLoadData", std::string(static_cast<const char*>(code)) + ", " +
-                                         std::to_string(jit_options) + ", " +
-                                         std::to_string(options));
+  // The "cubin" of a test is text, here "bytes_<n>" before a NUL: log n bytes in all.
+  std::string text = static_cast<const char*>(code);
+  if (text.rfind("bytes_", 0) == 0) {
+    const int count = std::atoi(text.c_str() + 6);
+    text.clear();
+    for (int i = 0; i < count; ++i) {
+      char byte[3];
+      std::snprintf(byte, sizeof(byte), "%02x", static_cast<const unsigned char*>(code)[i]);
+      text += byte;
+    }
+  }
+  return Called("cuLibraryLoadData",
+                text + ", " + std::to_string(jit_options) + ", " + std::to_string(options));
 }
 
 int cuLibraryUnload(void*) { return Called("cuLibraryUnload"); }
