@@ -167,21 +167,28 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from sgap_jax.runtime.cache import Cubin, CubinCache, content_key
 
+def never():
+    raise AssertionError("an entry that was there is gone or torn")
+
 folder, me = Path(sys.argv[1]), int(sys.argv[2])
 (folder / f"ready{{me}}").touch()
 while not (folder / f"ready{{1 - me}}").exists():
     pass
-for turn in range(300):  # the same 30 entries again and again, of 1 MB each, by both
-    key = turn % 30
-    cubin = Cubin(f"kernel{{key}}", bytes([key]) * 1_000_000)
-    cubins = CubinCache(folder / "cubins")
-    if turn % 3 == me:
-        cubins._write(content_key(str(key)), cubin)
-    assert cubins.get(content_key(str(key)), lambda: cubin) == cubin
+for turn in range(200):
+    for number, compile in ((turn, None), (turn % 7, never)):
+        cubin = Cubin(f"kernel{{number}}", bytes([number]) * 300_000)
+        cubins, key = CubinCache(folder / "cubins"), content_key(str(number))
+        assert cubins.get(key, compile or (lambda: cubin)) == cubin
+    cubins._write(key, cubin)  # as a process that had found nothing
 """
 
 
 def test_two_processes_at_once(tmp_path):
+    """Both make the same entries at the same time; one that is there is whole at any moment."""
+    folder = tmp_path / "cubins"
+    for number in range(7):
+        cubin = Cubin(f"kernel{number}", bytes([number]) * 300_000)
+        CubinCache(folder).get(content_key(str(number)), lambda cubin=cubin: cubin)
     program = FILL.format(path=[str(Path(cache.__file__).parents[2]), *sys.path])
     command = [sys.executable, "-W", "error", "-c", program, str(tmp_path)]
     both = [
@@ -190,11 +197,10 @@ def test_two_processes_at_once(tmp_path):
     for process in both:
         _, error = process.communicate(timeout=110)
         assert process.returncode == 0, error
-    folder = tmp_path / "cubins"
-    assert len(list(folder.iterdir())) == 30  # and no temporary file
-    for key in range(30):
-        entry = CubinCache(folder).get(content_key(str(key)), never)
-        assert entry == Cubin(f"kernel{key}", bytes([key]) * 1_000_000)
+    assert len(list(folder.iterdir())) == 200  # and no temporary file
+    for number in range(200):
+        entry = CubinCache(folder).get(content_key(str(number)), never)
+        assert entry == Cubin(f"kernel{number}", bytes([number]) * 300_000)
 
 
 def test_threads_share_a_cache(tmp_path):
