@@ -44,6 +44,7 @@ def lower(
     call: KernelCall,
     operands: Sequence[Any],
     avals: Sequence[Any] | None = None,
+    results: Sequence[Any] | None = None,
     *,
     compiler: Compiler,
     arch: str | None = None,
@@ -52,24 +53,28 @@ def lower(
     """Lowers a primitive to one launch; the body of a lowering rule for platform "cuda".
 
     Args:
-      ctx: the rule's context. Its results are the kernel's.
+      ctx: the rule's context.
       call: the launch.
       operands: what the kernel reads, in its order: the primitive's operands or some of them.
       avals: shapes and dtypes of `operands`, where they are not all of the primitive's.
+      results: those of what the kernel writes, where that is not the primitive's results:
+        accumulators of a wider dtype, scratch.
       compiler: makes the cubin if it is in no cache.
       arch: "sm_90" and the like; None asks `device_arch`.
       cubins: where compiled kernels are kept; None for the user's cache.
 
     Returns:
-      The results of the custom call, one for each of the primitive's.
+      The results of the custom call, in the kernel's order.
 
     Raises:
       ValueError: sizes that no launch has. What the compiler raises, and `device_arch`.
     """
-    check_call(call, len(ctx.avals_out))
-    attributes = call_attributes(call, compile_call(call, compiler, arch or device_arch(), cubins))
     if avals is not None:
         ctx = ctx.replace(avals_in=list(avals))
+    if results is not None:
+        ctx = ctx.replace(avals_out=list(results))
+    check_call(call, len(ctx.avals_out))
+    attributes = call_attributes(call, compile_call(call, compiler, arch or device_arch(), cubins))
     return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, **attributes)
 
 

@@ -10,6 +10,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir  # noqa: TID251 a primitive of our own
 from launched_axpy import CUBIN, FakeCompiler, axpy_call, make_axpy
 
 from sgap_jax.runtime import launch
@@ -28,7 +30,7 @@ def export(compiler=None, **keywords):
 
 CALL = re.compile(
     r"stablehlo\.custom_call @(\w+)\(.*?\) \{(?:mhlo\.)?backend_config = \{(.*)\}, "
-    r"operand_layouts = (.*), result_layouts = (.*)\} : (\(.*?\) -> \S+)"
+    r"operand_layouts = (.*), result_layouts = (.*)\} : (\(.*?\) -> (?:\(.*?\)|\S+))"
 )
 
 
@@ -101,29 +103,31 @@ def test_a_kernel_is_compiled_once_for_what_it_depends_on(tmp_path, monkeypatch)
     assert compiled() and not compiled()
 
 
-def test_a_lowering_may_hand_on_some_of_the_operands():
-    from jax.extend.core import Primitive
-    from jax.interpreters import mlir  # noqa: TID251 a primitive of our own
-
+def test_a_kernel_may_read_and_write_other_arrays_than_the_primitive():
     primitive = Primitive("second_only")
     primitive.def_abstract_eval(lambda x, y: jax.core.ShapedArray(y.shape, y.dtype))
 
     def rule(ctx, x, y):
-        call = KernelCall("source", "kernel", (1,), (1,))
-        second = [ctx.avals_in[1]]
-        cubins = CubinCache(None)
-        compiler = FakeCompiler()
-        return launch.lower(ctx, call, [y], second, compiler=compiler, arch="sm_90", cubins=cubins)
+        call, accumulator = KernelCall("source", "kernel", (1,), (1,), zero=(0,)), np.float32
+        avals = [ctx.avals_in[1]]
+        results = [ctx.avals_in[1].update(dtype=accumulator), jax.core.ShapedArray((7,), np.int32)]
+        keywords = dict(compiler=FakeCompiler(), arch="sm_90", cubins=CubinCache(None))
+        wide, _ = launch.lower(ctx, call, [y], avals, results, **keywords)
+        ctx = ctx.replace(avals_in=results[:1])
+        cast = mlir.lower_fun(lambda y: y.astype(jnp.float16), multiple_results=False)
+        return cast(ctx, wide)
 
     mlir.register_lowering(primitive, rule, platform="cuda")
     check = jax.export.DisabledSafetyCheck.custom_call(launch.TARGET)
     exported = jax.export.export(
         jax.jit(primitive.bind), platforms=("cuda",), disabled_checks=[check]
-    )(X, np.zeros((2, 3), np.int32))
+    )(X, np.zeros((2, 3), np.float16))
     attributes, layouts, types = custom_call(exported)
-    assert types == "(tensor<2x3xi32>) -> tensor<2x3xi32>"
-    assert layouts == ["[dense<[1, 0]> : tensor<2xindex>]"] * 2  # row-major
-    assert attributes["scalars"] == attributes["zero"] == "dense<> : tensor<0xi64>"
+    assert types == "(tensor<2x3xf16>) -> (tensor<2x3xf32>, tensor<7xi32>)"
+    two = "dense<[1, 0]> : tensor<2xindex>"  # row-major
+    assert layouts == [f"[{two}]", f"[{two}, dense<0> : tensor<1xindex>]"]
+    assert attributes["scalars"] == "dense<> : tensor<0xi64>"
+    assert [aval.str_short() for aval in exported.out_avals] == ["float16[2,3]"]
 
 
 @pytest.mark.parametrize(
