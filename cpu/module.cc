@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "cuda/launch_ffi.h"
 #include "handlers.h"
 #include "isa.h"
 
@@ -13,11 +14,15 @@ namespace nb = nanobind;
 
 namespace {
 
+nb::capsule Capsule(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
 // The names are ABI: exported programs refer to them. A change of meaning takes a new version.
 nb::dict Targets() {
   nb::dict targets;
   const auto add = [&](const char* name, XLA_FFI_Handler* handler) {
-    targets[name] = nb::capsule(reinterpret_cast<void*>(handler));
+    targets[name] = Capsule(handler);
   };
   add("sgap_spmm_csr_v1", sgap::SpmmCsr);
   add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
@@ -27,6 +32,16 @@ nb::dict Targets() {
   add("sgap_row_max_csr_v1", sgap::RowMaxCsr);
   add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
   add("sgap_check_csr_v1", sgap::CheckCsr);
+  return targets;
+}
+
+nb::dict CudaTargets() {
+  nb::dict stages;
+  stages["instantiate"] = Capsule(sgap::LaunchInstantiate);
+  stages["initialize"] = Capsule(sgap::LaunchInitialize);
+  stages["execute"] = Capsule(sgap::LaunchExecute);
+  nb::dict targets;
+  targets["sgap_launch_v1"] = stages;
   return targets;
 }
 
@@ -40,6 +55,8 @@ NB_MODULE(_native, module) {
     throw nb::import_error(error.what());
   }
   module.def("targets", &Targets, "FFI target names and their handlers, for platform cpu.");
+  module.def("cuda_targets", &CudaTargets,
+             "FFI target names and their handlers by stage, for platform CUDA.");
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("ffi_api_version",

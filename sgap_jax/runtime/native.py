@@ -57,6 +57,10 @@ native = _load()
 TARGETS: tuple[str, ...] = tuple(sorted(native.targets()))
 for _name, _handler in native.targets().items():
     jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+# JAX keeps these until a CUDA plugin starts, if one does. At import and not at lowering, because an
+# exported program is run without being lowered.
+for _name, _stages in native.cuda_targets().items():
+    jax.ffi.register_ffi_target(_name, _stages, platform="CUDA")
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,53 @@
+// The functions of NVIDIA's driver that a launch calls, as a table. libcuda.so.1 fills it where
+// there is one; no CUDA header or toolkit is needed to build. Handles are opaque here.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace sgap {
+
+using CuResult = int;  // CUresult
+using CuDevicePointer = unsigned long long;
+constexpr CuResult kCuSuccess = 0;
+// CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kCuMaxDynamicSharedSizeBytes = 8;
+
+// Named as in cuda.h, whose versioned names (cuCtxPushCurrent_v2) are those that are looked up.
+struct Driver {
+  CuResult (*cuInit)(unsigned flags);
+  CuResult (*cuGetErrorName)(CuResult error, const char** name);
+  CuResult (*cuGetErrorString)(CuResult error, const char** text);
+  CuResult (*cuStreamGetCtx)(void* stream, void** context);
+  CuResult (*cuCtxGetCurrent)(void** context);
+  CuResult (*cuCtxPushCurrent)(void* context);
+  CuResult (*cuCtxPopCurrent)(void** context);
+  CuResult (*cuLibraryLoadData)(void** library, const void* code, int* jit_options,
+                                void** jit_values, unsigned jit_count, int* library_options,
+                                void** library_values, unsigned library_count);
+  CuResult (*cuLibraryUnload)(void* library);
+  CuResult (*cuLibraryGetKernel)(void** kernel, void* library, const char* name);
+  CuResult (*cuKernelGetFunction)(void** function, void* kernel);
+  CuResult (*cuFuncSetAttribute)(void* function, int attribute, int value);
+  CuResult (*cuMemsetD8Async)(CuDevicePointer data, unsigned char value, size_t bytes,
+                              void* stream);
+  CuResult (*cuLaunchKernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                             unsigned block_x, unsigned block_y, unsigned block_z,
+                             unsigned shared_bytes, void* stream, void** arguments, void** extra);
+};
+
+// Fills `driver` from a shared library and initialises it; empty, or what is wrong.
+std::string OpenDriver(const char* library, Driver* driver);
+
+// The driver of this machine, opened at the first call and for good.
+struct SystemDriver {
+  Driver functions;
+  std::string error;  // empty where `functions` can be called
+};
+const SystemDriver& GetSystemDriver();
+
+// "cuLaunchKernel (spmm): CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+std::string DriverError(const Driver& driver, const char* call, const std::string& subject,
+                        CuResult error);
+
+}  // namespace sgap

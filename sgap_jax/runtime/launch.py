@@ -1,0 +1,189 @@
+"""The one way to launch a CUDA kernel: a KernelCall becomes a custom call that carries its cubin.
+
+The target `sgap_launch_v1` (cuda/launch_ffi.cc) loads the cubin with the executable, and at run
+time zeroes and launches, no more. Nothing outside the program is needed to run it: exported
+programs and JAX's persistent cache hold the machine code.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from sgap_jax.runtime import native as native  # registers the target
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+from sgap_jax.runtime.kernel_call import KernelCall
+
+TARGET = "sgap_launch_v1"
+
+
+class Compiled(Protocol):
+    @property
+    def cubin(self) -> bytes: ...
+    @property
+    def name(self) -> str: ...
+
+
+class Compiler(Protocol):
+    """What compiles CUDA C++: the module `runtime.nvrtc`."""
+
+    def version(self) -> str: ...
+    def compile(self, source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled: ...
+
+
+def lower(
+    ctx: Any,
+    call: KernelCall,
+    operands: Sequence[Any],
+    avals: Sequence[Any] | None = None,
+    results: Sequence[Any] | None = None,
+    *,
+    compiler: Compiler,
+    arch: str | None = None,
+    cubins: CubinCache | None = None,
+) -> Any:
+    """Lowers a primitive to one launch; the body of a lowering rule for platform "cuda".
+
+    Args:
+      ctx: the rule's context.
+      call: the launch.
+      operands: what the kernel reads, in its order: the primitive's operands or some of them.
+      avals: shapes and dtypes of `operands`, where they are not all of the primitive's.
+      results: those of what the kernel writes, where that is not the primitive's results:
+        accumulators of a wider dtype, scratch.
+      compiler: makes the cubin if it is in no cache.
+      arch: "sm_90" and the like; None asks `device_arch`.
+      cubins: where compiled kernels are kept; None for the user's cache.
+
+    Returns:
+      The results of the custom call, in the kernel's order.
+
+    Raises:
+      ValueError: sizes that no launch has. What the compiler raises, and `device_arch`.
+    """
+    if avals is not None:
+        ctx = ctx.replace(avals_in=list(avals))
+    if results is not None:
+        ctx = ctx.replace(avals_out=list(results))
+    check_call(call, len(ctx.avals_out))
+    attributes = call_attributes(call, compile_call(call, compiler, arch or device_arch(), cubins))
+    return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, **attributes)
+
+
+def check_call(call: KernelCall, results: int) -> None:
+    """Raises ValueError for a call that the handler would refuse, or that no kernel means."""
+    for name, sizes in (("grid", call.grid), ("block", call.block)):
+        if not 1 <= len(sizes) <= 3:
+            raise ValueError(f"launch: {name} must have one to three sizes, got {sizes}")
+    if min(call.grid) < 0 or max(call.grid) >= 2**31:
+        raise ValueError(f"launch: grid must have sizes in [0, 2^31), got {call.grid}")
+    if min(call.block) < 1 or math.prod(call.block) > 1024:
+        raise ValueError(f"launch: block must have 1 to 1024 threads, got {call.block}")
+    if not 0 <= call.shared_bytes < 2**31:
+        raise ValueError(f"launch: shared_bytes must be in [0, 2^31), got {call.shared_bytes}")
+    if not all(-(2**63) <= scalar < 2**63 for scalar in call.scalars):
+        raise ValueError(f"launch: scalars must be 64-bit integers, got {call.scalars}")
+    if not set(call.zero) <= set(range(results)):
+        raise ValueError(f"launch: zero must name some of {results} results, got {call.zero}")
+
+
+def compile_call(
+    call: KernelCall, compiler: Compiler, arch: str, cubins: CubinCache | None = None
+) -> Cubin:
+    """The machine code of a call: from memory, from disk, or from the compiler."""
+    folder = header_folder()
+    headers = [text for header in _headers(folder) for text in header]
+    key = content_key(call.source, call.kernel, arch, compiler.version(), *headers)
+
+    def compile() -> Cubin:
+        options = (f"--include-path={folder}",)
+        compiled = compiler.compile(call.source, arch=arch, options=options)
+        return Cubin(compiled.name, compiled.cubin)
+
+    return (user_cache(default_folder()) if cubins is None else cubins).get(key, compile)
+
+
+def call_attributes(call: KernelCall, cubin: Cubin) -> dict[str, Any]:
+    """The attributes of target sgap_launch_v1; their names and types are ABI."""
+
+    def three(sizes: tuple[int, ...]) -> np.ndarray:
+        return np.array(sizes + (1,) * (3 - len(sizes)), np.int64)
+
+    return {
+        "cubin": cubin.code,
+        "kernel": cubin.kernel,
+        "grid": three(call.grid),
+        "block": three(call.block),
+        "shared_bytes": np.int64(call.shared_bytes),
+        "scalars": np.array(call.scalars, np.int64),
+        "zero": np.array(call.zero, np.int64),
+    }
+
+
+def device_arch() -> str:
+    """The architecture to compile for: SGAP_CUDA_ARCH, else that of this process's GPUs.
+
+    Raises:
+      ValueError: SGAP_CUDA_ARCH is not the name of an architecture.
+      NotImplementedError: no GPU here, or GPUs that no one cubin serves.
+    """
+    named = os.environ.get("SGAP_CUDA_ARCH")
+    if named:
+        if not re.fullmatch(r"sm_\d+[af]?", named):
+            raise ValueError(f"SGAP_CUDA_ARCH: expected a name like sm_90, got {named!r}")
+        return named
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError as error:
+        raise NotImplementedError(
+            "sgap_jax: there is no GPU here whose architecture a kernel could be compiled for; "
+            "to lower for one elsewhere set SGAP_CUDA_ARCH, for example to sm_90"
+        ) from error
+    return common_arch([device.compute_capability for device in devices])
+
+
+def common_arch(capabilities: Sequence[str]) -> str:
+    """The architecture whose cubins run on GPUs of these compute capabilities ("9.0").
+
+    A cubin runs within its major version, on its own minor version and later ones.
+    """
+    versions = sorted({(int(major), int(minor)) for major, minor in map(_split, capabilities)})
+    if versions[0][0] != versions[-1][0]:
+        found = ", ".join(f"{major}.{minor}" for major, minor in versions)
+        raise NotImplementedError(
+            f"sgap_jax: one program for GPUs of compute capabilities {found} would need a kernel "
+            "for each; make GPUs of one kind visible (CUDA_VISIBLE_DEVICES)"
+        )
+    return "sm_{}{}".format(*versions[0])
+
+
+def _split(capability: str) -> tuple[str, str]:
+    major, _, minor = capability.partition(".")
+    return major, minor
+
+
+def header_folder() -> Path:
+    """Where the device code is: in the package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "cuda"
+    return installed if installed.is_dir() else package.parent / "cuda"
+
+
+@cache
+def _headers(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Names and texts: a change in any header is another key for every kernel."""
+    return tuple((path.name, path.read_text()) for path in sorted(folder.glob("*.cuh")))
+
+
+@cache
+def user_cache(folder: Path | None) -> CubinCache:
+    """The cache of a folder, one for the process, so that a warning comes once."""
+    return CubinCache(folder)

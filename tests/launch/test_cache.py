@@ -1,0 +1,234 @@
+"""The cache of compiled kernels: by content; no harm from other processes, damage, bad folders."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from sgap_jax.runtime import cache
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+
+KEY = content_key("source", "sm_90")
+CUBIN = Cubin("kernel<float, 4>", b"\x7fELF\n\0" + bytes(range(256)))
+
+
+def never():
+    raise AssertionError("compiled")
+
+
+def once():
+    """A compiler, and how often it ran."""
+    runs = []
+
+    def compile():
+        runs.append(1)
+        return CUBIN
+
+    return compile, runs
+
+
+def test_a_key_is_of_the_parts_and_their_boundaries():
+    parts = ["source", "sm_90", "13.0"]
+    keys = [parts, parts[:2], parts[::-1], ["sources", "m_90", "13.0"], ["source", "sm_90", "13.1"]]
+    assert len({content_key(*each) for each in keys}) == len(keys)
+    assert content_key("a") == content_key(b"a")
+    # Known to other processes and machines: entries live as long as the format.
+    assert KEY == content_key("source", "sm_90") and len(KEY) == 64
+
+
+def test_an_entry_outlives_its_process_and_is_compiled_once(tmp_path):
+    compile, runs = once()
+    first = CubinCache(tmp_path / "deep" / "folder")
+    assert first.get(KEY, compile) == first.get(KEY, compile) == CUBIN
+    assert CubinCache(first.folder).get(KEY, never) == CUBIN
+    assert len(runs) == 1
+    assert [path.name for path in first.folder.iterdir()] == [f"{KEY}.cubin"]
+
+
+def test_memory_serves_where_the_disk_does_not(tmp_path):
+    compile, runs = once()
+    cubins = CubinCache(tmp_path)
+    cubins.get(KEY, compile)
+    cubins.path(KEY).unlink()
+    assert cubins.get(KEY, never) == CUBIN
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compile, runs = once()
+    cubins = CubinCache(None)
+    assert cubins.get(KEY, compile) == cubins.get(KEY, compile) == CUBIN
+    assert len(runs) == 1 and not list(tmp_path.iterdir())
+
+
+def test_another_key_is_another_entry(tmp_path):
+    CubinCache(tmp_path).get(KEY, lambda: CUBIN)
+    other = Cubin("other", b"code")
+    assert CubinCache(tmp_path).get(content_key("other"), lambda: other) == other
+    assert CubinCache(tmp_path).get(KEY, never) == CUBIN
+
+
+def test_any_damage_is_noticed_and_mended(tmp_path):
+    path = CubinCache(tmp_path).path(KEY)
+    CubinCache(tmp_path).get(KEY, lambda: CUBIN)
+    whole = path.read_bytes()
+    flipped = [bytes(b ^ (i == at) for i, b in enumerate(whole)) for at in range(len(whole))]
+    damaged = flipped + [whole[:size] for size in range(len(whole))] + [whole + b"\0"]
+    for data in damaged:
+        path.write_bytes(data)
+        compile, runs = once()
+        assert CubinCache(tmp_path).get(KEY, compile) == CUBIN
+        assert runs and path.read_bytes() == whole
+
+
+def test_a_folder_where_the_entry_should_be(tmp_path):
+    CubinCache(tmp_path).path(KEY).mkdir()
+    with pytest.warns(RuntimeWarning, match="cannot be kept"):
+        assert CubinCache(tmp_path).get(KEY, lambda: CUBIN) == CUBIN
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.cubin"]  # no temporary file left
+
+
+def one_warning(cubins):
+    """Two kernels through a cache that cannot write: both are served, one warning is given."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for key in (KEY, content_key("other")):
+            assert cubins.get(key, lambda: CUBIN) == CUBIN
+            assert cubins.get(key, never) == CUBIN  # from memory
+    (warning,) = caught
+    assert issubclass(warning.category, RuntimeWarning)
+    assert f"cannot be kept in {cubins.folder}" in str(warning.message)
+    assert "SGAP_CACHE_DIR" in str(warning.message)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    one_warning(CubinCache(tmp_path / "file" / "cubins"))
+    one_warning(CubinCache(tmp_path / "file"))
+
+
+def test_a_read_only_folder_is_still_read(tmp_path, monkeypatch):
+    CubinCache(tmp_path).get(content_key("kept"), lambda: CUBIN)
+    if os.geteuid() == 0:  # to whom no folder is read-only
+
+        def refuse(*args, **keywords):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
+    else:
+        tmp_path.chmod(0o500)
+    cubins = CubinCache(tmp_path)
+    one_warning(cubins)
+    assert cubins.get(content_key("kept"), never) == CUBIN
+    tmp_path.chmod(0o700)
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    fdopen = os.fdopen
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, data):
+            self.file.write(data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "fdopen", lambda *args: Full(fdopen(*args)))
+    one_warning(CubinCache(tmp_path))
+    assert not list(tmp_path.iterdir())  # not the half that was written either
+
+
+def test_an_interrupted_compilation_leaves_nothing(tmp_path):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    cubins = CubinCache(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        cubins.get(KEY, interrupted)
+    assert not list(tmp_path.iterdir())
+    assert cubins.get(KEY, lambda: CUBIN) == CUBIN
+
+
+FILL = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key
+
+def never():
+    raise AssertionError("an entry that was there is gone or torn")
+
+folder, me = Path(sys.argv[1]), int(sys.argv[2])
+(folder / f"ready{{me}}").touch()
+while not (folder / f"ready{{1 - me}}").exists():
+    pass
+for turn in range(200):
+    for number, compile in ((turn, None), (turn % 7, never)):
+        cubin = Cubin(f"kernel{{number}}", bytes([number]) * 300_000)
+        cubins, key = CubinCache(folder / "cubins"), content_key(str(number))
+        assert cubins.get(key, compile or (lambda: cubin)) == cubin
+    cubins._write(key, cubin)  # as a process that had found nothing
+"""
+
+
+def test_two_processes_at_once(tmp_path):
+    """Both make the same entries at the same time; one that is there is whole at any moment."""
+    folder = tmp_path / "cubins"
+    for number in range(7):
+        cubin = Cubin(f"kernel{number}", bytes([number]) * 300_000)
+        CubinCache(folder).get(content_key(str(number)), lambda cubin=cubin: cubin)
+    program = FILL.format(path=[str(Path(cache.__file__).parents[2]), *sys.path])
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path)]
+    both = [
+        subprocess.Popen([*command, str(me)], stderr=subprocess.PIPE, text=True) for me in (0, 1)
+    ]
+    for process in both:
+        _, error = process.communicate(timeout=110)
+        assert process.returncode == 0, error
+    assert len(list(folder.iterdir())) == 200  # and no temporary file
+    for number in range(200):
+        entry = CubinCache(folder).get(content_key(str(number)), never)
+        assert entry == Cubin(f"kernel{number}", bytes([number]) * 300_000)
+
+
+def test_threads_share_a_cache(tmp_path):
+    cubins, wrong = CubinCache(tmp_path), []
+
+    def fill(start):
+        for turn in range(60):
+            key = str((start + turn) % 20)
+            got = cubins.get(content_key(key), lambda key=key: Cubin(key, key.encode()))
+            if got != Cubin(key, key.encode()):
+                wrong.append((key, got))
+
+    threads = [threading.Thread(target=fill, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(list(tmp_path.iterdir())) == 20
+
+
+def test_where_the_cache_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGAP_CACHE_DIR", str(tmp_path))
+    assert default_folder() == tmp_path
+    monkeypatch.setenv("SGAP_CACHE_DIR", "")
+    assert default_folder() is None
+    monkeypatch.delenv("SGAP_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "sgap_jax" / "cubins"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_folder() == tmp_path / ".cache" / "sgap_jax" / "cubins"
