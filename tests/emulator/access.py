@@ -14,15 +14,14 @@ CACHE_HINTS = (
 POISONED = 0xDE
 
 
-def known(instruction, *names):
-    """Refuses a modifier that is not a type, a space, a cache hint or one of `names`."""
-    for modifier in instruction.modifiers:
-        plain = modifier.split("::")[0]
-        prefetch = plain in ("L1", "L2") and not modifier.endswith("cache_hint")
-        if not (
-            plain in (*SPACES, *STRONG, *CACHE_HINTS, *names) or modifier in WIDTHS or prefetch
-        ):
-            raise NotImplementedError(f"modifier .{modifier} of {instruction}")
+def memory_modifiers(instruction):
+    """The modifiers that say where, and how to cache: nothing that a result depends on."""
+    return [
+        modifier
+        for modifier in instruction.modifiers
+        if modifier.split("::")[0] in (*SPACES, *STRONG, *CACHE_HINTS)
+        or (modifier.startswith(("L1::", "L2::")) and not modifier.endswith("cache_hint"))
+    ]
 
 
 def space_of(instruction):
@@ -56,7 +55,7 @@ def granules_of(entry):
 
 
 def load(blocks, instruction, active):
-    known(instruction, "v2", "v4")
+    instruction.allow(*memory_modifiers(instruction), "v2", "v4")
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     target, source = instruction.operands
     targets = target.parts if isinstance(target, Vector) else (target,)
@@ -79,18 +78,21 @@ def load(blocks, instruction, active):
 
 
 def load_parameter(blocks, instruction, active, targets, kind):
-    parameters, width = blocks.launch.parameters, WIDTHS[kind]
-    positions = blocks.addresses(instruction.operands[1], active.lanes)
+    parameters, width, address = blocks.launch.parameters, WIDTHS[kind], instruction.operands[1]
+    # Mostly one address for all lanes.
+    lanes = active.lanes if isinstance(address.base, Register) else active.lanes[:1]
+    positions = blocks.addresses(address, lanes)
+    if positions.min() < 0 or positions.max() + width * len(targets) > len(parameters):
+        raise blocks.fault("out of bounds of the parameters", lanes[0], instruction)
     for i, register in enumerate(targets):
         where = positions[:, None] + np.arange(width) + i * width
-        if where.min() < 0 or where.max() >= len(parameters):
-            raise blocks.fault("out of bounds of the parameters", active.lanes[0], instruction)
         words = parameters[where].view(UNSIGNED[width]).reshape(-1)
-        blocks.write_lanes(register, lift(words, kind), kind, active.lanes)
+        numbers = lift(np.ascontiguousarray(np.broadcast_to(words, active.count)), kind)
+        blocks.write_lanes(register, numbers, kind, active.lanes)
 
 
 def store(blocks, instruction, active):
-    known(instruction, "v2", "v4")
+    instruction.allow(*memory_modifiers(instruction), "v2", "v4")
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     target, source = instruction.operands
     sources = source.parts if isinstance(source, Vector) else (source,)
@@ -145,7 +147,7 @@ IN_PLACE = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 def atomic(blocks, instruction, active):
     """atom and red: lanes that meet at an address take turns in their order."""
-    known(instruction, *UPDATES, "v2", "v4")
+    instruction.allow(*memory_modifiers(instruction), *UPDATES, "v2", "v4")
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     operation = next(name for name in instruction.modifiers if name in UPDATES)
     wanted, target, *sources = (
@@ -198,7 +200,9 @@ def turns(words):
 
 def copy_async(blocks, instruction, active):
     """cp.async: the destination is poison from the issue to the wait that covers the copy."""
-    known(instruction, "async", "commit_group", "wait_group", "wait_all")
+    instruction.allow(
+        *memory_modifiers(instruction), "async", "commit_group", "wait_group", "wait_all"
+    )
     if "commit_group" in instruction.modifiers:
         blocks.copy_group[active.lanes] += 1
     elif "wait_group" in instruction.modifiers:
@@ -254,14 +258,14 @@ def finish_copies(blocks, instruction, active, kept):
 
 
 def prefetch(blocks, instruction, active):
-    known(instruction)
+    instruction.allow(*memory_modifiers(instruction), "L1", "L2")
 
 
 def convert_address(blocks, instruction, active):
     """cvta: between the generic window of a state space and the space itself."""
     from .blocks import LOCAL_WINDOW, SHARED_WINDOW
 
-    known(instruction, "to")
+    instruction.allow(*memory_modifiers(instruction), "to")
     start = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space_of(instruction), 0)
     kind = instruction.types[-1]
     addresses = blocks.read(instruction.operands[1], kind)

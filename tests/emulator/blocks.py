@@ -45,7 +45,8 @@ class Blocks:
         self.warp_start = np.arange(self.n) - self.lane
         self.thread_xyz = launch.thread_coordinates(within)
         self.block_xyz = launch.block_coordinates(first + self.block)
-        self.registers, self._constants, self.tables = {}, {}, {}
+        # What depends on the lane alone outlives these blocks.
+        self.registers, self._specials, self.tables = {}, {}, launch.tables.setdefault(count, {})
         self.end = len(self.entry.instructions)
         self.pc = np.where(self.exists, 0, self.end)
         self.parked = np.zeros(self.n, np.bool_)
@@ -81,13 +82,13 @@ class Blocks:
             if kind == "pred":
                 return ~stored if operand.negated else stored
             width = WIDTHS[kind]
-            return lift(
-                stored if stored.itemsize == width else stored.astype(UNSIGNED[width]), kind
-            )
+            if stored.itemsize != width:
+                stored = stored.astype(UNSIGNED[width])
+            return lift(stored, kind)
         key = operand, kind
-        if key not in self._constants:
-            self._constants[key] = self._constant(operand, kind)
-        return self._constants[key]
+        if key not in self.tables:
+            self.tables[key] = self._constant(operand, kind)
+        return self.tables[key]
 
     def _constant(self, operand, kind):
         if isinstance(operand, Symbol):
@@ -125,9 +126,9 @@ class Blocks:
         stored[lanes if len(lanes) < self.n else slice(None)] = numbers
 
     def _special(self, name):
-        if name not in self.tables:
-            self.tables[name] = np.broadcast_to(self._special_value(name), self.n)
-        return self.tables[name]
+        if name not in self._specials:
+            self._specials[name] = np.broadcast_to(self._special_value(name), self.n)
+        return self._specials[name]
 
     def _special_value(self, name):
         register, _, axis = name.partition(".")

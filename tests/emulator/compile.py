@@ -40,13 +40,10 @@ def available():
 
 def cuda_headers():
     """Folders with cuda_fp16.h and the like."""
-    toolkit = (
-        [os.path.join(os.path.dirname(os.path.dirname(find_nvcc())), "include")]
-        if find_nvcc()
-        else []
-    )
-    wheel = [os.path.join(nvrtc_library()[1], "include")] if nvrtc_library() else []
-    return [folder for folder in (*wheel, *toolkit) if os.path.isfile(f"{folder}/cuda_fp16.h")]
+    roots = [nvrtc_library()[1]] if nvrtc_library() else []
+    roots += [os.path.dirname(os.path.dirname(find_nvcc()))] if find_nvcc() else []
+    folders = [os.path.join(root, "include") for root in roots]
+    return [folder for folder in folders if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))]
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .arithmetic import flush, unknown
+from .arithmetic import flush
 from .values import LIFTED, is_float, round_mantissa
 
 TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -11,7 +11,7 @@ DIRECTED = ("rz", "rm", "rp")
 
 def convert(blocks, instruction, active):
     modifiers = instruction.modifiers
-    unknown(instruction, modifiers, (*TO_INTEGER, *DIRECTED, "rn", "rna", "ftz", "sat", "relu"))
+    instruction.allow(*TO_INTEGER, *DIRECTED, "rn", "rna", "ftz", "sat", "relu")
     target, source = instruction.types[-2:]
     register, *operands = instruction.operands
     numbers = [blocks.read(operand, source) for operand in operands]

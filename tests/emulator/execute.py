@@ -3,8 +3,10 @@
 import numpy as np
 
 from .access import atomic, convert_address, copy_async, load, prefetch, store
-from .arithmetic import PER_LANE
+from .arithmetic import OPERATIONS, arithmetic, multiply_or_wide
+from .bitwise import count_bits, extract_field, find_highest_bit, insert_field, shift
 from .blocks import Active
+from .choose import logic, move, select, set_number, set_predicate
 from .convert import convert
 from .tensor_core import MATRICES
 from .warp import COLLECTIVES, complete, deadlock
@@ -18,6 +20,23 @@ def trap(blocks, instruction, active):
     raise blocks.fault("trap", active.lanes[0], instruction)
 
 
+PER_LANE = {
+    **dict.fromkeys(OPERATIONS, arithmetic),
+    **dict.fromkeys(("mul", "mad"), multiply_or_wide),
+    **dict.fromkeys(("popc", "clz"), count_bits),
+    **dict.fromkeys(("shl", "shr"), shift),
+    **dict.fromkeys(("selp", "slct"), select),
+    "and": logic(np.bitwise_and),
+    "or": logic(np.bitwise_or),
+    "xor": logic(np.bitwise_xor),
+    "not": logic(np.invert),
+    "bfind": find_highest_bit,
+    "bfe": extract_field,
+    "bfi": insert_field,
+    "mov": move,
+    "setp": set_predicate,
+    "set": set_number,
+}
 GATHERING = {**COLLECTIVES, **MATRICES}
 HANDLERS = {
     **PER_LANE,

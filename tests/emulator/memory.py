@@ -82,7 +82,7 @@ class Memory:
         return self.space.bytes[start:end].copy().view(like.dtype).reshape(like.shape)
 
     def variables_of(self, program):
-        """Addresses of a module's .global and .const variables, which live as long as the memory."""
+        """Addresses of a module's .global and .const variables; they live as long as the memory."""
         if program not in self._variables:
             self._variables[program] = {
                 variable.name: self.put(initial_bytes(variable))

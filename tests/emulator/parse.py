@@ -58,6 +58,12 @@ class Instruction:
     def __str__(self):
         return f"`{self.text}`" + (f" ({self.source})" if self.source else "")
 
+    def allow(self, *modifiers):
+        """Refuses a modifier that is neither a type nor one of these."""
+        for modifier in self.modifiers:
+            if modifier not in modifiers and modifier not in WIDTHS and modifier != "pred":
+                raise NotImplementedError(f"modifier .{modifier} of {self}")
+
     @property
     def types(self):
         return [name for name in self.modifiers if name in WIDTHS or name == "pred"]

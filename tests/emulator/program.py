@@ -65,7 +65,7 @@ class Launch:
         local = [variable for variable in variables if variable.space == "local"]
         self.shared_layout = SharedLayout(shared, shared_bytes)
         self.local_layout = LocalLayout(local)
-        self.granules = granules_of(entry)
+        self.granules, self.tables = granules_of(entry), {}
 
     def prepare(self, arguments, memory, step_limit):
         self.memory, self.step_limit = memory, step_limit
@@ -124,9 +124,8 @@ def argument_bytes(where, parameter, value):
             raise ValueError(f"{where}: a structure of {parameter.nbytes} bytes, got {len(data)}")
         return data
     number = np.asarray(value)
-    if number.shape != () or number.dtype.kind not in (
-        "iub" if not is_float(parameter.kind) else "iubf"
-    ):
+    accepted = "iubf" if is_float(parameter.kind) else "iub"
+    if number.shape != () or number.dtype.kind not in accepted:
         raise ValueError(f"{where}: a .{parameter.kind}, got {value!r}")
     number = float(number) if is_float(parameter.kind) else int(number)
     return bits(number, parameter.kind).tobytes()

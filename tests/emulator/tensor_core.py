@@ -8,10 +8,10 @@ import re
 
 import numpy as np
 
-from .access import known
 from .parse import Vector
 from .values import LIFTED
 
+ALIGNED = ("sync", "aligned")
 G, T = np.arange(32) // 4, np.arange(32) % 4
 
 
@@ -59,7 +59,7 @@ def gather(blocks, operand, matrix, kind, shape):
 def multiply_accumulate(blocks, instruction, active):
     """mma.sync: D = A B + C of one warp."""
     shape = next((m for m in instruction.modifiers if re.fullmatch(r"m16n8k(4|8|16)", m)), None)
-    known(instruction, "sync", "aligned", "row", "col", shape)
+    instruction.allow(*ALIGNED, "row", "col", shape)
     kinds = instruction.types
     if shape is None or kinds[1] not in ("f16", "bf16", "tf32") or kinds[1] != kinds[2]:
         raise NotImplementedError(f"shape or types of {instruction}")
@@ -83,14 +83,14 @@ def multiply_accumulate(blocks, instruction, active):
 def load_matrices(blocks, instruction, active):
     """ldmatrix: lane 8 i + r has the address of row r of matrix i; lane l gets elements 2 t and
     2 t + 1 of row g (with .trans: of column g)."""
-    known(instruction, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans")
+    instruction.allow(*ALIGNED, "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta")
     count = next((int(m[1]) for m in instruction.modifiers if m in ("x1", "x2", "x4")), 1)
     target, source = instruction.operands
     targets = target.parts if isinstance(target, Vector) else (target,)
     giving = active.lanes[blocks.lane[active.lanes] < 8 * count]
     rows = np.zeros(blocks.n, np.int64)
-    for place, positions, lanes in blocks.locate("shared", source, 16, giving, instruction):
-        rows[lanes] = positions
+    ((place, positions, _),) = blocks.locate("shared", source, 16, giving, instruction)
+    rows[giving] = positions
     lanes = active.lanes
     start, g, t = blocks.warp_start[lanes], blocks.lane[lanes] // 4, blocks.lane[lanes] % 4
     for i, register in enumerate(targets):
@@ -112,7 +112,7 @@ def load_matrices(blocks, instruction, active):
 
 def transpose_matrix(blocks, instruction, active):
     """movmatrix: the 8 x 8 matrix of 16-bit elements that the warp holds, transposed."""
-    known(instruction, "sync", "aligned", "m8n8", "trans")
+    instruction.allow(*ALIGNED, "m8n8", "trans")
     target, source = instruction.operands
     halves = np.ascontiguousarray(blocks.read(source, "b32")).view(np.uint16)
     matrices = halves.reshape(-1, 8, 8)  # row g of a warp: lanes 4 g to 4 g + 3, two halves each

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from .arithmetic import unknown
 from .blocks import POISON
-from .parse import Pair
+from .parse import Immediate, Pair
 from .values import LIFTED
 
 FULL = 0xFFFFFFFF
@@ -46,6 +45,8 @@ def complete(blocks, instruction, waiting):
 
 
 def check_same_mask(blocks, instruction, needed, ready):
+    if (needed == FULL).all():
+        return
     low_bit = needed & (~needed + np.uint32(1))
     lowest = blocks.warp_start + np.where(ready, np.log2(low_bit.astype(np.float64)), 0).astype(int)
     wrong = np.flatnonzero(ready & (needed[lowest] != needed))
@@ -61,9 +62,7 @@ def is_block_barrier(instruction):
 
 def check_barrier(blocks, instruction):
     reduction = "red" in instruction.modifiers
-    unknown(
-        instruction, instruction.modifiers, ("sync", "aligned", "cta", "red", "popc", "and", "or")
-    )
+    instruction.allow("sync", "aligned", "cta", "red", "popc", "and", "or")
     operands = instruction.operands[1:-1] if reduction else instruction.operands
     if len(operands) > 1 and operands[1].bits != blocks.launch.threads:
         raise NotImplementedError(f"a barrier for some threads of a block: {instruction}")
@@ -107,22 +106,22 @@ def shuffle_sources(blocks, mode, amount, clamp):
     return np.where(inside, source, lane) + blocks.warp_start, inside
 
 
+def shuffle_table(blocks, mode, amount, clamp):
+    """shuffle_sources, kept where the operands are constants."""
+    key = mode, amount, clamp
+    if key in blocks.tables:
+        return blocks.tables[key]
+    sources = shuffle_sources(blocks, mode, blocks.read(amount, "b32"), blocks.read(clamp, "b32"))
+    if isinstance(amount, Immediate) and isinstance(clamp, Immediate):
+        blocks.tables[key] = sources
+    return sources
+
+
 def shuffle(blocks, instruction, active):
     """shfl.sync: what a lane outside of the group would have sent is poison."""
-    unknown(instruction, instruction.modifiers, ("sync", "up", "down", "bfly", "idx"))
+    instruction.allow("sync", "up", "down", "bfly", "idx")
     target, operand, amount, clamp, mask = instruction.operands
-    key = instruction.modifiers[1], amount, clamp
-    if key not in blocks.tables:
-        sources = shuffle_sources(
-            blocks, key[0], blocks.read(amount, "b32"), blocks.read(clamp, "b32")
-        )
-        if "%" in getattr(amount, "name", "") + getattr(clamp, "name", ""):
-            blocks.tables.pop(key, None)
-        else:
-            blocks.tables[key] = sources
-    else:
-        sources = blocks.tables[key]
-    source, inside = sources
+    source, inside = shuffle_table(blocks, instruction.modifiers[1], amount, clamp)
     sent = blocks.read(operand, "b32")
     received = sent[source]
     named = blocks.read(mask, "b32")
@@ -143,7 +142,7 @@ def group_bits(blocks, instruction, active, holds):
 
 
 def vote(blocks, instruction, active):
-    unknown(instruction, instruction.modifiers, ("sync", "all", "any", "uni", "ballot"))
+    instruction.allow("sync", "all", "any", "uni", "ballot")
     yes = group_bits(blocks, instruction, active, blocks.read(instruction.operands[1], "pred"))
     everybody = group_bits(blocks, instruction, active, np.ones(blocks.n, np.bool_))
     results = {
@@ -158,14 +157,14 @@ def vote(blocks, instruction, active):
 
 def active_mask(blocks, instruction, active):
     """The lanes that run this instruction together here; a GPU may give fewer."""
-    unknown(instruction, instruction.modifiers, ())
+    instruction.allow()
     together = np.repeat(warp_bits(active.mask), 32)
     blocks.write(instruction.operands[0], together, "b32", active)
 
 
 def match(blocks, instruction, active):
     """match.sync.any: the lanes with the same value; .all: everybody, if all values are one."""
-    unknown(instruction, instruction.modifiers, ("sync", "any", "all"))
+    instruction.allow("sync", "any", "all")
     kind = instruction.types[-1]
     value = blocks.read(instruction.operands[1], kind)
     everybody = group_bits(blocks, instruction, active, np.ones(blocks.n, np.bool_))
@@ -192,7 +191,7 @@ REDUCTIONS = {
 
 def reduce_(blocks, instruction, active):
     """redux.sync: one number from the lanes of the group."""
-    unknown(instruction, instruction.modifiers, ("sync", *REDUCTIONS))
+    instruction.allow("sync", *REDUCTIONS)
     kind = instruction.types[-1]
     function = REDUCTIONS[next(m for m in instruction.modifiers if m in REDUCTIONS)]
     value = blocks.read(instruction.operands[1], kind)
