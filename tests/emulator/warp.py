@@ -3,7 +3,7 @@
 import numpy as np
 
 from .blocks import POISON
-from .parse import Immediate, Pair
+from .parse import Pair
 from .values import LIFTED
 
 FULL = 0xFFFFFFFF
@@ -106,22 +106,25 @@ def shuffle_sources(blocks, mode, amount, clamp):
     return np.where(inside, source, lane) + blocks.warp_start, inside
 
 
-def shuffle_table(blocks, mode, amount, clamp):
-    """shuffle_sources, kept where the operands are constants."""
-    key = mode, amount, clamp
-    if key in blocks.tables:
-        return blocks.tables[key]
-    sources = shuffle_sources(blocks, mode, blocks.read(amount, "b32"), blocks.read(clamp, "b32"))
-    if isinstance(amount, Immediate) and isinstance(clamp, Immediate):
-        blocks.tables[key] = sources
-    return sources
+def shuffle_table(blocks, mode, amount, clamp, active):
+    """shuffle_sources, kept where all lanes say the same."""
+    amount, clamp = blocks.read(amount, "b32"), blocks.read(clamp, "b32")
+    first = active.lanes[0]
+    same = (amount == amount[first]) & (clamp == clamp[first]) | ~active.mask
+    if not same.all():
+        return shuffle_sources(blocks, mode, amount, clamp)
+    key = mode, int(amount[first]), int(clamp[first])
+    if key not in blocks.tables:
+        everywhere = (np.full(blocks.n, x[first]) for x in (amount, clamp))
+        blocks.tables[key] = shuffle_sources(blocks, mode, *everywhere)
+    return blocks.tables[key]
 
 
 def shuffle(blocks, instruction, active):
     """shfl.sync: what a lane outside of the group would have sent is poison."""
     instruction.allow("sync", "up", "down", "bfly", "idx")
     target, operand, amount, clamp, mask = instruction.operands
-    source, inside = shuffle_table(blocks, instruction.modifiers[1], amount, clamp)
+    source, inside = shuffle_table(blocks, instruction.modifiers[1], amount, clamp, active)
     sent = blocks.read(operand, "b32")
     received = sent[source]
     named = blocks.read(mask, "b32")
