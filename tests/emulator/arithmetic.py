@@ -32,7 +32,8 @@ def arithmetic(blocks, instruction, active):
         if flushing:
             result = flush(result)
         if "sat" in instruction.modifiers:
-            result = np.fmax(np.fmin(result, result.dtype.type(1)), result.dtype.type(0))
+            zero, one = result.dtype.type(0), result.dtype.type(1)
+            result = np.fmin(np.fmax(result, zero), one)  # NaN becomes zero
         if "relu" in instruction.modifiers:
             result = np.where(np.isnan(result), result, np.fmax(result, result.dtype.type(0)))
     blocks.write(instruction.operands[0], result, kind, active)
