@@ -1,6 +1,8 @@
+import re
+
 import numpy as np
 import pytest
-from emulator import Memory, Program
+from emulator import Fault, Memory, Program
 from emulator.compile import available, compile_ptx
 
 
@@ -19,4 +21,19 @@ def launch(request):
         return [memory.get(addresses[id(array)], array) for array in arrays]
 
     run.architecture = request.param
+    return run
+
+
+@pytest.fixture
+def caught(launch):
+    """caught(source, says, *arguments): with BUG defined it faults, and says where and `says`."""
+
+    def run(source, says, *arguments, grid=2, block=64):
+        with pytest.raises(Fault) as fault:
+            launch(source, grid, block, *arguments, options=("-DBUG",))
+        message = str(fault.value)
+        where = r"thread \(\d+, \d+, \d+\) of block \(\d+, \d+, \d+\) at `.+` \(\w+\.cu:\d+\)"
+        assert re.match(where, message)
+        assert re.search(says, message), message
+
     return run

@@ -91,6 +91,8 @@ def load_matrices(blocks, instruction, active):
     rows = np.zeros(blocks.n, np.int64)
     ((place, positions, _),) = blocks.locate("shared", source, 16, giving, instruction)
     rows[giving] = positions
+    # Who reads, the lane that gives the address or the one that gets the data, is not documented.
+    blocks.check_race("load", place, positions, 16, giving, instruction)
     lanes = active.lanes
     start, g, t = blocks.warp_start[lanes], blocks.lane[lanes] // 4, blocks.lane[lanes] % 4
     for i, register in enumerate(targets):

@@ -222,18 +222,20 @@ COLLECTIVES = {
 
 
 def deadlock(blocks):
-    """A Fault that says who waits where."""
-    lanes = np.flatnonzero(blocks.parked)
-    lanes = lanes[blocks.block[lanes] == blocks.block[lanes[0]]]
-    _, firsts = np.unique(blocks.pc[lanes], return_index=True)
-    waits = "; ".join(
-        f"{blocks.describe(lane)} at {blocks.entry.instructions[blocks.pc[lane]]}"
-        for lane in lanes[firsts][:4]
-    )
-    own = (blocks.block == blocks.block[lanes[0]]) & blocks.exists
-    gone = int(np.count_nonzero(own & (blocks.pc == blocks.end)))
-    return blocks.fault(
-        f"deadlock: {len(lanes)} threads of the block wait, {gone} have exited: {waits}",
-        lanes[0],
-        blocks.entry.instructions[blocks.pc[lanes[0]]],
-    )
+    """A Fault that says who waits for whom."""
+    lane = np.flatnonzero(blocks.parked)[0]
+    here = blocks.pc[lane]
+    instruction = blocks.entry.instructions[here]
+    if is_block_barrier(instruction):
+        partners = blocks.block == blocks.block[lane]
+    else:
+        named = members(blocks, instruction)[lane]
+        partners = (blocks.warp_start == blocks.warp_start[lane]) & (named >> blocks.lane & 1 == 1)
+    absent = partners & blocks.exists & ~(blocks.parked & (blocks.pc == here))
+    other = np.flatnonzero(absent)[0]
+    if blocks.pc[other] == blocks.end:
+        state = "has exited"
+    else:
+        state = f"waits at {blocks.entry.instructions[blocks.pc[other]]}"
+    what = f"deadlock: it waits for {blocks.describe(other)}, which {state}"
+    return blocks.fault(what, lane, instruction)
