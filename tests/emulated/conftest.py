@@ -1,0 +1,39 @@
+import re
+
+import numpy as np
+import pytest
+from emulator import Fault, Memory, Program
+from emulator.compile import available, compile_ptx
+
+
+@pytest.fixture(params=["compute_80", "compute_90"])
+def launch(request):
+    """launch(source, grid, block, *arguments) -> the arrays among the arguments, afterwards."""
+    if not available():
+        pytest.skip("neither NVRTC (pip install nvidia-cuda-nvrtc) nor nvcc is here")
+
+    def run(source, grid, block, *arguments, options=(), **keywords):
+        program, memory = Program(compile_ptx(source, request.param, options)), Memory()
+        arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+        addresses = {id(array): memory.put(array) for array in arrays}
+        passed = [addresses.get(id(argument), argument) for argument in arguments]
+        program.run(program.entries[0], grid, block, passed, memory, **keywords)
+        return [memory.get(addresses[id(array)], array) for array in arrays]
+
+    run.architecture = request.param
+    return run
+
+
+@pytest.fixture
+def caught(launch):
+    """caught(source, says, *arguments): with BUG defined it faults, and says where and `says`."""
+
+    def run(source, says, *arguments, grid=2, block=64):
+        with pytest.raises(Fault) as fault:
+            launch(source, grid, block, *arguments, options=("-DBUG",))
+        message = str(fault.value)
+        where = r"thread \(\d+, \d+, \d+\) of block \(\d+, \d+, \d+\) at `.+` \(\w+\.cu:\d+\)"
+        assert re.match(where, message)
+        assert re.search(says, message), message
+
+    return run

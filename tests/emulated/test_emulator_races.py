@@ -1,0 +1,306 @@
+"""Planted bugs of memory: the right kernel gives what it should, the broken one is caught.
+
+Each source is compiled twice: as it is, and with BUG defined.
+"""
+
+import numpy as np
+import pytest
+
+THREADS = 64
+
+ROTATE = """
+extern "C" __global__ void k(const int* x, int* y) {
+  __shared__ int tile[2][64];
+  int t = threadIdx.x, b = blockIdx.x * 64;
+"""
+
+# name -> (source, what the fault says): out is x rotated by one lane in each block of 64 threads.
+SHARED = {
+    "load before the barrier after the store": (
+        """
+  tile[0][t] = x[b + t];
+#ifndef BUG
+  __syncthreads();
+#endif
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "race on shared memory .* stored to it|never written",
+    ),
+    "store before the barrier after the load": (
+        """
+  int sum = 0;
+  for (int i = 0; i < 3; ++i) {
+    tile[0][t] = x[b + t] * (i + 1);
+    __syncthreads();
+    sum += tile[0][(t + 1) % 64];
+#ifndef BUG
+    __syncthreads();
+#endif
+  }
+  y[b + t] = sum / 6;
+}""",
+        "race on shared memory .* loaded it",
+    ),
+    "two stores": (
+        """
+#ifdef BUG
+  tile[0][t / 2] = 5;
+#else
+  tile[0][t] = 5;
+#endif
+  __syncthreads();
+  tile[0][t] = x[b + t];
+  __syncthreads();
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "race on shared memory .* stored to it",
+    ),
+    "a barrier of the warp where one of the block is needed": (
+        """
+  tile[0][t] = x[b + t];
+  tile[1][t] = 0;
+#ifdef BUG
+  __syncwarp();
+#else
+  __syncthreads();
+#endif
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "race on shared memory|never written",
+    ),
+    "a store that one warp orders and another does not": (
+        """
+  tile[0][t] = x[b + t];
+  tile[1][t] = 1;
+  __syncthreads();
+  int one = tile[1][0], next = tile[0][(t + 1) % 64];
+#ifdef BUG
+  __syncwarp();
+#else
+  __syncthreads();
+#endif
+  if (t == 32) tile[1][0] = 2;
+  y[b + t] = next * one;
+}""",
+        "race on shared memory .* loaded it",
+    ),
+    "a word that nobody wrote": (
+        """
+#ifdef BUG
+  if (t != 3)
+#endif
+  tile[0][t] = x[b + t];
+  __syncthreads();
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "thread \\(2, 0, 0\\) .* never written",
+    ),
+    "an index past the array": (
+        """
+  tile[0][t] = x[b + t];
+  tile[1][t] = 0;
+  __syncthreads();
+#ifdef BUG
+  y[b + t] = (&tile[1][0])[t + 1];
+#else
+  y[b + t] = tile[0][(t + 1) % 64];
+#endif
+}""",
+        "thread \\(63, 0, 0\\) .* out of bounds: 4 bytes at shared",
+    ),
+    "a barrier that only some threads reach": (
+        """
+  tile[0][t] = x[b + t];
+#ifdef BUG
+  if (t < 32) __syncthreads();
+  else __syncwarp();
+  __syncthreads();
+#else
+  __syncthreads();
+#endif
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "deadlock: it waits for thread .*, which waits at `bar.sync",
+    ),
+    "an exit before the barrier": (
+        """
+  tile[0][t] = x[b + t];
+#ifdef BUG
+  if (b + t == 127) return;
+#endif
+  __syncthreads();
+  y[b + t] = tile[0][(t + 1) % 64];
+}""",
+        "deadlock: it waits for thread \\(63, 0, 0\\) of block \\(1, 0, 0\\), which has exited",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", SHARED)
+def test_shared_memory(launch, caught, bug):
+    body, says = SHARED[bug]
+    x = np.arange(128, dtype=np.int32)
+    out = np.zeros_like(x)
+    expected = np.roll(x.reshape(2, 64), -1, axis=1).reshape(-1)
+    np.testing.assert_array_equal(launch(ROTATE + body, 2, THREADS, x, out)[1], expected)
+    caught(ROTATE + body, says, x, out)
+
+
+GLOBAL = {
+    "an index past the buffer": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  y[t] = x[t + 1];
+#else
+  y[t] = x[t];
+#endif
+}""",
+        "thread \\(63, 0, 0\\) of block \\(1, 0, 0\\) .* out of bounds: 4 bytes at global",
+    ),
+    "a store past the buffer": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+  y[t] = x[t];
+#ifdef BUG
+  if (t == 127) y[t + 1] = 0;
+#endif
+}""",
+        "thread \\(63, 0, 0\\) .* out of bounds: 4 bytes at global",
+    ),
+    "a vector load that is not aligned": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  int2 p = *reinterpret_cast<const int2*>(x + (t & ~1) + 1);
+#else
+  int2 p = *reinterpret_cast<const int2*>(x + (t & ~1));
+#endif
+  y[t] = t & 1 ? p.y : p.x;
+}""",
+        "thread \\(0, 0, 0\\) of block \\(0, 0, 0\\) .* misaligned access of 8 bytes",
+    ),
+    "+= where an atomic is needed": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  y[t & ~1] += x[t] - (t & ~1);
+#else
+  atomicAdd(&y[t], x[t]);
+#endif
+}""",
+        "race on global memory",
+    ),
+    "+= of threads in different blocks": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  y[threadIdx.x] += x[t];
+#else
+  atomicAdd(&y[t], x[t]);
+#endif
+}""",
+        "of block \\(0, 0, 0\\) .* race on global memory .* of block \\(1, 0, 0\\)",
+    ),
+    "a plain store among atomics": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  if (t == 64) y[0] = 0;
+  if (t > 70) atomicAdd(&y[0], x[t]);
+#else
+  atomicAdd(&y[t], x[t]);
+#endif
+}""",
+        "race on global memory",
+    ),
+    "a store to what is read as constant": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+  int v;
+  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(x + t));
+  y[t] = v;
+#ifdef BUG
+  const_cast<int*>(x)[127 - t] = v;
+#endif
+}""",
+        "race on global memory .* read-only",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", GLOBAL)
+def test_global_memory(launch, caught, bug):
+    source, says = GLOBAL[bug]
+    x = np.arange(128, dtype=np.int32)
+    np.testing.assert_array_equal(launch(source, 2, THREADS, x, np.zeros_like(x))[1], x)
+    caught(source, says, x, np.zeros_like(x))
+
+
+COPY = """
+#define COPY(to, from) asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: \\
+    "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
+#define COMMIT() asm volatile("cp.async.commit_group;" ::: "memory")
+#define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+extern "C" __global__ void k(const int4* x, int4* y, int steps) {
+  __shared__ int4 tile[2][64];
+  int t = threadIdx.x, b = blockIdx.x * 64;
+  int4 sum = make_int4(0, 0, 0, 0);
+  COPY(&tile[0][t], x + b + t);
+  COMMIT();
+  for (int i = 0; i < steps; ++i) {
+    if (i + 1 < steps) COPY(&tile[(i + 1) % 2][t], x + (i + 1) * 128 + b + t);
+    COMMIT();
+    WAIT(KEPT);
+    AFTER_WAIT;
+    int4 v = tile[i % 2][(t + 1) % 64];
+    sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+    AFTER_USE;
+  }
+  y[b + t] = sum;
+}"""
+PENDING = {
+    "a wait that is too weak": (2, "__syncthreads()", "__syncthreads()", "no wait has covered"),
+    "no barrier after the wait": (1, "", "__syncthreads()", "race on shared memory|no wait has"),
+    "a buffer that is filled while others read it": (1, "__syncthreads()", "", "race on shared"),
+}
+
+
+@pytest.mark.parametrize("bug", PENDING)
+def test_asynchronous_copies(launch, caught, bug):
+    kept, after_wait, after_use, says = PENDING[bug]
+    x = np.random.default_rng(0).integers(0, 99, (4, 128, 4), np.int32)
+    y = np.zeros((128, 4), np.int32)
+    define = "#define KEPT {}\n#define AFTER_WAIT {}\n#define AFTER_USE {}\n"
+    right = define.format(1, "__syncthreads()", "__syncthreads()")
+    expected = np.roll(x.sum(axis=0).reshape(2, 64, 4), -1, axis=1).reshape(128, 4)
+    np.testing.assert_array_equal(launch(right + COPY, 2, THREADS, x, y, 4)[1], expected)
+    wrong = define.format(kept, after_wait, after_use)
+    caught(wrong + COPY, says, x, y, 4)
+
+
+LOAD_MATRIX = """
+extern "C" __global__ void k(const unsigned short* x, unsigned* y) {
+  __shared__ __align__(16) unsigned short tile[8][8];
+  int t = threadIdx.x;
+  tile[t / 4][t % 4 * 2] = x[2 * t];
+  tile[t / 4][t % 4 * 2 + 1] = x[2 * t + 1];
+#ifndef BUG
+  __syncwarp();
+#endif
+  unsigned r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1TRANS.shared.b16 {%0}, [%1];"
+      : "=r"(r) : "r"((unsigned)__cvta_generic_to_shared(&tile[t % 8][0])) : "memory");
+  y[t] = r;
+}"""
+
+
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_ldmatrix_without_syncwarp(launch, caught, trans):
+    source = LOAD_MATRIX.replace("TRANS", trans)
+    x, y = np.arange(64, dtype=np.uint16).reshape(8, 8), np.zeros(32, np.uint32)
+    expected = x.T if trans else x
+    result = launch(source, 1, 32, x, y)[1].view(np.uint16).reshape(8, 8)
+    np.testing.assert_array_equal(result, expected)
+    # Without .trans each lane gets what it wrote, but the addresses are those of whole rows.
+    caught(source, "race on shared memory", x, y, grid=1, block=32)

@@ -1,0 +1,125 @@
+"""Scheduling: always the lowest program counter; lanes at a collective wait for their partners."""
+
+import numpy as np
+
+from .access import atomic, convert_address, copy_async, load, prefetch, store
+from .arithmetic import OPERATIONS, arithmetic, multiply_or_wide
+from .bitwise import count_bits, extract_field, find_highest_bit, insert_field, shift
+from .blocks import Active
+from .choose import logic, move, select, set_number, set_predicate
+from .convert import convert
+from .tensor_core import MATRICES
+from .warp import COLLECTIVES, complete, deadlock
+
+
+def nothing(blocks, instruction, active):
+    """Fences and hints: they order no access that the race check knows of."""
+
+
+def trap(blocks, instruction, active):
+    raise blocks.fault("trap", active.lanes[0], instruction)
+
+
+PER_LANE = {
+    **dict.fromkeys(OPERATIONS, arithmetic),
+    **dict.fromkeys(("mul", "mad"), multiply_or_wide),
+    **dict.fromkeys(("popc", "clz"), count_bits),
+    **dict.fromkeys(("shl", "shr"), shift),
+    **dict.fromkeys(("selp", "slct"), select),
+    "and": logic(np.bitwise_and),
+    "or": logic(np.bitwise_or),
+    "xor": logic(np.bitwise_xor),
+    "not": logic(np.invert),
+    "bfind": find_highest_bit,
+    "bfe": extract_field,
+    "bfi": insert_field,
+    "mov": move,
+    "setp": set_predicate,
+    "set": set_number,
+}
+GATHERING = {**COLLECTIVES, **MATRICES}
+HANDLERS = {
+    **PER_LANE,
+    **GATHERING,
+    **dict.fromkeys(("atom", "red"), atomic),
+    **dict.fromkeys(("membar", "fence", "nanosleep"), nothing),
+    "cvt": convert,
+    "cvta": convert_address,
+    "ld": load,
+    "st": store,
+    "cp": copy_async,
+    "prefetch": prefetch,
+    "prefetchu": prefetch,
+    "trap": trap,
+}
+
+
+def execute(blocks):
+    while True:
+        runnable = np.where(blocks.parked, blocks.end, blocks.pc)
+        here = int(runnable.min())
+        if here == blocks.end:
+            if blocks.parked.any():
+                raise deadlock(blocks)
+            return
+        mask = runnable == here
+        others = runnable[~mask]
+        run_together(blocks, Active(mask), here, int(others.min()) if others.size else blocks.end)
+
+
+def run_together(blocks, active, here, merge):
+    """Runs lanes that are all at `here` until they part, wait, or reach `merge`, where others are.
+
+    blocks.pc is theirs again when this returns.
+    """
+    code, launch = blocks.entry.instructions, blocks.launch
+    while here < merge:
+        instruction = code[here]
+        launch.tick(here)
+        acting = active
+        if instruction.guard is not None:
+            acting = active.where(blocks.read(instruction.guard, "pred"))
+        opcode = instruction.opcode
+        if acting.count == 0:
+            here += 1
+        elif opcode == "bra":
+            target = blocks.entry.labels[instruction.operands[0].name]
+            if acting.count < active.count:
+                blocks.pc[active.mask] = here + 1
+                blocks.pc[acting.mask] = target
+                return
+            here = target
+        elif opcode in ("ret", "exit"):
+            blocks.pc[active.mask] = here + 1
+            blocks.pc[acting.mask] = blocks.end
+            return
+        elif opcode in GATHERING:
+            if not gather(blocks, instruction, active, acting, here):
+                return
+            here += 1
+        else:
+            handler_of(instruction)(blocks, instruction, acting)
+            here += 1
+    blocks.pc[active.mask] = here
+
+
+def handler_of(instruction):
+    if instruction.opcode not in HANDLERS:
+        raise NotImplementedError(f"PTX instruction {instruction}")
+    return HANDLERS[instruction.opcode]
+
+
+def gather(blocks, instruction, active, acting, here):
+    """A collective: runs it for the groups that are complete. True if nobody has to wait."""
+    waiting = acting.mask | (blocks.parked & (blocks.pc == here))
+    ready = complete(blocks, instruction, waiting)
+    together = acting if np.array_equal(ready, acting.mask) else Active(ready)
+    if together.count:
+        handler_of(instruction)(blocks, instruction, together)
+    if together is acting and not (blocks.parked & (blocks.pc == here)).any():
+        return True
+    blocks.pc[active.mask] = here + 1
+    blocks.pc[waiting] = here
+    blocks.pc[ready] = here + 1
+    blocks.parked[waiting] = ~ready[waiting]
+    return False

@@ -1,0 +1,131 @@
+"""The public face: a parsed module, and its launches."""
+
+from array import array as int_list
+
+import numpy as np
+
+from .access import granules_of
+from .blocks import Blocks
+from .execute import execute
+from .memory import LocalLayout, SharedLayout, align_up
+from .parse import Fault, parse_module
+from .shadow import Shadow
+from .values import bits, is_float
+
+BLOCKS_AT_ONCE = 64
+LANES_AT_ONCE = 1 << 16
+STEP_LIMIT = 20_000_000
+
+
+class Program:
+    """A PTX module. `entries` are the names of its kernels."""
+
+    def __init__(self, ptx):
+        self._entries, self.variables = parse_module(ptx)
+        self.entries = tuple(self._entries)
+
+    def run(self, entry, grid, block, arguments, memory, shared_bytes=0, step_limit=STEP_LIMIT):
+        """Runs a kernel to its end.
+
+        `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
+        for structures by value. Raises Fault if the kernel does what it must not do, ValueError
+        for a wrong launch, NotImplementedError for PTX that the emulator does not know.
+        """
+        if entry not in self._entries:
+            raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
+        launch = Launch(self, self._entries[entry], extents(grid), extents(block), shared_bytes)
+        launch.prepare(arguments, memory, step_limit)
+        total = int(np.prod(launch.grid))
+        together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
+        with np.errstate(all="ignore"):
+            for first in range(0, total, together):
+                execute(Blocks(launch, first, min(together, total - first)))
+
+
+def extents(value):
+    value = tuple(int(extent) for extent in np.atleast_1d(value))
+    if not 1 <= len(value) <= 3 or min(value) < 1:
+        raise ValueError(f"grid and block are 1 to 3 positive extents, got {value}")
+    return value + (1,) * (3 - len(value))
+
+
+class Launch:
+    """What all blocks of a launch share."""
+
+    def __init__(self, program, entry, grid, block, shared_bytes):
+        self.program, self.entry, self.grid, self.block = program, entry, grid, block
+        self.threads = block[0] * block[1] * block[2]
+        self.padded = align_up(self.threads, 32)
+        self.shared_bytes = shared_bytes
+        limit = entry.max_threads or 1024
+        if self.threads > limit:
+            raise ValueError(f"{entry.name}: {self.threads} threads a block, at most {limit}")
+        variables = [*program.variables, *entry.variables]
+        shared = [variable for variable in variables if variable.space == "shared"]
+        local = [variable for variable in variables if variable.space == "local"]
+        self.shared_layout = SharedLayout(shared, shared_bytes)
+        self.local_layout = LocalLayout(local)
+        self.granules, self.tables = granules_of(entry), {}
+
+    def prepare(self, arguments, memory, step_limit):
+        self.memory, self.step_limit = memory, step_limit
+        self.parameters, offsets = pack_arguments(self.entry, arguments)
+        self.addresses = {
+            **memory.variables_of(self.program),
+            **self.shared_layout.offsets,
+            **self.local_layout.offsets,
+            **offsets,
+        }
+        size, granule = len(memory.space.bytes), self.granules["global"]
+        memory.space.shadow = Shadow(size, granule)
+        self.history = int_list("i", [0])  # the instruction of each step, from 1
+
+    @property
+    def now(self):
+        return len(self.history) - 1
+
+    def tick(self, pc):
+        self.history.append(pc)
+        if len(self.history) > self.step_limit:
+            instruction = self.entry.instructions[pc]
+            raise Fault(f"{self.entry.name}: more than {self.step_limit} steps, at {instruction}")
+
+    def thread_coordinates(self, index):
+        x, y, _ = self.block
+        return index % x, index // x % y, index // (x * y)
+
+    def block_coordinates(self, index):
+        x, y, _ = self.grid
+        return index % x, index // x % y, index // (x * y)
+
+    def describe(self, index):
+        block, thread = divmod(index, self.padded)
+        thread, block = self.thread_coordinates(thread), self.block_coordinates(block)
+        return f"thread {thread} of block {block}"
+
+
+def pack_arguments(entry, arguments):
+    """(the parameters' bytes, the offset of each)."""
+    if len(arguments) != len(entry.parameters):
+        expected = [parameter.kind for parameter in entry.parameters]
+        raise ValueError(f"{entry.name} takes {expected}, got {len(arguments)} arguments")
+    packed, offsets = b"", {}
+    for i, (parameter, value) in enumerate(zip(entry.parameters, arguments, strict=True)):
+        packed += bytes(-len(packed) % max(parameter.align, 1))
+        offsets[parameter.name] = len(packed)
+        packed += argument_bytes(f"{entry.name}: argument {i}", parameter, value)
+    return np.frombuffer(packed + bytes(16), np.uint8), offsets
+
+
+def argument_bytes(where, parameter, value):
+    if parameter.kind == "b8":
+        data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+        if len(data) != parameter.nbytes:
+            raise ValueError(f"{where}: a structure of {parameter.nbytes} bytes, got {len(data)}")
+        return data
+    number = np.asarray(value)
+    accepted = "iubf" if is_float(parameter.kind) else "iub"
+    if number.shape != () or number.dtype.kind not in accepted:
+        raise ValueError(f"{where}: a .{parameter.kind}, got {value!r}")
+    number = float(number) if is_float(parameter.kind) else int(number)
+    return bits(number, parameter.kind).tobytes()
