@@ -110,7 +110,7 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   const size_t element = ffi::ByteWidth(x.element_type());
   if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
   if (call->packed) {  // without the memory it is slower, and as right
-    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns};
+    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns, 0, 0};
     args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
     args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
     args.pack_tasks = x.dimensions()[0] * args.packing.chunks;

@@ -18,7 +18,14 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.schedules import CpuTile, Problem, Reference, Schedule, choose_schedule
+from sgap_jax.schedules import (
+    AtomicParallelism,
+    CpuTile,
+    Problem,
+    Reference,
+    Schedule,
+    choose_schedule,
+)
 
 
 def define(
@@ -31,8 +38,12 @@ def define(
     jvp: Callable,
     transpose: Callable | None,
     batch: Callable | None = None,
+    cuda: Callable | None = None,
 ) -> Primitive:
-    """Makes a primitive of its rules; `data` operands come first, index arrays after."""
+    """Makes a primitive of its rules; `data` operands come first, index arrays after.
+
+    `cuda` lowers to a kernel where the schedule is a point of the atomic-parallelism space.
+    """
     primitive = Primitive(name)
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
@@ -52,8 +63,13 @@ def define(
             )
         return reference_rule(ctx, *operands, **params)
 
+    def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        kernel = cuda and isinstance(params["schedule"], AtomicParallelism)
+        return (cuda if kernel else other_rule)(ctx, *operands, **params)  # type: ignore[misc]
+
     mlir.register_lowering(primitive, other_rule)
     mlir.register_lowering(primitive, cpu_rule, platform="cpu")
+    mlir.register_lowering(primitive, cuda_rule, platform="cuda")
 
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
@@ -166,6 +182,12 @@ def batch_rule(
 def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **attrs: Any) -> Any:
     """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
+
+
+def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
+    """A lowered value of `aval` in another dtype."""
+    cast = mlir.lower_fun(lambda x: x.astype(dtype), multiple_results=False)
+    return cast(ctx.replace(avals_in=[aval]), value)
 
 
 def empty_index() -> tuple[Any, Any]:

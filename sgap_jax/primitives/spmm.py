@@ -11,6 +11,7 @@ from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
     bind,
+    cast_lowering,
     check_dense,
     check_schedule,
     check_sparse,
@@ -26,7 +27,9 @@ from sgap_jax.primitives._define import (
     row_of_entry,
     structure,
 )
-from sgap_jax.schedules import Problem, Schedule
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+from sgap_jax.schedules import AtomicParallelism, Problem, Schedule
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -168,6 +171,25 @@ def _reference(
     return segments(products).astype(x.dtype)
 
 
+def _kernel_operands(
+    ctx: Any,
+    values: Any,
+    x: Any,
+    arrays: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    platform: str,
+) -> tuple[Problem, tuple, tuple]:
+    """What the kernels of all platforms are asked, their operands, and the avals of these."""
+    values_aval, x_aval = ctx.avals_in[:2]
+    _, *avals = _direction(shape, transpose, ctx.avals_in[2:])
+    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
+    problem = _problem(values_aval, x_aval, shape, platform, permutation is not None)
+    if permutation is None:
+        permutation, avals[2] = empty_index()
+    return problem, (values, offsets, indices, permutation, x), (values_aval, *avals, x_aval)
+
+
 def _cpu(
     ctx: Any,
     values: Any,
@@ -177,21 +199,35 @@ def _cpu(
     transpose: bool,
     schedule: Schedule | None,
 ) -> Any:
-    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
-    _, offsets_aval, indices_aval, permutation_aval = _direction(shape, transpose, ctx.avals_in[2:])
-    values_aval, x_aval = ctx.avals_in[:2]
-    tile = resolve(schedule, _problem(values_aval, x_aval, shape, "cpu", permutation is not None))
-    if permutation is None:
-        permutation, permutation_aval = empty_index()
+    problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cpu")
+    tile = resolve(schedule, problem)
     return ffi_lowering(
         "sgap_spmm_csr_v1",
         ctx,
-        (values, offsets, indices, permutation, x),
-        (values_aval, offsets_aval, indices_aval, permutation_aval, x_aval),
+        operands,
+        avals,
         tile_columns=tile.columns,
         chunk_nonzeros=tile.nonzeros,
         pack=tile.packed,
     )
+
+
+def _cuda(
+    ctx: Any,
+    values: Any,
+    x: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    schedule: AtomicParallelism,
+) -> Any:
+    problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cuda")
+    call = launch_plan(problem, schedule, (avals[0].shape[0], avals[-1].shape[0]))
+    (out,) = ctx.avals_out
+    # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
+    wide = out.update(dtype=jnp.dtype(output_dtype(schedule, problem.dtype)))
+    result = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
+    return result if wide.dtype == out.dtype else cast_lowering(ctx, *result, wide, out.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -224,7 +260,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
     narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
     if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[3] > 0:
-        wide = x_moved.reshape(x_moved.shape[:2] + (-1,))
+        _, k, n, size = x_moved.shape
+        wide = x_moved.reshape(1, k, n * size)
         y = _bind(values, wide, *arrays, **params)
         return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3
     return batch_rule(spmm_p, 2, args, dims, **params)
@@ -239,4 +276,5 @@ spmm_p = define(
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
+    cuda=_cuda,
 )

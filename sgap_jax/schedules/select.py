@@ -9,6 +9,7 @@ _PACKED_BYTES = {"float32": 4, "float64": 8}
 _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
 _ROW_USES = 40  # nonzeros per row of the dense operand
+_PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does not know of
 
 
 def choose_schedule(problem: Problem) -> Schedule:
@@ -41,5 +42,7 @@ def _packing_pays(problem: Problem) -> bool:
         return False
     k, row = problem.shape[1], problem.n * _PACKED_BYTES[problem.dtype]
     if problem.nnz < _ROW_USES * k or k * _SLAB_ROW > _SLAB:
+        return False
+    if problem.batch * k * row > _PACKED_MOST:
         return False
     return k * row >= (2 << 20 if row < 1024 else 1 << 20) and row >= 512

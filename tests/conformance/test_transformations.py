@@ -143,6 +143,25 @@ def test_many_threads_call_at_once():
             np.testing.assert_array_equal(y, total)
 
 
+def test_packed_calls_follow_each_other_and_run_at_once():
+    # Big enough that the default schedule packs, and that helpers join both phases.
+    rng = np.random.default_rng(0)
+    dense = (rng.random((4000, 2100)) < 0.02).astype(np.float32)
+    A = SparseArray.from_dense(dense)
+    product = jax.jit(lambda A, B: spmm(A, B))
+    operands = [jnp.asarray(rng.integers(-9, 9, (2100, 256)), jnp.float32) for _ in range(4)]
+    assert "pack = true" in product.lower(A, operands[0]).as_text()
+    expected = [dense @ np.asarray(B) for B in operands]  # integers: every order gives these bits
+    for i in range(100):
+        np.testing.assert_array_equal(product(A, operands[i % 4]), expected[i % 4])
+
+    def call(i):
+        return np.array_equal(product(A, operands[i % 4]), expected[i % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(200)))
+
+
 def test_host_buffers_of_any_layout():
     B = np.asfortranarray(np.asarray(ARGS[2]))
     np.testing.assert_array_equal(spmm(A, B), spmm(A, ARGS[2]))
@@ -287,7 +306,8 @@ for dtype in ("float32", "bfloat16"):
     for n in (1, 3, 32, 100):
         B = jnp.asarray(rng.standard_normal((20000, n)), dtype)
         C = jnp.asarray(rng.standard_normal((3000, n)), dtype)
-        for out in (spmm(A, B), spmm(A, C, transpose=True), sddmm(A, C, B).values):
+        packed = spmm(A, B, schedule=CpuTile(16, 500, packed=True))
+        for out in (spmm(A, B), packed, spmm(A, C, transpose=True), sddmm(A, C, B).values):
             digest.update(np.asarray(out).tobytes())
     for out in (sparse_softmax(A).values, row_sum(A), row_max(A)):
         digest.update(np.asarray(out).tobytes())

@@ -120,6 +120,10 @@ def test_vmap_over_nothing():
     assert jax.vmap(lambda x: spmm(A, x))(none).shape == (0, 4, 20)
     assert jax.vmap(lambda x: spmm(A, x))(none[:, :, :2]).shape == (0, 4, 2)
     assert jax.vmap(lambda x: sddmm(A, x[:4], x).values)(none).shape == (0, A.nnz)
+    narrow = SparseArray.from_dense(np.zeros((3, 0)))
+    for B, transpose, rows in ((jnp.ones((2, 0, 4)), False, 3), (jnp.ones((2, 3, 4)), True, 0)):
+        C = jax.vmap(lambda B, t=transpose: spmm(narrow, B, transpose=t))(B)
+        np.testing.assert_array_equal(C, jnp.zeros((2, rows, 4)))
     assert jax.vmap(lambda v: spmm(A.with_values(v), x))(jnp.zeros((0, A.nnz))).shape == (0, 4, 20)
     grads = jax.grad(lambda v: jnp.sum(jax.vmap(lambda x: spmm(A.with_values(v), x))(none)))(
         A.values
