@@ -226,8 +226,8 @@ def _cuda(
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(schedule, problem.dtype)))
-    result = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
-    return result if wide.dtype == out.dtype else cast_lowering(ctx, *result, wide, out.dtype)
+    (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
+    return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

@@ -18,9 +18,9 @@ class CpuTile(Schedule):
         A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
         the sparse operand fewer times. Only spmm tiles its columns.
       packed: copy each slab of the dense operand to memory of its own first (as much as that
-        operand, for the time of the call; XLA's memory analysis does not count it). Rows of a slab that follow each other use all of a
-        cache, rows a power of two apart a few of its sets; the copy pays where each row is used
-        some 40 times.
+        operand, for the time of the call; XLA's memory analysis does not count it). Rows of a slab
+        that follow each other use all of a cache, rows a power of two apart a few of its sets; the
+        copy pays where each row is used some 40 times.
       nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
         boundaries depend on this and on the structure, never on the number of threads, so results
         are the same bits for any number of threads.

@@ -15,11 +15,14 @@ from sgap_jax.primitives import spmm as rules
 from sgap_jax.primitives._define import structure
 from sgap_jax.runtime import launch
 
-pytestmark = pytest.mark.skipif("not require_nvrtc()")
-
 POINTS = ["{<2 row, 2 col>, 1}", "{<1/8 row, 4 col>, 8}", "{<1/8 row, 1 col>, 4}"]
 POINTS += ["{<4 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 16}"]
 CASE = BATTERY["every_length"]
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    require_nvrtc()
 
 
 @pytest.fixture

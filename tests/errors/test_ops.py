@@ -120,7 +120,13 @@ def test_schedules_are_values():
     wide = Problem("spmm", (500, 2048), nnz=40 * 2048, n=256)
     assert choose_schedule(wide) == CpuTile(columns=32, packed=True)
     assert "copy B to slabs of 32 columns" in choose_schedule(wide).explain(wide)
-    for less in ({"n": 100}, {"nnz": 2048}, {"permuted": True}, {"dtype": "float16"}, {"batch": 99}):
+    for less in (
+        {"n": 100},
+        {"nnz": 2048},
+        {"permuted": True},
+        {"dtype": "float16"},
+        {"batch": 99},
+    ):
         assert choose_schedule(dataclasses.replace(wide, **less)) == CpuTile()
     small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
     assert small.nonzeros < large.nonzeros
