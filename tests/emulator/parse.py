@@ -218,7 +218,7 @@ def parse_body(body, entry, files):
             scope.open() if match["brace"] == "{" else scope.close()
         elif match["label"]:
             entry.labels[match["label"]] = len(entry.instructions)
-        elif statement.startswith(".loc"):
+        elif statement.split()[0] == ".loc":
             _, file, line, *_ = statement.split()
             source = f"{files.get(file, '?')}:{line}"
         elif statement.startswith(".reg"):
