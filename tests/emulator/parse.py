@@ -209,6 +209,13 @@ def parse_instruction(statement, scope, source):
 STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[\w$%]+)\s*:|(?P<statement>[^;]+);)")
 
 
+def parse_location(statement, files):
+    """`.loc file line column[, function_name name, inlined_at file line column]` as text."""
+    numbers = re.findall(r"(?:\.loc|inlined_at)\s+(\d+)\s+(\d+)", statement)
+    places = [f"{files.get(file, '?')}:{line}" for file, line in numbers]
+    return ", inlined at ".join(places)
+
+
 def parse_body(body, entry, files):
     scope, source, position = Scope(entry), "", 0
     while match := STATEMENT.match(body, position):
@@ -219,8 +226,7 @@ def parse_body(body, entry, files):
         elif match["label"]:
             entry.labels[match["label"]] = len(entry.instructions)
         elif statement.split()[0] == ".loc":
-            _, file, line, *_ = statement.split()
-            source = f"{files.get(file, '?')}:{line}"
+            source = parse_location(statement, files)
         elif statement.startswith(".reg"):
             parse_registers(statement, scope)
         elif variable := VARIABLE.match(statement):
