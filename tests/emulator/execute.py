@@ -89,6 +89,10 @@ def run_together(blocks, active, here, merge):
                 blocks.pc[acting.mask] = target
                 return
             here = target
+        elif opcode == "brx":
+            blocks.pc[active.mask] = here + 1
+            branch_by_index(blocks, instruction, acting)
+            return
         elif opcode in ("ret", "exit"):
             blocks.pc[active.mask] = here + 1
             blocks.pc[acting.mask] = blocks.end
@@ -101,6 +105,15 @@ def run_together(blocks, active, here, merge):
             handler_of(instruction)(blocks, instruction, acting)
             here += 1
     blocks.pc[active.mask] = here
+
+
+def branch_by_index(blocks, instruction, active):
+    index, table = instruction.operands
+    targets = [blocks.entry.labels[label] for label in blocks.entry.tables[table.name]]
+    chosen = blocks.read(index, "u32")[active.lanes]
+    if (beyond := np.flatnonzero(chosen >= len(targets))).size:
+        raise blocks.fault("index beyond the table", active.lanes[beyond[0]], instruction)
+    blocks.pc[active.lanes] = np.array(targets)[chosen]
 
 
 def handler_of(instruction):

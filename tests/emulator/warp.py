@@ -32,6 +32,8 @@ def complete(blocks, instruction, waiting):
     if instruction.opcode == "activemask":
         return waiting
     named = members(blocks, instruction)
+    if waiting.all() and (named == FULL).all():
+        return waiting
     own = (named >> blocks.lane) & np.uint32(1)
     if not own.all() and (outside := np.flatnonzero(waiting & (own == 0))).size:
         lane = outside[0]
