@@ -78,10 +78,12 @@ def test_wrong_lane_or_width_gives_a_wrong_sum(launch, wrong):
 
 
 def test_a_shuffle_from_a_lane_outside_of_the_group_is_poison(launch):
-    source = """extern "C" __global__ void k(float* y) {
-  if (threadIdx.x < 8) y[threadIdx.x] = __shfl_down_sync(0xff, 1.0f, 4);
+    source = """extern "C" __global__ void k(const float* x, float* y) {
+  float v = x[threadIdx.x] + 1;
+  if (threadIdx.x < 8) y[threadIdx.x] = __shfl_down_sync(0xff, v, 4);
+  else y[threadIdx.x] = v;
 }"""
-    (y,) = launch(source, 1, 32, np.zeros(8, np.float32))
+    y = launch(source, 1, 32, np.ones(32, np.float32), np.zeros(32, np.float32))[1][:8]
     np.testing.assert_array_equal(np.isnan(y), [False] * 4 + [True] * 4)
 
 
