@@ -78,13 +78,15 @@ def test_wrong_lane_or_width_gives_a_wrong_sum(launch, wrong):
 
 
 def test_a_shuffle_from_a_lane_outside_of_the_group_is_poison(launch):
-    source = """extern "C" __global__ void k(const float* x, float* y) {
-  float v = x[threadIdx.x] + 1;
-  if (threadIdx.x < 8) y[threadIdx.x] = __shfl_down_sync(0xff, v, 4);
-  else y[threadIdx.x] = v;
+    source = """extern "C" __global__ void k(const int* x, int* y) {
+  int v = x[threadIdx.x] + 1, r = v;
+  if (threadIdx.x < 8)
+    asm volatile("shfl.sync.down.b32 %0, %1, 4, 31, 0xff;" : "=r"(r) : "r"(v));
+  y[threadIdx.x] = r;
 }"""
-    y = launch(source, 1, 32, np.ones(32, np.float32), np.zeros(32, np.float32))[1][:8]
-    np.testing.assert_array_equal(np.isnan(y), [False] * 4 + [True] * 4)
+    y = launch(source, 1, 32, np.ones(32, np.int32), np.zeros(32, np.int32))[1]
+    np.testing.assert_array_equal(y == 2, np.repeat([True, False, True], [4, 4, 24]))
+    assert np.isnan(y[4:8].view(np.float32)).all()
 
 
 def test_livelock(launch):

@@ -264,13 +264,23 @@ def test_global_memory(launch, caught, bug):
     caught(source, says, x, np.zeros_like(x))
 
 
+def test_a_vector_of_which_the_second_half_is_out(launch):
+    source = """extern "C" __global__ void k(const int4* x, int4* y) {
+  y[threadIdx.x] = x[threadIdx.x];
+}"""
+    y = np.zeros(8, np.int32)
+    launch(source, 1, 2, np.zeros(8, np.int32), y)
+    with pytest.raises(Fault, match=r"thread \(1, 0, 0\) .* out of bounds: 16 bytes at global"):
+        launch(source, 1, 2, np.zeros(6, np.int32), y)
+
+
 @pytest.mark.parametrize("offset", [-1, 64, 200, 256, 512, 1024, 4096, 1 << 20])
 def test_shared_memory_of_another_block(launch, offset):
     source = """extern "C" __global__ void k(int* y, int offset) {
   __shared__ int tile[64];
   tile[threadIdx.x] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) y[blockIdx.x] = tile[offset];
+  if (threadIdx.x == 0 && blockIdx.x == 1) y[0] = tile[offset];
 }"""
     with pytest.raises(Fault, match="out of bounds: 4 bytes at shared"):
         launch(source, 4, 64, np.zeros(4, np.int32), offset)
