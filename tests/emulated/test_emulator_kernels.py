@@ -67,6 +67,18 @@ def test_what_a_gpu_would_not_launch_is_refused(launch):
         launch(SPMM, 1, 256, *[nothing] * 5, 1, 1, 1, shared_bytes=1 << 20)
 
 
+def test_hints_and_fences_change_nothing(launch):
+    source = """extern "C" __global__ void k(const float* x, float* y) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(x + 1000000));
+  asm volatile("prefetch.global.L1 [%0];" :: "l"(x));
+  __threadfence(); __threadfence_block(); __nanosleep(10);
+  float v; asm volatile("ld.global.nc.L1::no_allocate.L2::128B.f32 %0, [%1];" : "=f"(v) : "l"(x));
+  __stcs(y + threadIdx.x, v + __ldcg(x + threadIdx.x));
+}"""
+    x = np.arange(32, dtype=np.float32) + 1
+    np.testing.assert_array_equal(launch(source, 1, 32, x, np.zeros_like(x))[1], x + 1)
+
+
 def test_branches_by_a_table():
     text = """.version 8.0
 .target sm_90

@@ -1,5 +1,6 @@
 """Launches, state spaces and atomics of the emulator against NumPy."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from emulator import Fault, Memory, Program
@@ -232,7 +233,8 @@ def test_halves_of_the_headers(launch, header, kind):
 
 def test_buffers():
     memory = Memory(capacity=1024)
-    arrays = [np.arange(n, dtype=d) for n, d in ((0, "f4"), (3, "i2"), (10**6, "f8"))]
+    kinds = (0, np.float32), (3, np.int16), (10**6, np.float64), (5, ml_dtypes.bfloat16)
+    arrays = [np.arange(n, dtype=d) for n, d in kinds]
     addresses = [memory.put(array) for array in arrays]
     for address, array in zip(addresses, arrays, strict=True):
         assert address % 256 == 0

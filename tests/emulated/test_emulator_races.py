@@ -274,7 +274,7 @@ def test_a_vector_of_which_the_second_half_is_out(launch):
         launch(source, 1, 2, np.zeros(6, np.int32), y)
 
 
-@pytest.mark.parametrize("offset", [-1, 64, 200, 256, 512, 1024, 4096, 1 << 20])
+@pytest.mark.parametrize("offset", [-512, -1, 64, 200, 256, 512, 1024, 4096, 1 << 20])
 def test_shared_memory_of_another_block(launch, offset):
     source = """extern "C" __global__ void k(int* y, int offset) {
   __shared__ int tile[64];
