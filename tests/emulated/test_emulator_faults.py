@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from emulator import Fault, Memory, Program
+from emulator.compile import nvrtc_library
 
 THREADS = 64
 
@@ -101,6 +102,15 @@ def test_trap(launch):
         launch(source, 1, 32, np.zeros(1, np.int32))
 
 
+def test_assertions(launch):
+    source = """extern "C" __global__ void k(int* x) { assert(x[threadIdx.x] < 20); }"""
+    if not nvrtc_library():
+        source = "#include <cassert>\n" + source
+    launch(source, 1, 32, np.zeros(32, np.int32))
+    with pytest.raises(Fault, match=r"thread \(20, 0, 0\) .* an assertion does not hold"):
+        launch(source, 1, 32, np.arange(32, dtype=np.int32))
+
+
 PTX = """.version 8.0
 .target sm_90
 .address_size 64
@@ -120,6 +130,8 @@ PTX = """.version 8.0
         ("add.sat.s32 %r0, %r1, %r2;", "saturation of `add.sat.s32"),
         ("bar.arrive 0, 64;", "modifier .arrive of `bar.arrive"),
         ("mov.u32 %r0, %smid;", "register %smid"),
+        ("mov.u32 %r0, elsewhere;", "symbol elsewhere"),
+        ("call.uni f, (%r0);", "instruction `call.uni f"),
     ],
 )
 def test_what_the_emulator_does_not_know_is_an_error_that_names_it(instruction, named):

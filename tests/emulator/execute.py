@@ -20,6 +20,12 @@ def trap(blocks, instruction, active):
     raise blocks.fault("trap", active.lanes[0], instruction)
 
 
+def call(blocks, instruction, active):
+    if any(getattr(operand, "name", "") == "__assertfail" for operand in instruction.operands):
+        raise blocks.fault("an assertion does not hold", active.lanes[0], instruction)
+    raise NotImplementedError(f"PTX instruction {instruction}")
+
+
 PER_LANE = {
     **dict.fromkeys(OPERATIONS, arithmetic),
     **dict.fromkeys(("mul", "mad"), multiply_or_wide),
@@ -51,6 +57,7 @@ HANDLERS = {
     "prefetch": prefetch,
     "prefetchu": prefetch,
     "trap": trap,
+    "call": call,
 }
 
 
