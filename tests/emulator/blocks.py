@@ -11,7 +11,7 @@ from .values import SIGNED, UNSIGNED, WIDTHS, bits, lift, lower
 
 # Generic addresses of shared and local memory; global ones are as they are.
 SHARED_WINDOW, LOCAL_WINDOW, WINDOW_MASK = 1 << 44, 2 << 44, (1 << 44) - 1
-POISON = 0x7FC0DEAD7FC0DEAD  # NaN in every float type, and no small integer
+POISON = 0x7FFD7FFD7FFD7FFD  # its ends are NaN in every float type, and no small integers
 
 
 class Active:
