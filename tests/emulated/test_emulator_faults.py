@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from emulator import Fault, Memory, Program
+from emulator.compile import nvrtc_library
 
 THREADS = 64
 
@@ -78,11 +79,16 @@ def test_wrong_lane_or_width_gives_a_wrong_sum(launch, wrong):
 
 
 def test_a_shuffle_from_a_lane_outside_of_the_group_is_poison(launch):
-    source = """extern "C" __global__ void k(float* y) {
-  if (threadIdx.x < 8) y[threadIdx.x] = __shfl_down_sync(0xff, 1.0f, 4);
+    source = """extern "C" __global__ void k(const int* x, int* y) {
+  int v = x[threadIdx.x] + 1, r = v;
+  if (threadIdx.x < 8)
+    asm volatile("shfl.sync.down.b32 %0, %1, 4, 31, 0xff;" : "=r"(r) : "r"(v));
+  y[threadIdx.x] = r;
 }"""
-    (y,) = launch(source, 1, 32, np.zeros(8, np.float32))
-    np.testing.assert_array_equal(np.isnan(y), [False] * 4 + [True] * 4)
+    y = launch(source, 1, 32, np.ones(32, np.int32), np.zeros(32, np.int32))[1]
+    np.testing.assert_array_equal(y == 2, np.repeat([True, False, True], [4, 4, 24]))
+    for dtype in (np.float16, np.float32):
+        assert np.isnan(y[4:8].view(dtype)).all()
 
 
 def test_livelock(launch):
@@ -95,6 +101,15 @@ def test_trap(launch):
     source = """extern "C" __global__ void k(int* x) { if (threadIdx.x == 7) __trap(); }"""
     with pytest.raises(Fault, match=r"thread \(7, 0, 0\) of block \(0, 0, 0\) .*trap"):
         launch(source, 1, 32, np.zeros(1, np.int32))
+
+
+def test_assertions(launch):
+    source = """extern "C" __global__ void k(int* x) { assert(x[threadIdx.x] < 20); }"""
+    if not nvrtc_library():
+        source = "#include <cassert>\n" + source
+    launch(source, 1, 32, np.zeros(32, np.int32))
+    with pytest.raises(Fault, match=r"thread \(20, 0, 0\) .* an assertion does not hold"):
+        launch(source, 1, 32, np.arange(32, dtype=np.int32))
 
 
 PTX = """.version 8.0
@@ -116,6 +131,8 @@ PTX = """.version 8.0
         ("add.sat.s32 %r0, %r1, %r2;", "saturation of `add.sat.s32"),
         ("bar.arrive 0, 64;", "modifier .arrive of `bar.arrive"),
         ("mov.u32 %r0, %smid;", "register %smid"),
+        ("mov.u32 %r0, elsewhere;", "symbol elsewhere"),
+        ("call.uni f, (%r0);", "instruction `call.uni f"),
     ],
 )
 def test_what_the_emulator_does_not_know_is_an_error_that_names_it(instruction, named):

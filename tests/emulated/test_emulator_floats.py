@@ -21,19 +21,22 @@ def test_one_rounding(launch, opcode, count, function, suffix, dtype):
     same_floats(computed, [reference(*(x[i] for x in inputs)) for i in range(LANES)])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+# x y = 1 + half a unit in the last place, exactly: 2^24 + 1 = 24929 x 673, 2^53 + 1 = 321 x ...
+MIDPOINTS = {"float32": (24929, 673, 24), "float64": (321, 28059810762433, 53)}
+
+
+@pytest.mark.parametrize("dtype", MIDPOINTS)
 def test_fma_where_two_roundings_differ_from_one(launch, dtype):
-    """x y + z a hair off a midpoint: rounding x y first, or in a wider type, would tie to even."""
-    bits = BINARY[dtype][0]
-    x = np.full(LANES, 1 + 2.0 ** (1 - bits), dtype)
-    y = (1 + np.arange(LANES) * 2.0 ** (1 - bits)).astype(dtype)
-    z = np.where(np.arange(LANES) % 2, 1, -1) * 2.0 ** -np.arange(LANES)
-    z = z.astype(dtype)
+    """x y + z a hair off a midpoint: rounded twice, in whatever type, it would tie to even."""
+    x, y, bits = MIDPOINTS[dtype]
+    sign, scale = np.where(np.arange(LANES) % 2, 1, -1), 2.0 ** -(np.arange(LANES) + bits)
+    x = np.full(LANES, x, dtype)
+    y = (y * 2.0**-bits * sign).astype(dtype)
+    z = (scale * np.where(np.arange(LANES) // 2 % 2, 1, -1)).astype(dtype)
+    computed = one_instruction(launch, f"fma.rn.f{8 * x.itemsize}", [x, y, z], dtype)
     reference = exactly(lambda a, b, c: a * b + c, dtype)
-    kind = "f" + str(np.dtype(dtype).itemsize * 8)
-    for p, q, r in ((x, y, z), (z, x, y), (z, z, y)):
-        computed = one_instruction(launch, f"fma.rn.{kind}", [p, q, r], dtype)
-        same_floats(computed, [reference(p[i], q[i], r[i]) for i in range(LANES)])
+    same_floats(computed, [reference(x[i], y[i], z[i]) for i in range(LANES)])
+    assert len(np.unique(np.abs(computed))) == 2  # both neighbours of the midpoint
 
 
 BITS = {"float16": "uint16", "float32": "uint32", "float64": "uint64"}

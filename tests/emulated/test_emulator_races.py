@@ -5,6 +5,7 @@ Each source is compiled twice: as it is, and with BUG defined.
 
 import numpy as np
 import pytest
+from emulator import Fault
 
 THREADS = 64
 
@@ -83,6 +84,20 @@ SHARED = {
   y[b + t] = next * one;
 }""",
         "race on shared memory .* loaded it",
+    ),
+    "a store by one of the lanes of a warp that loaded the word": (
+        """
+  tile[0][t] = x[b + t];
+  tile[1][t] = 1;
+  __syncthreads();
+  int one = tile[1][t / 32 * 32], next = tile[0][(t + 1) % 64];
+#ifndef BUG
+  __syncwarp();
+#endif
+  if (t % 32 == 31) tile[1][t / 32 * 32] = 2;
+  y[b + t] = next * one;
+}""",
+        "thread \\(31, 0, 0\\) .* race on shared memory .* loaded it",
     ),
     "a word that nobody wrote": (
         """
@@ -214,6 +229,18 @@ GLOBAL = {
 }""",
         "race on global memory",
     ),
+    "a plain store after atomics": (
+        """extern "C" __global__ void k(const int* x, int* y) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BUG
+  if (t > 70) atomicAdd(&y[0], x[t]);
+  if (t == 64) y[0] = 0;
+#else
+  atomicAdd(&y[t], x[t]);
+#endif
+}""",
+        "race on global memory .* updated it atomically",
+    ),
     "a store to what is read as constant": (
         """extern "C" __global__ void k(const int* x, int* y) {
   int t = blockIdx.x * blockDim.x + threadIdx.x;
@@ -237,70 +264,23 @@ def test_global_memory(launch, caught, bug):
     caught(source, says, x, np.zeros_like(x))
 
 
-COPY = """
-#define COPY(to, from) asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: \\
-    "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
-#define COMMIT() asm volatile("cp.async.commit_group;" ::: "memory")
-#define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
-extern "C" __global__ void k(const int4* x, int4* y, int steps) {
-  __shared__ int4 tile[2][64];
-  int t = threadIdx.x, b = blockIdx.x * 64;
-  int4 sum = make_int4(0, 0, 0, 0);
-  COPY(&tile[0][t], x + b + t);
-  COMMIT();
-  for (int i = 0; i < steps; ++i) {
-    if (i + 1 < steps) COPY(&tile[(i + 1) % 2][t], x + (i + 1) * 128 + b + t);
-    COMMIT();
-    WAIT(KEPT);
-    AFTER_WAIT;
-    int4 v = tile[i % 2][(t + 1) % 64];
-    sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
-    AFTER_USE;
-  }
-  y[b + t] = sum;
+def test_a_vector_of_which_the_second_half_is_out(launch):
+    source = """extern "C" __global__ void k(const int4* x, int4* y) {
+  y[threadIdx.x] = x[threadIdx.x];
 }"""
-PENDING = {
-    "a wait that is too weak": (2, "__syncthreads()", "__syncthreads()", "no wait has covered"),
-    "no barrier after the wait": (1, "", "__syncthreads()", "race on shared memory|no wait has"),
-    "a buffer that is filled while others read it": (1, "__syncthreads()", "", "race on shared"),
-}
+    y = np.zeros(8, np.int32)
+    launch(source, 1, 2, np.zeros(8, np.int32), y)
+    with pytest.raises(Fault, match=r"thread \(1, 0, 0\) .* out of bounds: 16 bytes at global"):
+        launch(source, 1, 2, np.zeros(6, np.int32), y)
 
 
-@pytest.mark.parametrize("bug", PENDING)
-def test_asynchronous_copies(launch, caught, bug):
-    kept, after_wait, after_use, says = PENDING[bug]
-    x = np.random.default_rng(0).integers(0, 99, (4, 128, 4), np.int32)
-    y = np.zeros((128, 4), np.int32)
-    define = "#define KEPT {}\n#define AFTER_WAIT {}\n#define AFTER_USE {}\n"
-    right = define.format(1, "__syncthreads()", "__syncthreads()")
-    expected = np.roll(x.sum(axis=0).reshape(2, 64, 4), -1, axis=1).reshape(128, 4)
-    np.testing.assert_array_equal(launch(right + COPY, 2, THREADS, x, y, 4)[1], expected)
-    wrong = define.format(kept, after_wait, after_use)
-    caught(wrong + COPY, says, x, y, 4)
-
-
-LOAD_MATRIX = """
-extern "C" __global__ void k(const unsigned short* x, unsigned* y) {
-  __shared__ __align__(16) unsigned short tile[8][8];
-  int t = threadIdx.x;
-  tile[t / 4][t % 4 * 2] = x[2 * t];
-  tile[t / 4][t % 4 * 2 + 1] = x[2 * t + 1];
-#ifndef BUG
-  __syncwarp();
-#endif
-  unsigned r;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1TRANS.shared.b16 {%0}, [%1];"
-      : "=r"(r) : "r"((unsigned)__cvta_generic_to_shared(&tile[t % 8][0])) : "memory");
-  y[t] = r;
+@pytest.mark.parametrize("offset", [-512, -1, 64, 200, 256, 512, 1024, 4096, 1 << 20])
+def test_shared_memory_of_another_block(launch, offset):
+    source = """extern "C" __global__ void k(int* y, int offset) {
+  __shared__ int tile[64];
+  tile[threadIdx.x] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0 && blockIdx.x == 1) y[0] = tile[offset];
 }"""
-
-
-@pytest.mark.parametrize("trans", ["", ".trans"])
-def test_ldmatrix_without_syncwarp(launch, caught, trans):
-    source = LOAD_MATRIX.replace("TRANS", trans)
-    x, y = np.arange(64, dtype=np.uint16).reshape(8, 8), np.zeros(32, np.uint32)
-    expected = x.T if trans else x
-    result = launch(source, 1, 32, x, y)[1].view(np.uint16).reshape(8, 8)
-    np.testing.assert_array_equal(result, expected)
-    # Without .trans each lane gets what it wrote, but the addresses are those of whole rows.
-    caught(source, "race on shared memory", x, y, grid=1, block=32)
+    with pytest.raises(Fault, match="out of bounds: 4 bytes at shared"):
+        launch(source, 4, 64, np.zeros(4, np.int32), offset)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulator import Fault
 
 # name -> (shape and types, k, registers of A and B, C type of an element, its 16-bit type)
 SHAPES = {
@@ -109,3 +110,5 @@ def test_movmatrix(launch):
     x = np.arange(128, dtype=np.uint16).reshape(2, 8, 8)
     y = launch(source, 1, 64, x, np.zeros(64, np.uint32))[1]
     np.testing.assert_array_equal(y.view(np.uint16).reshape(2, 8, 8), x.transpose(0, 2, 1))
+    with pytest.raises(Fault, match=r"thread \(32, 0, 0\) .* a warp of fewer than 32 threads"):
+        launch(source, 1, 48, x, np.zeros(64, np.uint32))

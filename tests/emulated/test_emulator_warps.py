@@ -61,8 +61,8 @@ def test_votes(launch):
 
 
 def test_groups_of_a_warp_vote_apart(launch):
-    body = """unsigned mask = t % 32 < 12 ? 0xfff : 0xfffff000;
-    if (t % 32 < 12) r = __ballot_sync(mask, v); else r = ~__ballot_sync(mask, v) & mask;"""
+    body = """unsigned mask = t % 32 < 12 ? 0xfff : 0xfffff000; r = __ballot_sync(mask, v);
+    if (t % 32 >= 12) r = ~r & mask;"""
     x = np.ones(64, np.int32)
     x[5] = x[20] = 0
     expected = np.zeros(64, np.int64)
@@ -115,6 +115,19 @@ def test_barriers_that_reduce(launch):
     for values in (x, np.ones_like(x), np.zeros_like(x)):
         expected = values.sum() + 100 * values.any() + 1000 * values.all()
         np.testing.assert_array_equal(run(launch, body, values), expected)
+
+
+def test_copies_filled_with_zeros(launch):
+    source = """extern "C" __global__ void k(const int4* x, int4* y) {
+  __shared__ int4 tile[64];
+  int t = threadIdx.x;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; cp.async.wait_all;" ::
+    "r"((unsigned)__cvta_generic_to_shared(tile + t)), "l"(x + t), "r"(t % 17) : "memory");
+  y[t] = tile[t];
+}"""
+    x = np.random.default_rng(0).integers(1, 255, (64, 16)).astype(np.uint8)
+    expected = np.where(np.arange(16) < np.arange(64)[:, None] % 17, x, 0)
+    np.testing.assert_array_equal(launch(source, 1, 64, x, np.zeros_like(x))[1], expected)
 
 
 def test_groups_of_copies_are_counted_by_thread(launch):

@@ -95,6 +95,8 @@ def store(blocks, instruction, active):
     instruction.allow(*memory_modifiers(instruction), "v2", "v4")
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     target, source = instruction.operands
+    if space == "param":
+        return  # an argument of a call: whether the call is known is decided there
     sources = source.parts if isinstance(source, Vector) else (source,)
     width = WIDTHS[kind]
     shift = width.bit_length() - 1

@@ -86,7 +86,8 @@ def shift(blocks, instruction, active):
     width = 8 * x.itemsize
     within = np.minimum(amount, width - 1).astype(x.dtype)
     result = x << within if instruction.opcode == "shl" else x >> within
-    if x.dtype.kind != "i" or instruction.opcode == "shl":
+    arithmetic = instruction.opcode == "shr" and x.dtype.kind == "i"
+    if not arithmetic and (amount >= width).any():
         result = np.where(amount < width, result, x.dtype.type(0))
     blocks.write(instruction.operands[0], result, kind, active)
 

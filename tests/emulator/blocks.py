@@ -11,7 +11,7 @@ from .values import SIGNED, UNSIGNED, WIDTHS, bits, lift, lower
 
 # Generic addresses of shared and local memory; global ones are as they are.
 SHARED_WINDOW, LOCAL_WINDOW, WINDOW_MASK = 1 << 44, 2 << 44, (1 << 44) - 1
-POISON = 0x7FC0DEAD7FC0DEAD  # NaN in every float type, and no small integer
+POISON = 0x7FFD7FFD7FFD7FFD  # its ends are NaN in every float type, and no small integers
 
 
 class Active:
@@ -92,14 +92,18 @@ class Blocks:
 
     def _constant(self, operand, kind):
         if isinstance(operand, Symbol):
-            address = self.launch.addresses[operand.name] + operand.offset
-            return np.full(self.n, address, UNSIGNED[WIDTHS[kind]])
+            return np.full(self.n, self._address_of(operand), UNSIGNED[WIDTHS[kind]])
         if kind == "pred":
             return np.full(self.n, bool(operand.bits))
         value = bits(operand.bits if operand.real is None else operand.real, kind)
         if kind.endswith("x2") and operand.real is not None:
             raise NotImplementedError(f"a decimal literal of type {kind}")
         return lift(np.repeat(value, self.n), kind)
+
+    def _address_of(self, symbol):
+        if symbol.name not in self.launch.addresses:
+            raise NotImplementedError(f"PTX symbol {symbol.name}")
+        return self.launch.addresses[symbol.name] + symbol.offset
 
     def write(self, operand, numbers, kind, active):
         """Sets a register in the active lanes; a wider register is zero- or sign-extended."""
@@ -168,7 +172,7 @@ class Blocks:
             stored = self.storage(base.name)
             values = stored if len(lanes) == self.n else stored[lanes]
             return values.astype(np.int64) + operand.offset
-        value = base.bits if isinstance(base, Immediate) else self.launch.addresses[base.name]
+        value = base.bits if isinstance(base, Immediate) else self._address_of(base)
         return np.full(len(lanes), value + operand.offset, np.int64)
 
     def locate(self, space, operand, width, lanes, instruction):

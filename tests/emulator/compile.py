@@ -41,7 +41,7 @@ def available():
 def cuda_headers():
     """Folders with cuda_fp16.h and the like."""
     roots = [nvrtc_library()[1]] if nvrtc_library() else []
-    roots += [os.path.dirname(os.path.dirname(find_nvcc()))] if find_nvcc() else []
+    roots += sorted(glob.glob("/usr/local/cuda*"), reverse=True)
     folders = [os.path.join(root, "include") for root in roots]
     return [folder for folder in folders if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))]
 

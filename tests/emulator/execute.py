@@ -20,6 +20,12 @@ def trap(blocks, instruction, active):
     raise blocks.fault("trap", active.lanes[0], instruction)
 
 
+def call(blocks, instruction, active):
+    if any(getattr(operand, "name", "") == "__assertfail" for operand in instruction.operands):
+        raise blocks.fault("an assertion does not hold", active.lanes[0], instruction)
+    raise NotImplementedError(f"PTX instruction {instruction}")
+
+
 PER_LANE = {
     **dict.fromkeys(OPERATIONS, arithmetic),
     **dict.fromkeys(("mul", "mad"), multiply_or_wide),
@@ -51,6 +57,7 @@ HANDLERS = {
     "prefetch": prefetch,
     "prefetchu": prefetch,
     "trap": trap,
+    "call": call,
 }
 
 
@@ -89,6 +96,10 @@ def run_together(blocks, active, here, merge):
                 blocks.pc[acting.mask] = target
                 return
             here = target
+        elif opcode == "brx":
+            blocks.pc[active.mask] = here + 1
+            branch_by_index(blocks, instruction, acting)
+            return
         elif opcode in ("ret", "exit"):
             blocks.pc[active.mask] = here + 1
             blocks.pc[acting.mask] = blocks.end
@@ -101,6 +112,15 @@ def run_together(blocks, active, here, merge):
             handler_of(instruction)(blocks, instruction, acting)
             here += 1
     blocks.pc[active.mask] = here
+
+
+def branch_by_index(blocks, instruction, active):
+    index, table = instruction.operands
+    targets = [blocks.entry.labels[label] for label in blocks.entry.tables[table.name]]
+    chosen = blocks.read(index, "u32")[active.lanes]
+    if (beyond := np.flatnonzero(chosen >= len(targets))).size:
+        raise blocks.fault("index beyond the table", active.lanes[beyond[0]], instruction)
+    blocks.pc[active.lanes] = np.array(targets)[chosen]
 
 
 def handler_of(instruction):

@@ -1,5 +1,7 @@
 """Bytes with validity: device memory, shared memory of blocks, local memory of threads."""
 
+import math
+
 import numpy as np
 
 from .parse import Fault
@@ -73,13 +75,14 @@ class Memory:
         return self.BASE + start
 
     def get(self, address, like):
-        """The array at `address`, of the shape and dtype of `like`."""
-        like = np.asarray(like)
+        """The array at `address`, of the shape and dtype of `like` (an array, or what has both)."""
+        dtype = np.dtype(like.dtype)
+        nbytes = dtype.itemsize * math.prod(like.shape)
         start = address - self.BASE
-        end = start + like.nbytes
+        end = start + nbytes
         if start < 0 or not self.space.valid[start:end].all() or end > len(self.space.valid):
-            raise Fault(f"no buffer of {like.nbytes} bytes at address {address:#x}")
-        return self.space.bytes[start:end].copy().view(like.dtype).reshape(like.shape)
+            raise Fault(f"no buffer of {nbytes} bytes at address {address:#x}")
+        return self.space.bytes[start:end].copy().view(dtype).reshape(like.shape)
 
     def variables_of(self, program):
         """Addresses of a module's .global and .const variables; they live as long as the memory."""

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .values import WIDTHS
 
@@ -64,7 +65,7 @@ class Instruction:
             if modifier not in modifiers and modifier not in WIDTHS and modifier != "pred":
                 raise NotImplementedError(f"modifier .{modifier} of {self}")
 
-    @property
+    @cached_property
     def types(self):
         return [name for name in self.modifiers if name in WIDTHS or name == "pred"]
 
@@ -92,6 +93,7 @@ class Entry:
     variables: list = field(default_factory=list)
     registers: dict = field(default_factory=dict)  # name -> width in bytes, 0 for a predicate
     labels: dict = field(default_factory=dict)
+    tables: dict = field(default_factory=dict)  # of brx.idx: label -> labels
     instructions: list = field(default_factory=list)
     max_threads: int | None = None
 
@@ -209,6 +211,13 @@ def parse_instruction(statement, scope, source):
 STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[\w$%]+)\s*:|(?P<statement>[^;]+);)")
 
 
+def parse_location(statement, files):
+    """`.loc file line column[, function_name name, inlined_at file line column]` as text."""
+    numbers = re.findall(r"(?:\.loc|inlined_at)\s+(\d+)\s+(\d+)", statement)
+    places = [f"{files.get(file, '?')}:{line}" for file, line in numbers]
+    return ", inlined at ".join(places)
+
+
 def parse_body(body, entry, files):
     scope, source, position = Scope(entry), "", 0
     while match := STATEMENT.match(body, position):
@@ -217,10 +226,13 @@ def parse_body(body, entry, files):
         if match["brace"]:
             scope.open() if match["brace"] == "{" else scope.close()
         elif match["label"]:
-            entry.labels[match["label"]] = len(entry.instructions)
-        elif statement.startswith(".loc"):
-            _, file, line, *_ = statement.split()
-            source = f"{files.get(file, '?')}:{line}"
+            label = match["label"]
+            entry.labels[label] = len(entry.instructions)
+        elif statement.split()[0] == ".loc":
+            source = parse_location(statement, files)
+        elif statement.startswith(".branchtargets"):
+            # The label before it names the table.
+            entry.tables[label] = re.findall(r"[\w$%]+", statement.removeprefix(".branchtargets"))
         elif statement.startswith(".reg"):
             parse_registers(statement, scope)
         elif variable := VARIABLE.match(statement):

@@ -15,6 +15,7 @@ from .values import bits, is_float
 BLOCKS_AT_ONCE = 64
 LANES_AT_ONCE = 1 << 16
 STEP_LIMIT = 20_000_000
+SHARED_LIMIT = 227 << 10  # bytes a block can have on sm_90, static and dynamic
 
 
 class Program:
@@ -63,6 +64,8 @@ class Launch:
         variables = [*program.variables, *entry.variables]
         shared = [variable for variable in variables if variable.space == "shared"]
         local = [variable for variable in variables if variable.space == "local"]
+        if sum(variable.nbytes for variable in shared) + shared_bytes > SHARED_LIMIT:
+            raise ValueError(f"{entry.name}: more than {SHARED_LIMIT} bytes of shared memory")
         self.shared_layout = SharedLayout(shared, shared_bytes)
         self.local_layout = LocalLayout(local)
         self.granules, self.tables = granules_of(entry), {}

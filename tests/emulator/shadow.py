@@ -3,7 +3,9 @@
 Two accesses by different threads, one of them a plain store, race unless a barrier lies between
 them: `bar.sync` of their block, or a `bar.warp.sync` that names both. Fences, volatile accesses and
 shuffles order nothing here. Atomic and relaxed accesses do not race with each other, nor with plain
-loads (the load that opens a compare-and-swap loop).
+loads (the load that opens a compare-and-swap loop). An order that goes through a third lane, or
+through flags in memory, is not seen, and neither is that all stores may store the same number: such
+kernels fault though a GPU runs them.
 """
 
 from dataclasses import dataclass

@@ -139,10 +139,12 @@ def fma_float64(x, y, z):
     rest = (high - (total - back)) + (upper - back)
     result = total + sum_to_odd(rest, lower_part)
     plain = x * y + z
+    zero = (x == 0) | (y == 0)
     extreme = (np.abs(plain) > 1e290) | (np.abs(high) > 1e290) | (np.abs(high) < 1e-270)
     extreme |= (np.abs(x) > 1e290) | (np.abs(y) > 1e290)
-    result = np.where(extreme | ~np.isfinite(plain), plain, result)
-    for i in np.flatnonzero(extreme & np.isfinite(x) & np.isfinite(y) & np.isfinite(z)):
+    result = np.where(extreme | zero | ~np.isfinite(plain), plain, result)
+    extreme &= ~zero & np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
+    for i in np.flatnonzero(extreme):
         result[i] = exact_fma(float(x[i]), float(y[i]), float(z[i]))
     return result
 

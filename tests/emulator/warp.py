@@ -7,6 +7,7 @@ from .parse import Pair
 from .values import LIFTED
 
 FULL = 0xFFFFFFFF
+WHOLE_WARP = ("ldmatrix", "movmatrix", "mma")
 
 
 def warp_bits(mask):
@@ -16,7 +17,7 @@ def warp_bits(mask):
 
 def members(blocks, instruction):
     """The lanes that each lane says take part."""
-    if instruction.opcode in ("ldmatrix", "movmatrix", "mma"):
+    if instruction.opcode in WHOLE_WARP:
         return np.full(blocks.n, FULL, np.uint32)
     if instruction.opcode == "bar":
         return blocks.read(instruction.operands[0], "b32")
@@ -32,6 +33,10 @@ def complete(blocks, instruction, waiting):
     if instruction.opcode == "activemask":
         return waiting
     named = members(blocks, instruction)
+    if instruction.opcode in WHOLE_WARP:
+        check_whole_warp(blocks, instruction, waiting)
+    if waiting.all() and (named == FULL).all():
+        return waiting
     own = (named >> blocks.lane) & np.uint32(1)
     if not own.all() and (outside := np.flatnonzero(waiting & (own == 0))).size:
         lane = outside[0]
@@ -42,6 +47,12 @@ def complete(blocks, instruction, waiting):
     ready = waiting & ((needed & ~arrived) == 0)
     check_same_mask(blocks, instruction, needed, ready)
     return ready
+
+
+def check_whole_warp(blocks, instruction, waiting):
+    exist = blocks.exists.reshape(-1, 32).all(axis=1)
+    if (wrong := np.flatnonzero(waiting & ~np.repeat(exist, 32))).size:
+        raise blocks.fault("a warp of fewer than 32 threads", wrong[0], instruction)
 
 
 def check_same_mask(blocks, instruction, needed, ready):
