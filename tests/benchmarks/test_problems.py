@@ -73,7 +73,7 @@ def test_generators_have_the_sizes_they_promise():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown problems \\['nobody'\\]; known: uniform_10k"):
         problems.select(names=["nobody"])
-    with pytest.raises(ValueError, match="unknown tag 'none'; known: ci, default"):
+    with pytest.raises(ValueError, match="unknown tag 'none'; known: balance, ci, default"):
         problems.select("none")
 
 
