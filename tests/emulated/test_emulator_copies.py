@@ -114,3 +114,21 @@ extern "C" __global__ void k(const int4* x, int4* y) {
     np.testing.assert_array_equal(launch(source, 1, 64, x, np.zeros_like(x))[1], x)
     says = r"thread \(0, 0, 0\) .* that no wait has covered"
     caught(source, says, x, np.zeros_like(x), grid=1)
+
+
+def test_what_is_copied_may_not_be_stored_to_by_others(launch, caught):
+    source = """
+extern "C" __global__ void k(longlong2* x) {
+  __shared__ int tile[64];
+  int t = threadIdx.x;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;" ::
+    "r"((unsigned)__cvta_generic_to_shared(tile + t)), "l"(x + t) : "memory");
+#ifdef BUG
+  x[(t + 1) % 64] = make_longlong2(tile[t], 0);
+#else
+  x[t] = make_longlong2(tile[t], 0);
+#endif
+}"""
+    x = np.random.default_rng(0).integers(0, 99, (64, 4), np.int32)
+    np.testing.assert_array_equal(launch(source, 1, 64, x)[0], x * [1, 0, 0, 0])
+    caught(source, "race on global memory .* loaded it at `cp.async", x, grid=1)

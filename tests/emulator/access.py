@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .blocks import LOCAL_WINDOW, SHARED_WINDOW
 from .parse import Register, Vector
 from .values import LIFTED, UNSIGNED, WIDTHS, lift, lower
 
@@ -47,10 +48,14 @@ def granules_of(entry):
             width = 2 if "trans" in instruction.modifiers else 4
         else:
             continue
-        space = space_of(instruction)
-        for name in granules:
-            if space in (name, "generic"):
-                granules[name] = min(granules[name], width)
+        spaces = {
+            "shared": ("shared", "global") if instruction.opcode == "cp" else ("shared",),
+            "generic": ("shared", "global"),
+            "global": ("global",),
+            "const": ("global",),
+        }
+        for name in spaces.get(space_of(instruction), ()):
+            granules[name] = min(granules[name], width)
     return granules
 
 
@@ -265,8 +270,6 @@ def prefetch(blocks, instruction, active):
 
 def convert_address(blocks, instruction, active):
     """cvta: between the generic window of a state space and the space itself."""
-    from .blocks import LOCAL_WINDOW, SHARED_WINDOW
-
     instruction.allow(*memory_modifiers(instruction), "to")
     start = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space_of(instruction), 0)
     kind = instruction.types[-1]

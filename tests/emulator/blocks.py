@@ -51,7 +51,6 @@ class Blocks:
         self.pc = np.where(self.exists, 0, self.end)
         self.parked = np.zeros(self.n, np.bool_)
         self.shared = launch.shared_layout.allocate(count)
-        self.local = launch.local_layout.allocate(self.n)
         granule = launch.granules["shared"]
         self.shared.shadow = Shadow(len(self.shared.bytes), granule)
         for space in (self.shared, launch.memory.space):
@@ -59,6 +58,10 @@ class Blocks:
         self.barrier_time = np.full(count, -1, np.int32)
         self.met = np.full((self.n, 32), -1, np.int32)  # met[t, l]: when t last synced with lane l
         self.copies, self.copy_group = [], np.zeros(self.n, np.int64)
+
+    @cached_property
+    def local(self):
+        return self.launch.local_layout.allocate(self.n)
 
     # Registers
 
@@ -137,14 +140,15 @@ class Blocks:
     def _special_value(self, name):
         register, _, axis = name.partition(".")
         if axis:
-            axis = "xyz".index(axis)
             values = {
                 "%tid": self.thread_xyz,
                 "%ctaid": self.block_xyz,
                 "%ntid": self.launch.block,
                 "%nctaid": self.launch.grid,
             }
-            return np.asarray(values[register][axis], np.uint32)
+            if register not in values:
+                raise NotImplementedError(f"PTX register {name}")
+            return np.asarray(values[register]["xyz".index(axis)], np.uint32)
         one = np.uint32(1) << self.lane
         values = {
             "%laneid": self.lane,

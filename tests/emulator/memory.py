@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from .parse import Fault
-from .values import UNSIGNED
+from .values import UNSIGNED, WIDTHS
 
 RED_ZONE = 256
 ALL_SET = {width: UNSIGNED[width](int.from_bytes(b"\x01" * width, "little")) for width in UNSIGNED}
@@ -104,8 +104,6 @@ class Memory:
 
 
 def initial_bytes(variable):
-    from .values import WIDTHS
-
     width = WIDTHS[variable.kind]
     words = np.zeros(variable.count, UNSIGNED[width])
     for i, literal in enumerate(variable.initial):

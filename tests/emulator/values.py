@@ -5,6 +5,8 @@ numbers of a type, `lower` turns numbers into bits. Packed types (f16x2, bf16x2)
 twice the length: NumPy then computes on the halves as on any other numbers.
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 WIDTHS = {
@@ -150,8 +152,6 @@ def fma_float64(x, y, z):
 
 
 def exact_fma(x, y, z):
-    from fractions import Fraction
-
     exact = Fraction(x) * Fraction(y) + Fraction(z)
     if exact == 0:
         return x * y + z
