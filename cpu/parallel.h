@@ -69,7 +69,8 @@ inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work,
 }
 
 // Calls run(task) for every task in [0, tasks), which must not throw. The calling thread works too
-// and no thread waits for another; `run` (and what it owns) lives until the last task is done.
+// and none waits for another, but for Linger's moment; `run` (and what it owns) lives until the
+// last task is done.
 template <typename Run>
 xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Run run) {
   AfterXla(&finished_calls);

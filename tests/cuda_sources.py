@@ -1,6 +1,7 @@
 """CUDA sources in tests: where the headers are, and NVRTC or the reason why there is none."""
 
 import functools
+import importlib.util
 import pathlib
 import re
 
@@ -19,8 +20,19 @@ def require_nvrtc():
 
 
 @functools.cache
-def ptx(source, arch="compute_90"):
-    return nvrtc.ptx(source, arch, (INCLUDE, "--generate-line-info"))
+def toolkit_headers():
+    """Folders with cuda_fp16.h and the like: of a wheel, or of a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [pathlib.Path(r) / "cu13" for r in (spec and spec.submodule_search_locations) or ()]
+    roots += sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)
+    folders = [root / "include" for root in roots]
+    return [folder for folder in folders if (folder / "cuda_fp16.h").is_file()]
+
+
+@functools.cache
+def ptx(source, arch="compute_90", options=()):
+    include = (INCLUDE, *(f"--include-path={folder}" for folder in toolkit_headers()))
+    return nvrtc.ptx(source, arch, (*include, "--generate-line-info", *options))
 
 
 def resources(source, arch):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from sgap_jax.schedules.cpu import KERNEL_DTYPES
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
@@ -182,16 +181,7 @@ class AtomicParallelism(Schedule):
                 f"{problem.op}: no kernel for the legal point {self._point()}; the nearest that "
                 f"has one is {self._nearest_kernel()}"
             )
-        if problem.platform != "cuda":
-            raise NotImplementedError(
-                f"{problem.op}: {self} runs on the platform cuda, not on {problem.platform}; "
-                "schedule=None or Reference() runs there"
-            )
-        if problem.dtype not in KERNEL_DTYPES:
-            raise NotImplementedError(
-                f"{problem.op}: no kernel for dtype {problem.dtype}; "
-                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
-            )
+        self.check_kernel(problem, "cuda")
         self._check_grid(problem)
 
     def _check_grid(self, problem: Problem) -> None:

@@ -5,9 +5,6 @@ import dataclasses
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
-# The dtypes the kernels are built for, by name; all accumulate in float32 at least.
-KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
-
 
 @dataclasses.dataclass(frozen=True)
 class CpuTile(Schedule):
@@ -17,13 +14,13 @@ class CpuTile(Schedule):
       columns: dense columns of one pass over the sparse operand; 0 takes all of them in one pass.
         A narrower tile keeps its k x columns slab of the dense operand in cache; a wider one reads
         the sparse operand fewer times. Only spmm tiles its columns.
+      nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
+        boundaries depend on this and on the structure, never on the number of threads, so results
+        are the same bits for any number of threads.
       packed: copy each slab of the dense operand to memory of its own first (as much as that
         operand, for the time of the call; XLA's memory analysis does not count it). Rows of a slab
         that follow each other use all of a cache, rows a power of two apart a few of its sets; the
         copy pays where each row is used some 40 times.
-      nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
-        boundaries depend on this and on the structure, never on the number of threads, so results
-        are the same bits for any number of threads.
     """
 
     columns: int = 0
@@ -38,7 +35,6 @@ class CpuTile(Schedule):
                 raise ScheduleError(
                     f"CpuTile: {field} must be an int in [{least}, 2**31), got {value!r}"
                 )
-
         if type(self.packed) is not bool:
             raise ScheduleError(f"CpuTile: packed must be a bool, got {self.packed!r}")
         if self.packed and self.columns == 0:
@@ -49,16 +45,7 @@ class CpuTile(Schedule):
             raise ScheduleError(
                 f"CpuTile: only spmm has dense columns to tile; use columns=0 for {problem.op}"
             )
-        if problem.platform != "cpu":
-            raise NotImplementedError(
-                f"{problem.op}: {self} runs on the platform cpu, not on {problem.platform}; "
-                "schedule=None or Reference() runs there"
-            )
-        if problem.dtype not in KERNEL_DTYPES:
-            raise NotImplementedError(
-                f"{problem.op}: no kernel for dtype {problem.dtype}; "
-                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
-            )
+        self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
         if problem.op == "spmm":

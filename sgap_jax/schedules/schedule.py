@@ -6,6 +6,9 @@ import dataclasses
 
 from sgap_jax.schedules.problem import Problem
 
+# The dtypes the kernels are built for, by name; all accumulate in float32 at least.
+KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
 
 class ScheduleError(ValueError):
     """An illegal schedule. The message names the rule that it breaks."""
@@ -28,6 +31,19 @@ class Schedule:
     def check(self, problem: Problem) -> None:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+    def check_kernel(self, problem: Problem, platform: str) -> None:
+        """Raises NotImplementedError off the platform of its kernels, and for a dtype of none."""
+        if problem.platform != platform:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on the platform {platform}, not on {problem.platform}; "
+                "schedule=None or Reference() runs there"
+            )
+        if problem.dtype not in KERNEL_DTYPES:
+            raise NotImplementedError(
+                f"{problem.op}: no kernel for dtype {problem.dtype}; "
+                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
+            )
 
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""

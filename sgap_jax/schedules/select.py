@@ -15,7 +15,8 @@ _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does n
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
-    Off the CPU there are no kernels yet: the plain-JAX lowering runs there.
+    Off the CPU the plain-JAX lowering runs: the CUDA kernels have not been measured yet, and run
+    where a point is named.
 
     On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
     cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5

@@ -13,7 +13,16 @@ import pytest
 from battery import BATTERY, array
 from jax import export
 
-from sgap_jax import CSC, Reference, SparseArray, row_sum, sddmm, sparse_softmax, spmm
+from sgap_jax import (
+    CSC,
+    Reference,
+    SparseArray,
+    reference,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    spmm,
+)
 
 CASE = BATTERY["skewed"]
 A = array(CASE, jnp.float32)
@@ -46,7 +55,13 @@ GRADIENT = jax.jit(jax.grad(loss, (1, 2, 3)))
 
 
 def test_jit_eager_and_disabled_jit_agree():
-    expected = attention(A, *ARGS)
+    Q, Y, V = map(np.asarray, ARGS)
+    offsets, indices = CASE.row_offsets, CASE.column_indices
+    P = reference.sparse_softmax(reference.sddmm(offsets, indices, Q, Y), offsets, 0.5)
+    sums = np.diff(offsets) > 0  # of the probabilities of a row: 1, or 0 where nothing is stored
+    expected = reference.spmm(P, offsets, indices, CASE.shape, V) + sums[:, None] - 1.0
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(attention(A, *ARGS), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.jit(attention)(A, *ARGS), expected, rtol=1e-5, atol=1e-6)
     with jax.disable_jit():
         np.testing.assert_allclose(attention(A, *ARGS), expected, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 from emulator import Fault, Memory, Program
-from emulator.compile import nvrtc_library
 
 THREADS = 64
 
@@ -105,8 +104,6 @@ def test_trap(launch):
 
 def test_assertions(launch):
     source = """extern "C" __global__ void k(int* x) { assert(x[threadIdx.x] < 20); }"""
-    if not nvrtc_library():
-        source = "#include <cassert>\n" + source
     launch(source, 1, 32, np.zeros(32, np.int32))
     with pytest.raises(Fault, match=r"thread \(20, 0, 0\) .* an assertion does not hold"):
         launch(source, 1, 32, np.arange(32, dtype=np.int32))

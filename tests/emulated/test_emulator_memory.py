@@ -3,8 +3,8 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda_sources import toolkit_headers
 from emulator import Fault, Memory, Program
-from emulator.compile import cuda_headers
 
 INDEX = "int t = blockIdx.x * blockDim.x + threadIdx.x;"
 
@@ -209,7 +209,7 @@ def test_vector_reductions(launch, length):
     "header, kind", [("cuda_fp16.h", "__half2"), ("cuda_bf16.h", "__nv_bfloat162")]
 )
 def test_halves_of_the_headers(launch, header, kind):
-    if not cuda_headers():
+    if not toolkit_headers():
         pytest.skip(f"no {header} here")
     one = {"__half2": "__half", "__nv_bfloat162": "__nv_bfloat16"}[kind]
     source = kernel(

@@ -8,13 +8,14 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from battery import BATTERY, cast, rounded
+from battery import BATTERY, cast
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from emulator import Fault, Program
-from tolerance import DTYPES, assert_within, sum_bound
+from spmm_oracle import dense_operand, oracle
+from tolerance import DTYPES, assert_within
 
-from sgap_jax import Problem, Schedule, legal_points, reference
+from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
 
@@ -77,21 +78,6 @@ def product(case, point, dtype, B, transpose=False, values=None, change=None, **
     out = numpy_dtype(output_dtype(point, dtype))
     (C,) = emulate(call, inputs, [((batch, shape[0], B.shape[2]), out)], **where)
     return cast(C, dtype)
-
-
-def oracle(case, dtype, B, transpose=False, values=None):
-    values, B = rounded(case.values if values is None else values, dtype), rounded(B, dtype)
-    arrays = (case.row_offsets, case.column_indices, case.shape)
-    expected = reference.spmm(values, *arrays, B, transpose)
-    magnitude = reference.spmm(np.abs(values), *arrays, np.abs(B), transpose)
-    ones = np.ones((B.shape[0], 1))
-    terms = reference.spmm(np.ones(case.nnz), *arrays, ones, transpose)
-    return expected, sum_bound(expected, magnitude, terms, dtype)
-
-
-def dense_operand(case, n, transpose=False, seed=3):
-    rows = case.shape[0] if transpose else case.shape[1]
-    return np.random.default_rng(seed).standard_normal((rows, n))
 
 
 def check(name, point, dtype, n, transpose):

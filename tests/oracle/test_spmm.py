@@ -2,27 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from battery import BATTERY, array, cast, from_row_lengths, rounded, sizes_for
+from battery import BATTERY, array, cast, from_row_lengths, sizes_for
+from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax import COO, CSC, CSR, CpuTile, reference, spmm, spmv
+from sgap_jax import COO, CSC, CSR, CpuTile, spmm, spmv
 
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100]
-
-
-def oracle(case, dtype, B, transpose):
-    values, B = rounded(case.values, dtype), rounded(B, dtype)
-    arrays = (case.row_offsets, case.column_indices, case.shape)
-    expected = reference.spmm(values, *arrays, B, transpose)
-    magnitude = reference.spmm(np.abs(values), *arrays, np.abs(B), transpose)
-    ones = np.ones((B.shape[0], 1))
-    terms = reference.spmm(np.ones(case.nnz), *arrays, ones, transpose)
-    return expected, sum_bound(expected, magnitude, terms, dtype)
-
-
-def dense_operand(case, n, transpose, seed=3):
-    rows = case.shape[0] if transpose else case.shape[1]
-    return np.random.default_rng(seed).standard_normal((rows, n))
 
 
 @pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])

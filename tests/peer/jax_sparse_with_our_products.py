@@ -6,7 +6,7 @@ from jax.experimental import sparse
 from jax.experimental.sparse import csr
 
 from sgap_jax import Reference, SparseArray, spmm, spmv
-from sgap_jax.schedules.cpu import KERNEL_DTYPES
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 calls = {"kernel": 0, "reference": 0}
 
