@@ -6,7 +6,7 @@ Operands come data first, index arrays after. A data operand carries one leading
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,13 @@ from jax.interpreters import ad, batching, mlir, xla
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.schedules import (
-    AtomicParallelism,
-    CpuTile,
-    Problem,
-    Reference,
-    Schedule,
-    choose_schedule,
-)
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.schedules import Problem, Reference, Schedule, choose_schedule
+from sgap_jax.schedules.emulated import Emulated
+
+_S = TypeVar("_S", bound=Schedule)
 
 
 def define(
@@ -42,7 +40,8 @@ def define(
 ) -> Primitive:
     """Makes a primitive of its rules; `data` operands come first, index arrays after.
 
-    `cuda` lowers to a kernel where the schedule is a point of the atomic-parallelism space.
+    `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
+    reference runs.
     """
     primitive = Primitive(name)
     primitive.def_impl(partial(xla.apply_primitive, primitive))
@@ -51,8 +50,17 @@ def define(
     reference_rule = mlir.lower_fun(reference, multiple_results=False)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        rule = reference_rule if isinstance(params["schedule"], Reference) else cpu
+        schedule = params["schedule"]
+        if isinstance(schedule, Emulated):
+            with launch.handed_to(emulation(schedule.run)):
+                return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
+        rule = reference_rule if isinstance(schedule, Reference) else cpu
         return rule(ctx, *operands, **params)
+
+    def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if cuda is None or isinstance(params["schedule"], Reference):
+            return other_rule(ctx, *operands, **params)
+        return cuda(ctx, *operands, **params)
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
@@ -62,10 +70,6 @@ def define(
                 "schedule=None or Reference() runs here"
             )
         return reference_rule(ctx, *operands, **params)
-
-    def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        kernel = cuda and isinstance(params["schedule"], AtomicParallelism)
-        return (cuda if kernel else other_rule)(ctx, *operands, **params)  # type: ignore[misc]
 
     mlir.register_lowering(primitive, other_rule)
     mlir.register_lowering(primitive, cpu_rule, platform="cpu")
@@ -196,20 +200,36 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
-def resolve(schedule: Schedule | None, problem: Problem) -> CpuTile:
-    """What the CPU kernel is to do: the caller's schedule, checked, or the selector's."""
+def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
+    """What a kernel is to do: the caller's schedule, checked, or the selector's."""
     schedule = choose_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
-    if not isinstance(schedule, CpuTile):
+    if not isinstance(schedule, kind):
         raise NotImplementedError(
-            f"{problem.op}: no CPU kernel obeys {schedule}; CpuTile(...) and Reference() run here"
+            f"{problem.op}: no kernel on {problem.platform} obeys {schedule}; "
+            f"{kind.__name__}(...) and Reference() run here"
         )
     return schedule
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:
-    """The schedule of another op that a derivative rule calls: tiles do not carry over."""
-    return schedule if isinstance(schedule, Reference) else None
+    """The schedule of another op that a derivative rule calls."""
+    return None if schedule is None else schedule.derived()
+
+
+def emulation(run: Callable) -> Callable:
+    """A lowering of launches that calls `run` on the host."""
+
+    def lower(ctx: Any, call: KernelCall, operands: Sequence) -> Any:
+        results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
+
+        def host(*inputs: Any) -> tuple:
+            return tuple(run(call, inputs, [(r.shape, r.dtype) for r in results]))
+
+        rule = mlir.lower_fun(lambda *x: jax.pure_callback(host, results, *x), True)
+        return rule(ctx, *operands)
+
+    return lower
 
 
 def accumulator(dtype: Any) -> Any:

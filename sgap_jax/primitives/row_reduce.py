@@ -19,7 +19,7 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.schedules import Problem, Schedule
+from sgap_jax.schedules import CpuTile, Problem, Schedule
 
 
 def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
@@ -101,7 +101,7 @@ def row_lowering(
     stem: str, ctx: Any, operands: tuple, problem: Problem, schedule: Any, **attrs: Any
 ) -> Any:
     """The CPU kernel of an op on rows, cut into tasks as its schedule says."""
-    tile = resolve(schedule, problem)
+    tile = resolve(schedule, problem, CpuTile)
     attrs["chunk_nonzeros"] = tile.nonzeros
     return ffi_lowering(f"sgap_{stem}_csr_v1", ctx, operands, ctx.avals_in, **attrs)
 

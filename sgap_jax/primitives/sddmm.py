@@ -26,7 +26,7 @@ from sgap_jax.primitives._define import (
     stored_values,
     structure,
 )
-from sgap_jax.schedules import Problem, Schedule
+from sgap_jax.schedules import CpuTile, Problem, Schedule
 
 
 def sddmm(
@@ -134,7 +134,7 @@ def _cpu(
         x_aval.dtype.name,
         platform="cpu",
     )
-    tile = resolve(schedule, problem)
+    tile = resolve(schedule, problem, CpuTile)
     return ffi_lowering(
         "sgap_sddmm_csr_v1",
         ctx,

@@ -29,7 +29,7 @@ from sgap_jax.primitives._define import (
 )
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
-from sgap_jax.schedules import AtomicParallelism, Problem, Schedule
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -200,7 +200,7 @@ def _cpu(
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cpu")
-    tile = resolve(schedule, problem)
+    tile = resolve(schedule, problem, CpuTile)
     return ffi_lowering(
         "sgap_spmm_csr_v1",
         ctx,
@@ -219,13 +219,14 @@ def _cuda(
     *arrays: Any,
     shape: tuple[int, int],
     transpose: bool,
-    schedule: AtomicParallelism,
+    schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cuda")
-    call = launch_plan(problem, schedule, (avals[0].shape[0], avals[-1].shape[0]))
+    point = resolve(schedule, problem, AtomicParallelism)
+    call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
-    wide = out.update(dtype=jnp.dtype(output_dtype(schedule, problem.dtype)))
+    wide = out.update(dtype=jnp.dtype(output_dtype(point, problem.dtype)))
     (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 

@@ -2,6 +2,7 @@
 
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
 
 _GRID_Z = 65535
@@ -68,7 +69,7 @@ def launch_plan(
 
 def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, list]:
     """The kernel's name and its first constants."""
-    match schedule.family:
+    match algorithm(schedule, "spmm"):
         case "row":
             return "SpmmRowKernel", [operand, schedule.row]
         case "row_group":

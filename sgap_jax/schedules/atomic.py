@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
+from sgap_jax.schedules import kernels
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
-COLUMNS = (1, 2, 4)  # dense columns per lane that kernels exist for
 TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # beyond the paper's notation
 _TILE_CHUNKS = 32  # at most so many lanes side by side along the dense columns of a block
 _GRID_Y = 65535
@@ -121,7 +119,7 @@ class AtomicParallelism(Schedule):
                 f"{self._point()}: worker_dim_r must be 1 or Fraction(1, w), w a power of two "
                 f"(Sgap, section 7.2), got {workers!r}"
             )
-        if workers != 1 and self.family not in ("row_group", "nnz_group"):
+        if workers != 1 and self.group == 1 and (self.row is None or self.row >= 1):
             raise ScheduleError(
                 f"{self._point()}: worker_dim_r={workers} is for points whose lanes share a row or "
                 "a window; give each lane more rows or nonzeros instead"
@@ -133,23 +131,9 @@ class AtomicParallelism(Schedule):
         return Fraction(self.row or 1).denominator
 
     @property
-    def family(self) -> str:
-        """Which of the four algorithms of Sgap, section 6, this is a point of.
-
-        "row" {<x row, c col>, 1}, "row_group" {<1/g row, c col>, r}, "nnz" {<g nnz, c col>, 1} or
-        "nnz_group" {<1 nnz, c col>, r}; "none" for a legal point of no algorithm.
-        """
-        if self.col < 1:
-            return "none"
-        if self.row is not None:
-            return "row_group" if self.row < 1 else "row" if self.group == 1 else "none"
-        if self.group == 1:
-            return "nnz"
-        return "nnz_group" if self.nnz == 1 else "none"
-
-    @property
     def deterministic(self) -> bool:
-        """Whether each call gives the same bits: no output is added to by several groups."""
+        """Whether a product has the same bits at each call: no output is added to by several
+        groups. (The other operations add nothing up across groups: theirs always has.)"""
         return self.row is not None and (self.row >= 1 or self._row_share == self.group)
 
     @property
@@ -171,22 +155,22 @@ class AtomicParallelism(Schedule):
         return min(1 << (chunks - 1).bit_length(), widest) * int(self.col)
 
     def check(self, problem: Problem) -> None:
-        if problem.op != "spmm":
+        op = problem.op
+        if kernels.algorithm(self, op) is None:
             raise NotImplementedError(
-                f"{problem.op}: no kernel for points such as {self}; spmm has them, and "
-                "schedule=None or Reference() runs here"
+                f"{op}: no kernel for the legal point {self._point()}; the nearest that has one "
+                f"is {kernels.nearest(self, op)}"
             )
-        if self.family == "none" or self.col not in COLUMNS:
-            raise NotImplementedError(
-                f"{problem.op}: no kernel for the legal point {self._point()}; the nearest that "
-                f"has one is {self._nearest_kernel()}"
+        if self.tile_size is not None and op not in kernels.TILED:
+            raise ScheduleError(
+                f"{self}: only products have dense columns to tile; leave tile_size out for {op}"
             )
         self.check_kernel(problem, "cuda")
         self._check_grid(problem)
 
     def _check_grid(self, problem: Problem) -> None:
         tile = self.columns_of_block(problem.n)
-        if -(-problem.n // tile) > _GRID_Y:
+        if problem.op in kernels.TILED and -(-problem.n // tile) > _GRID_Y:
             raise ScheduleError(
                 f"{self}: n = {problem.n} in tiles of {tile} columns exceeds the {_GRID_Y} tiles "
                 "of a launch; give a wider tile_size"
@@ -199,24 +183,16 @@ class AtomicParallelism(Schedule):
 
     def blocks(self, problem: Problem) -> int:
         """Blocks along the sparse operand: a function of shapes and capacity only."""
-        chunks = self.columns_of_block(problem.n) // int(self.col)
+        tiled = problem.op in kernels.TILED
+        chunks = self.columns_of_block(problem.n) // int(self.col) if tiled else 1
         if self.row is not None:
-            workers = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
-            workers *= self.workers_in_row
+            groups = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
+            groups *= self.workers_in_row
         else:
-            workers = -(-problem.nnz // (int(self.nnz or 1) * self.group * self.walk))
-        return max(-(-workers * chunks * self.group // self.block_size), 1)
-
-    def _nearest_kernel(self) -> str:
-        col = max(c for c in COLUMNS if c <= max(self.col, 1))
-        if self.row is not None and self.col < 1:
-            share = Fraction(self.col).denominator
-            return f"{{<1/{share} row, 1 col>, {math.gcd(share, self.group)}}}"
-        if self.row is not None:
-            return f"{{<{self.row} row, {col} col>, {1 if self.row >= 1 else self.group}}}"
-        if self.group == 1:
-            return f"{{<{self.nnz} nnz, {col} col>, 1}}"
-        return f"{{<1 nnz, {col} col>, {self.group}}}"
+            # The lanes of a group have nonzeros of their own, or features of the same ones.
+            group = self.group if tiled else 1
+            groups = -(-problem.nnz // (int(self.nnz or 1) * group * self.walk))
+        return max(-(-groups * chunks * self.group // self.block_size), 1)
 
     def explain(self, problem: Problem) -> str:
         from sgap_jax.schedules.explain import explain_point
@@ -238,42 +214,3 @@ class AtomicParallelism(Schedule):
 
 def _is_power_of_two(value: Fraction) -> bool:
     return value.denominator == 1 and value > 0 and value.numerator & (value.numerator - 1) == 0
-
-
-def legal_points(problem: Problem, *, tunables: bool = False) -> Iterator[AtomicParallelism]:
-    """The points that have a kernel for a problem: powers of two, from the narrowest columns on.
-
-    Args:
-      problem: on any platform; points with more columns per lane than it has are left out.
-      tunables: also every block of 128, 256 and 512 threads, every tile from one lane to all
-        columns, and worker_dim_r of 1, 1/2 and 1/4, as Sgap tunes them (section 7.2).
-    """
-    on_cuda = dataclasses.replace(problem, platform="cuda")
-    for col in (c for c in COLUMNS if c == 1 or c <= problem.n):
-        amounts: list[dict] = [{"row": x, "group": 1} for x in (1, 2, 4)]
-        amounts += [{"nnz": g, "group": 1} for g in GROUPS]
-        amounts += [{"nnz": 1, "group": r} for r in GROUPS[1:]]
-        amounts += [
-            {"row": Fraction(1, g), "group": r}
-            for g, r in itertools.product(GROUPS[1:], GROUPS)
-            if g % r == 0
-        ]
-        for amount in amounts:
-            choices = _tunables(problem, col, amount) if tunables else [{}]
-            for choice in choices:
-                point = AtomicParallelism(col=col, **amount, **choice)
-                try:
-                    point.check(on_cuda)
-                except ScheduleError:  # too many tiles or blocks for one launch
-                    continue
-                yield point
-
-
-def _tunables(problem: Problem, col: int, amount: dict) -> Iterator[dict]:
-    shared = amount["group"] > 1 or amount.get("row", 1) < 1
-    walks = (Fraction(1), Fraction(1, 2), Fraction(1, 4)) if shared else (Fraction(1),)
-    for size, walk in itertools.product((128, 256, 512), walks):
-        for chunks in (1, 2, 4, 8, 16, 32):
-            reaches = chunks == 1 or chunks * col < 2 * problem.n
-            if reaches and chunks * amount["group"] <= size:
-                yield {"block_size": size, "tile_size": chunks * col, "worker_dim_r": walk}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
 
 if TYPE_CHECKING:
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
 
 def explain_point(point: AtomicParallelism, problem: Problem) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops."""
-    if point.family == "none" or point.col < 1:
-        return f"{point}: a legal point that no algorithm of Sgap, section 6, implements"
+    kernel = algorithm(point, problem.op)
+    if kernel is None:
+        return f"{point}: a legal point that no kernel of {problem.op} implements"
     m, n = problem.shape[0], problem.n
     tile = point.columns_of_block(n)
     groups = point.block_size // point.group
@@ -25,10 +27,10 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
         + (f", for each of {problem.batch} products" if problem.batch > 1 else ""),
         f"block: {point.block_size} threads, {groups} groups; {chunks} groups side by side cover "
         f"{tile} columns of {_of_block(point, groups, chunks)}",
-        f"group: {_of_group(point)}",
-        f"lane:  {_of_lane(point)}",
-        f"write: {_write(point)}",
-        _loops(point, tile, n),
+        f"group: {_of_group(point, kernel)}",
+        f"lane:  {_of_lane(point, kernel)}",
+        f"write: {_write(point, kernel)}",
+        _loops(point, kernel, tile, n),
     ]
     return "\n".join(lines)
 
@@ -41,7 +43,7 @@ def _of_block(point: AtomicParallelism, groups: int, chunks: int) -> str:
     return f"{workers * int(point.nnz or 1) * point.group * point.walk:g} nonzeros"
 
 
-def _of_group(point: AtomicParallelism) -> str:
+def _of_group(point: AtomicParallelism, kernel: str) -> str:
     columns = f"x {point.col} columns"
     walk = f", {point.walk} of them in turn" if point.walk > 1 else ""
     return {
@@ -50,20 +52,20 @@ def _of_group(point: AtomicParallelism) -> str:
         "row_group": f"{point.group} lanes share a row {columns}{walk}"
         + (f"; {point.workers_in_row} groups share each row" if point.workers_in_row > 1 else ""),
         "nnz_group": f"{point.group} lanes share a window of as many nonzeros {columns}{walk}",
-    }[point.family]
+    }[kernel]
 
 
-def _of_lane(point: AtomicParallelism) -> str:
+def _of_lane(point: AtomicParallelism, kernel: str) -> str:
     share = point.workers_in_row * point.group
     return {
         "row": f"all nonzeros of its {point.row} rows",
         "nnz": f"its {point.nnz} nonzeros, over every row that they touch",
         "row_group": f"every {share}-th nonzero of the row" if share > 1 else "all of the row",
         "nnz_group": "one nonzero of each window",
-    }[point.family]
+    }[kernel]
 
 
-def _write(point: AtomicParallelism) -> str:
+def _write(point: AtomicParallelism, kernel: str) -> str:
     shared = "atomic add where a row reaches beyond, else a plain store"
     return {
         "row": "every lane, plain stores",
@@ -71,10 +73,10 @@ def _write(point: AtomicParallelism) -> str:
         "row_group": "lane 0 of each group, "
         + ("a plain store" if point.deterministic else "atomic add; C starts as zeros"),
         "nnz_group": f"the first lane of each row in a window: {shared}; C starts as zeros",
-    }[point.family]
+    }[kernel]
 
 
-def _loops(point: AtomicParallelism, tile: int, n: int) -> str:
+def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
     c, r, share = point.col, point.group, point.workers_in_row * point.group
     head = (
         f"parallel for k0 in range(0, {n}, {tile}):  # blocks\n"
@@ -114,5 +116,5 @@ def _loops(point: AtomicParallelism, tile: int, n: int) -> str:
             "      for each row i in the window:  # segment reduction\n"
             "        C[i, k] += sum over p of row i of product[p, k]"
         ),
-    }[point.family]
+    }[kernel]
     return head + body

@@ -45,6 +45,10 @@ class Schedule:
                 f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
             )
 
+    def derived(self) -> Schedule | None:
+        """The schedule of another op that a derivative rule calls: tiles do not carry over."""
+        return None
+
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
@@ -59,6 +63,9 @@ class Reference(Schedule):
 
     def check(self, problem: Problem) -> None:
         return None
+
+    def derived(self) -> Schedule:
+        return self
 
     def explain(self, problem: Problem) -> str:
         return {

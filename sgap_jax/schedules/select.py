@@ -1,6 +1,10 @@
 """Which schedule an operation gets when the caller names none."""
 
+from fractions import Fraction
+
+from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
+from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Reference, Schedule
 
@@ -15,8 +19,8 @@ _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does n
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
-    Off the CPU the plain-JAX lowering runs: the CUDA kernels have not been measured yet, and run
-    where a point is named.
+    On CUDA a point of the atomic-parallelism space, as `_point` says; on other platforms the
+    plain-JAX lowering.
 
     On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
     cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5
@@ -29,6 +33,8 @@ def choose_schedule(problem: Problem) -> Schedule:
     d = 64: 2048 nonzeros against 8192 gave 1.90x on 42,000 nonzeros and 1.21x, 1.01x and 0.94x on
     about 100,000; from 200,000 on it lost 1 to 6%.
     """
+    if problem.platform == "cuda":
+        return _point(problem)
     if problem.platform != "cpu":
         return Reference()
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
@@ -36,6 +42,29 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and _packing_pays(problem):
         return CpuTile(columns=_SLAB_ROW // _PACKED_BYTES[problem.dtype], packed=True)
     return CpuTile()
+
+
+def _point(problem: Problem) -> AtomicParallelism:
+    """The default on CUDA, the same bits at each call. Not measured here yet: the rules are those
+    of the papers."""
+    n, lengths = problem.n, problem.nnz / max(problem.shape[0], 1)
+    # As wide as the columns divide: vector loads (Sgap, section 7.2, coarsenSz).
+    col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
+    if problem.op == "sddmm":
+        return AtomicParallelism(nnz=1, col=col, group=_lanes(n / col))
+    if problem.op not in TILED:
+        return _rows(1, _lanes(lengths))
+    return _rows(col, _lanes(lengths) if n <= 4 else min(_lanes(lengths), 8) if n <= 32 else 1)
+
+
+def _lanes(work: float) -> int:
+    """A group that has no more lanes than work, and at most a warp."""
+    return int(min(1 << max(int(work), 1).bit_length() - 1, 32))
+
+
+def _rows(col: int, group: int) -> AtomicParallelism:
+    row = 1 if group == 1 else Fraction(1, group)
+    return AtomicParallelism(row=row, col=col, group=group)
 
 
 def _packing_pays(problem: Problem) -> bool:
