@@ -7,6 +7,21 @@
 
 namespace sgap {
 
+struct Add {
+  template <class A>
+  __device__ A operator()(A x, A y) const {
+    return x + y;
+  }
+};
+
+// NaN if either is.
+struct Greater {
+  template <class A>
+  __device__ A operator()(A x, A y) const {
+    return x > y || x != x ? x : y;
+  }
+};
+
 template <int kGroup>
 struct Group {
   enum { kWarp = 32 };
@@ -17,14 +32,15 @@ struct Group {
   unsigned mask = (kGroup == kWarp ? ~0u : (1u << kGroup) - 1)
                   << (threadIdx.x % kWarp - threadIdx.x % kGroup);
 
-  // Parallel reduction: the sum over all lanes, in every lane, in the same order each time.
-  template <class A, int kColumns>
+  // Parallel reduction: the sum (or what else Combine makes of two) over all lanes, in every lane,
+  // in the same order each time.
+  template <class Combine = Add, class A, int kColumns>
   __device__ void Reduce(A (&sums)[kColumns]) const {
 #pragma unroll
     for (int distance = kGroup / 2; distance > 0; distance /= 2) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        sums[j] += __shfl_xor_sync(mask, sums[j], distance, kGroup);
+        sums[j] = Combine()(sums[j], __shfl_xor_sync(mask, sums[j], distance, kGroup));
       }
     }
   }
