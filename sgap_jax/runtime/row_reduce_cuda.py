@@ -48,7 +48,7 @@ def row_launch(
     dtype = TYPES[problem.dtype]
     # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
     rows = max(int(schedule.row or 1), 1) * schedule.walk
-    every = [dtype, *constants, schedule.group, rows, schedule.block_size]
+    every: list[str | int] = [dtype, *constants, schedule.group, rows, schedule.block_size]
     pointers = [*[f"const {dtype}"] * inputs, "const int", dtype]
     arguments = (problem.shape[0], problem.nnz, problem.batch, *scalars)
     return KernelCall(
