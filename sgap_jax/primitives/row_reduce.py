@@ -37,7 +37,7 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 
     Returns:
       s [m] in A's dtype, zero for a row without entries. Accumulates in float32 (float64 for
-      float64); on the CPU the same bits for any number of threads.
+      float64); the same bits at each call, on the CPU for any number of threads.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.

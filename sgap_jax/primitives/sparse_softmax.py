@@ -50,8 +50,8 @@ def sparse_softmax(
 
     Returns:
       A SparseArray with A's structure, format and dtype. The maximum is subtracted first; sums are
-      carried in float32 (float64 for float64); on the CPU the same bits for any number of threads.
-      Padding entries of A get zero.
+      carried in float32 (float64 for float64); the same bits at each call, on the CPU for any
+      number of threads. Padding entries of A get zero.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
