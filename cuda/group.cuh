@@ -16,10 +16,12 @@ struct Add {
 
 // NaN if either is.
 struct Greater {
-  template <class A>
-  __device__ A operator()(A x, A y) const {
-    return x > y || x != x ? x : y;
+  __device__ float operator()(float x, float y) const {
+    float greater;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(x), "f"(y));
+    return greater;
   }
+  __device__ double operator()(double x, double y) const { return x > y || x != x ? x : y; }
 };
 
 template <int kGroup>

@@ -13,6 +13,32 @@
 
 namespace sgap {
 
+enum { kKept = 4 };  // entries that a lane reads at once
+
+// Entries of a row, kGroup apart, in a lane's registers: the loads are in flight together, which
+// those of a loop that may end after each are not.
+template <class T, int kGroup>
+struct Window {
+  enum { kEntries = kGroup * kKept };
+
+  Accumulator<T> at[kKept];
+
+  // `left` entries from the first on belong to the row; `absent` stands for the others.
+  __device__ void Read(const T* entries, unsigned left, Accumulator<T> absent) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      at[j] = j * kGroup < left ? Widen(entries[j * kGroup]) : absent;
+    }
+  }
+
+  __device__ void Write(T* entries, unsigned left) const {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      if (j * kGroup < left) Narrow(at[j], entries[j * kGroup]);
+    }
+  }
+};
+
 // What a group owns: rows begin to end - 1.
 template <int kGroup, int kRows, int kBlock>
 struct GroupRows {
@@ -21,6 +47,18 @@ struct GroupRows {
   __device__ explicit GroupRows(Size m)
       : begin((Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kRows),
         end(begin + kRows < m ? begin + kRows : m) {}
+};
+
+// A row as a lane sees it: its first entry, and how many there are from that one to the last.
+struct LaneRow {
+  unsigned first, left, length;
+
+  __device__ LaneRow(const Index* row_offsets, Size row, unsigned lane) {
+    const unsigned begin = row_offsets[row], end = row_offsets[row + 1];
+    length = end - begin;
+    first = begin + lane;
+    left = first < end ? end - first : 0;
+  }
 };
 
 // Zeros in the padding, which all threads along x share. A launch that zeroed the whole output
@@ -54,15 +92,19 @@ __global__ void __launch_bounds__(kBlock)
                     T* __restrict__ rows, long long m, long long nnz, long long products) {
   const Group<kGroup> group;
   const GroupRows<kGroup, kRows, kBlock> own(m);
+  const auto identity = Identity<Accumulator<T>>(Combine());
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const T* entries = values + product * nnz;
 #pragma unroll 1
     for (Size row = own.begin; row < own.end; ++row) {
-      const unsigned last = row_offsets[row + 1];
-      Accumulator<T> total[1] = {Identity<Accumulator<T>>(Combine())};
-#pragma unroll 4
-      for (unsigned p = row_offsets[row] + group.lane; p < last; p += kGroup) {
-        total[0] = Combine()(total[0], Widen(entries[p]));
+      const LaneRow lane(row_offsets, row, group.lane);
+      const T* entries = values + product * nnz + lane.first;
+      Accumulator<T> total[1] = {identity};
+      Window<T, kGroup> window;
+#pragma unroll 1
+      for (unsigned p = 0; p < lane.left; p += window.kEntries) {
+        window.Read(entries + p, lane.left - p, identity);
+#pragma unroll
+        for (auto entry : window.at) total[0] = Combine()(total[0], entry);
       }
       group.template Reduce<Combine>(total);
       if (group.lane == 0) Narrow(total[0], rows[product * m + row]);
@@ -81,9 +123,9 @@ __global__ void __launch_bounds__(kBlock)
     T* entries = values + product * nnz;
 #pragma unroll 1
     for (Size row = own.begin; row < own.end; ++row) {
+      const LaneRow lane(row_offsets, row, group.lane);
       const T value = rows[product * m + row];
-      const unsigned last = row_offsets[row + 1];
-      for (unsigned p = row_offsets[row] + group.lane; p < last; p += kGroup) entries[p] = value;
+      for (unsigned p = 0; p < lane.left; p += kGroup) entries[lane.first + p] = value;
     }
     ClearPadding(entries, row_offsets[m], nnz);
   }

@@ -12,71 +12,54 @@
 
 namespace sgap {
 
-enum { kKept = 4 };
-
 // Not the fast intrinsics: within 2 ulp.
 __device__ inline float Exp(float x) { return expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
-// The entries p, p + kGroup, ... of a window that lie before `last`, in a lane's registers.
-template <class T, int kGroup>
-struct Window {
-  using A = Accumulator<T>;
-  enum { kEntries = kGroup * kKept };
-
-  A at[kKept];
-
-  __device__ void Read(const T* entries, unsigned p, unsigned last) {
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      at[j] = p + j * kGroup < last ? Widen(entries[p + j * kGroup]) : A(0);
-    }
-  }
-
-  __device__ void Write(T* entries, unsigned p, unsigned last) const {
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      if (p + j * kGroup < last) Narrow(at[j], entries[p + j * kGroup]);
-    }
-  }
-};
-
 // The terms of a row are exp(size * (sign * v - peak)), peak being the greatest sign * v: no
 // overflow whatever the scale, and no multiply and subtract that could contract.
 template <class T, int kGroup>
-struct SoftmaxRow {
+struct SoftmaxTerms {
   using A = Accumulator<T>;
 
   A size, sign;
-  unsigned last;
 
-  // Under a peak of -infinity all terms are zero, where -infinity less itself would be NaN.
-  __device__ A Term(A signed_value, A peak) const {
-    return peak == Least<A>() ? A(0) : Exp((signed_value - peak) * size);
+  __device__ explicit SoftmaxTerms(A scale)
+      : size(scale < 0 ? -scale : scale), sign(scale < 0 ? -1 : 1) {}
+
+  // Under a peak of -infinity all terms are zero, where -infinity less itself would be NaN. The
+  // exponent is chosen, not the term: no branch around the exponential.
+  __device__ A Term(A signed_value, A peak, bool present = true) const {
+    const A exponent = (signed_value - peak) * size;
+    return Exp(present && peak != Least<A>() ? exponent : Least<A>());
   }
 
-  __device__ A Peak(const Window<T, kGroup>& window, unsigned p, A peak) const {
+  // The signed values of a window, `left` of which belong to the row; returns the greatest of these
+  // and peak.
+  __device__ A Read(const T* entries, unsigned left, A peak, Window<T, kGroup>& window) const {
+    window.Read(entries, left, Least<A>() * sign);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-      if (p + j * kGroup < last) peak = Greater()(peak, sign * window.at[j]);
+    for (A& value : window.at) {
+      value *= sign;
+      peak = Greater()(peak, value);
     }
     return peak;
   }
 
-  // The window's values become terms; returns their sum.
-  __device__ A Terms(Window<T, kGroup>& window, unsigned p, A peak) const {
+  // Signed values become terms; returns their sum.
+  __device__ A Exponentiate(unsigned left, A peak, Window<T, kGroup>& window) const {
     A sum = 0;
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
-      window.at[j] = p + j * kGroup < last ? Term(sign * window.at[j], peak) : A(0);
+      window.at[j] = Term(window.at[j], peak, j * kGroup < left);
       sum += window.at[j];
     }
     return sum;
   }
 };
 
-// out = softmax(scale * values), row by row; scale_bits are those of a double. NaN and the greatest
-// infinity make their row NaN; a row that is all the least infinity gets zeros.
+// out = softmax(scale * values) in each row; scale_bits are those of a double. NaN or +infinity
+// among scale * values makes a row NaN; a row of -infinity alone gets zeros.
 template <class T, int kGroup, int kRows, int kBlock>
 __global__ void __launch_bounds__(kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
@@ -85,45 +68,42 @@ __global__ void __launch_bounds__(kBlock)
   using A = Accumulator<T>;
   const Group<kGroup> group;
   const GroupRows<kGroup, kRows, kBlock> own(m);
-  const A scale = A(__longlong_as_double(scale_bits));
+  const SoftmaxTerms<T, kGroup> terms(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const T* read = values + product * nnz;
-    T* write = out + product * nnz;
 #pragma unroll 1
     for (Size row = own.begin; row < own.end; ++row) {
-      const unsigned begin = row_offsets[row], first = begin + group.lane;
-      const SoftmaxRow<T, kGroup> terms{scale < 0 ? -scale : scale, A(scale < 0 ? -1 : 1),
-                                        unsigned(row_offsets[row + 1])};
+      const LaneRow lane(row_offsets, row, group.lane);
+      const T* read = values + product * nnz + lane.first;
+      T* write = out + product * nnz + lane.first;
       Window<T, kGroup> window;
       A peak = Least<A>(), sum[1] = {0};
 #pragma unroll 1
-      for (unsigned p = first; p < terms.last; p += window.kEntries) {
-        window.Read(read, p, terms.last);
+      for (unsigned p = 0; p < lane.left; p += window.kEntries) {
         const A before = peak;
-        peak = terms.Peak(window, p, peak);
-        if (p != first) sum[0] *= terms.Term(before, peak);
-        sum[0] += terms.Terms(window, p, peak);
+        peak = terms.Read(read + p, lane.left - p, peak, window);
+        if (p != 0) sum[0] *= terms.Term(before, peak);
+        sum[0] += terms.Exponentiate(lane.left - p, peak, window);
       }
       A greatest[1] = {peak};
       group.template Reduce<Greater>(greatest);
-      const A share = first < terms.last ? terms.Term(peak, greatest[0]) : A(0);
+      const A share = terms.Term(peak, greatest[0], lane.left != 0);
       sum[0] *= share;
       group.Reduce(sum);
       const A inverse = sum[0] == 0 ? A(0) : 1 / sum[0];
-      const bool kept = terms.last - begin <= window.kEntries;
+      const bool kept = lane.length <= window.kEntries;
       const A factor = kept ? share * inverse : inverse;
 #pragma unroll 1
-      for (unsigned p = first; p < terms.last; p += window.kEntries) {
+      for (unsigned p = 0; p < lane.left; p += window.kEntries) {
         if (!kept) {
-          window.Read(read, p, terms.last);
-          terms.Terms(window, p, greatest[0]);
+          terms.Read(read + p, lane.left - p, peak, window);
+          terms.Exponentiate(lane.left - p, greatest[0], window);
         }
 #pragma unroll
         for (A& term : window.at) term *= factor;
-        window.Write(write, p, terms.last);
+        window.Write(write + p, lane.left - p);
       }
     }
-    ClearPadding(write, row_offsets[m], nnz);
+    ClearPadding(out + product * nnz, row_offsets[m], nnz);
   }
 }
 
@@ -140,36 +120,35 @@ __global__ void __launch_bounds__(kBlock)
   const GroupRows<kGroup, kRows, kBlock> own(m);
   const A scale = A(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const T* read_p = probabilities + product * probabilities_stride;
-    const T* read_t = tangent + product * tangent_stride;
-    T* write = out + product * nnz;
 #pragma unroll 1
     for (Size row = own.begin; row < own.end; ++row) {
-      const unsigned begin = row_offsets[row], last = row_offsets[row + 1];
-      const unsigned first = begin + group.lane;
+      const LaneRow lane(row_offsets, row, group.lane);
+      const T* read_p = probabilities + product * probabilities_stride + lane.first;
+      const T* read_t = tangent + product * tangent_stride + lane.first;
+      T* write = out + product * nnz + lane.first;
       Window<T, kGroup> p, t;
       A dot[1] = {0};
 #pragma unroll 1
-      for (unsigned at = first; at < last; at += p.kEntries) {
-        p.Read(read_p, at, last);
-        t.Read(read_t, at, last);
+      for (unsigned i = 0; i < lane.left; i += p.kEntries) {
+        p.Read(read_p + i, lane.left - i, 0);
+        t.Read(read_t + i, lane.left - i, 0);
 #pragma unroll
         for (int j = 0; j < kKept; ++j) dot[0] += p.at[j] * t.at[j];
       }
       group.Reduce(dot);
-      const bool kept = last - begin <= p.kEntries;
+      const bool kept = lane.length <= p.kEntries;
 #pragma unroll 1
-      for (unsigned at = first; at < last; at += p.kEntries) {
+      for (unsigned i = 0; i < lane.left; i += p.kEntries) {
         if (!kept) {
-          p.Read(read_p, at, last);
-          t.Read(read_t, at, last);
+          p.Read(read_p + i, lane.left - i, 0);
+          t.Read(read_t + i, lane.left - i, 0);
         }
 #pragma unroll
         for (int j = 0; j < kKept; ++j) p.at[j] *= (t.at[j] - dot[0]) * scale;
-        p.Write(write, at, last);
+        p.Write(write + i, lane.left - i);
       }
     }
-    ClearPadding(write, row_offsets[m], nnz);
+    ClearPadding(out + product * nnz, row_offsets[m], nnz);
   }
 }
 

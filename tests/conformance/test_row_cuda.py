@@ -1,14 +1,15 @@
 """The kernels of the operations on rows compile for every architecture; launches are as planned."""
 
 import dataclasses
+import re
 import struct
 
 import pytest
-from cuda_sources import require_nvrtc, resources
+from cuda_sources import INCLUDE, require_nvrtc, resources
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
-from sgap_jax.runtime import row_reduce_cuda, sparse_softmax_cuda
+from sgap_jax.runtime import nvrtc, row_reduce_cuda, sparse_softmax_cuda
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("row_sum", (1000, 0), 20_000, platform="cuda")
@@ -53,6 +54,15 @@ def test_every_point_compiles_without_spills_or_local_memory(op, arch):
             assert (stack, spills) == (0, 0), f"{point} in {dtype}"
             # A multiprocessor has room for 1024 threads of these at least.
             assert registers <= 64, f"{point} in {dtype}"
+
+
+@pytest.mark.parametrize("op", ["row_sum", "sparse_softmax"])
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_the_loads_of_a_window_are_in_flight_together(op, point):
+    """An unrolled loop that may end after each entry waits for each before it loads the next."""
+    text = nvrtc.ptx(PLANS[op](problem_of(op), point).source, "compute_90", (INCLUDE,))
+    before_arithmetic = text[: re.search(r"\b(add|sub)(\.rn)?\.f32", text).start()]
+    assert before_arithmetic.count("ld.global.nc.f32") == 4
 
 
 def test_the_points_are_those_of_rows():

@@ -222,6 +222,13 @@ def check_special(op, name, point, dtype):
     test_nan_infinity_and_masked_rows_of_the_softmax(point, 1.0)
 
 
+def check_without_scale(op, name, point, dtype):
+    case = BATTERY[name]
+    (data,) = operands(op, case, dtype)
+    (out,) = launched(op, case, point, dtype, data, scale=0.0)
+    assert_right(out, *expected(op, case, dtype, data[0], scale=0.0))
+
+
 def check_padded(op, name, point, dtype):
     check(op, "padded", point, dtype)
 
@@ -229,27 +236,24 @@ def check_padded(op, name, point, dtype):
 PLANTED = [
     ("group.cuh", "(1u << kGroup) - 1", "(1u << kGroup / 2) - 1", "row_sum", check),
     ("group.cuh", "distance = kGroup / 2", "distance = kGroup / 4", "row_max", check),
-    ("group.cuh", "x > y || x != x", "x > y", "row_max", check_special),
+    ("group.cuh", "max.NaN.f32", "max.f32", "row_max", check_special),
     ("row_reduce.cuh", "return Least<A>();", "return 0;", "row_max", check),
     ("row_reduce.cuh", "begin + kRows < m", "begin + kRows < 2 * m", "row_sum", check),
-    ("row_reduce.cuh", ") entries[p] = value", ") entries[p + p % 2] = value", OPS[2], check),
-    (
-        "row_reduce.cuh",
-        "; p < last; p += kGroup) e",
-        "; p < last - 1; p += kGroup) e",
-        OPS[2],
-        check,
-    ),
+    ("row_reduce.cuh", "j * kGroup < left ?", "j * kGroup <= left ?", "row_sum", check),
+    ("row_reduce.cuh", "if (j * kGroup < left)", "if (j < left)", "sparse_softmax", check),
+    ("row_reduce.cuh", "p < lane.left; p += kGroup)", "p + 1 < lane.left; p += kGroup)")
+    + ("row_broadcast", check),
+    ("row_reduce.cuh", "entries[lane.first + p] = ", "entries[lane.first] = ", OPS[2], check),
     ("row_reduce.cuh", "out[p] = T{};", "", "row_broadcast", check_padded),
     ("row_reduce.cuh", "p = stored + Size(", "p = Size(", "row_broadcast", check_padded),
     ("sparse_softmax.cuh", "A peak = Least<A>()", "A peak = 0", OPS[3], check_special),
     ("sparse_softmax.cuh", "sum[0] *= terms.Term(before, peak)", "", OPS[3], check_special),
     ("sparse_softmax.cuh", "kept ? share * inverse : inverse", "inverse", OPS[3], check),
-    ("sparse_softmax.cuh", "peak == Least<A>() ? A(0) : ", "", OPS[3], check_special),
+    ("sparse_softmax.cuh", " && peak != Least<A>()", "", OPS[3], check_special),
     ("sparse_softmax.cuh", "sum[0] == 0 ? A(0) :", "", OPS[3], check_special),
-    ("sparse_softmax.cuh", "terms.last - begin <= window.kEntries", "true", OPS[3], check),
-    ("sparse_softmax.cuh", "last - begin <= p.kEntries", "true", OPS[4], check),
-    ("sparse_softmax.cuh", "peak) : A(0);", "peak) : A(1);", OPS[3], check),
+    ("sparse_softmax.cuh", "lane.length <= window.kEntries", "true", OPS[3], check),
+    ("sparse_softmax.cuh", "lane.length <= p.kEntries", "true", OPS[4], check),
+    ("sparse_softmax.cuh", "peak, j * kGroup < left)", "peak)", OPS[3], check_without_scale),
 ]
 
 
