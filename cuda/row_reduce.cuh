@@ -13,11 +13,11 @@
 
 namespace sgap {
 
-enum { kKept = 4 };  // entries that a lane reads at once
+enum { kLoads = 4 };  // entries that a lane reads at once
 
 // Entries of a row, kGroup apart, in a lane's registers: the loads are in flight together, which
 // those of a loop that may end after each are not.
-template <class T, int kGroup>
+template <class T, int kGroup, int kKept>
 struct Window {
   enum { kEntries = kGroup * kKept };
 
@@ -87,7 +87,7 @@ __device__ inline A Identity(Greater) {
 
 // rows[i] = the entries of row i, combined; the identity for an empty row.
 template <class T, class Combine, int kGroup, int kRows, int kBlock>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowReduceKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                     T* __restrict__ rows, long long m, long long nnz, long long products) {
   const Group<kGroup> group;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlock)
       const LaneRow lane(row_offsets, row, group.lane);
       const T* entries = values + product * nnz + lane.first;
       Accumulator<T> total[1] = {identity};
-      Window<T, kGroup> window;
+      Window<T, kGroup, kLoads> window;
 #pragma unroll 1
       for (unsigned p = 0; p < lane.left; p += window.kEntries) {
         window.Read(entries + p, lane.left - p, identity);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kBlock)
 
 // values[p] = rows[row of p]
 template <class T, int kGroup, int kRows, int kBlock>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowBroadcastKernel(const T* __restrict__ rows, const Index* __restrict__ row_offsets,
                        T* __restrict__ values, long long m, long long nnz, long long products) {
   const Group<kGroup> group;

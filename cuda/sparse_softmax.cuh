@@ -1,7 +1,7 @@
 // Softmax over the entries of each row, and the product with its Jacobian; points, grid, padding
 // and accumulation are those of row_reduce.cuh.
 //
-// A group takes a row in windows of kKept entries a lane. A row of one window stays in registers:
+// A group takes a row in windows of a few entries a lane. A row of one window stays in registers:
 // read once, one exponential an entry. Over a longer one the first pass carries each lane's maximum
 // and sum of exponentials together, the sum being rescaled where the maximum grows; the second
 // reads again and writes. Passes of their own for maximum and sum would read three times, and the
@@ -21,6 +21,8 @@ __device__ inline double Exp(double x) { return exp(x); }
 template <class T, int kGroup>
 struct SoftmaxTerms {
   using A = Accumulator<T>;
+  enum { kKept = sizeof(A) == 8 ? 1 : kLoads };  // several float64 exponentials would spill
+  using Values = Window<T, kGroup, kKept>;
 
   A size, sign;
 
@@ -36,7 +38,7 @@ struct SoftmaxTerms {
 
   // The signed values of a window, `left` of which belong to the row; returns the greatest of these
   // and peak.
-  __device__ A Read(const T* entries, unsigned left, A peak, Window<T, kGroup>& window) const {
+  __device__ A Read(const T* entries, unsigned left, A peak, Values& window) const {
     window.Read(entries, left, Least<A>() * sign);
 #pragma unroll
     for (A& value : window.at) {
@@ -47,7 +49,7 @@ struct SoftmaxTerms {
   }
 
   // Signed values become terms; returns their sum.
-  __device__ A Exponentiate(unsigned left, A peak, Window<T, kGroup>& window) const {
+  __device__ A Exponentiate(unsigned left, A peak, Values& window) const {
     A sum = 0;
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
@@ -61,7 +63,7 @@ struct SoftmaxTerms {
 // out = softmax(scale * values) in each row; scale_bits are those of a double. NaN or +infinity
 // among scale * values makes a row NaN; a row of -infinity alone gets zeros.
 template <class T, int kGroup, int kRows, int kBlock>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                         T* __restrict__ out, long long m, long long nnz, long long products,
                         long long scale_bits) {
@@ -75,7 +77,7 @@ __global__ void __launch_bounds__(kBlock)
       const LaneRow lane(row_offsets, row, group.lane);
       const T* read = values + product * nnz + lane.first;
       T* write = out + product * nnz + lane.first;
-      Window<T, kGroup> window;
+      typename SoftmaxTerms<T, kGroup>::Values window;
       A peak = Least<A>(), sum[1] = {0};
 #pragma unroll 1
       for (unsigned p = 0; p < lane.left; p += window.kEntries) {
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kBlock)
 
 // out = scale p (t - sum over the row of p t): the softmax with probabilities p, along t.
 template <class T, int kGroup, int kRows, int kBlock>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxJacobianKernel(const T* __restrict__ probabilities, const T* __restrict__ tangent,
                                 const Index* __restrict__ row_offsets, T* __restrict__ out,
                                 long long m, long long nnz, long long products,
@@ -126,14 +128,14 @@ __global__ void __launch_bounds__(kBlock)
       const T* read_p = probabilities + product * probabilities_stride + lane.first;
       const T* read_t = tangent + product * tangent_stride + lane.first;
       T* write = out + product * nnz + lane.first;
-      Window<T, kGroup> p, t;
+      Window<T, kGroup, kLoads> p, t;
       A dot[1] = {0};
 #pragma unroll 1
       for (unsigned i = 0; i < lane.left; i += p.kEntries) {
         p.Read(read_p + i, lane.left - i, 0);
         t.Read(read_t + i, lane.left - i, 0);
 #pragma unroll
-        for (int j = 0; j < kKept; ++j) dot[0] += p.at[j] * t.at[j];
+        for (int j = 0; j < kLoads; ++j) dot[0] += p.at[j] * t.at[j];
       }
       group.Reduce(dot);
       const bool kept = lane.length <= p.kEntries;
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(kBlock)
           t.Read(read_t + i, lane.left - i, 0);
         }
 #pragma unroll
-        for (int j = 0; j < kKept; ++j) p.at[j] *= (t.at[j] - dot[0]) * scale;
+        for (int j = 0; j < kLoads; ++j) p.at[j] *= (t.at[j] - dot[0]) * scale;
         p.Write(write + i, lane.left - i);
       }
     }

@@ -7,6 +7,10 @@ namespace sgap {
 using Index = int;                // row offsets, column indices, permutations
 using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
 
+// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
+// spills on the way.
+enum { kThreads = 1024 };
+
 struct float16 {
   unsigned short bits;
 };

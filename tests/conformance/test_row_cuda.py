@@ -56,6 +56,15 @@ def test_every_point_compiles_without_spills_or_local_memory(op, arch):
             assert registers <= 64, f"{point} in {dtype}"
 
 
+@pytest.mark.parametrize("op", PLANS)
+def test_no_block_spills_in_float64(op):
+    for text in ("{<1 row, 1 col>, 1}", "{<1/16 row, 1 col>, 16} worker_dim_r=1/2"):
+        for size in (32, 128, 512, 1024):
+            point = Schedule.parse(f"{text} block_size={size}")
+            call = PLANS[op](problem_of(op, dtype="float64"), point)
+            assert resources(call.source, "sm_100")[1:] == (0, 0), str(point)
+
+
 @pytest.mark.parametrize("op", ["row_sum", "sparse_softmax"])
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_the_loads_of_a_window_are_in_flight_together(op, point):
