@@ -53,7 +53,6 @@ def _point(problem: Problem) -> AtomicParallelism:
     if problem.op == "sddmm":
         return AtomicParallelism(nnz=1, col=col, group=_lanes(n / col))
     if problem.op not in TILED:
-        # Lanes beyond the entries of a row would only be waited for (Sgap, section 1).
         return _rows(1, _lanes(lengths))
     return _rows(col, _lanes(lengths) if n <= 4 else min(_lanes(lengths), 8) if n <= 32 else 1)
 
