@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from battery import BATTERY, cast, from_row_lengths, rounded
+from battery import BATTERY, Case, cast, from_row_lengths, rounded
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from emulator import Fault, Program
@@ -214,6 +214,19 @@ def test_the_jacobian_of_masked_rows_is_zero_and_nan_stays_in_its_row():
     (out,) = launched(OPS[4], case, EIGHT, "float32", p[None], t[None], scale=1.0)
     np.testing.assert_allclose(out[:3], [-0.06, 0.21, -0.15], rtol=1e-5)
     assert not out[3:45].any() and np.isnan(out[45:]).all()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_offsets_in_any_order_end_and_stay_within_bounds(op):
+    rng = np.random.default_rng(0)
+    for offsets in ([90, 60, 30, 0, 0], [90] * 5, [0, 90, 0, 90, 0], *rng.integers(0, 91, (5, 5))):
+        case = Case("unchecked", (4, 0), np.asarray(offsets, np.int32), np.zeros(90), np.zeros(90))
+        size = 4 if op == "row_broadcast" else 90
+        data = [np.ones((1, size))] * (2 if op.endswith("jacobian") else 1)
+        try:
+            launched(op, case, EIGHT, "float32", *data)
+        except Fault as fault:  # two rows may claim one entry
+            assert "race on global memory" in str(fault)
 
 
 def check_special(op, name, point, dtype):
