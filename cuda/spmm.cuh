@@ -92,10 +92,11 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       const unsigned first = valid ? row_offsets[row] + start : 0;
       const unsigned last = valid ? row_offsets[row + 1] : 0;
       Accumulator<T> sums[kColumns] = {};
+      // Counted: a loop that may end after each entry would wait for one before it loads the next.
+      const unsigned own = first + group.lane, share = kGroups * kGroup;
+      const unsigned steps = own < last ? (last - own + share - 1) / share : 0;
 #pragma unroll 4
-      for (unsigned p = first + group.lane; p < last; p += kGroups * kGroup) {
-        operands.AddEntry(Index(p), sums);
-      }
+      for (unsigned i = 0; i < steps; ++i) operands.AddEntry(Index(own + i * share), sums);
       group.Reduce(sums);
       if (!valid || group.lane != 0) continue;
       Out* out = c + (product * m + row) * n + place.column;

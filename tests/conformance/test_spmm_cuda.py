@@ -68,6 +68,17 @@ def test_vectors_where_the_columns_allow_them():
         assert ("ld.global.nc.v4.f32" in text) == ("st.global.v4.f32" in text) == vector
 
 
+@pytest.mark.parametrize(
+    "text", ["{<1 row, 4 col>, 1}", "{<1/8 row, 1 col>, 8}", "{<4 nnz, 1 col>, 1}"]
+)
+def test_four_entries_of_a_row_are_in_flight_together(text):
+    """A loop that may end after each entry waits for its load before it starts the next."""
+    source = launch_plan(PROBLEM, Schedule.parse(text)).source
+    pieces = nvrtc.ptx(source, "compute_90", (INCLUDE,)).split("bra ")
+    assert max(piece.count("fma.rn.f32") for piece in pieces) >= 4 * Schedule.parse(text).col
+    assert max(piece.count("ld.global.nc.u32") for piece in pieces) >= 4
+
+
 def test_launches():
     row, group, split, nnz, segments = (
         launch_plan(PROBLEM, Schedule.parse(text))
