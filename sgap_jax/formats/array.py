@@ -31,6 +31,7 @@ class SparseArray:
         format  index_arrays
         CSR     ((), (row_offsets [m + 1], column_indices [nnz]))
         CSC     ((), (column_offsets [k + 1], row_indices [nnz]))
+        CVS(V)  ((), (row_offsets [ceil(m / V) + 1], column_indices [vectors])), values [vectors, V]
         COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
 
     `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
@@ -126,7 +127,8 @@ class SparseArray:
         shape: tuple[int, int],
         format: Format = CSR,
     ) -> SparseArray:
-        """The arrays of CSR, or for format=CSC column offsets and row indices, taken as they are.
+        """The arrays of CSR, for format=CSC column offsets and row indices, or of CVS(V), taken as
+        they are.
 
         Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
         and rise strictly in each row, else ValueError. Traced structure cannot be looked at: pass
@@ -136,8 +138,9 @@ class SparseArray:
 
     @property
     def nnz(self) -> int:
-        """Stored entries (static), padding included."""
-        return int(self.values.shape[-1])
+        """Stored entries (static), padding and the zeros inside vectors included."""
+        length = self.format.vector_length
+        return int(self.values.shape[-1] if length is None else self.values.shape[-2] * length)
 
     @property
     def ndim(self) -> int:
@@ -160,22 +163,22 @@ class SparseArray:
 
     @property
     def row_offsets(self) -> Any:
-        """[m + 1], CSR only."""
+        """[m + 1] of CSR, [ceil(m / V) + 1] of CVS(V)."""
         return self._offsets(CSR, "row_offsets")
 
     @property
     def column_offsets(self) -> Any:
-        """[k + 1], CSC only."""
+        """[k + 1] of CSC, [ceil(k / V) + 1] of CVS(V).transposed."""
         return self._offsets(CSC, "column_offsets")
 
     @property
     def row_indices(self) -> Any:
-        """[nnz], CSC and COO."""
+        """[nnz] of CSC and COO; of CVS(V).transposed one for each vector."""
         return self._indices(0, "row_indices", COO)
 
     @property
     def column_indices(self) -> Any:
-        """[nnz], CSR and COO."""
+        """[nnz] of CSR and COO; of CVS(V) one for each vector."""
         return self._indices(1, "column_indices", CSR)
 
     @property
@@ -184,7 +187,7 @@ class SparseArray:
         return convert.row_lengths(self)
 
     def _offsets(self, format: Format, name: str) -> Any:
-        if self.format != format:
+        if self.ndim != 2 or self.format.is_coordinate or self.format.modes != format.modes:
             raise AttributeError(
                 f"SparseArray.{name} is not stored by {self.format}; "
                 f"use A.asformat({format}).{name}"
@@ -205,9 +208,11 @@ class SparseArray:
         return convert.coordinates(self)
 
     def with_values(self, values: ArrayLike) -> SparseArray:
-        """The same structure with other values [nnz] of any numeric dtype. ValueError otherwise."""
-        what = "SparseArray.with_values"
-        values = checks.check_values(values, self.nnz, what)
+        """The same structure with other values of any numeric dtype: [nnz], or [vectors, V] for
+        CVS(V). ValueError otherwise."""
+        what, length = "SparseArray.with_values", self.format.vector_length
+        stored = self.nnz // (length or 1)
+        values = checks.check_values(values, stored, what, length)
         return replace(self, values=checks.to_jax_values(values, None, what))
 
     def astype(self, dtype: DTypeLike) -> SparseArray:
@@ -218,6 +223,9 @@ class SparseArray:
         """The same matrix in CSR, CSC or COO; works on traced arrays and never sorts.
 
         Between CSR and COO the values are shared; to the other orientation they are permuted.
+        From CVS(V) every number of a vector becomes an entry, zeros included. To CVS(V), which
+        takes a concrete structure, vectors form where any of their rows has an entry: `fill_in`
+        says how many zeros that adds.
         NotImplementedError for a format that cannot be stored.
         """
         return convert.asformat(self, format)
@@ -284,10 +292,11 @@ class SparseArray:
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
         shape = getattr(self.values, "shape", ())
-        known = isinstance(shape, tuple) and len(shape) > 0
+        block = 0 if self.format.vector_length is None else 1
+        known = isinstance(shape, tuple) and len(shape) > block
         nnz = str(self.nnz) if known else "?"
         density = f"{self.density:.4g}" if known else "?"
-        batch = f", batch={shape[:-1]}" if known and len(shape) > 1 else ""
+        batch = f", batch={shape[: -1 - block]}" if known and len(shape) > 1 + block else ""
         dtype = getattr(self.values, "dtype", "?")
         return (
             f"SparseArray(shape={self.shape}, format={self.format}, nnz={nnz}, density={density}, "

@@ -52,8 +52,9 @@ def check_numeric(dtype: Any, what: str, name: str = "values") -> None:
         raise ValueError(f"{what}: {name}: expected a dtype that JAX has, got {dtype}")
 
 
-def check_values(values: Any, nnz: int | None, what: str) -> Any:
-    """`values` as an array (traced or NumPy) of shape [nnz] and a numeric dtype."""
+def check_values(values: Any, nnz: int | None, what: str, vector_length: int | None = None) -> Any:
+    """`values` as an array (traced or NumPy) of a numeric dtype and of shape [nnz], for CVS(V)
+    [nnz, V]."""
     if not isinstance(values, jax.Array):
         try:
             values = np.asarray(values)
@@ -62,9 +63,10 @@ def check_values(values: Any, nnz: int | None, what: str) -> Any:
     check_numeric(values.dtype, what)
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
-    if values.ndim != 1 or (nnz is not None and values.shape[0] != nnz):
-        expected = "[nnz]" if nnz is None else f"[{nnz}]"
-        raise ValueError(f"{what}: values: expected shape {expected}, got {list(values.shape)}")
+    block = () if vector_length is None else (vector_length,)
+    if values.shape != (values.shape[:1] if nnz is None else (nnz,)) + block:
+        expected = ", ".join(map(str, ("nnz" if nnz is None else nnz, *block)))
+        raise ValueError(f"{what}: values: expected shape [{expected}], got {list(values.shape)}")
     return values
 
 

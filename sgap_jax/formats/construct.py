@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, structure
+from sgap_jax.formats import checks, structure, vectors
 from sgap_jax.formats.levels import Format, require_stored
 
 DUPLICATES = ("sum", "error")
@@ -153,8 +153,14 @@ def assemble(
                 )
             values = _merge_duplicates(values, first)
             levels = [index[first] for index in levels]
+    values = checks.to_jax_values(values, dtype, what)
+    if (length := format.vector_length) is not None:
+        block, column, place = vectors.encode(levels[0], levels[1], length)
+        levels = [block, column]
+        values = vectors.fill_values(values, place, len(levels[0]), length)
+        sizes[0] = vectors.block_rows(sizes[0], length)
     return {
-        "values": checks.to_jax_values(values, dtype, what),
+        "values": values,
         **_index_fields(levels, sizes, format),
         "shape": shape,
         "format": format,
@@ -190,11 +196,15 @@ def from_arrays(
     what = "SparseArray.from_arrays"
     shape = checks.check_shape(shape, what)
     if require_stored(format, len(shape), what).is_coordinate:
-        raise ValueError(f"{what}: format: expected CSR or CSC, got {format}; use from_coordinates")
+        raise ValueError(
+            f"{what}: format: expected CSR, CSC or CVS(V), got {format}; use from_coordinates"
+        )
     names = ("row_offsets", "column_indices")
     if format.order is not None:
         names = ("column_offsets", "row_indices")
     outer, inner = (shape[mode] for mode in format.modes)
+    if format.vector_length is not None:
+        outer = vectors.block_rows(outer, format.vector_length)
     given = offsets, indices
     offsets = checks.check_indices(offsets, names[0], 1, what)
     indices = checks.check_indices(indices, names[1], 1, what)
@@ -203,7 +213,7 @@ def from_arrays(
             f"{what}: {names[0]}: expected shape [{outer + 1}], got {list(offsets.shape)}"
         )
     checks.check_nnz(indices.shape[0], what)
-    values = checks.check_values(values, indices.shape[0], what)
+    values = checks.check_values(values, indices.shape[0], what, format.vector_length)
     if checks.is_traced(offsets, indices):
         # Saturated, not wrapped: an index out of range must stay so for `checked()`.
         arrays = [_saturated(jnp.asarray(a)).astype(jnp.int32) for a in given]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import checks, construct, structure
+from sgap_jax.formats import checks, construct, structure, vectors
 from sgap_jax.formats.levels import Format, require_stored
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
         used = A.index_arrays[0][0][1]
         levels = [level[-1] for level in A.index_arrays]
     else:
+        if A.format.vector_length is not None:
+            return _vector_coordinates(A)
         offsets, inner = A.index_arrays[1]
         used, levels = offsets[-1], [structure.segment_of_entry(offsets, A.nnz), inner]
     real = structure.positions(A.nnz) < used
@@ -47,14 +49,25 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
 
+def _vector_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+    """Of the flat values: what lies past the end of the matrix counts as padding."""
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    row, column = vectors.positions(A)[1], jnp.repeat(A.index_arrays[1][1], A.values.shape[-1])
+    real = row < outer
+    levels = jnp.where(real, row, outer), jnp.where(real, column, inner)
+    return tuple(levels[A.format.modes.index(mode)] for mode in range(2))
+
+
 def todense(A: SparseArray) -> jax.Array:
     """Scatter-add of the values (traced structure may hold duplicates); padding is dropped."""
     target = jnp.zeros(A.shape, A.dtype).at[coordinates(A)]
-    return (target.max if A.dtype == jnp.bool_ else target.add)(A.values, mode="drop")
+    return (target.max if A.dtype == jnp.bool_ else target.add)(A.values.reshape(-1), mode="drop")
 
 
 def row_lengths(A: SparseArray) -> jax.Array:
     require_matrix(A, "row_lengths")
+    if A.format.vector_length is not None:
+        A = vectors.expand(A)
     if A.format.modes[0] == 0:
         return jnp.diff(compressed(A)[0])
     assert A.transposed is not None
@@ -62,10 +75,14 @@ def row_lengths(A: SparseArray) -> jax.Array:
 
 
 def asformat(A: SparseArray, format: Format) -> SparseArray:
-    """CSR, CSC or COO of a matrix, through the cached transpose."""
+    """CSR, CSC or COO of a matrix, through the cached transpose; vectors from concrete entries."""
     format = require_stored(format, A.ndim, "SparseArray.asformat")
     if format == A.format:
         return A
+    if A.format.vector_length is not None:
+        return asformat(vectors.expand(A), format)
+    if format.vector_length is not None:
+        return _as_vectors(A, format)
     if A.ndim != 2:
         raise NotImplementedError(
             f"SparseArray.asformat: tensors are not reordered; the nearest is {A.format}"
@@ -86,6 +103,27 @@ def asformat(A: SparseArray, format: Format) -> SparseArray:
     )
 
 
+def _as_vectors(A: SparseArray, format: Format) -> SparseArray:
+    what = "SparseArray.asformat"
+    if checks.is_traced(*jax.tree.leaves(A.index_arrays)):
+        raise ValueError(
+            f"{what}: {format} of a traced structure: the number of vectors is a static size; "
+            "convert outside jit and use with_values inside"
+        )
+    A = asformat(A, vectors.entries_format(format))
+    used = int(A.index_arrays[1][0][-1])
+    fields = construct.assemble(
+        [np.asarray(index)[:used] for index in A.coordinates()],
+        A.values[:used],
+        A.shape,
+        format,
+        duplicates="error",
+        dtype=None,
+        what=what,
+    )
+    return replace(A, **fields)
+
+
 def checked(A: SparseArray) -> SparseArray:
     """See `SparseArray.checked`."""
     leaves = jax.tree.leaves((A.index_arrays, A.transposed))
@@ -104,9 +142,12 @@ def checked(A: SparseArray) -> SparseArray:
 
     offsets, indices = A.index_arrays[1]
     rows, columns = (A.shape[mode] for mode in A.format.modes)
-    if offsets.shape != (rows + 1,) or indices.shape != (A.nnz,):
+    if A.format.vector_length is not None:
+        rows = vectors.block_rows(rows, A.format.vector_length)
+    stored = A.values.shape[0]
+    if offsets.shape != (rows + 1,) or indices.shape != (stored,):
         raise ValueError(
-            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{A.nnz}], "
+            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{stored}], "
             f"got {list(offsets.shape)} and {list(indices.shape)}"
         )
     check = jax.ffi.ffi_call(
@@ -124,8 +165,11 @@ def _check_concrete(A: SparseArray) -> None:
     what = "SparseArray.checked"
     checks.check_shape(A.shape, what)
     require_stored(A.format, A.ndim, what)
-    checks.check_values(A.values, None, what)
+    length = A.format.vector_length
+    checks.check_values(A.values, None, what, length)
     sizes = [A.shape[mode] for mode in A.format.modes]
+    if length is not None:
+        sizes[0] = vectors.block_rows(sizes[0], length)
     if A.format.is_coordinate:
         used, levels = _check_coordinates(A, sizes, what)
         if A.ndim != 2:
@@ -134,7 +178,7 @@ def _check_concrete(A: SparseArray) -> None:
     else:
         offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
         indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
-        checks.check_values(A.values, indices.shape[0], what)
+        checks.check_values(A.values, indices.shape[0], what, length)
         checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
     expected = construct.transpose_structure(offsets, indices, sizes[1])
     names = ("transposed offsets", "transposed indices", "permutation")
@@ -148,7 +192,7 @@ def _check_concrete(A: SparseArray) -> None:
                 f"{what}: {name}: expected the transpose of the structure, got other contents; "
                 "SparseArray.from_arrays computes it"
             )
-    if not np.array_equal(np.sort(np.asarray(got[2])), np.arange(A.nnz)):
+    if not np.array_equal(np.sort(np.asarray(got[2])), np.arange(A.values.shape[0])):
         raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct
+from sgap_jax.formats import checks, construct, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
     """Values and one index array per dimension, without padding."""
     if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
+    if A.format.vector_length is not None:
+        A = vectors.expand(A)
     if A.format.is_coordinate:
         used = int(A.index_arrays[0][0][1])
         levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
@@ -185,6 +187,11 @@ def widen(values: np.ndarray) -> np.ndarray:
 def to_scipy(A: SparseArray) -> Any:
     values, coordinates = to_numpy(A, "SparseArray.to_scipy")
     values = widen(values)
+    length = A.format.vector_length
+    if length is not None and A.format.order is None and A.shape[0] % length == 0:
+        return _to_bsr(A, length)
+    if length is not None:
+        A = vectors.expand(A)
     if A.format in (CSR, CSC):
         cls = scipy.sparse.csr_array if A.format == CSR else scipy.sparse.csc_array
         offsets, indices = (np.array(x) for x in A.index_arrays[1])
@@ -199,6 +206,13 @@ def to_scipy(A: SparseArray) -> Any:
         raise NotImplementedError(
             f"SparseArray.to_scipy: this SciPy has matrices only, got shape {A.shape}"
         ) from None
+
+
+def _to_bsr(A: SparseArray, length: int) -> Any:
+    offsets, indices = (np.array(x) for x in A.index_arrays[1])
+    used = int(offsets[-1])
+    blocks = widen(np.asarray(A.values))[:used, :, None].copy()
+    return scipy.sparse.bsr_array((blocks, indices[:used], offsets), A.shape, None, (length, 1))
 
 
 def to_bcsr(A: SparseArray) -> Any:
@@ -220,4 +234,6 @@ def to_bcoo(A: SparseArray) -> Any:
 
     indices = jnp.stack(A.coordinates(), axis=1)
     natural = A.format in (CSR, COO) or (A.format.is_coordinate and A.format.order is None)
-    return BCOO((A.values, indices), shape=A.shape, indices_sorted=natural, unique_indices=True)
+    return BCOO(
+        (A.values.reshape(-1), indices), shape=A.shape, indices_sorted=natural, unique_indices=True
+    )

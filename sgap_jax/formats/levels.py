@@ -103,6 +103,14 @@ class Format:
         return Format(self.levels, tuple(self.ndim - 1 - mode for mode in self.modes))
 
     @property
+    def vector_length(self) -> int | None:
+        """V of CVS(V) and of its transpose, in which a row vector of V is stored; else None."""
+        block = self.levels[-1]
+        if len(self.levels) != 3 or self.levels[:2] != (Dense(), Compressed()):
+            return None
+        return block.size if isinstance(block, Dense) else None
+
+    @property
     def is_coordinate(self) -> bool:
         """True for COO of any order of tensor and any mode order."""
         return self.levels == _coordinate_levels(len(self.levels))
@@ -113,8 +121,8 @@ class Format:
         if self.is_coordinate:
             return "COO" if self.order is None else f"COO(order={self.order})"
         sizes = [lv.size for lv in self.levels if isinstance(lv, Dense) and lv.size is not None]
-        if self.order is None and len(sizes) == 1 and self == CVS(*sizes):
-            return f"CVS({sizes[0]})"
+        if (length := self.vector_length) is not None:
+            return f"CVS({length})" + ("" if self.order is None else ".transposed")
         if self.order is None and len(sizes) == 2 and self == BCSR(*sizes):
             return f"BCSR({sizes[0]}, {sizes[1]})"
         if self == CSF(len(self.levels)):
@@ -171,8 +179,11 @@ def require_stored(format: Format, ndim: int, what: str) -> Format:
         raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")
     if format == COO and ndim >= 1:
         return Format(_coordinate_levels(ndim))
-    stored = format in (CSR, CSC) or format.is_coordinate
+    stored = format in (CSR, CSC) or format.is_coordinate or format.vector_length is not None
     nearest = "CSR" if ndim == 2 else "COO"
+    sizes = [lv.size for lv in format.levels if isinstance(lv, Dense) and lv.size is not None]
+    if len(sizes) == 2 and format == BCSR(*sizes):
+        nearest = f"CVS({sizes[0]}), which stores each column of a block as a vector"
     if not stored:
         raise NotImplementedError(
             f"{what}: format: {format} can be described but not stored yet; "

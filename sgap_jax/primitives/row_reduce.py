@@ -32,7 +32,7 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     Differentiable to any order in A.values.
 
     Args:
-      A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:
@@ -56,7 +56,7 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     `jnp.max`.
 
     Args:
-      A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.primitives._define import (
     accumulator,
+    as_stored,
     bind,
     check_dense,
     check_scale,
@@ -46,7 +47,7 @@ def sddmm(
     and Y are products of SpMM.
 
     Args:
-      A: sparse [m, k] in CSR, CSC or COO. Its structure says which entries are computed; its values
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed; its values
         are read only with `weighted`.
       X: dense [m, d]; float32, float64, bfloat16 or float16.
       Y: dense [k, d].
@@ -92,7 +93,9 @@ def _sddmm(
     )[0]
     if scale is not None:
         values = values * scale.astype(dtype)
-    return values * stored_values(base).astype(dtype) if weighted else values
+    if weighted:
+        values = values * stored_values(base).astype(dtype)
+    return as_stored(A.T if swapped else A, values)
 
 
 # Operands of the primitive: x [B|1, m, d], y [B|1, k, d], row_offsets [m+1], column_indices [nnz],

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.vectors import entries_format
 from sgap_jax.primitives._define import (
     accumulator,
+    as_stored,
     bind,
     check_scale,
     check_schedule,
@@ -43,7 +45,7 @@ def sparse_softmax(
     array.
 
     Args:
-      A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
       scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
         array multiplies the values first, in A's dtype.
       schedule: how to run; None lets `choose_schedule` pick.
@@ -69,12 +71,14 @@ def sparse_softmax(
 
 @partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)
 def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | None) -> jax.Array:
+    vectors = A.format.vector_length is not None
     csr = A.asformat(CSR)
     if factor is not None:
         csr = csr.with_values(stored_values(csr) * factor.astype(A.dtype))
     params = dict(scale=scale, schedule=schedule)
     values = bind(sparse_softmax_p, csr.values[None], csr.row_offsets, **params)[0]
-    return csr.with_values(values).asformat(A.format).values
+    entries = csr.with_values(values).asformat(entries_format(A.format) if vectors else A.format)
+    return as_stored(A, entries.values)
 
 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]

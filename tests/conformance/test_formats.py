@@ -126,7 +126,7 @@ def test_spelling_of_formats():
     assert Format((Dense, Compressed)) == Format((Dense(), Compressed()), (0, 1)) == CSR != CSC
     assert Format((Compressed(unique=False), Singleton())) == COO
     assert CSR.transposed == CSC and CSC.transposed == CSR
-    for format in (CSF(2), BCSR(1, 2), CVS(4), Format((Dense, Dense))):
+    for format in (CSF(2), BCSR(1, 2), Format((Dense, Dense))):
         with pytest.raises(NotImplementedError, match="CSR"):
             SparseArray.from_dense(np.eye(2), format=format)
         with pytest.raises(NotImplementedError, match="CSR"):

@@ -1,0 +1,127 @@
+"""Sparse arrays from dense weights: magnitude pruning, and random structure."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from sgap_jax.formats import checks, vectors
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, Format, require_stored
+
+
+def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray:
+    """The largest entries of a matrix, or for CVS(V) its vectors of largest Euclidean norm.
+
+        keep the round((1 - sparsity) N) groups g of largest |W[g]|_2, of N in all
+
+    A group is an entry, for CVS(V) a V x 1 column vector (those at the end of an m that V does not
+    divide are shorter). Among equal norms those that come first by rows stay.
+
+    Args:
+      W: concrete dense [m, k], of a real floating dtype.
+      format: of the result; its vectors are the groups.
+      sparsity: share of groups to drop, from 0 to 1.
+
+    Returns:
+      A SparseArray of W's shape and dtype.
+
+    Raises:
+      ValueError: W is traced, not a matrix or not real, or sparsity is out of range.
+
+    Source: vectorSparse, section 7.1 (grain V x 1); Gale et al., SC20 (magnitude pruning).
+    """
+    if checks.is_traced(W):
+        raise ValueError("prune: W: expected a concrete array: what is kept is a static size")
+    W = np.asarray(W)
+    if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
+        raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")
+    format = require_stored(format, 2, "prune")
+    kept = round((1 - _share("prune", "sparsity", sparsity)) * _groups(W.shape, format))
+    norms = _squared_norms(W, format)
+    # A stable sort of the negated norms: NaN, which compares with nothing, stays last.
+    order = np.argsort(-norms.reshape(-1), kind="stable")[:kept]
+    return _of_groups(order, W.shape, format, lambda rows, columns: W[rows, columns])
+
+
+def random(
+    shape: tuple[int, int],
+    *,
+    density: float,
+    format: Format = CSR,
+    dtype: DTypeLike = jnp.float32,
+    seed: int | np.random.Generator = 0,
+) -> SparseArray:
+    """A matrix with stored entries (for CVS(V) vectors) at random places, each equally likely.
+
+    Args:
+      shape: (m, k).
+      density: share of entries (vectors) that are stored, from 0 to 1.
+      format: of the result.
+      dtype: a real floating dtype; the values are standard normal.
+      seed: of the structure and the values.
+
+    Raises:
+      ValueError: shape, density, format or dtype is not one.
+
+    Source: vectorSparse, section 7.1 (a vector at each position of a random pattern).
+    """
+    sizes = checks.check_shape(shape, "random")
+    format = require_stored(format, len(sizes), "random")
+    if len(sizes) != 2:
+        raise ValueError(f"random: shape: expected (m, k), got {shape}")
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"random: dtype: expected a real floating dtype, got {dtype}")
+    rng = np.random.default_rng(seed)
+    groups = _groups(sizes, format)
+    count = round(_share("random", "density", density) * groups)
+    chosen = rng.choice(groups, count, replace=False, shuffle=False) if count else np.zeros(0, int)
+
+    def values(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        return rng.standard_normal(len(rows)).astype(jnp.dtype(dtype))
+
+    return _of_groups(chosen, sizes, format, values)
+
+
+def _share(op: str, name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise ValueError(f"{op}: {name}: expected a number from 0 to 1, got {value!r}")
+    return number
+
+
+def _grid(shape: tuple[int, ...], format: Format) -> tuple[int, int]:
+    """Groups along the outer and the inner mode."""
+    outer, inner = (shape[mode] for mode in format.modes)
+    return vectors.block_rows(outer, format.vector_length or 1), inner
+
+
+def _groups(shape: tuple[int, ...], format: Format) -> int:
+    return operator.mul(*_grid(shape, format))
+
+
+def _squared_norms(W: np.ndarray, format: Format) -> np.ndarray:
+    """[groups along the outer mode, inner]: in float64, in which no float16 overflows."""
+    squares = np.transpose(W.astype(np.float64) ** 2, format.modes)
+    length = format.vector_length or 1
+    padded = np.pad(squares, ((0, -squares.shape[0] % length), (0, 0)))
+    return padded.reshape(len(padded) // length, length, squares.shape[1]).sum(1)
+
+
+def _of_groups(chosen: np.ndarray, shape: tuple[int, ...], format: Format, values: Any) -> Any:
+    """The matrix that stores these groups, counted along the inner mode first."""
+    length, (_, inner) = format.vector_length or 1, _grid(shape, format)
+    chosen = np.sort(chosen)
+    outer = (chosen // max(inner, 1) * length)[:, None] + np.arange(length)
+    levels = outer.reshape(-1), np.repeat(chosen % max(inner, 1), length)
+    inside = levels[0] < shape[format.modes[0]]
+    rows, columns = (levels[format.modes.index(mode)][inside] for mode in range(2))
+    coordinates = np.stack([rows, columns], axis=1)
+    return SparseArray.from_coordinates(coordinates, values(rows, columns), shape, format=format)
