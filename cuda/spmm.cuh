@@ -17,10 +17,6 @@
 
 namespace sgap {
 
-// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
-// spills on the way.
-enum { kThreads = 1024 };
-
 // What the lanes of one group have: a worker along the sparse operand, and dense columns.
 template <int kGroup, int kColumns, int kChunks, int kBlock>
 struct Place {
