@@ -1,4 +1,4 @@
-"""What the entries of X Y^T are for a case of the battery, and how far from it rounding may lead."""
+"""What X Y^T is at the entries of a case, and how far from it rounding may lead."""
 
 import numpy as np
 from battery import rounded
