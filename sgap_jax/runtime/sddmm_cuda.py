@@ -11,7 +11,7 @@ _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 # Bytes in registers of a lane, which has 64 of them in all (cuda/types.cuh: kThreads). With more of
 # these ptxas spills, for sm_100 first.
 _KEPT = 64  # features of a row of X, widened
-_HELD = 192  # these, and what the nonzeros under way take
+_HELD = 168  # these, and what the nonzeros under way take
 _NONZERO = 16  # an address, a sum, an index to come
 _LOADS = 64  # of X and Y under way where no row of X is kept
 _AT_ONCE = 4  # nonzeros under way, at most

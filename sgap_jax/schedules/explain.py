@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sgap_jax.schedules.explain_sddmm import explain_sddmm
 from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
 
@@ -16,6 +17,8 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
     kernel = algorithm(point, problem.op)
     if kernel is None:
         return f"{point}: a legal point that no kernel of {problem.op} implements"
+    if problem.op == "sddmm":
+        return explain_sddmm(point, problem, kernel)
     m, n = problem.shape[0], problem.n
     tile = point.columns_of_block(n)
     groups = point.block_size // point.group

@@ -123,3 +123,26 @@ def test_an_empty_problem_has_a_launch_too():
         for point in legal_points(problem):
             plan = launch_plan(problem, point)
             assert min(plan.grid) == 1 and plan.zero == ()
+
+
+def test_the_default_takes_what_divides_the_features_and_no_more_lanes_than_they_fill():
+    for d, text in (
+        (128, "{<4 nnz, 4 col>, 8}"),
+        (126, "{<4 nnz, 2 col>, 16}"),
+        (127, "{<4 nnz, 1 col>, 32}"),
+        (16, "{<4 nnz, 4 col>, 4}"),
+        (3, "{<4 nnz, 1 col>, 2}"),
+        (0, "{<4 nnz, 4 col>, 1}"),
+    ):
+        assert str(choose_schedule(dataclasses.replace(PROBLEM, n=d))) == text
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_explain_says_who_owns_and_who_writes(point):
+    problem = dataclasses.replace(PROBLEM, batch=3)
+    text = point.explain(problem)
+    for part in ("grid:", "block:", "group:", "lane:", "write:", "column_indices", str(point)):
+        assert part in text
+    assert "atomic" not in text and f"{point.blocks(problem)} blocks" in text
+    assert ("row_offsets" in text) == (algorithm(point, "sddmm") == "row")
+    assert ("groups share each row" in text) == (point.workers_in_row > 1)
