@@ -52,6 +52,16 @@ struct Group {
     }
   }
 
+  // sums += what the next lane gives; the last has no next.
+  template <class A, int kColumns>
+  __device__ void AddNext(const A (&given)[kColumns], A (&sums)[kColumns]) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const A next = __shfl_down_sync(mask, given[j], 1, kGroup);
+      if (lane + 1 < kGroup) sums[j] += next;
+    }
+  }
+
   // Segment reduction: lanes with equal keys, which must be neighbours, are one segment. The first
   // lane of each gets the sum over the segment, and true.
   template <class A, int kColumns>
