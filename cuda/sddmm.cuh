@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Dots<T, kColumns, kGroup, kAtOnce, kVector> dots{{}, unsigned(d)};
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
   const Size stored = row_offsets[m];
-  const bool any = first < stored;  // the same in all lanes of the group
+  const bool any = m > 0 && first < stored;  // the same in all lanes of the group
   const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
   const Index first_row = any ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {

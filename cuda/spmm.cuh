@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Place<1, kColumns, kChunks, kBlock> place;
   const Size first = place.worker * kNonzeros;
   const Size stored = row_offsets[m];
-  if (place.column >= n || first >= stored) return;
+  if (m == 0 || place.column >= n || first >= stored) return;
   const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
   const Index first_row = RowBetween(row_offsets, 0, unsigned(m), Index(first));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Group<kGroup> group;
   constexpr Size kWindow = Size(kGroup) * kNonzeros;
   const Size stored = row_offsets[m], first = place.worker * kWalk * kWindow;
-  const bool inside = place.column < n;
+  const bool inside = m > 0 && place.column < n;
   const Index first_row =
       inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {

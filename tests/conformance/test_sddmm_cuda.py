@@ -131,7 +131,7 @@ def test_the_default_takes_what_divides_the_features_and_no_more_lanes_than_they
         (126, "{<4 nnz, 2 col>, 16}"),
         (127, "{<4 nnz, 1 col>, 32}"),
         (16, "{<4 nnz, 4 col>, 4}"),
-        (3, "{<4 nnz, 1 col>, 2}"),
+        (5, "{<4 nnz, 1 col>, 4}"),
         (0, "{<4 nnz, 4 col>, 1}"),
     ):
         assert str(choose_schedule(dataclasses.replace(PROBLEM, n=d))) == text

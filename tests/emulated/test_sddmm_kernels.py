@@ -133,6 +133,26 @@ def test_padding_may_hold_any_index():
         assert_within(values[0], *oracle(case, "float32", X, Y))
 
 
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_offsets_that_nobody_checked_stay_within_bounds(point):
+    # Each in [0, nnz], in no order, or entries of a matrix without rows: no meaning, but an end.
+    case, rng = BATTERY["padded"], np.random.default_rng(0)
+    nnz, m = case.nnz, case.shape[0]
+    falling = np.linspace(nnz, 0, m + 1).astype(int)
+    for offsets in (falling, [nnz], *rng.integers(0, nnz + 1, (12, m + 1))):
+        odd = dataclasses.replace(
+            case,
+            row_offsets=np.asarray(offsets, np.int32),
+            shape=(len(offsets) - 1, case.shape[1]),
+        )
+        X, Y = operands(odd, 5)
+        try:
+            sampled(odd, point, "float32", X[None], Y[None])
+        except Fault as fault:
+            # Two groups may both take a nonzero to be theirs.
+            assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
+
+
 def test_the_sums_of_a_group_are_the_same_bits_wherever_their_nonzeros_stand():
     # A nonzero's sum is a tree over the lanes, whatever its place among those taken together.
     case = BATTERY["full"]

@@ -187,6 +187,14 @@ def test_an_entry_that_does_not_exist_is_not_row_0(point):
     assert np.isfinite(C).all()
 
 
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_entries_of_a_matrix_without_rows_are_not_read(point):
+    case = dataclasses.replace(
+        BATTERY["one_row"], shape=(0, 40), row_offsets=np.array([17], np.int32)
+    )
+    assert product(case, point, "float32", dense_operand(case, 4)[None]).shape == (1, 0, 4)
+
+
 def test_a_run_of_empty_rows_is_skipped_in_steps_that_double():
     case = from_row_lengths("gap", 5, [2, *[0] * 3000, 3, 1])
     for point in REPRESENTATIVES[2:]:
