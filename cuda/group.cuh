@@ -47,6 +47,39 @@ struct Group {
     }
   }
 
+  // The same for several sums with fewer shuffles: as the lanes halve, each half goes on with half
+  // of the sums, until one is left. Lane l ends with the kCount / kGroup sums from number
+  // l * kCount / kGroup on (one, shared by neighbouring lanes, where there are more lanes).
+  template <class A, int kCount>
+  __device__ void ReduceSpread(A (&sums)[kCount]) const {
+    static_assert((kCount & (kCount - 1)) == 0, "sums that halve");
+#pragma unroll
+    for (int halves = 2; halves <= kGroup; halves *= 2) {
+      const int distance = kGroup / halves;
+      if (halves > kCount) {
+        sums[0] += __shfl_xor_sync(mask, sums[0], distance, kGroup);
+        continue;
+      }
+      const bool upper = lane & distance;
+#pragma unroll
+      for (int j = 0; j < kCount / halves; ++j) {
+        const A low = sums[j], high = sums[j + kCount / halves];
+        sums[j] = upper ? high : low;
+        sums[j] += __shfl_xor_sync(mask, upper ? low : high, distance, kGroup);
+      }
+    }
+  }
+
+  // sums += what the next lane gives; the last has no next.
+  template <class A, int kColumns>
+  __device__ void AddNext(const A (&given)[kColumns], A (&sums)[kColumns]) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const A next = __shfl_down_sync(mask, given[j], 1, kGroup);
+      if (lane + 1 < kGroup) sums[j] += next;
+    }
+  }
+
   // Segment reduction: lanes with equal keys, which must be neighbours, are one segment. The first
   // lane of each gets the sum over the segment, and true.
   template <class A, int kColumns>

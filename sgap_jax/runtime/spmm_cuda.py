@@ -1,5 +1,7 @@
 """From a point of the atomic-parallelism space to the launch of its SpMM kernel (cuda/spmm.cuh)."""
 
+import math
+
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
@@ -33,14 +35,15 @@ def launch_plan(
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
-    kernel, constants = _kernel(schedule, operand, out)
+    values_stride = problem.nnz if products[0] > 1 else 0
+    kernel, constants = _kernel(schedule, problem, values_stride)
     constants += [col, tile // col, schedule.block_size, n % col == 0, problem.permuted]
     index, reads = "const int", f"const {operand}"
     pointers = [reads, index, index, index, reads, out]
     scalars = (
         m,
         n,
-        problem.nnz if products[0] > 1 else 0,
+        values_stride,
         k * n if products[1] > 1 else 0,
         problem.batch,
     )
@@ -54,8 +57,9 @@ def launch_plan(
     )
 
 
-def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, list]:
+def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -> tuple[str, list]:
     """The kernel's name and its first constants."""
+    operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
     match algorithm(schedule, "spmm"):
         case "row":
             return "SpmmRowKernel", [operand, schedule.row]
@@ -66,4 +70,9 @@ def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, l
             return "SpmmNnzKernel", [operand, schedule.nnz]
         case family:
             assert family == "nnz_group"  # check() refuses the points without a kernel
-            return "SpmmNnzGroupKernel", [operand, schedule.group, schedule.walk]
+            nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
+            # Entries loaded at once: as many as are aligned, and whose rows of B fit in registers.
+            fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
+            load = math.gcd(nonzeros, values_stride, fit)
+            lanes = [nonzeros, schedule.group, schedule.walk, load]
+            return "SpmmNnzGroupKernel", [operand, *lanes]

@@ -46,12 +46,16 @@ def choose_schedule(problem: Problem) -> Schedule:
 
 def _point(problem: Problem) -> AtomicParallelism:
     """The default on CUDA, the same bits at each call. Not measured here yet: the rules are those
-    of the papers."""
+    of the papers.
+
+    sddmm does as dgSPARSE's kernels do (csrsddmm_ebalance.cuh): windows of 4 nonzeros, so that one
+    search for a row serves 4, whatever the lengths of rows; 32 features a step, in float32 the 128
+    bytes of a cache line. Fewer lanes where there are fewer features."""
     n, lengths = problem.n, problem.nnz / max(problem.shape[0], 1)
     # As wide as the columns divide: vector loads (Sgap, section 7.2, coarsenSz).
     col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
     if problem.op == "sddmm":
-        return AtomicParallelism(nnz=1, col=col, group=_lanes(n / col))
+        return AtomicParallelism(nnz=4, col=col, group=min(_lanes(n / col), 32 // col))
     if problem.op not in TILED:
         return _rows(1, _lanes(lengths))
     return _rows(col, _lanes(lengths) if n <= 4 else min(_lanes(lengths), 8) if n <= 32 else 1)
