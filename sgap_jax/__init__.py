@@ -15,6 +15,8 @@ from sgap_jax.formats.levels import Compressed as Compressed
 from sgap_jax.formats.levels import Dense as Dense
 from sgap_jax.formats.levels import Format as Format
 from sgap_jax.formats.levels import Singleton as Singleton
+from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
+from sgap_jax.primitives.gspmm import gspmm as gspmm
 from sgap_jax.primitives.row_reduce import row_max as row_max
 from sgap_jax.primitives.row_reduce import row_sum as row_sum
 from sgap_jax.primitives.sddmm import sddmm as sddmm
