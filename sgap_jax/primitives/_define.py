@@ -48,7 +48,6 @@ def define(
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
-
     reference_rule = mlir.lower_fun(reference, multiple_results)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
