@@ -140,7 +140,7 @@ def test_every_point(point):
         check_derivatives(of, point, SDDMM_POINTS[i % 3])
 
 
-@pytest.mark.parametrize("name", [name for name in BATTERY if name != "no_columns"])
+@pytest.mark.parametrize("name", BATTERY)
 def test_every_matrix(name):
     for point, transpose, n in itertools.product(REPRESENTATIVES, (False, True), (4, 5)):
         of = Operands(BATTERY[name], "float32", n, transpose)
