@@ -50,7 +50,7 @@ def dense_gspmm(op, reduce):
         messages = {"mul": x * a, "add": x + a, "sub": x - a, "div": x / a, "copy": x}[op]
         mask, rows = MASK[:, :, None], MASK.any(1)[:, None]
         if reduce in ("sum", "mean"):
-            count = jnp.maximum(MASK.sum(1), 1)[:, None] if reduce == "mean" else 1
+            count = jnp.maximum(MASK.sum(1), 1)[:, None].astype(v.dtype) if reduce == "mean" else 1
             return jnp.where(mask, messages, 0).sum(1) / count
         worst = -1e30 if reduce == "max" else 1e30
         extremum = jnp.max if reduce == "max" else jnp.min
