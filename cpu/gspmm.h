@@ -25,7 +25,7 @@ struct GspmmArgs {
   const void* x;               // [batch or 1, k, n]
   const int32_t* picked;       // [batch or 1, k, n], for kPicked
   void* y;                     // [batch, m, n]
-  int32_t* arg;                // [batch, m, n], of an extremum
+  int32_t* arg;                // [batch, m, n], of an extremum; null where nobody asks
   int64_t m, k, n, nnz;
   int64_t values_stride, x_stride, picked_stride;  // from one batch to the next, 0 where shared
 
@@ -36,7 +36,7 @@ struct GspmmArgs {
   int64_t split_rows;
   int64_t pieces;
   void* partials;        // accumulators [batch, pieces, n]
-  int32_t* partial_arg;  // [batch, pieces, n], of an extremum
+  int32_t* partial_arg;  // [batch, pieces, n], with arg
   int32_t* remaining;    // pieces to come, [batch, split_rows]
 };
 

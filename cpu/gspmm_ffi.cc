@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "parallel.h"
 #include "partition.h"
+#include "workspace.h"
 
 namespace sgap {
 namespace {
@@ -73,6 +74,8 @@ std::shared_ptr<GspmmCall> Plan(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer
   args.picked = nullptr;
   args.y = y.untyped_data();
   args.arg = arg;
+  AdviseHugePages(args.y, y.size_bytes());
+  if (arg) AdviseHugePages(arg, y.element_count() * sizeof(int32_t));
   args.nnz = values.dimensions()[1];
   args.m = y.dimensions()[1];
   args.k = x.dimensions()[1];
@@ -120,12 +123,14 @@ ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBu
   std::string error = CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros);
   if (!error.empty()) return Failed("gspmm: " + error);
   const int64_t batch = y->dimensions()[0], m = y->dimensions()[1], n = y->dimensions()[2];
-  error = Mismatch("arg", *arg, ffi::S32, {batch, m, n});
+  const bool positions = arg->element_count() > 0;
+  if (positions) error = Mismatch("arg", *arg, ffi::S32, {batch, m, n});
   if (!error.empty()) return Failed("gspmm: " + error);
   if (batch == 0 || m == 0 || n == 0) return Finished();
   const Fold fold = add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
                         : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
-  auto call = Plan(fold, values, offsets, indices, permutation, x, *y, Ints(*arg), chunk_nonzeros);
+  auto call = Plan(fold, values, offsets, indices, permutation, x, *y,
+                   positions ? Ints(*arg) : nullptr, chunk_nonzeros);
   return Run(pool, std::move(call), batch);
 }
 
@@ -162,7 +167,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmCsr, GspmmHandler,
                                   .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
-                                  .Ret<ffi::AnyBuffer>()  // arg [batch, m, n]
+                                  .Ret<ffi::AnyBuffer>()  // arg [batch, m, n] or [0]
                                   .Attr<bool>("add")
                                   .Attr<bool>("minimum")
                                   .Attr<int64_t>("chunk_nonzeros"));

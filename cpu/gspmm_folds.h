@@ -33,14 +33,14 @@ inline void StorePositions(int32_t* target, Vector<Lane<T>, kLanes<T>> x, int co
   }
 }
 
-// The greatest message (the least with kMin) and the position of the first that is; a NaN is
-// greater and less than every number.
-template <typename T, bool kAdd, bool kMin>
+// The greatest message (the least with kMin) and, with kPositions, where the first of these is; a
+// NaN is greater and less than every number.
+template <typename T, bool kAdd, bool kMin, bool kPositions>
 struct ExtremumFold {
   using Number = T;
   using Messages = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kPicks = false;
+  static constexpr bool kPicks = false, kNotes = kPositions;
 
   Messages kept = {};
   Positions at = Positions{} - 1;
@@ -52,7 +52,7 @@ struct ExtremumFold {
     } else {
       other.kept = x * value;
     }
-    other.at = Positions{} + position;
+    if constexpr (kPositions) other.at = Positions{} + position;
     Merge(other, first);
   }
 
@@ -68,7 +68,7 @@ struct ExtremumFold {
       taken = (kept == kept) & ~(other.kept <= kept);
     }
     kept = taken ? other.kept : kept;
-    at = taken ? other.at : at;
+    if constexpr (kPositions) at = taken ? other.at : at;
   }
 };
 
@@ -78,7 +78,7 @@ struct PickedFold {
   using Number = T;
   using Sums = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kPicks = true;
+  static constexpr bool kPicks = true, kNotes = false;
 
   Sums kept = {};
 

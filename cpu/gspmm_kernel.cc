@@ -93,7 +93,7 @@ struct Block {
     for (int i = 0; i < kVectors; ++i) {
       const size_t to = row * at.stride + at.column + i * kSize;
       StoreCount(y + to, folds[i].kept, Count(at));
-      if constexpr (!F::kPicks) StorePositions<T>(arg + to, folds[i].at, Count(at));
+      if constexpr (F::kNotes) StorePositions<T>(arg + to, folds[i].at, Count(at));
     }
   }
 
@@ -119,7 +119,7 @@ struct Block {
         const size_t from = (split.first_piece + piece) * at.stride + at.column + i * kSize;
         F part;
         part.kept = LoadCount<Accumulator<T>>(at.partials + from, Count(at));
-        if constexpr (!F::kPicks) part.at = LoadPositions<T>(at.partial_arg + from, Count(at));
+        if constexpr (F::kNotes) part.at = LoadPositions<T>(at.partial_arg + from, Count(at));
         block.folds[i].Merge(part, piece == 0);
       }
     }
@@ -169,6 +169,15 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
   });
 }
 
+template <typename T, bool kAdd, bool kMin>
+void ExtremumTask(const GspmmArgs& args, int64_t task) {
+  if (args.arg) {
+    GspmmTask<ExtremumFold<T, kAdd, kMin, true>>(args, task);
+  } else {
+    GspmmTask<ExtremumFold<T, kAdd, kMin, false>>(args, task);
+  }
+}
+
 }  // namespace
 
 void Gspmm(const GspmmArgs& args, int64_t task) {
@@ -176,13 +185,13 @@ void Gspmm(const GspmmArgs& args, int64_t task) {
     using T = typename decltype(tag)::type;
     switch (args.fold) {
       case Fold::kMaxProduct:
-        return GspmmTask<ExtremumFold<T, false, false>>(args, task);
+        return ExtremumTask<T, false, false>(args, task);
       case Fold::kMinProduct:
-        return GspmmTask<ExtremumFold<T, false, true>>(args, task);
+        return ExtremumTask<T, false, true>(args, task);
       case Fold::kMaxSum:
-        return GspmmTask<ExtremumFold<T, true, false>>(args, task);
+        return ExtremumTask<T, true, false>(args, task);
       case Fold::kMinSum:
-        return GspmmTask<ExtremumFold<T, true, true>>(args, task);
+        return ExtremumTask<T, true, true>(args, task);
       case Fold::kPicked:
         return GspmmTask<PickedFold<T>>(args, task);
     }

@@ -51,6 +51,7 @@ MESSAGES: dict[str, Callable] = {
     "div": np.divide,
     "copy": lambda x, other: x,
 }
+REDUCTIONS: dict[str, Callable] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 def gspmm(
@@ -72,11 +73,10 @@ def gspmm(
             j = column_indices[p]
             row, source = (j, i) if transpose else (i, j)
             messages[row].append(MESSAGES[op](X[source], values[p]))
-    reduction = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[reduce]
     C = np.zeros((len(messages), X.shape[1]))
     for row, received in enumerate(messages):
         if received:
-            C[row] = reduction(received, axis=0)
+            C[row] = REDUCTIONS[reduce](received, axis=0)
     return C
 
 

@@ -138,7 +138,7 @@ def _extremum(
     A: SparseArray, X: Any, add: bool, minimum: bool, transpose: bool, schedule: Schedule | None
 ) -> Any:
     base, swapped = row_major(A)
-    C, _ = bind(
+    (C,) = bind(
         gspmm_p,
         base.values[None],
         X[None],
@@ -147,24 +147,27 @@ def _extremum(
         transpose=transpose != swapped,
         add=add,
         minimum=minimum,
+        positions=False,
         schedule=schedule,
     )
     return C[0]
 
 
 # The primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1], column_indices [nnz],
-# column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and the
-# positions [B, m, n] int32 of the entries that attain them: in the values, also for A^T; -1 where
-# there is none. Messages are x * v, or x + v with `add`.
+# column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and, with
+# `positions` (which the derivative asks for), the positions [B, m, n] int32 of the entries that
+# attain them: in the values, also for A^T; -1 where there is none. Messages are x * v, or x + v
+# with `add`.
 
 
 def _abstract_eval(
-    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, **params: Any
+    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, positions: bool, **params: Any
 ) -> tuple:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
     shape = (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2])
-    return out_aval(x, shape, x.dtype), out_aval(x, shape, jnp.dtype(jnp.int32))
+    out, arg = out_aval(x, shape, x.dtype), out_aval(x, shape, jnp.dtype(jnp.int32))
+    return (out, arg) if positions else (out,)
 
 
 def _reference(
@@ -175,14 +178,15 @@ def _reference(
     transpose: bool,
     add: bool,
     minimum: bool,
+    positions: bool,
     schedule: Any,
 ) -> tuple:
     (m, _), offsets, indices, permutation = direction(shape, transpose, arrays)
     nnz, batch = indices.shape[0], joint_batch(values.shape[0], x.shape[0])
     if nnz == 0 or m == 0 or x.shape[1] == 0:
         empty = jnp.zeros((batch, m, x.shape[2]), x.dtype)
-        return empty, jnp.full(empty.shape, -1, jnp.int32)
-    order = positions(nnz) if permutation is None else permutation
+        return (empty, jnp.full(empty.shape, -1, jnp.int32))[: 1 + positions]
+    order = jnp.arange(nnz, dtype=jnp.int32) if permutation is None else permutation
     rows = row_of_entry(offsets, nnz)
     wide = accumulator(x.dtype)
     v, gathered = values[:, order, None].astype(wide), x[:, indices].astype(wide)
@@ -197,7 +201,7 @@ def _reference(
         found = arg < nnz
         return jnp.where(found, best, 0).astype(x.dtype), jnp.where(found, arg, -1)
 
-    return jax.vmap(one)(messages)
+    return jax.vmap(one)(messages)[: 1 + positions]
 
 
 def _cpu(
@@ -207,21 +211,25 @@ def _cpu(
     transpose: bool,
     add: bool,
     minimum: bool,
+    positions: bool,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
         "gspmm", ctx.avals_in, operands, shape, transpose, "cpu"
     )
     tile = resolve(schedule, problem, CpuTile)
-    return ffi_lowering(
+    nowhere = jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
+    results = [ctx.avals_out[0], ctx.avals_out[1] if positions else nowhere]
+    out = ffi_lowering(
         "sgap_gspmm_csr_v1",
-        ctx,
+        ctx.replace(avals_out=results),
         operands,
         avals,
         add=add,
         minimum=minimum,
         chunk_nonzeros=tile.nonzeros,
     )
+    return out[: 1 + positions]
 
 
 def _cuda(
@@ -231,6 +239,7 @@ def _cuda(
     transpose: bool,
     add: bool,
     minimum: bool,
+    positions: bool,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
@@ -239,21 +248,31 @@ def _cuda(
     point = resolve(schedule, problem, AtomicParallelism)
     batches = (avals[0].shape[0], avals[-1].shape[0])
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=batches)
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    out = ctx.avals_out[0]
+    results = [out, out.update(dtype=jnp.dtype(jnp.int32))]
+    return launch.lower(ctx, call, operands, avals, results, compiler=nvrtc)[: 1 + positions]
 
 
 def _jvp(
-    primals: Any, tangents: Any, *, shape: Any, transpose: bool, add: bool, schedule: Any, **of: Any
+    primals: Any,
+    tangents: Any,
+    *,
+    shape: Any,
+    transpose: bool,
+    add: bool,
+    positions: bool,
+    schedule: Any,
+    **of: Any,
 ) -> tuple:
-    # Of the message at the entry that was picked: d(x v) = dx v + x dv, d(x + v) = dx + dv.
+    # Of the message at the entry that is picked: d(x v) = dx v + x dv, d(x + v) = dx + dv.
     values, x, *arrays = primals
     dvalues, dx = tangents
     params: dict = dict(shape=shape, transpose=transpose)
-    out = bind(gspmm_p, *primals, **params, add=add, schedule=schedule, **of)
+    out = bind(gspmm_p, *primals, **params, add=add, positions=True, schedule=schedule, **of)
     params |= dict(schedule=derived(schedule))
     v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
     return (
-        out,
+        out[: 1 + positions],
         None if dvalues is None else bind_pick(dvalues, u, out[1], arrays, **params),
         None if dx is None else bind_pick(v, dx, out[1], arrays, **params),
     )

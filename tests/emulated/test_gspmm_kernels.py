@@ -95,7 +95,7 @@ def numpy_dtype(name):
 
 
 def check_extrema(of, point, add, minimum, change=None):
-    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=minimum)
+    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=minimum, positions=True)
     problem = of.problem("gspmm", (of.m, of.k), of.transpose)
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=(of.batch, of.batch))
     call = call if change is None else change(call)
@@ -106,7 +106,7 @@ def check_extrema(of, point, add, minimum, change=None):
 
 
 def check_derivatives(of, rows_point, entries_point, change=lambda call: call):
-    _, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False)
+    _, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
     batches, out = (of.batch,) * 3, numpy_dtype(of.dtype)
 
     expected = of.on_the_cpu(pick_to_x_p, of.values, of.d, arg)
@@ -218,8 +218,8 @@ def test_planted_bugs_are_caught(header, right, wrong, point, tmp_path, monkeypa
 
 def test_the_cpu_operands_of_these_tests_are_not_all_alike():
     of = Operands(BATTERY["every_length"], "float32", 7, transpose=False)
-    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False)
+    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
     assert len(np.unique(C)) > 3 and len(np.unique(arg)) > 50 and (arg == -1).any()
     of.params["schedule"] = CpuTile(nonzeros=64)
-    again = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False)
+    again = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
     np.testing.assert_array_equal(again[1], arg)
