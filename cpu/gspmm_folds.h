@@ -13,11 +13,12 @@ using Lane = std::conditional_t<sizeof(Accumulator<T>) == 4, int32_t, int64_t>;
 template <typename T>
 inline Vector<Lane<T>, kLanes<T>> LoadPositions(const int32_t* source, int count) {
   constexpr int kSize = kLanes<T>;
-  Vector<int32_t, kSize> positions = {};
+  Vector<int32_t, kSize> positions;
   if (count == kSize) {
     std::memcpy(&positions, source, sizeof(positions));
-  } else {
-    for (int i = 0; i < count; ++i) positions[i] = source[i];
+  } else {  // by the masked loads of floats, which move any bits
+    const auto* bits = reinterpret_cast<const float*>(source);
+    positions = BitCast<Vector<int32_t, kSize>>(LoadPartial<float, kSize>(bits, count));
   }
   return __builtin_convertvector(positions, Vector<Lane<T>, kSize>);
 }
@@ -33,6 +34,12 @@ inline void StorePositions(int32_t* target, Vector<Lane<T>, kLanes<T>> x, int co
   }
 }
 
+#define SGAP_INLINE __attribute__((always_inline)) inline
+
+// How a message meets what is kept: as the first, by one comparison, which is right while no
+// message but the first is NaN, or with a look at NaN.
+enum class Taking { kFirst, kFast, kExactly };
+
 // The greatest message (the least with kMin) and, with kPositions, where the first of these is; a
 // NaN is greater and less than every number.
 template <typename T, bool kAdd, bool kMin, bool kPositions>
@@ -44,23 +51,44 @@ struct ExtremumFold {
 
   Messages kept = {};
   Positions at = Positions{} - 1;
+  Messages check = {};  // NaN once a message was NaN or infinite
 
-  void Take(Accumulator<T> value, Lane<T> position, Messages x, bool first) {
-    ExtremumFold other;
+  static Messages Message(Accumulator<T> value, Messages x) {
     if constexpr (kAdd) {
-      other.kept = x + value;
+      return x + value;
     } else {
-      other.kept = x * value;
+      return x * value;
     }
-    if constexpr (kPositions) other.at = Positions{} + position;
-    Merge(other, first);
   }
 
-  void Merge(const ExtremumFold& other, bool first) {
-    if (first) {
-      *this = other;
+  void Start() {
+    kept = Messages{};
+    at = Positions{} - 1;
+  }
+
+  template <Taking kTaking>
+  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Messages x) {
+    ExtremumFold other;
+    other.kept = Message(value, x);
+    other.at = Positions{} + position;
+    if constexpr (kTaking == Taking::kExactly) {
+      Merge(other);
       return;
     }
+    check += other.kept * 0;
+    if constexpr (kTaking == Taking::kFirst) {
+      kept = other.kept;
+      at = other.at;
+    } else if constexpr (kMin) {
+      at = other.kept < kept ? other.at : at;
+      kept = other.kept < kept ? other.kept : kept;
+    } else {
+      at = other.kept > kept ? other.at : at;
+      kept = other.kept > kept ? other.kept : kept;
+    }
+  }
+
+  void Merge(const ExtremumFold& other) {
     Positions taken;
     if constexpr (kMin) {
       taken = (kept == kept) & ~(other.kept >= kept);
@@ -68,7 +96,7 @@ struct ExtremumFold {
       taken = (kept == kept) & ~(other.kept <= kept);
     }
     kept = taken ? other.kept : kept;
-    if constexpr (kPositions) at = taken ? other.at : at;
+    at = taken ? other.at : at;
   }
 };
 
@@ -82,11 +110,13 @@ struct PickedFold {
 
   Sums kept = {};
 
-  void Take(Accumulator<T> value, Lane<T> position, Sums x, Positions picked) {
+  void Start() { kept = Sums{}; }
+
+  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Sums x, Positions picked) {
     kept += picked == position ? value * x : Sums{};
   }
 
-  void Merge(const PickedFold& other, bool) { kept += other.kept; }
+  void Merge(const PickedFold& other) { kept += other.kept; }
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -48,12 +48,12 @@ struct Operands {
         prefetch(args.k * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
 };
 
-// Whole vectors of columns, or a part of one (kTail).
+// Whole vectors of columns, or a part of one (kTail). What a row keeps stays in registers only if
+// all that touches it is inlined.
 template <typename F, int kVectors, bool kTail>
 struct Block {
   using T = typename F::Number;
   static constexpr int kSize = kLanes<T>;
-  F folds[kVectors];
 
   static int Count(const Operands<T>& at) { return kTail ? at.tail : kSize; }
 
@@ -68,27 +68,38 @@ struct Block {
     }
   }
 
-  void Take(const Operands<T>& at, int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      if (at.prefetch) PrefetchRow(at, p);
-      const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
-      const Accumulator<T> value = LoadScalar(at.values + position);
-      const size_t row = size_t(at.indices[p]) * at.stride + at.column;
+  template <Taking kTaking>
+  SGAP_INLINE static void Entry(const Operands<T>& at, int64_t p, F* folds) {
+    const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
+    const Accumulator<T> value = LoadScalar(at.values + position);
+    const size_t row = size_t(at.indices[p]) * at.stride + at.column;
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) {
-        const auto x = LoadCount(at.x + row + i * kSize, Count(at));
-        if constexpr (F::kPicks) {
-          const auto picked = LoadPositions<T>(at.picked + row + i * kSize, Count(at));
-          folds[i].Take(value, position, x, picked);
-        } else {
-          folds[i].Take(value, position, x, p == begin);
-        }
+    for (int i = 0; i < kVectors; ++i) {
+      const auto x = LoadCount(at.x + row + i * kSize, Count(at));
+      if constexpr (F::kPicks) {
+        const auto picked = LoadPositions<T>(at.picked + row + i * kSize, Count(at));
+        folds[i].Take(value, position, x, picked);
+      } else {
+        folds[i].template Take<kTaking>(value, position, x);
       }
     }
   }
 
+  template <Taking kTaking>
+  SGAP_INLINE static void Entries(const Operands<T>& at, int64_t begin, int64_t end, F* folds) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) folds[i].Start();
+    int64_t p = begin;
+    if (!F::kPicks && p < end) Entry<Taking::kFirst>(at, p++, folds);
+    for (; p < end; ++p) {
+      if (at.prefetch) PrefetchRow(at, p);
+      Entry<kTaking>(at, p, folds);
+    }
+  }
+
   template <typename Out>
-  void StoreTo(const Operands<T>& at, size_t row, Out* y, int32_t* arg) const {
+  SGAP_INLINE static void StoreTo(const Operands<T>& at, size_t row, const F* folds, Out* y,
+                                  int32_t* arg) {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
       const size_t to = row * at.stride + at.column + i * kSize;
@@ -97,38 +108,33 @@ struct Block {
     }
   }
 
-  static void Rows(const Operands<T>& at, const int32_t* offsets, const RowTask& rows) {
-    for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
-      Block block;
-      block.Take(at, offsets[r], offsets[r + 1]);
-      block.StoreTo(at, r, at.y, at.arg);
-    }
-  }
-
-  static void Piece(const Operands<T>& at, const RowTask& rows) {
-    Block block;
-    block.Take(at, rows.entry_begin, rows.entry_end);
-    block.StoreTo(at, rows.piece, at.partials, at.partial_arg);
-  }
-
-  // The pieces of a split row in their order, whichever thread came last.
-  static void Combine(const Operands<T>& at, const SplitRow& split) {
-    Block block;
-    for (int64_t piece = 0; piece < split.pieces; ++piece) {
-      for (int i = 0; i < kVectors; ++i) {
-        const size_t from = (split.first_piece + piece) * at.stride + at.column + i * kSize;
-        F part;
-        part.kept = LoadCount<Accumulator<T>>(at.partials + from, Count(at));
-        if constexpr (F::kNotes) part.at = LoadPositions<T>(at.partial_arg + from, Count(at));
-        block.folds[i].Merge(part, piece == 0);
+  // Returns whether it has to be done again, with Taking::kExactly.
+  template <Taking kTaking>
+  static bool Run(const Operands<T>& at, const int32_t* offsets, const RowTask& rows) {
+    F folds[kVectors];
+    if (rows.piece >= 0) {
+      Entries<kTaking>(at, rows.entry_begin, rows.entry_end, folds);
+      StoreTo(at, rows.piece, folds, at.partials, at.partial_arg);
+    } else {
+      for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
+        Entries<kTaking>(at, offsets[r], offsets[r + 1], folds);
+        StoreTo(at, r, folds, at.y, at.arg);
       }
     }
-    block.StoreTo(at, split.row, at.y, at.arg);
+    if constexpr (F::kPicks) {
+      return false;
+    } else {
+      auto check = folds[0].check;
+#pragma GCC unroll 8
+      for (int i = 1; i < kVectors; ++i) check += folds[i].check;
+      const auto sum = FoldLanes<1, Accumulator<T>, kSize>(check)[0];
+      return sum != sum;
+    }
   }
 };
 
 // Calls body(TypeTag<Block>()) for the next columns of `left`, and returns how many those are.
-template <typename F, int kVectors = kMaxVectors, typename Body>
+template <typename F, int kVectors, typename Body>
 int64_t NextBlock(int64_t left, Body&& body) {
   constexpr int kSize = kLanes<typename F::Number>;
   if (left >= kVectors * kSize) {
@@ -140,33 +146,59 @@ int64_t NextBlock(int64_t left, Body&& body) {
   return left;
 }
 
-template <typename F, typename Body>
+// Calls body(TypeTag<Block>(), operands) for all columns, in blocks of at most kVectors.
+template <typename F, int kVectors, typename Body>
 void ForBlocks(const GspmmArgs& args, int64_t batch, Body&& body) {
   Operands<typename F::Number> at(args, batch);
   at.tail = int(args.n % kLanes<typename F::Number>);
   while (int64_t(at.column) < args.n) {
-    at.column += NextBlock<F>(args.n - int64_t(at.column), [&](auto tag) { body(tag, at); });
+    at.column +=
+        NextBlock<F, kVectors>(args.n - int64_t(at.column), [&](auto tag) { body(tag, at); });
   }
+}
+
+// The pieces of a split row in their order, whichever thread came last.
+template <typename F>
+void CombinePieces(const GspmmArgs& args, const SplitRow& split, int64_t batch) {
+  using T = typename F::Number;
+  ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
+    using B = typename decltype(tag)::type;
+    F fold;
+    for (int64_t piece = 0; piece < split.pieces; ++piece) {
+      const size_t from = (split.first_piece + piece) * at.stride + at.column;
+      F part;
+      part.kept = LoadCount<Accumulator<T>>(at.partials + from, B::Count(at));
+      if constexpr (F::kNotes) part.at = LoadPositions<T>(at.partial_arg + from, B::Count(at));
+      if (piece == 0) {
+        fold = part;
+      } else {
+        fold.Merge(part);
+      }
+    }
+    B::StoreTo(at, split.row, &fold, at.y, at.arg);
+  });
 }
 
 template <typename F>
 void GspmmTask(const GspmmArgs& args, int64_t task) {
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t batch = task / args.row_tasks;
-  ForBlocks<F>(args, batch, [&](auto tag, const auto& at) {
-    using B = typename decltype(tag)::type;
-    if (rows.piece < 0) {
-      B::Rows(at, args.offsets, rows);
-    } else {
-      B::Piece(at, rows);
-    }
+  bool again = false;
+  ForBlocks<F, kMaxVectors>(args, batch, [&](auto tag, const auto& at) {
+    again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
   });
+  if constexpr (!F::kPicks) {
+    if (again) {
+      ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
+        decltype(tag)::type::template Run<Taking::kExactly>(at, args.offsets, rows);
+      });
+    }
+  }
   if (rows.piece < 0) return;
   int32_t* remaining = args.remaining + batch * args.split_rows + rows.split;
-  if (__atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) != 1) return;
-  ForBlocks<F>(args, batch, [&](auto tag, const auto& at) {
-    decltype(tag)::type::Combine(at, args.splits[rows.split]);
-  });
+  if (__atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) == 1) {
+    CombinePieces<F>(args, args.splits[rows.split], batch);
+  }
 }
 
 template <typename T, bool kAdd, bool kMin>

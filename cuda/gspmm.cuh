@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       for (unsigned p = (valid ? row_offsets[row] : 0) + group.lane; p < last; p += kGroup) {
         const Index at = kPermuted ? permutation[p] : Index(p);
         const A value = Widen(own_values[at]);
-        const auto pack = LoadColumns<kVector, T, kColumns>(
-            own_x + Size(unsigned(column_indices[p])) * n, left);
+        const auto pack =
+            LoadColumns<kVector, T, kColumns>(own_x + Size(unsigned(column_indices[p])) * n, left);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           const A message = kAdd ? Widen(pack.at[j]) + value : Widen(pack.at[j]) * value;

@@ -108,9 +108,10 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 #pragma unroll 2
         for (Size l = group.lane * kColumns; l < n; l += kGroup * kColumns) {
           const unsigned left = unsigned(n - l);
-          const auto picked = LoadColumns<kVector, Index, kColumns>(
-              arg + product * arg_stride + row + l, left);
-          const auto a = LoadColumns<kVector, T, kColumns>(x + product * x_stride + source + l, left);
+          const auto picked =
+              LoadColumns<kVector, Index, kColumns>(arg + product * arg_stride + row + l, left);
+          const auto a =
+              LoadColumns<kVector, T, kColumns>(x + product * x_stride + source + l, left);
           const auto b = LoadColumns<kVector, T, kColumns>(d + product * d_stride + row + l, left);
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) {

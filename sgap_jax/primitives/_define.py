@@ -40,7 +40,6 @@ def define(
     multiple_results: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules; `data` operands come first, index arrays after.
-
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
     reference runs. Of multiple results only the first has a derivative.
     """

@@ -92,7 +92,7 @@ def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCal
 def pick_to_values_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_values`, for a point {<g nnz, c col>, r}.
+    """The launch of `pick_to_values`: g entries, c columns and r lanes of {<g nnz, c col>, r}.
 
     Inputs: row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], d [Bd, m, n], arg
     [Ba, m, n]. Output: [batch, nnz]. `problem` has the op "sddmm", and is otherwise as for `pick`.
@@ -100,7 +100,8 @@ def pick_to_values_plan(
     schedule.check(problem)
     n, operand, col = problem.n, TYPES[problem.dtype], int(schedule.col)
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
-    nonzeros = int(schedule.nnz or 1) * schedule.walk
+    nonzeros = max(int(schedule.nnz or 1), 1) * schedule.walk  # 1 for a point of rows
+    groups = -(-problem.nnz // nonzeros)
     reads = f"const {operand}"
     constants = [operand, nonzeros, schedule.group, col, schedule.block_size]
     strides = _strides(batches, (k * n, m * n, m * n))
@@ -109,7 +110,7 @@ def pick_to_values_plan(
         [*constants, n % col == 0, problem.permuted],
         [_INDEX, _INDEX, reads, reads, _INDEX, operand],
         (problem.shape[0], problem.nnz, n, *strides, problem.batch),
-        (schedule.blocks(problem), 1, grid_z(problem.batch)),
+        (max(-(-groups * schedule.group // schedule.block_size), 1), 1, grid_z(problem.batch)),
         schedule.block_size,
     )
 

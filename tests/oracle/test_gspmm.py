@@ -67,13 +67,14 @@ def extrema(A, X, transpose, add, minimum, schedule):
 @pytest.mark.parametrize("add", [False, True], ids=["mul", "add"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["one_heavy_row", "skewed", "padded"])
-def test_positions_are_those_of_the_first_of_equals(name, dtype, add, minimum, backend):
+def test_positions_are_those_of_the_first_of_equals_or_nans(name, dtype, add, minimum, backend):
     case, rng = BATTERY[name], np.random.default_rng(1)
     values = rng.integers(-2, 3, case.nnz).astype(float)
     values[case.stored :] = np.nan
     A = array(case, dtype).with_values(cast(values, dtype))
     for transpose in (False, True):
         X = rng.integers(-2, 3, (case.shape[0 if transpose else 1], 19)).astype(float)
+        X[len(X) // 2 : len(X) // 2 + 2, :5] = np.nan
         schedule = row_schedule(backend)
         C, arg = extrema(A, jnp.asarray(cast(X, dtype)), transpose, add, minimum, schedule)
         expected, first = np.zeros(C.shape), np.full(C.shape, -1)
@@ -82,6 +83,7 @@ def test_positions_are_those_of_the_first_of_equals(name, dtype, add, minimum, b
             row, source = (j, i) if transpose else (i, j)
             message = X[source] + values[q] if add else X[source] * values[q]
             better = message < expected[row] if minimum else message > expected[row]
+            better |= np.isnan(message) & ~np.isnan(expected[row])
             taken = better | (first[row] < 0)
             expected[row] = np.where(taken, message, expected[row])
             first[row] = np.where(taken, q, first[row])
