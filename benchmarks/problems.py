@@ -123,8 +123,9 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     tags = "default quick"
     add("uniform_10k_0.1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.001, tags=tags)
     add("uniform_10k_1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.01)
-    add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8)
-    add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16)
+    graphs = "default graphs"
+    add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8, tags=graphs)
+    add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16, tags=graphs)
     for percent in (70, 80, 90, 95, 98):
         tags = "default quick" if percent == 90 else "default"
         name = f"weights_2048x1024_{percent}pct"
@@ -176,7 +177,7 @@ def _all() -> tuple[BenchmarkProblem, ...]:
         ("coauthor_cs", ""),
     ):
         source = f"graph collections (see MANIFEST.md of the data set): {name}"
-        add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"default {tags}")
+        add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"{graphs} {tags}")
 
     # The same work with and without one row that holds three quarters of it.
     add("balanced", "balance", synthetic, heavy_row, 5000, 200_000, 0, tags="balance")

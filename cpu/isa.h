@@ -14,6 +14,8 @@
 namespace sgap {
 
 struct SpmmArgs;
+struct GspmmArgs;
+struct PickArgs;
 struct SddmmArgs;
 struct RowReduceArgs;
 struct RowBroadcastArgs;
@@ -28,6 +30,9 @@ using Kernel = void (*)(const Args& args, int64_t task);
 struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
+  Kernel<GspmmArgs> gspmm;
+  Kernel<PickArgs> gspmm_pick;
+  Kernel<PickArgs> gspmm_pick_to_values;
   Kernel<SddmmArgs> sddmm;
   Kernel<RowReduceArgs> row_reduce;
   Kernel<RowBroadcastArgs> row_broadcast;

@@ -1,4 +1,6 @@
 // The kernels of one instruction set.
+#include "gspmm.h"
+#include "gspmm_pick.h"
 #include "isa.h"
 #include "row_reduce.h"
 #include "sddmm.h"
@@ -12,7 +14,16 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA), Spmm, Sddmm, RowReduce, RowBroadcast, SparseSoftmax, SparseSoftmaxJacobian,
+    SGAP_NAME(SGAP_ISA),
+    Spmm,
+    Gspmm,
+    GspmmPick,
+    GspmmPickToValues,
+    Sddmm,
+    RowReduce,
+    RowBroadcast,
+    SparseSoftmax,
+    SparseSoftmaxJacobian,
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -49,8 +49,8 @@ def sddmm(
     and Y are products of SpMM.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed; its values
-        are read only with `weighted`.
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed;
+        its values are read only with `weighted`.
       X: dense [m, d]; float32, float64, bfloat16 or float16.
       Y: dense [k, d].
       scale: a scalar factor, or None.

@@ -36,7 +36,7 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
         f"group: {_of_group(point, kernel)}",
         f"lane:  {_of_lane(point, kernel)}",
         f"write: {_write(point, kernel)}",
-        _loops(point, kernel, tile, n),
+        _loops(point, kernel, problem.op, tile, n),
     ]
     return "\n".join(lines)
 
@@ -86,7 +86,7 @@ def _write(point: AtomicParallelism, kernel: str) -> str:
     }[kernel]
 
 
-def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
+def _loops(point: AtomicParallelism, kernel: str, op: str, tile: int, n: int) -> str:
     c, r, share = point.col, point.group, point.workers_in_row * point.group
     g = int(point.nnz or 1)
     head = (
@@ -94,13 +94,16 @@ def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
         f"  parallel for kc in range(k0, k0 + {tile}, {c}):  # groups; k = kc..kc + {c - 1}\n"
     )
     product = "values[p] * B[column_indices[p], k]"
+    add, total = (f"+= {product}", "sum")
+    if op == "gspmm":
+        add, total = "= the better of it and X[column_indices[p], k] op values[p]", "best"
     body = {
         "row": (
             f"    parallel for i0 in range(0, m, {point.row}):  # lanes\n"
             f"      for i in range(i0, min(i0 + {point.row}, m)):\n"
             "        acc[k] = 0\n"
             "        for p in range(row_offsets[i], row_offsets[i + 1]):\n"
-            f"          acc[k] += {product}\n"
+            f"          acc[k] {add}\n"
             "        C[i, k] = acc[k]"
         ),
         "row_group": (
@@ -109,8 +112,8 @@ def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
             f"      parallel for lane in range({share}):\n"
             "        acc[lane, k] = 0\n"
             f"        for p in range(row_offsets[i] + lane, row_offsets[i + 1], {share}):\n"
-            f"          acc[lane, k] += {product}\n"
-            f"      C[i, k] {'=' if share == r else '+='} sum over {r} lanes of acc[lane, k]"
+            f"          acc[lane, k] {add}\n"
+            f"      C[i, k] {'=' if share == r else '+='} {total} over {r} lanes of acc[lane, k]"
         ),
         "nnz": (
             f"    parallel for p0 in range(0, nnz, {point.nnz}):  # lanes\n"
