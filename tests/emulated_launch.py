@@ -1,10 +1,15 @@
 """A KernelCall on the emulator: what the launch path does on a GPU, on NumPy arrays."""
 
+import dataclasses
 import functools
+import os
+import random
 
 import numpy as np
 from cuda_sources import ptx
 from emulator import Memory, Program
+
+from sgap_jax import legal_points
 
 
 @functools.cache
@@ -35,3 +40,26 @@ def emulate(call, inputs, outputs, arch="compute_90"):
         memory.get(address, like)
         for address, like in zip(pointers[len(inputs) :], results, strict=True)
     ]
+
+
+@functools.lru_cache
+def points(problem):
+    return tuple(legal_points(problem, tunables=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """Chooses a legal point of each problem at random, the same ones for the same name.
+
+    SGAP_SAMPLE_SEED gives others. What is chosen is printed: pytest shows it where a test fails.
+    """
+
+    name: str
+
+    def __call__(self, problem):
+        # One point for A and for A^T stored the other way round: they agree to the bit.
+        problem = dataclasses.replace(problem, permuted=False)
+        seed = os.environ.get("SGAP_SAMPLE_SEED", "0")
+        point = random.Random(f"{seed} {self.name} {problem}").choice(points(problem))
+        print(f"sampled for {problem}: {point}")
+        return point
