@@ -1,4 +1,4 @@
-"""Blocks in other orders: a deterministic schedule gives the same bits, one that is not may differ."""
+"""Blocks in other orders: deterministic schedules give the same bits, the others may not."""
 
 import jax
 import jax.numpy as jnp

@@ -40,8 +40,10 @@ class Program:
 
         `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
         for structures by value. `order`, a permutation of the blocks (counted along x first), runs
-        them one after another; by default many advance together, from the first on. Raises Fault if the kernel does what it must not do, ValueError
-        for a wrong launch, NotImplementedError for PTX that the emulator does not know.
+        them one after another; by default many advance together, from the first on.
+
+        Raises Fault if the kernel does what it must not do, ValueError for a wrong launch,
+        NotImplementedError for PTX that the emulator does not know.
         """
         if entry not in self._entries:
             raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
