@@ -65,13 +65,14 @@ def _point(problem: Problem) -> AtomicParallelism:
     - n > 32: sequential sums (dgSPARSE's rule, there with rows cached in shared memory): a row's
       lanes lie side by side along its columns and read the same entries at once. Beyond a million
       columns as wide a tile as a block can have, for the limit of a grid: 65535 tiles.
-    - sddmm: one nonzero for a group, no more lanes than it has vectors of features.
+    - sddmm: as dgSPARSE's kernels (csrsddmm_ebalance.cuh): windows of 4 nonzeros, one search for a
+      row in each; 32 features a step, fewer lanes where there are fewer.
     - The operations on rows: as n <= 4.
     """
     n, row_length = problem.n, problem.nnz / max(problem.shape[0], 1)
     col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
     if problem.op == "sddmm":
-        return AtomicParallelism(nnz=1, col=col, group=_lanes(n / col))
+        return AtomicParallelism(nnz=4, col=col, group=min(_lanes(n / col), 32 // col))
     if problem.op not in TILED:
         return _rows(1, _lanes(row_length))
     if n <= 4:
