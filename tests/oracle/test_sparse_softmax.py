@@ -7,6 +7,7 @@ from conftest import row_schedule
 from tolerance import DTYPES, accumulator_roundoff, assert_within, unit_roundoff
 
 from sgap_jax import COO, CSC, reference, sparse_softmax
+from sgap_jax.schedules.emulated import Emulated
 
 
 def bound(case, values, expected, scale, dtype):
@@ -84,6 +85,8 @@ def test_against_dense_softmax():
 @pytest.mark.parametrize("name", [*BATTERY, "split"])
 def test_derivative_in_every_dtype(name, dtype, scale, backend):
     # Forward and reverse share one kernel: the Jacobian is symmetric.
+    if name == "split" and isinstance(backend, Emulated):
+        pytest.skip("rows as long as this are for the tasks of the CPU")
     case = BATTERY.get(name) or from_row_lengths("split", 40_000, [3, 40_000, 0, 9_000])
     A = array(case, dtype)
     schedule = row_schedule(backend)
