@@ -10,7 +10,7 @@ VENV ?= .venv
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 DEMO_ARGS ?=
 BENCH_ARGS ?=
-SANITIZE_TESTS ?= tests/oracle -k "not reference"
+SANITIZE_TESTS ?= tests/oracle -k "not reference and not emulated"
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \

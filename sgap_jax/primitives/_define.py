@@ -21,8 +21,8 @@ from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.schedules import Problem, Reference, Schedule, choose_schedule
-from sgap_jax.schedules.emulated import Emulated
+from sgap_jax.schedules import Problem, Reference, Schedule
+from sgap_jax.schedules.emulated import Emulated, default_schedule
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -53,7 +53,7 @@ def define(
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
         if isinstance(schedule, Emulated):
-            with launch.handed_to(emulation(schedule.run)):
+            with launch.handed_to(emulation(schedule.run)), schedule.choosing():
                 return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
         rule = reference_rule if isinstance(schedule, Reference) else cpu
         return rule(ctx, *operands, **params)
@@ -205,7 +205,7 @@ def empty_index() -> tuple[Any, Any]:
 
 def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
     """What a kernel is to do: the caller's schedule, checked, or the selector's."""
-    schedule = choose_schedule(problem) if schedule is None else schedule
+    schedule = default_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
     if not isinstance(schedule, kind):
         raise NotImplementedError(

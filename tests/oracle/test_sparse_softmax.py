@@ -8,6 +8,7 @@ from row_oracle import softmax_jacobian_oracle, softmax_oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import COO, CSC, reference, sparse_softmax
+from sgap_jax.schedules.emulated import Emulated
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, -3.0, 0.0])
@@ -71,6 +72,8 @@ def test_against_dense_softmax():
 @pytest.mark.parametrize("name", [*BATTERY, "split"])
 def test_derivative_in_every_dtype(name, dtype, scale, backend):
     # Forward and reverse share one kernel: the Jacobian is symmetric.
+    if name == "split" and isinstance(backend, Emulated):
+        pytest.skip("rows as long as this are for the tasks of the CPU")
     case = BATTERY.get(name) or from_row_lengths("split", 40_000, [3, 40_000, 0, 9_000])
     A = array(case, dtype)
     schedule = row_schedule(backend)
