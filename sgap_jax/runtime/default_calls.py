@@ -1,0 +1,54 @@
+"""The launches of the default schedules: what a wheel carries as machine code.
+
+For each operation with CUDA kernels, what `choose_schedule` picks for 1, 2, 4, ... 256 dense
+columns (or features), rows of 1 to 32 entries on average (longer ones have the same points),
+float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
+problems share a kernel. Other widths, float64 and points that a caller names are compiled where they run.
+
+Imports no JAX: the build runs it before the package can be imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from sgap_jax.runtime import spmm_cuda
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
+from sgap_jax.schedules.kernels import TILED
+
+# What an operation with kernels adds.
+LAUNCH_PLANS: dict[str, Callable[..., KernelCall]] = {"spmm": spmm_cuda.launch_plan}
+
+COLUMNS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DTYPES = ("float32", "bfloat16", "float16")
+ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
+_ROWS = 10_000
+
+
+def default_problems(op: str) -> Iterator[Problem]:
+    """Problems that between them have every default point of `op` that a wheel carries."""
+    columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
+    permuted = (False, True) if op in TILED else (False,)
+    for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
+        yield Problem(
+            op,
+            (_ROWS, _ROWS),
+            _ROWS * length,
+            n=n,
+            dtype=dtype,
+            platform="cuda",
+            permuted=through,
+        )
+
+
+def default_calls(op: str) -> dict[str, KernelCall]:
+    """A launch for each kernel among the default points of `op`, by its source."""
+    calls = {}
+    for problem in default_problems(op):
+        point = choose_schedule(problem)
+        assert isinstance(point, AtomicParallelism)
+        call = LAUNCH_PLANS[op](problem, point)
+        calls[call.source] = call
+    return calls
