@@ -3,7 +3,8 @@
 For each operation with CUDA kernels, what `choose_schedule` picks for 1, 2, 4, ... 256 dense
 columns (or features), rows of 1 to 32 entries on average (longer ones have the same points),
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. Other widths, float64 and points that a caller names are compiled where they run.
+problems share a kernel. Other widths, float64 and points that a caller names are compiled where
+they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """

@@ -16,7 +16,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from cuda_sources import require_nvrtc
 
 from sgap_jax.runtime import nvrtc
