@@ -26,7 +26,7 @@ if(sgap_precompiles)
     RESULT_VARIABLE nvrtc_missing)
   if(NOT nvrtc_missing)
     message(STATUS "CUDA kernels: compiled now, with NVRTC ${nvrtc_version}")
-  elseif(SGAP_CUBINS STREQUAL "AUTO")
+  elseif(SGAP_CUBINS STREQUAL "AUTO" AND nvrtc_missing EQUAL 3) # NO_NVRTC of the script
     message(STATUS "CUDA kernels: no NVRTC here, so they are compiled where they run")
     set(sgap_precompiles OFF)
   else()

@@ -7,6 +7,7 @@ needs NVRTC: its wheel in that interpreter, or a toolkit (CUDA_HOME). --check lo
 
 import argparse
 import importlib
+import importlib.machinery
 import os
 import sys
 import time
@@ -15,10 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "sgap_jax"
+NO_NVRTC = 3  # exit status
 
 
 def import_from_source(name: str) -> types.ModuleType:
     """A module of the package's without running __init__.py, which needs the native library."""
+    # The finder of an editable install may know another checkout of the package.
+    standard = {importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter}
+    standard.add(importlib.machinery.PathFinder)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in standard]
     for package in ("sgap_jax", "sgap_jax.runtime"):
         module = types.ModuleType(package)
         module.__path__ = [str(PACKAGE.joinpath(*package.split(".")[1:]))]
@@ -40,7 +46,8 @@ def main() -> None:
     try:
         version = nvrtc.version()
     except nvrtc.NvrtcMissing as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(NO_NVRTC)
     if args.check:
         print(version)
         return

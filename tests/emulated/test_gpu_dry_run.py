@@ -28,7 +28,7 @@ def test_the_tests_are_right_about_the_emulator(tmp_path):
     chosen += " or threads or donated or follow or (spmv and not second) or (default and padded)"
     done, found = gpu_tests(tmp_path, "-k", chosen, SGAP_GPU_DRY_RUN="1")
     assert done.returncode == 0, done.stdout
-    assert found["failed"] == 0 and found["passed"] > 15 and found["dry_run"]
+    assert found["failed"] == 0 and found["passed"] > 10 and found["dry_run"]
     assert all("no GPU" in reason for reason in found["skips"].values())
     assert {"device", "driver", "commit", "date", "versions", "seconds"} <= set(found)
 

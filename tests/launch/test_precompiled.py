@@ -130,6 +130,10 @@ def test_the_build_enumerates_without_jax_and_without_the_native_library(tmp_pat
     program = f"""if True:
         import runpy, sys
         sys.modules["jax"] = sys.modules["numpy"] = None  # as if they were not installed
+        class Elsewhere:  # the finder of an editable install of another checkout
+            def find_spec(self, name, path=None, target=None):
+                assert not name.startswith("sgap_jax"), name
+        sys.meta_path.insert(0, Elsewhere())
         sys.argv = ["precompile.py", {str(tmp_path)!r}, "--check"]
         runpy.run_path({str(ROOT / "cmake" / "precompile.py")!r}, run_name="__main__")
         from sgap_jax.runtime.default_calls import default_calls
