@@ -25,7 +25,7 @@ NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpu cuda cmake -typ
 # Installing takes a minute or two; each GPU target ends within nine.
 GPU_PYTHON ?= python3
 GPU_WORKERS ?= 6
-GPU_SECONDS ?= 330
+GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
@@ -114,6 +114,8 @@ GPU_RUN = PYTHONSAFEPATH=1 PYTHONPATH="$(GPU_SITE):$(CURDIR)$${PYTHONPATH:+:$$PY
   SGAP_GPU_SECONDS=$(GPU_SECONDS) $(GPU_PYTHON)
 
 gpu-install:
+	@$(GPU_RUN) -c "import jax; jax.devices('cuda')" 2>/dev/null || { \
+	  echo "$(GPU_PYTHON) has no JAX that sees an NVIDIA GPU: name another with GPU_PYTHON="; exit 1; }
 	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --upgrade \
 	  --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake .
 

@@ -1,0 +1,135 @@
+"""The GPU benchmarks run from end to end on the emulator; what their summary makes of figures."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from cuda_sources import require_nvrtc
+
+from benchmarks import problems
+from benchmarks.gpu import bench, ours, peers, run, summary, timing
+from benchmarks.problems import Unavailable
+
+
+@pytest.fixture(autouse=True)
+def users_settings():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory):
+    """The folder of the results of a dry run."""
+    require_nvrtc()
+    results = tmp_path_factory.mktemp("results")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        run.main(["--dry-run", "--problems", "small_weights", "--results", str(results)])
+    (folder,) = results.iterdir()
+    return folder
+
+
+def test_every_row_has_a_time_or_a_reason_and_the_stamp(dry_run):
+    rows = read(dry_run / "spmm.csv") + read(dry_run / "sddmm.csv")
+    assert {(row["n"], row["contender"]) for row in rows} >= {
+        ("4", name) for name in ("ours", *peers.KERNELS["spmm"], *peers.PROGRAMS["spmm"])
+    }
+    for row in rows:
+        assert bool(row["us"]) != bool(row["notes"]), row
+        assert row["device"] and row["driver"] and row["commit"] and row["date"]
+        assert "wrong" not in row["notes"]
+    timed = {row["contender"] for row in rows if row["us"]}
+    assert {"ours", "ours_jax", "jax_bcoo", "jax_segment_sum", "jax_dense"} <= timed
+
+
+def test_points_are_searched_and_right(dry_run):
+    points = read(dry_run / "points.csv")
+    assert len({row["schedule"] for row in points}) >= 3
+    assert all(row["us"] and not row.get("notes") for row in points)
+
+
+def test_the_summary_says_that_it_was_a_dry_run(dry_run):
+    text = (dry_run / "summary.md").read_text()
+    assert "no figure here says anything about a GPU" in text
+    assert "| SpMM over the best cuSPARSE algorithm" in text and "| not measured |" in text
+    assert json.loads((dry_run / "run.json").read_text())["not_started"] == []
+
+
+def test_no_case_starts_when_the_time_is_over(tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setenv("SGAP_GPU_SECONDS", "-1")
+    run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
+    (folder,) = tmp_path.iterdir()
+    assert len(json.loads((folder / "run.json").read_text())["not_started"]) == len(run.DRY_PLAN)
+    assert (
+        "Not started, the time was over: spmm small_weights n=4"
+        in (folder / "summary.md").read_text()
+    )
+
+
+def case(A, n=4):
+    return bench.Case("spmm", A, n, timing.DryRun(), 1e10, "sm_90")
+
+
+def test_a_wrong_contender_gets_no_time():
+    A = problems.uniform(40, 30, 0.2)
+    measured = case(A)
+    B = measured.sets.dense[0]
+    right = measured._row("right", lambda: (lambda i: None, lambda: A @ B))
+    wrong = measured._row("wrong", lambda: (lambda i: None, lambda: A @ B + 1))
+    assert right["us"] > 0 and "us" not in wrong and wrong["notes"].startswith("wrong, error")
+
+
+def test_large_results_are_checked_by_a_sample_with_the_longest_row(monkeypatch):
+    A = problems.heavy_row(400, 3000, 1000)
+    monkeypatch.setattr(bench, "MOST_CHECKED", 40 * 4)
+    B = bench.operands("spmm", A, 4)[0]
+    C, wrong = A @ B, bench.spmm_checker(A, B)
+    assert wrong(C) <= 1
+    C[200] += 1
+    assert wrong(C) > 1
+
+
+def test_what_no_kernel_launches_is_unavailable():
+    with pytest.raises(Unavailable, match="0 launches"):
+        ours.launch_of(lambda schedule: jax.numpy.ones(3))
+
+
+def test_sets_are_larger_than_the_cache():
+    sets = timing.Cuda.sets(None, 1e6)
+    assert sets * 1e6 > 180e6 and timing.Cuda.sets(None, 1e9) == 2
+    assert timing.Cuda.sets(None, 10) == timing.MOST_SETS
+
+
+def rows(*figures):
+    names = ("problem", "n", "contender", "us", "nnz", "bound_us", "schedule")
+    return [dict(zip(names, map(str, figure), strict=False)) for figure in figures]
+
+
+def test_ratios_take_the_best_peer_of_each_case():
+    cases = summary.times(
+        rows(("a", 4, "ours", 2), ("a", 4, "x", 8), ("a", 4, "y", 4), ("b", 4, "ours", 1))
+        + rows(("b", 4, "x", 3), ("c", 4, "x", 9), ("a", 1, "ours", 1), ("a", 1, "x", 100))
+    )
+    assert summary.ratios(cases, ("x", "y")) == [2.0, 3.0]
+    np.testing.assert_allclose(summary.mean([2.0, 8.0]), 4.0)
+
+
+def test_dynamic_choice_against_the_best_static_point():
+    points = [
+        {"problem": p, "n": "4", "schedule": s, "us": str(us)}
+        for p, s, us in (("a", "s", 1), ("a", "t", 2), ("b", "s", 8), ("b", "t", 1), ("b", "u", 1))
+    ]
+    gain, static = summary.dynamic_over_static(points)
+    assert static == "t"  # means 1.41 against 2.83; u was not measured everywhere
+    np.testing.assert_allclose(gain, 2**0.5)
+
+
+def test_goals_that_were_not_measured_say_so(tmp_path):
+    assert [value for value, _ in summary.measured(tmp_path)] == ["not measured"] * 4
