@@ -15,6 +15,7 @@ from sgap_jax import Problem, SparseArray, choose_schedule, legal_points, sddmm,
 from sgap_jax.runtime.default_calls import LAUNCH_PLANS
 
 Row = dict[str, object]
+OURS = ("ours", "point", "ours_jax")
 MOST_POINTS = 32  # of a search
 MOST_CHECKED = 1 << 22  # numbers of a result
 _FAILURES = (ImportError, Unavailable, RuntimeError, MemoryError, ValueError, NotImplementedError)

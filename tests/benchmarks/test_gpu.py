@@ -1,5 +1,6 @@
 """The GPU benchmarks run from end to end on the emulator; what their summary makes of figures."""
 
+import contextlib
 import csv
 import json
 
@@ -71,6 +72,74 @@ def test_no_case_starts_when_the_time_is_over(tmp_path, monkeypatch):
         "Not started, the time was over: spmm small_weights n=4"
         in (folder / "summary.md").read_text()
     )
+
+
+def test_a_wrong_result_of_ours_ends_the_run_with_an_error(tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(run, "DRY_PLAN", (("spmm", 1),))
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + 1)
+    with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_weights"):
+        run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
+
+
+class FakeTorch:
+    """Streams, events and graphs on a clock of its own: a call takes a microsecond."""
+
+    def __init__(self, capturable=True):
+        self.now, self.capturing, self.cuda, self.capturable = 0, None, self, capturable
+        self.replays = 0
+        self.CUDAGraph, self.Stream = lambda: FakeGraph(self), lambda: self
+        self.Event = lambda enable_timing: FakeEvent(self)
+
+    def enqueue(self, i):
+        if self.capturing is None:
+            self.now += 1e-3
+        elif self.capturable:
+            self.capturing.append(i)
+        else:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    wait_stream = lambda self, other: None
+    synchronize = lambda self: None
+    current_stream = lambda self: self
+    stream = lambda self, stream: contextlib.nullcontext()
+
+
+class FakeEvent:
+    def __init__(self, torch):
+        self.torch = torch
+
+    def record(self):
+        self.at = self.torch.now
+
+    synchronize = lambda self: None
+    elapsed_time = lambda self, other: other.at - self.at
+
+
+class FakeGraph:
+    def __init__(self, torch):
+        self.torch = torch
+
+    def capture_begin(self, capture_error_mode):
+        self.torch.capturing = self.calls = []
+
+    def capture_end(self):
+        self.torch.capturing = None
+
+    def replay(self):
+        self.torch.replays += 1
+        self.torch.now += 1e-3 * len(self.calls)
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_a_call_is_timed_by_replays_of_a_graph_or_by_events(capturable):
+    device = timing.Cuda.__new__(timing.Cuda)
+    device.torch = FakeTorch(capturable)
+    timed = device.measure(device.torch.enqueue, sets=5)
+    np.testing.assert_allclose(timed.seconds, 1e-6)
+    assert timed.method == ("graph" if capturable else "events") and timed.spread < 1e-6
+    assert device.torch.replays == (timing.ROUNDS + 1 if capturable else 0)
+    assert device.torch.capturing is None
 
 
 def case(A, n=4):
