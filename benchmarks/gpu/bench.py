@@ -89,7 +89,7 @@ class Case:
         for point in points(self.op, self.n, most):
 
             def plan(point=point):
-                call = LAUNCH_PLANS[self.op](problem, point)
+                call = LAUNCH_PLANS[self.op][1](problem, point)
                 return rotating.run(call, ours.compiled(call, self.arch)), rotating.result
 
             yield self._row("point", plan, str(point), rounds=3)

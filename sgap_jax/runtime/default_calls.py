@@ -19,8 +19,11 @@ from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.kernels import TILED
 
-# What an operation with kernels adds.
-LAUNCH_PLANS: dict[str, Callable[..., KernelCall]] = {"spmm": spmm_cuda.launch_plan}
+# What a kernel's launch plan adds: a name, the operation whose points it takes, (problem, point) ->
+# launch.
+LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
+    "spmm": ("spmm", spmm_cuda.launch_plan),
+}
 
 COLUMNS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -29,7 +32,7 @@ _ROWS = 10_000
 
 
 def default_problems(op: str) -> Iterator[Problem]:
-    """Problems that between them have every default point of `op` that a wheel carries."""
+    """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
     for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
@@ -44,12 +47,12 @@ def default_problems(op: str) -> Iterator[Problem]:
         )
 
 
-def default_calls(op: str) -> dict[str, KernelCall]:
-    """A launch for each kernel among the default points of `op`, by its source."""
-    calls = {}
+def default_calls(name: str) -> dict[str, KernelCall]:
+    """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
+    (op, plan), calls = LAUNCH_PLANS[name], {}
     for problem in default_problems(op):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
-        call = LAUNCH_PLANS[op](problem, point)
+        call = plan(problem, point)
         calls[call.source] = call
     return calls

@@ -10,10 +10,10 @@ from sgap_jax.runtime.precompiled import ARCHITECTURES
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("op", LAUNCH_PLANS)
-def test_default_points_stay_in_registers(op, arch):
+@pytest.mark.parametrize("name", LAUNCH_PLANS)
+def test_default_points_stay_in_registers(name, arch):
     require_nvrtc()
-    sources = list(default_calls(op))
+    sources = list(default_calls(name))
     assert len(sources) >= 6  # at least a group of each size
     with ThreadPoolExecutor(2) as pool:  # the compiler runs without the interpreter's lock
         found = pool.map(lambda source: resources(source, arch), sources)

@@ -14,6 +14,7 @@ from sgap_jax.runtime.cache import Cubin, CubinCache
 from sgap_jax.runtime.default_calls import LAUNCH_PLANS, default_calls
 from sgap_jax.runtime.headers import header_folder, header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.spmm_cuda import launch_plan
 from sgap_jax.schedules.kernels import TILED
 
 ROOT = Path(__file__).parents[2]
@@ -109,19 +110,19 @@ def test_a_checkout_has_none():
     assert not list(precompiled.package_folder().glob("*.zip"))
 
 
-@pytest.mark.parametrize("op", LAUNCH_PLANS)
-def test_the_default_points_of_usual_problems_are_among_the_calls(op):
-    calls = default_calls(op)
+@pytest.mark.parametrize("name", LAUNCH_PLANS)
+def test_the_default_points_of_usual_problems_are_among_the_calls(name):
+    (op, plan), calls = LAUNCH_PLANS[name], default_calls(name)
     for shape, nnz, n in (((2048, 1024), 209_715, 64), ((131_072, 131_072), 1_900_000, 4)):
         n = n if op in (*TILED, "sddmm") else 1
         problem = Problem(op, shape, nnz, n=n, platform="cuda")
-        call = LAUNCH_PLANS[op](problem, choose_schedule(problem))
+        call = plan(problem, choose_schedule(problem))
         assert call.source in calls
 
 
 def test_a_call_that_is_no_default_is_not_among_them():
     problem = Problem("spmm", (100, 100), 1000, n=128, platform="cuda")
-    call = LAUNCH_PLANS["spmm"](problem, Schedule.parse("{<1 nnz, 2 col>, 16}"))
+    call = launch_plan(problem, Schedule.parse("{<1 nnz, 2 col>, 16}"))
     assert call.source not in default_calls("spmm")
 
 
