@@ -4,7 +4,7 @@
 # Code of CUDA 12's NVRTC (12.8 or later, for sm_100) also loads into drivers of CUDA 12.
 set(SGAP_CUBINS AUTO CACHE STRING "Compile the default CUDA kernels at build time: AUTO, ON or OFF")
 set_property(CACHE SGAP_CUBINS PROPERTY STRINGS AUTO ON OFF)
-set(SGAP_CUBINS_OPS "" CACHE STRING "Only the kernels of these operations (a list); empty: of all")
+set(SGAP_CUBINS_OPS "" CACHE STRING "Only of these launch plans (a list of names); empty: of all")
 
 set(SGAP_PRECOMPILE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/precompile.py")
 set(sgap_cubins "${CMAKE_CURRENT_BINARY_DIR}/cubins")

@@ -1,7 +1,7 @@
-"""Compiles the default points at build time: python precompile.py OUT [OP ...] [--check]
+"""Compiles the default points at build time: python precompile.py OUT [NAME ...] [--check]
 
 Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), of
-all operations or of those named. Runs in the interpreter of the build, which need have no JAX, and
+all launch plans or of those named. Runs in the interpreter of the build, which need have no JAX, and
 needs NVRTC: its wheel in that interpreter, or a toolkit (CUDA_HOME). --check looks for it, no more.
 """
 
@@ -35,7 +35,7 @@ def import_from_source(name: str) -> types.ModuleType:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("ops", nargs="*", metavar="OP")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     default_calls = import_from_source("runtime.default_calls")
@@ -54,8 +54,8 @@ def main() -> None:
 
     start, folder = time.perf_counter(), headers.header_folder()
     texts, include = headers.header_texts(folder), (f"--include-path={folder}",)
-    ops = args.ops or list(default_calls.LAUNCH_PLANS)
-    calls = [call for op in ops for call in default_calls.default_calls(op).values()]
+    names = args.names or list(default_calls.LAUNCH_PLANS)
+    calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:  # ctypes lets go of the interpreter's lock
         for arch in precompiled.ARCHITECTURES:
