@@ -1,8 +1,8 @@
 """Compiles the default points at build time: python precompile.py OUT [NAME ...] [--check]
 
 Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), of
-all launch plans or of those named. Runs in the interpreter of the build, which need have no JAX, and
-needs NVRTC: its wheel in that interpreter, or a toolkit (CUDA_HOME). --check looks for it, no more.
+all launch plans or of those named. Runs in the interpreter of the build, which need have no JAX,
+and needs NVRTC: its wheel there, or a toolkit (CUDA_HOME). --check looks for it, no more.
 """
 
 import argparse
