@@ -8,10 +8,18 @@ from collections.abc import Callable, Iterator
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import bench_sddmm, bench_spmm, harness
+from benchmarks import bench_sddmm, bench_softmax, bench_spmm, harness
 from benchmarks.gpu import ours, peers, timing
 from benchmarks.problems import Unavailable
-from sgap_jax import Problem, SparseArray, choose_schedule, legal_points, sddmm, spmm
+from sgap_jax import (
+    Problem,
+    SparseArray,
+    choose_schedule,
+    legal_points,
+    sddmm,
+    sparse_softmax,
+    spmm,
+)
 from sgap_jax.runtime.default_calls import LAUNCH_PLANS
 
 Row = dict[str, object]
@@ -22,6 +30,8 @@ _FAILURES = (ImportError, Unavailable, RuntimeError, MemoryError, ValueError, No
 
 
 def operands(op: str, A, n: int) -> tuple[np.ndarray, ...]:
+    if op == "softmax":
+        return ()
     if op == "spmm":
         return (harness.dense(A.shape[1], n),)
     return harness.dense(A.shape[0], n), harness.dense(A.shape[1], n, seed=3)
@@ -38,14 +48,20 @@ def spmm_checker(A, B):
     return lambda result: wrong(np.asarray(result).reshape(m, -1)[rows])
 
 
-CHECKERS = {"spmm": spmm_checker, "sddmm": bench_sddmm.checker}
+CHECKERS = {
+    "spmm": spmm_checker,
+    "sddmm": bench_sddmm.checker,
+    "softmax": bench_softmax.checker,
+}
 OPERATIONS = {
     "spmm": lambda A, B, schedule: spmm(A, B, schedule=schedule),
     "sddmm": lambda A, X, Y, schedule: sddmm(A, X, Y, schedule=schedule).values,
+    "softmax": lambda A, schedule: sparse_softmax(A, schedule=schedule).values,
 }
 
 
 def problem_of(op: str, A, n: int) -> Problem:
+    op = "sparse_softmax" if op == "softmax" else op
     return Problem(op, A.shape, A.nnz, n=n, platform="cuda")
 
 
@@ -65,8 +81,10 @@ class Case:
         self.op, self.A, self.n, self.device, self.arch = op, A, n, device, arch
         dense = operands(op, A, n)
         m, k = A.shape
-        moved = 8 * A.nnz + 4 * (m + 1) + 4 * n * (m + k)
-        self.moved, self.bound, self.flops = moved, moved / bandwidth, 2 * A.nnz * n
+        # Values and columns, or values and results; offsets; dense operands and results.
+        moved = 8 * A.nnz + 4 * (m + 1) + (4 * n * (m + k) if dense else 0)
+        self.moved, self.bound = moved, moved / bandwidth
+        self.flops = 2 * A.nnz * n if dense else 4 * A.nnz
         self.sets = peers.Sets(A, dense, device.sets(moved))
         self.wrong = CHECKERS[op](A, *dense)
         self._recorded: ours.Launch | None = None
@@ -78,7 +96,8 @@ class Case:
         for name, plan in peers.KERNELS[self.op].items():
             yield self._row(name, lambda plan=plan: plan(self.device, self.sets))
         for name, plan in peers.PROGRAMS[self.op].items():
-            if name not in peers.EVERY_WIDTH and self.n not in peers.FEW_WIDTHS:
+            few = self.op == "spmm" and name not in peers.EVERY_WIDTH
+            if few and self.n not in peers.FEW_WIDTHS:
                 continue
             yield self._row(name, lambda plan=plan: plan(self.device, self.sets), program=True)
 

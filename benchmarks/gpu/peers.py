@@ -17,8 +17,9 @@ import numpy as np
 
 from benchmarks.gpu import cusparse
 from benchmarks.peers import common
+from benchmarks.peers.softmax import segment_softmax
 from benchmarks.problems import Unavailable
-from sgap_jax import SparseArray, sddmm, spmm
+from sgap_jax import SparseArray, sddmm, sparse_softmax, spmm
 
 Plan = tuple[Callable[[int], object], Callable[[], np.ndarray]]
 _BLOCK = 4
@@ -129,6 +130,14 @@ def torch_sampled(device, sets: Sets) -> Plan:
     return _kept(device, sets.count, sampled)
 
 
+def torch_softmax(device, sets: Sets) -> Plan:
+    torch, A = device.torch, sets.A
+    index = np.stack([common.rows_of(A), A.indices]).astype(np.int64)
+    data = sets.put(device, index, A.data)
+    T = [torch.sparse_coo_tensor(i, values, A.shape, is_coalesced=True) for i, values in data]
+    return _kept(device, sets.count, lambda i: torch.sparse.softmax(T[i], 1).values())
+
+
 def _program(function, operands: tuple, sets: Sets, most: int | None = None) -> Plan:
     """A jitted function on its operands, copied for each set."""
     data = [
@@ -143,6 +152,7 @@ _sddmm = jax.jit(lambda A, X, Y: sddmm(A, X, Y).values)
 _matmul = jax.jit(lambda A, B: A @ B)
 _matmul_cusparse = jax.jit(lambda A, B: A @ B)
 _dense = jax.jit(lambda A, B: jnp.matmul(A, B, precision="highest"))
+_softmax = jax.jit(lambda A: sparse_softmax(A).values)
 _gather = jax.jit(lambda rows, columns, X, Y: (X[rows] * Y[columns]).sum(-1))
 
 
@@ -197,6 +207,15 @@ def jax_gather(device, sets: Sets) -> Plan:
     return _program(_gather, (common.rows_of(sets.A), sets.A.indices, *sets.dense), sets)
 
 
+def jax_softmax(device, sets: Sets) -> Plan:
+    return _program(_softmax, (SparseArray.from_scipy(sets.A),), sets)
+
+
+def jax_segment_softmax(device, sets: Sets) -> Plan:
+    function = functools.partial(segment_softmax, sets.A.shape[0])
+    return _program(function, (common.rows_of(sets.A), sets.A.data), sets)
+
+
 KERNELS = {
     "spmm": {
         **{
@@ -209,6 +228,7 @@ KERNELS = {
         "torch_compile": torch_compile,
     },
     "sddmm": {"torch_sampled": torch_sampled},
+    "softmax": {"torch_softmax": torch_softmax},
 }
 PROGRAMS = {
     "spmm": {
@@ -219,7 +239,8 @@ PROGRAMS = {
         "jax_dense": jax_dense,
     },
     "sddmm": {"ours_jax": jax_sddmm, "jax_gather": jax_gather},
+    "softmax": {"ours_jax": jax_softmax, "jax_segment_softmax": jax_segment_softmax},
 }
-# Beside these two, programs are measured at a few widths: each is a compilation by XLA.
+# Beside these two, programs for SpMM are measured at a few widths: each is compiled by XLA.
 EVERY_WIDTH, FEW_WIDTHS = ("ours_jax", "jax_bcoo"), (4, 64)
 CUSPARSE = (*(f"cusparse_{name}" for name in cusparse.ALGORITHMS), "torch_csr")

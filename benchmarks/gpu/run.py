@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import json
 import os
 import pathlib
@@ -18,10 +17,9 @@ from benchmarks.gpu import device, summary, timing
 from benchmarks.gpu.bench import MOST_POINTS, OURS, Case, Row
 
 # In the order of the goals, so that a run that ends early has them.
-PLAN = tuple(
-    itertools.chain((("spmm", n) for n in (4, 64, 1, 16, 128)), (("sddmm", n) for n in (64, 128)))
-)
-DRY_PLAN = (("spmm", 4), ("sddmm", 4), ("spmm", 1))
+PLAN = tuple(("spmm", n) for n in (4, 64, 1, 16, 128))
+PLAN += (("sddmm", 64), ("sddmm", 128), ("softmax", 1))
+DRY_PLAN = (("spmm", 4), ("sddmm", 4), ("softmax", 1), ("spmm", 1))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     bandwidth = hardware.bandwidth()
     folder = device.folder(args.results)
     matrices, skipped = _matrices(args)
-    rows: dict[str, list[Row]] = {"spmm": [], "sddmm": [], "points": []}
+    rows: dict[str, list[Row]] = {"spmm": [], "sddmm": [], "softmax": [], "points": []}
     not_started = []
     for op, n in DRY_PLAN if args.dry_run else PLAN:
         for problem, A in matrices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import pathlib
@@ -118,12 +119,10 @@ def write(folder: pathlib.Path) -> pathlib.Path:
         ["goal", "aim", "measured", "over"],
         [[*goal, *value] for goal, value in zip(GOALS, values, strict=True)],
     )
-    for name, over, title in (
-        ("spmm", "ours", "SpMM kernels: time over ours (cases)"),
-        ("spmm", "ours_jax", "SpMM as programs of JAX: time over ours (cases)"),
-        ("sddmm", "ours", "SDDMM kernels: time over ours (cases)"),
-        ("sddmm", "ours_jax", "SDDMM as programs of JAX: time over ours (cases)"),
-    ):
+    titles = {"spmm": "SpMM", "sddmm": "SDDMM", "softmax": "Sparse softmax"}
+    for name, over in itertools.product(titles, ("ours", "ours_jax")):
+        what = "as programs of JAX" if over == "ours_jax" else "kernels"
+        title = f"{titles[name]}, {what}: time over ours (cases)"
         kind = peers.PROGRAMS if over == "ours_jax" else peers.KERNELS
         rows = [
             row for row in load(folder / f"{name}.csv") if row["contender"] in (over, *kind[name])
