@@ -102,7 +102,7 @@ class Case:
             yield self._row(name, lambda plan=plan: plan(self.device, self.sets), program=True)
 
     def search(self, most: int = MOST_POINTS) -> Iterator[Row]:
-        """A sample of the legal points, a few rounds each."""
+        """A sample of the legal points, each measured as the others are."""
         rotating = self._rotating()
         problem = problem_of(self.op, self.A, self.n)
         for point in points(self.op, self.n, most):
@@ -111,7 +111,7 @@ class Case:
                 call = LAUNCH_PLANS[self.op][1](problem, point)
                 return rotating.run(call, ours.compiled(call, self.arch)), rotating.result
 
-            yield self._row("point", plan, str(point), rounds=3)
+            yield self._row("point", plan, str(point))
 
     def _rotating(self) -> ours.Rotating:
         A, dense, run = self.A, self.sets.dense, OPERATIONS[self.op]
@@ -134,7 +134,6 @@ class Case:
         plan: Callable[[], peers.Plan],
         schedule: str = "",
         program: bool = False,
-        rounds: int = timing.ROUNDS,
     ) -> Row:
         """Measures a contender; a row without a time, and why, where it cannot run or is wrong."""
         row: Row = {"n": self.n, "contender": name, "schedule": schedule}
@@ -146,12 +145,8 @@ class Case:
             row["plan_ms"] = 1e3 * (time.perf_counter() - start)  # the first call included
             if not (error := self.wrong(found)) <= 1:
                 raise Unavailable(f"wrong, error {error:.3g} times the rounding bound")
-            count = self.sets.count
-            timed = (
-                timing.of_program(call, count)
-                if program
-                else self.device.measure(call, count, rounds)
-            )
+            measure = timing.of_program if program else self.device.measure
+            timed = measure(call, self.sets.count)
         except _FAILURES as reason:
             return row | {"notes": (str(reason) or type(reason).__name__).splitlines()[0]}
         return row | {

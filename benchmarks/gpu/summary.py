@@ -16,6 +16,7 @@ Row = dict[str, str]
 GOALS = (
     ("SpMM over the best cuSPARSE algorithm (mean; n = 4, 16, 64, 128)", "1.3"),
     ("best point per matrix over the best static point (mean; n = 4)", "1.3"),
+    ("best point per matrix over the best cuSPARSE algorithm (mean; n = 4)", "-"),
     ("SpMM over JAX BCOO, as programs of JAX (mean; n = 4, 16, 64, 128)", "10"),
     ("SpMV, time over the bandwidth bound (worst; over 1 million nonzeros)", "at most 1.2"),
 )
@@ -67,6 +68,11 @@ def measured(folder: pathlib.Path) -> list[tuple[str, str]]:
     cases = times(rows)
     library = ratios(cases, peers.CUSPARSE)
     gain, static = dynamic_over_static(points)
+    best = {
+        case: cases.get(case, {}) | {"best": min(found.values())}
+        for case, found in times(points, "schedule").items()
+    }
+    searched = ratios(best, peers.CUSPARSE, "best", (4,))
     programs = ratios(cases, ("jax_bcoo",), "ours_jax")
     vectors = [
         float(row["us"]) / float(row["bound_us"])
@@ -79,6 +85,7 @@ def measured(folder: pathlib.Path) -> list[tuple[str, str]]:
     return [
         (_number(mean(library)), f"{len(library)} cases"),
         (_number(gain), f"static: `{static}`"),
+        (_number(mean(searched)), f"{len(searched)} matrices"),
         (_number(mean(programs)), f"{len(programs)} cases"),
         (_number(max(vectors, default=math.nan)), f"{len(vectors)} matrices"),
     ]

@@ -101,7 +101,7 @@ class Cuda:
 
         return enqueue
 
-    def measure(self, enqueue: Callable[[int], object], sets: int, rounds: int = ROUNDS) -> Timed:
+    def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
         """enqueue(i) puts the i-th call on the current stream."""
         torch = self.torch
 
@@ -127,7 +127,7 @@ class Cuda:
         else:
             run = graph.replay
         run()
-        return _timed([self._elapsed(run) for _ in range(rounds)], turns * sets, method)
+        return _timed([self._elapsed(run) for _ in range(ROUNDS)], turns * sets, method)
 
     def _captured(self, run: Callable[[], None]):
         """A graph of what `run` enqueues; None where it cannot be captured: it waits, say.
@@ -200,7 +200,7 @@ class DryRun:
 
         return enqueue
 
-    def measure(self, enqueue: Callable[[int], object], sets: int, rounds: int = ROUNDS) -> Timed:
+    def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
         start = time.perf_counter()
         for i in range(sets):
             enqueue(i)

@@ -201,4 +201,31 @@ def test_dynamic_choice_against_the_best_static_point():
 
 
 def test_goals_that_were_not_measured_say_so(tmp_path):
-    assert [value for value, _ in summary.measured(tmp_path)] == ["not measured"] * 4
+    values = [value for value, _ in summary.measured(tmp_path)]
+    assert values == ["not measured"] * len(summary.GOALS)
+
+
+def test_each_goal_is_computed_from_its_rows(tmp_path):
+    def write(name, *figures):
+        found = rows(*figures)
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(
+                file, ["problem", "n", "contender", "us", "nnz", "bound_us", "schedule"]
+            )
+            writer.writeheader()
+            writer.writerows(found)
+
+    write(
+        "spmm.csv",
+        ("a", 4, "ours", 2, 10, 1), ("a", 4, "cusparse_csr_alg2", 6, 10, 1),
+        ("a", 4, "ours_jax", 5, 10, 1), ("a", 4, "jax_bcoo", 100, 10, 1),
+        ("b", 1, "ours", 3, 2_000_000, 2), ("c", 1, "ours", 9, 1000, 1),
+    )  # fmt: skip
+    write("points.csv", ("a", 4, "point", 1, 10, 1, "s"), ("a", 4, "point", 2, 10, 1, "t"))
+    assert [value for value, _ in summary.measured(tmp_path)] == [
+        "3.00",  # 6 / 2
+        "1.00",  # one matrix: its best point is the static one
+        "6.00",  # 6 / 1
+        "20.00",
+        "1.50",  # c has too few nonzeros to count
+    ]
