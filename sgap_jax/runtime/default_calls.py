@@ -1,10 +1,9 @@
 """The launches of the default schedules: what a wheel carries as machine code.
 
-For each operation with CUDA kernels, what `choose_schedule` picks for 1, 2, 4, ... 256 dense
-columns (or features), rows of 1 to 32 entries on average (longer ones have the same points),
+For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
+features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. Other widths, float64 and points that a caller names are compiled where
-they run.
+problems share a kernel. float64 and points that a caller names are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cache
 
 from sgap_jax.runtime import spmm_cuda
 from sgap_jax.runtime.kernel_call import KernelCall
@@ -25,7 +25,7 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "spmm": ("spmm", spmm_cuda.launch_plan),
 }
 
-COLUMNS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
 _ROWS = 10_000
@@ -47,6 +47,7 @@ def default_problems(op: str) -> Iterator[Problem]:
         )
 
 
+@cache
 def default_calls(name: str) -> dict[str, KernelCall]:
     """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
     (op, plan), calls = LAUNCH_PLANS[name], {}
