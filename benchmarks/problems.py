@@ -5,7 +5,7 @@ measured; magnitudes would only hide errors), int32 indices sorted in each row, 
 generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
-`balance` (does one heavy row hold up the other cores?).
+`gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?).
 """
 
 import dataclasses
@@ -178,6 +178,10 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     ):
         source = f"graph collections (see MANIFEST.md of the data set): {name}"
         add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"{graphs} {tags}")
+
+    # Millions of nonzeros: where a GPU's memory, not its launch, sets the time.
+    add("uniform_200k_3m", "uniform", synthetic, uniform, 200_000, 200_000, 8e-5, tags="gpu")
+    add("rmat_1m_8m", "R-MAT", synthetic, rmat, 20, 8, tags="gpu")
 
     # The same work with and without one row that holds three quarters of it.
     add("balanced", "balance", synthetic, heavy_row, 5000, 200_000, 0, tags="balance")
