@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import (
@@ -56,8 +57,8 @@ def gspmm(
     `row_max` shares it.
 
     Args:
-      A: sparse [m, k] in CSR, CSC or COO; float32, float64, bfloat16 or float16 (other dtypes run
-        with `schedule=Reference()`).
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V), in which every number of a vector is an entry,
+        zeros too; float32, float64, bfloat16 or float16 (others run with `schedule=Reference()`).
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
@@ -99,6 +100,8 @@ def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> N
 def _gspmm(
     A: SparseArray, X: Any, *, op: str, reduce: str, transpose: bool, schedule: Schedule | None
 ) -> jax.Array:
+    if A.format.vector_length is not None:
+        A = vectors.expand(A)
     dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
     if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
         dtype = jnp.result_type(float)
