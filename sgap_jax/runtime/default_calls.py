@@ -3,7 +3,8 @@
 For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
 features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. float64 and points that a caller names are compiled where they run.
+problems share a kernel. float64, points that a caller names, and the extrema of gspmm (four kernels
+a point) are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 
-from sgap_jax.runtime import spmm_cuda
+from sgap_jax.runtime import row_reduce_cuda, sddmm_cuda, sparse_softmax_cuda, spmm_cuda
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.kernels import TILED
@@ -23,6 +24,15 @@ from sgap_jax.schedules.kernels import TILED
 # launch.
 LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "spmm": ("spmm", spmm_cuda.launch_plan),
+    "sddmm": ("sddmm", sddmm_cuda.launch_plan),
+    "row_sum": ("row_sum", row_reduce_cuda.launch_plan),
+    "row_max": ("row_max", row_reduce_cuda.launch_plan),
+    "row_broadcast": ("row_broadcast", row_reduce_cuda.launch_plan),
+    "sparse_softmax": ("sparse_softmax", partial(sparse_softmax_cuda.launch_plan, scale=1.0)),
+    "sparse_softmax_jacobian": (
+        "sparse_softmax",
+        partial(sparse_softmax_cuda.jacobian_launch_plan, scale=1.0, batches=(1, 1)),
+    ),
 }
 
 COLUMNS = range(1, 257)
