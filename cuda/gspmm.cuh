@@ -14,18 +14,6 @@
 
 namespace sgap {
 
-// The columns of a lane in one row of a row-major matrix, as AddScaled takes them.
-template <bool kVector, class T, int kColumns>
-__device__ inline Pack<T, kColumns> LoadColumns(const T* row, unsigned left) {
-  if constexpr (kVector) return *reinterpret_cast<const Pack<T, kColumns>*>(row);
-  Pack<T, kColumns> pack = {};
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-    if (j < left) pack.at[j] = row[j];
-  }
-  return pack;
-}
-
 template <bool kVector, class T, int kColumns>
 __device__ inline void StoreColumns(T* row, unsigned left, const Pack<T, kColumns>& pack) {
   if constexpr (kVector) {
@@ -82,7 +70,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         const Index at = kPermuted ? permutation[p] : Index(p);
         const A value = Widen(own_values[at]);
         const auto pack =
-            LoadColumns<kVector, T, kColumns>(own_x + Size(unsigned(column_indices[p])) * n, left);
+            Load<kVector, kColumns>(own_x + Size(unsigned(column_indices[p])) * n, left);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           const A message = kAdd ? Widen(pack.at[j]) + value : Widen(pack.at[j]) * value;

@@ -62,9 +62,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       for (unsigned p = (valid ? offsets[source] : 0) + group.lane; p < last; p += kGroup) {
         const Index q = kPermuted ? permutation[p] : Index(p);
         const Size row = Size(unsigned(indices[p])) * n + place.column;
-        const auto picked =
-            LoadColumns<kVector, Index, kColumns>(arg + product * arg_stride + row, left);
-        const auto pack = LoadColumns<kVector, T, kColumns>(d + product * d_stride + row, left);
+        const auto picked = Load<kVector, kColumns>(arg + product * arg_stride + row, left);
+        const auto pack = Load<kVector, kColumns>(d + product * d_stride + row, left);
         const Accumulator<T> value = Widen(w[product * w_stride + q]);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
@@ -108,11 +107,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 #pragma unroll 2
         for (Size l = group.lane * kColumns; l < n; l += kGroup * kColumns) {
           const unsigned left = unsigned(n - l);
-          const auto picked =
-              LoadColumns<kVector, Index, kColumns>(arg + product * arg_stride + row + l, left);
-          const auto a =
-              LoadColumns<kVector, T, kColumns>(x + product * x_stride + source + l, left);
-          const auto b = LoadColumns<kVector, T, kColumns>(d + product * d_stride + row + l, left);
+          const auto picked = Load<kVector, kColumns>(arg + product * arg_stride + row + l, left);
+          const auto a = Load<kVector, kColumns>(x + product * x_stride + source + l, left);
+          const auto b = Load<kVector, kColumns>(d + product * d_stride + row + l, left);
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) {
             const bool inside = kVector || c < left;
