@@ -14,6 +14,7 @@
 namespace sgap {
 
 struct SpmmArgs;
+struct SpmmCvsArgs;
 struct SddmmArgs;
 struct RowReduceArgs;
 struct RowBroadcastArgs;
@@ -28,6 +29,7 @@ using Kernel = void (*)(const Args& args, int64_t task);
 struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
+  Kernel<SpmmCvsArgs> spmm_cvs;
   Kernel<SddmmArgs> sddmm;
   Kernel<RowReduceArgs> row_reduce;
   Kernel<RowBroadcastArgs> row_broadcast;

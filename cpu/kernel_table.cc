@@ -4,6 +4,7 @@
 #include "sddmm.h"
 #include "sparse_softmax.h"
 #include "spmm.h"
+#include "spmm_cvs.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
@@ -12,7 +13,7 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA), Spmm, Sddmm, RowReduce, RowBroadcast, SparseSoftmax, SparseSoftmaxJacobian,
+    SGAP_NAME(SGAP_ISA), Spmm, SpmmCvs, Sddmm, RowReduce, RowBroadcast, SparseSoftmax, SparseSoftmaxJacobian,
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -1,6 +1,6 @@
 // SpMM with column vectors of V rows: for a block row b and each of its vectors p,
 //   y[batch, b V + v, :] += values[batch, p, v] * x[batch, indices[p], :]       v = 0 .. V - 1
-// and the product with the transpose, whose rows j hold row vectors of V:
+// and the product with the transpose, whose rows j hold vectors of V columns:
 //   y[batch, j, :] += sum over v of values[batch, q(p), v] * x[batch, indices[p] V + v, :]
 #pragma once
 
@@ -16,9 +16,10 @@ struct SpmmCvsArgs {
   const void* values;          // [batch or 1, vectors, V]
   const int32_t* offsets;      // [block rows + 1], of the transpose [rows of y + 1]
   const int32_t* indices;      // [vectors]
-  const int32_t* permutation;  // [vectors] for the transpose, else null: q(p) = p
+  const int32_t* permutation;  // [vectors], q(p) of the transpose; else not read
   const void* x;               // [batch or 1, k, n]
   void* y;                     // [batch, m, n]
+  bool transpose;
   int64_t m, k, n, vectors, length;
   int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
   int64_t tile_columns;
@@ -29,8 +30,8 @@ struct SpmmCvsArgs {
   int64_t row_tasks;
   const SplitRow* splits;
   int64_t split_rows;
-  int64_t pieces;
-  void* partials;      // accumulators [batch, pieces, rows of a task's row, n]
+  int64_t pieces, piece_rows;
+  void* partials;      // accumulators [batch, pieces, piece_rows, n]; V rows, of the transpose one
   int32_t* remaining;  // pieces to come, [batch, tiles, split_rows]
 };
 

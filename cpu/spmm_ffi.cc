@@ -1,8 +1,4 @@
 // FFI target sgap_spmm_csr_v1.
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -19,20 +15,6 @@ namespace sgap {
 namespace {
 
 namespace ffi = xla::ffi;
-
-// Fresh outputs of many megabytes are dominated by page faults: one per 2 MiB where the system
-// grants it, not one per 4 KiB. Only a hint, and without effect on memory that is already mapped.
-void AdviseHugePages(void* data, size_t bytes) {
-#if defined(__linux__)
-  constexpr size_t kHugePage = size_t(2) << 20;
-  if (bytes < 2 * kHugePage) return;
-  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
-  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes;
-#endif
-}
 
 // Multiply-adds that take as long as one entry of a single column: 0.5 ns.
 constexpr int64_t kEntryWork = 16;

@@ -1,5 +1,10 @@
 #include "workspace.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <utility>
@@ -37,6 +42,18 @@ Workspace AcquireWorkspace(size_t bytes) {
   }
   const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
   return Workspace(std::aligned_alloc(kLine, rounded), {rounded});
+}
+
+void AdviseHugePages(void* data, size_t bytes) {
+#if defined(__linux__)
+  constexpr size_t kHugePage = size_t(2) << 20;
+  if (bytes < 2 * kHugePage) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
 }
 
 }  // namespace sgap

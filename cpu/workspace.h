@@ -18,4 +18,8 @@ using Workspace = std::unique_ptr<void, ReturnWorkspace>;
 // what it is used for.
 Workspace AcquireWorkspace(size_t bytes);
 
+// Fresh outputs of many megabytes are dominated by page faults: one per 2 MiB where the system
+// grants it, not one per 4 KiB. Only a hint, and without effect on memory that is already mapped.
+void AdviseHugePages(void* data, size_t bytes);
+
 }  // namespace sgap
