@@ -16,6 +16,7 @@ namespace sgap {
 struct SpmmArgs;
 struct SpmmCvsArgs;
 struct SddmmArgs;
+struct SddmmCvsArgs;
 struct RowReduceArgs;
 struct RowBroadcastArgs;
 struct SparseSoftmaxArgs;
@@ -31,6 +32,7 @@ struct KernelTable {
   Kernel<SpmmArgs> spmm;
   Kernel<SpmmCvsArgs> spmm_cvs;
   Kernel<SddmmArgs> sddmm;
+  Kernel<SddmmCvsArgs> sddmm_cvs;
   Kernel<RowReduceArgs> row_reduce;
   Kernel<RowBroadcastArgs> row_broadcast;
   Kernel<SparseSoftmaxArgs> sparse_softmax;

@@ -2,6 +2,7 @@
 #include "isa.h"
 #include "row_reduce.h"
 #include "sddmm.h"
+#include "sddmm_cvs.h"
 #include "sparse_softmax.h"
 #include "spmm.h"
 #include "spmm_cvs.h"
@@ -13,7 +14,8 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA), Spmm, SpmmCvs, Sddmm, RowReduce, RowBroadcast, SparseSoftmax, SparseSoftmaxJacobian,
+    SGAP_NAME(SGAP_ISA),   Spmm, SpmmCvs, Sddmm, SddmmCvs, RowReduce, RowBroadcast, SparseSoftmax,
+    SparseSoftmaxJacobian,
 };
 
 }  // namespace sgap::SGAP_ISA

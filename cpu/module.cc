@@ -27,6 +27,7 @@ nb::dict Targets() {
   add("sgap_spmm_csr_v1", sgap::SpmmCsr);
   add("sgap_spmm_cvs_v1", sgap::SpmmCvs);
   add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
+  add("sgap_sddmm_cvs_v1", sgap::SddmmCvs);
   add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
   add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
   add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
