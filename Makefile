@@ -5,12 +5,14 @@
 #   make test VENV=.venv313               another environment beside the first
 #   make test PYTEST_ARGS="-k spmm -n0"   choose tests
 #   make demo DEMO_ARGS="--help"          options of the demo
+#   make gpu-test GPU_PYTHON=python3.12   on a machine with an NVIDIA GPU, without a network: uses what
+#                                         that interpreter has (jax with its CUDA plugin, pytest, ...)
 
 VENV ?= .venv
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 DEMO_ARGS ?=
 BENCH_ARGS ?=
-SANITIZE_TESTS ?= tests/oracle -k "not reference"
+SANITIZE_TESTS ?= tests/oracle -k "not reference and not emulated"
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \
@@ -20,8 +22,15 @@ BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/stamps
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpu cuda cmake -type f 2>/dev/null)
 
+# Installing takes a minute or two; each GPU target ends within nine.
+GPU_PYTHON ?= python3
+GPU_WORKERS ?= 6
+GPU_SECONDS ?= 360
+GPU_ARGS ?=
+RESULTS ?= benchmarks/results
+
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread clean
+  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench clean
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -30,6 +39,8 @@ help:
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
+	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
 demo: $(STAMPS)/package $(STAMPS)/group-demo
@@ -94,6 +105,26 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-
 	  --config-settings=cmake.build-type=RelWithDebInfo --config-settings=install.strip=false
 	LD_PRELOAD="$(PRELOAD_$*) $(call LIBRARY,libstdc++.so)" $(SANITIZED)/bin/python -m pytest \
 	  -n 2 -p no:cacheprovider $(SANITIZE_TESTS)
+
+# No network and no environment of its own: the package goes to a folder in front of what GPU_PYTHON
+# has, and the checkout, whose sgap_jax is not built, comes behind it.
+GPU_SITE := $(abspath build/gpu)
+GPU_RUN = PYTHONSAFEPATH=1 PYTHONPATH="$(GPU_SITE):$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
+  JAX_PLATFORMS=$${JAX_PLATFORMS-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 \
+  SGAP_GPU_SECONDS=$(GPU_SECONDS) $(GPU_PYTHON)
+
+gpu-install:
+	@$(GPU_RUN) -c "import jax; jax.devices('cuda')" 2>/dev/null || { \
+	  echo "$(GPU_PYTHON) has no JAX that sees an NVIDIA GPU: name another with GPU_PYTHON="; exit 1; }
+	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --upgrade \
+	  --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake .
+
+gpu-test: gpu-install
+	SGAP_GPU_RESULTS="$(abspath $(RESULTS))" $(GPU_RUN) -m pytest tests/gpu -rs -p no:cacheprovider \
+	  -n $(GPU_WORKERS) --dist worksteal $(GPU_ARGS)
+
+gpu-bench: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.run --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis

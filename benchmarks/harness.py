@@ -115,12 +115,14 @@ def arguments(description: str, n: tuple[int, ...] = ()) -> argparse.ArgumentPar
     return parser
 
 
-def run(op: str, cases: Callable[[object, int], Iterable[Case]], goal, args, n=(1,)) -> None:
+def run(
+    op: str, cases: Callable[[object, int], Iterable[Case]], goal, args, n=(1,), tag="default"
+) -> None:
     """Measures the cases of the selected problems, prints a line for each and writes the CSV.
 
-    A run over all default problems replaces the file; any other replaces the rows it measured.
+    A run over all problems of `tag` replaces the file; any other replaces the rows it measured.
     """
-    found = problems.select(args.tag or ("quick" if args.quick else "default"), args.problems)
+    found = problems.select(args.tag or ("quick" if args.quick else tag), args.problems)
     whole = not (args.tag or args.problems or args.quick or getattr(args, "n", None))
     widths = getattr(args, "n", None) or (n[-4::2] if args.quick else n)
     stamp = {

@@ -47,12 +47,21 @@ def results_dir() -> pathlib.Path:
 
 
 def commit() -> str:
-    """Short id of the commit, with "+" if the sources that are measured differ from it."""
+    """Short id of the commit, with "+" if the sources that are measured differ from it.
+
+    SGAP_COMMIT names it where the sources are a copy without their history.
+    """
+    if named := os.environ.get("SGAP_COMMIT"):
+        return named
 
     def git(*words: str) -> str:
-        return subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True).stdout
+        try:
+            return subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True).stdout
+        except FileNotFoundError:
+            return ""
 
-    changed = git("status", "--porcelain", "--", "sgap_jax", "cpu", "benchmarks/*.py")
+    sources = ("sgap_jax", "cpu", "cuda", "benchmarks/*.py", "benchmarks/**/*.py")
+    changed = git("status", "--porcelain", "--", *sources)
     name = git("rev-parse", "--short", "HEAD").strip() or "none"
     return name + ("+" if changed.strip() else "")
 

@@ -111,6 +111,34 @@ def sddmm_fixed(d):
 
 
 @parallel
+def message_max(offsets, indices, values, X, C):
+    for i in numba.prange(C.shape[0]):
+        row, start, end = C[i], offsets[i], offsets[i + 1]
+        if start == end:
+            row[:] = 0
+            continue
+        value, other = values[start], X[indices[start]]
+        for j in range(row.shape[0]):
+            row[j] = value * other[j]
+        for p in range(start + 1, end):
+            value, other = values[p], X[indices[p]]
+            for j in range(row.shape[0]):
+                row[j] = max(row[j], value * other[j])
+
+
+@parallel
+def message_mean(offsets, indices, values, X, C):
+    for i in numba.prange(C.shape[0]):
+        row = C[i]
+        row[:] = 0
+        share = np.float32(1) / np.float32(max(offsets[i + 1] - offsets[i], 1))
+        for p in range(offsets[i], offsets[i + 1]):
+            value, other = values[p] * share, X[indices[p]]
+            for j in range(row.shape[0]):
+                row[j] += value * other[j]
+
+
+@parallel
 def sparse_softmax(offsets, values, result):
     for i in numba.prange(offsets.shape[0] - 1):
         start, end = offsets[i], offsets[i + 1]

@@ -5,7 +5,7 @@ measured; magnitudes would only hide errors), int32 indices sorted in each row, 
 generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
-`balance` (does one heavy row hold up the other cores?).
+`gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?).
 """
 
 import dataclasses
@@ -123,8 +123,9 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     tags = "default quick"
     add("uniform_10k_0.1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.001, tags=tags)
     add("uniform_10k_1pct", "uniform", synthetic, uniform, 10_000, 10_000, 0.01)
-    add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8)
-    add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16)
+    graphs = "default graphs"
+    add("rmat_131k_1m", "R-MAT", synthetic, rmat, 17, 8, tags=graphs)
+    add("rmat_131k_2m", "R-MAT", synthetic, rmat, 17, 16, tags=graphs)
     for percent in (70, 80, 90, 95, 98):
         tags = "default quick" if percent == 90 else "default"
         name = f"weights_2048x1024_{percent}pct"
@@ -176,7 +177,11 @@ def _all() -> tuple[BenchmarkProblem, ...]:
         ("coauthor_cs", ""),
     ):
         source = f"graph collections (see MANIFEST.md of the data set): {name}"
-        add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"default {tags}")
+        add(name, "graphs", source, stored, f"graphs/{name}.npz", tags=f"{graphs} {tags}")
+
+    # Millions of nonzeros: where a GPU's memory, not its launch, sets the time.
+    add("uniform_200k_3m", "uniform", synthetic, uniform, 200_000, 200_000, 8e-5, tags="gpu")
+    add("rmat_1m_8m", "R-MAT", synthetic, rmat, 20, 8, tags="gpu")
 
     # The same work with and without one row that holds three quarters of it.
     add("balanced", "balance", synthetic, heavy_row, 5000, 200_000, 0, tags="balance")

@@ -3,7 +3,14 @@
 import argparse
 import pathlib
 
-from benchmarks import bench_gradient, bench_sddmm, bench_softmax, bench_spmm, summary
+from benchmarks import (
+    bench_gradient,
+    bench_messages,
+    bench_sddmm,
+    bench_softmax,
+    bench_spmm,
+    summary,
+)
 
 
 def main() -> None:
@@ -15,7 +22,7 @@ def main() -> None:
     words = ["--quick"] if args.quick else []
     words += ["--out", str(args.out)] if args.out else []
     words += ["--tag", args.tag] if args.tag else []
-    for bench in (bench_spmm, bench_sddmm, bench_gradient, bench_softmax):
+    for bench in (bench_spmm, bench_sddmm, bench_gradient, bench_softmax, bench_messages):
         bench.main(words)
     if not args.quick and not args.out and not args.tag:
         summary.main([])

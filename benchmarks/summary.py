@@ -16,13 +16,15 @@ import re
 import statistics
 
 from benchmarks import machine
-from benchmarks.peers import gradient, sddmm, softmax, spmm
+from benchmarks.peers import gradient, messages, sddmm, softmax, spmm
 
 OPS = {
     "spmm": ("SpMM", spmm),
     "sddmm": ("SDDMM", sddmm),
     "gradient": ("value and gradient of SpMM", gradient),
     "softmax": ("sparse softmax", softmax),
+    "messages_max": ("messages, maximum", messages),
+    "messages_mean": ("messages, mean", messages),
 }
 DOCS = machine.ROOT / "docs"
 PLOT = DOCS / "img" / "performance.svg"
@@ -37,6 +39,8 @@ COMPARISONS = (
     ("gradient", "value and gradient, against torch", gradient.GOAL),
     ("gradient", "value and gradient, against JAX BCSR", ("jax_bcsr",)),
     ("softmax", "sparse softmax", softmax.GOAL),
+    ("messages_max", "message passing, maximum", messages.GOAL),
+    ("messages_mean", "message passing, mean", messages.GOAL),
 )
 
 

@@ -15,6 +15,8 @@ namespace sgap {
 
 struct SpmmArgs;
 struct SpmmCvsArgs;
+struct GspmmArgs;
+struct PickArgs;
 struct SddmmArgs;
 struct SddmmCvsArgs;
 struct RowReduceArgs;
@@ -31,6 +33,9 @@ struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
   Kernel<SpmmCvsArgs> spmm_cvs;
+  Kernel<GspmmArgs> gspmm;
+  Kernel<PickArgs> gspmm_pick;
+  Kernel<PickArgs> gspmm_pick_to_values;
   Kernel<SddmmArgs> sddmm;
   Kernel<SddmmCvsArgs> sddmm_cvs;
   Kernel<RowReduceArgs> row_reduce;

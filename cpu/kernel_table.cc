@@ -1,4 +1,6 @@
 // The kernels of one instruction set.
+#include "gspmm.h"
+#include "gspmm_pick.h"
 #include "isa.h"
 #include "row_reduce.h"
 #include "sddmm.h"
@@ -14,7 +16,17 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA),   Spmm, SpmmCvs, Sddmm, SddmmCvs, RowReduce, RowBroadcast, SparseSoftmax,
+    SGAP_NAME(SGAP_ISA),
+    Spmm,
+    SpmmCvs,
+    Gspmm,
+    GspmmPick,
+    GspmmPickToValues,
+    Sddmm,
+    SddmmCvs,
+    RowReduce,
+    RowBroadcast,
+    SparseSoftmax,
     SparseSoftmaxJacobian,
 };
 

@@ -7,6 +7,23 @@
 
 namespace sgap {
 
+struct Add {
+  template <class A>
+  __device__ A operator()(A x, A y) const {
+    return x + y;
+  }
+};
+
+// NaN if either is.
+struct Greater {
+  __device__ float operator()(float x, float y) const {
+    float greater;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(x), "f"(y));
+    return greater;
+  }
+  __device__ double operator()(double x, double y) const { return x > y || x != x ? x : y; }
+};
+
 template <int kGroup>
 struct Group {
   enum { kWarp = 32 };
@@ -17,15 +34,49 @@ struct Group {
   unsigned mask = (kGroup == kWarp ? ~0u : (1u << kGroup) - 1)
                   << (threadIdx.x % kWarp - threadIdx.x % kGroup);
 
-  // Parallel reduction: the sum over all lanes, in every lane, in the same order each time.
-  template <class A, int kColumns>
+  // Parallel reduction: the sum (or what else Combine makes of two) over all lanes, in every lane,
+  // in the same order each time.
+  template <class Combine = Add, class A, int kColumns>
   __device__ void Reduce(A (&sums)[kColumns]) const {
 #pragma unroll
     for (int distance = kGroup / 2; distance > 0; distance /= 2) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        sums[j] += __shfl_xor_sync(mask, sums[j], distance, kGroup);
+        sums[j] = Combine()(sums[j], __shfl_xor_sync(mask, sums[j], distance, kGroup));
       }
+    }
+  }
+
+  // The same for several sums with fewer shuffles: as the lanes halve, each half goes on with half
+  // of the sums, until one is left. Lane l ends with the kCount / kGroup sums from number
+  // l * kCount / kGroup on (one, shared by neighbouring lanes, where there are more lanes).
+  template <class A, int kCount>
+  __device__ void ReduceSpread(A (&sums)[kCount]) const {
+    static_assert((kCount & (kCount - 1)) == 0, "sums that halve");
+#pragma unroll
+    for (int halves = 2; halves <= kGroup; halves *= 2) {
+      const int distance = kGroup / halves;
+      if (halves > kCount) {
+        sums[0] += __shfl_xor_sync(mask, sums[0], distance, kGroup);
+        continue;
+      }
+      const bool upper = lane & distance;
+#pragma unroll
+      for (int j = 0; j < kCount / halves; ++j) {
+        const A low = sums[j], high = sums[j + kCount / halves];
+        sums[j] = upper ? high : low;
+        sums[j] += __shfl_xor_sync(mask, upper ? low : high, distance, kGroup);
+      }
+    }
+  }
+
+  // sums += what the next lane gives; the last has no next.
+  template <class A, int kColumns>
+  __device__ void AddNext(const A (&given)[kColumns], A (&sums)[kColumns]) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const A next = __shfl_down_sync(mask, given[j], 1, kGroup);
+      if (lane + 1 < kGroup) sums[j] += next;
     }
   }
 

@@ -17,10 +17,6 @@
 
 namespace sgap {
 
-// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
-// spills on the way.
-enum { kThreads = 1024 };
-
 // What the lanes of one group have: a worker along the sparse operand, and dense columns.
 template <int kGroup, int kColumns, int kChunks, int kBlock>
 struct Place {
@@ -44,6 +40,35 @@ struct Operands {
     const Accumulator<T> value = Widen(values[kPermuted ? permutation[p] : p]);
     const T* row = b + Size(unsigned(column_indices[p])) * n;
     AddScaled<kVector>(value, row, left, sums);
+  }
+
+  // Entries p to p + kLoad - 1, p a multiple of kLoad: their values, and the lane's columns of
+  // their rows of B. Those from `last` on do not exist and are zeros.
+  template <int kLoad>
+  __device__ void LoadEntries(unsigned p, unsigned last, Pack<T, kLoad>& found,
+                              Pack<T, kColumns> (&rows)[kLoad]) const {
+    Pack<Index, kLoad> columns = {}, places = {};
+    found = {};
+    if (p + kLoad <= last) {
+      columns = *reinterpret_cast<const Pack<Index, kLoad>*>(column_indices + p);
+      if constexpr (kPermuted)
+        places = *reinterpret_cast<const Pack<Index, kLoad>*>(permutation + p);
+      if constexpr (!kPermuted) found = *reinterpret_cast<const Pack<T, kLoad>*>(values + p);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLoad; ++i) {
+        if (p + i >= last) continue;
+        columns.at[i] = column_indices[p + i];
+        if constexpr (kPermuted) places.at[i] = permutation[p + i];
+        if constexpr (!kPermuted) found.at[i] = values[p + i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kLoad; ++i) {
+      if (kPermuted && p + i < last) found.at[i] = values[places.at[i]];
+      const T* row = b + Size(unsigned(columns.at[i])) * n;
+      rows[i] = Load<kVector, kColumns>(row, p + i < last ? left : 0);
+    }
   }
 };
 
@@ -96,10 +121,11 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       const unsigned first = valid ? row_offsets[row] + start : 0;
       const unsigned last = valid ? row_offsets[row + 1] : 0;
       Accumulator<T> sums[kColumns] = {};
+      // Counted: a loop that may end after each entry would wait for one before it loads the next.
+      const unsigned own = first + group.lane, share = kGroups * kGroup;
+      const unsigned steps = own < last ? (last - own + share - 1) / share : 0;
 #pragma unroll 4
-      for (unsigned p = first + group.lane; p < last; p += kGroups * kGroup) {
-        operands.AddEntry(Index(p), sums);
-      }
+      for (unsigned i = 0; i < steps; ++i) operands.AddEntry(Index(own + i * share), sums);
       group.Reduce(sums);
       if (!valid || group.lane != 0) continue;
       Out* out = c + (product * m + row) * n + place.column;
@@ -134,7 +160,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Place<1, kColumns, kChunks, kBlock> place;
   const Size first = place.worker * kNonzeros;
   const Size stored = row_offsets[m];
-  if (place.column >= n || first >= stored) return;
+  if (m == 0 || place.column >= n || first >= stored) return;
   const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
   const Index first_row = RowBetween(row_offsets, 0, unsigned(m), Index(first));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
@@ -158,10 +184,55 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   }
 }
 
-// {<1 nnz, c col>, r}: a group owns windows of r consecutive entries, one in each lane, and reduces
-// them row by row; the first lane of each row adds into zeros as above.
-template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
-          bool kPermuted>
+// What a lane does with its own entries [first, last), row after row: stores the rows that begin
+// and end there, leaves in `sums` what belongs to the last row, which it returns, and in `head`
+// what belongs to the first if that began before and ends here. `row` is the row of first or an
+// earlier one. The first lane of a window has nobody to leave a head to and adds it.
+template <int kLoad, class T, int kColumns, bool kVector, bool kPermuted>
+__device__ inline Index AddEntries(const Operands<T, kColumns, kVector, kPermuted>& operands,
+                                   const Index* row_offsets, unsigned m, unsigned first,
+                                   unsigned last, Index row, bool leading, Accumulator<T>* out,
+                                   Accumulator<T> (&sums)[kColumns],
+                                   Accumulator<T> (&head)[kColumns]) {
+  row = RowFrom(row_offsets, unsigned(row), m, Index(first));
+  bool began_before = row_offsets[row] < first;
+  unsigned end = row_offsets[row + 1];
+#pragma unroll 1
+  for (unsigned p = first; p < last; p += kLoad) {
+    Pack<T, kLoad> values;
+    Pack<T, kColumns> rows[kLoad];
+    operands.LoadEntries(p, last, values, rows);
+#pragma unroll
+    for (int i = 0; i < kLoad; ++i) {
+      if (p + i == end && p + i < last) {
+        Accumulator<T>* at = out + Size(unsigned(row)) * operands.n;
+        if (!began_before) {
+          Store<kVector>(at, operands.left, sums);
+        } else if (leading) {
+          AddAtomically<kVector>(at, operands.left, sums);
+        }
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          if (began_before && !leading) head[j] = sums[j];
+          sums[j] = 0;
+        }
+        began_before = false;
+        row = RowFrom(row_offsets, unsigned(row), m, Index(p + i));
+        end = row_offsets[row + 1];
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) sums[j] += Widen(values.at[i]) * Widen(rows[i].at[j]);
+    }
+  }
+  return row;
+}
+
+// {<g nnz, c col>, r}: a group owns windows of g * r consecutive entries, g in each lane, and
+// reduces row by row what the lanes have of rows that more than one of them touches; the first lane
+// of each such row adds into zeros as above. With kLoad > 1 so many values and indices come at
+// once.
+template <class T, int kNonzeros, int kGroup, int kWalk, int kLoad, int kColumns, int kChunks,
+          int kBlock, bool kVector, bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmNnzGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices,
@@ -170,9 +241,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                        long long values_stride, long long b_stride, long long products) {
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
-  const Size first = place.worker * (kWalk * kGroup);
-  const Size stored = row_offsets[m];
-  const bool inside = place.column < n;
+  constexpr Size kWindow = Size(kGroup) * kNonzeros;
+  const Size stored = row_offsets[m], first = place.worker * kWalk * kWindow;
+  const bool inside = m > 0 && place.column < n;
   const Index first_row =
       inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
@@ -183,18 +254,19 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     Index row = first_row;
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
-      const Size window = first + step * kGroup;
-      const Size p = window + group.lane;
-      const bool valid = inside && p < stored;
-      Accumulator<T> sums[kColumns] = {};
+      const Size window = first + step * kWindow, own = window + Size(group.lane) * kNonzeros;
+      const bool valid = inside && own < stored;
+      Accumulator<T> sums[kColumns] = {}, head[kColumns] = {};
       if (valid) {
-        row = RowFrom(row_offsets, unsigned(row), unsigned(m), Index(p));
-        operands.AddEntry(Index(p), sums);
+        const unsigned last = unsigned(stored - own < kNonzeros ? stored : own + kNonzeros);
+        row = AddEntries<kLoad>(operands, row_offsets, unsigned(m), unsigned(own), last, row,
+                                group.lane == 0, out, sums, head);
       }
+      if constexpr (kNonzeros > 1) group.AddNext(head, sums);
       // Lanes past the end are a segment of their own, of a row that does not exist.
-      const bool head = group.ReduceSegments(valid ? row : Index(m), sums);
-      if (!head || !valid) continue;
-      const bool whole = row_offsets[row] >= window && row_offsets[row + 1] <= window + kGroup;
+      const bool leads = group.ReduceSegments(valid ? row : Index(m), sums);
+      if (!leads || !valid) continue;
+      const bool whole = row_offsets[row] >= window && row_offsets[row + 1] <= window + kWindow;
       AddToRow<kVector>(out + Size(unsigned(row)) * n, operands.left, whole, sums);
     }
   }

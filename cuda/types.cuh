@@ -7,6 +7,10 @@ namespace sgap {
 using Index = int;                // row offsets, column indices, permutations
 using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
 
+// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
+// spills on the way.
+enum { kThreads = 1024 };
+
 struct float16 {
   unsigned short bits;
 };
@@ -53,6 +57,21 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
 
 // The columns of a lane in one row of a row-major matrix. With kVector all kColumns of them exist
 // and are aligned as a Pack; otherwise only the first `left` exist.
+
+// Zeros beyond them.
+template <bool kVector, int kColumns, class T>
+__device__ inline Pack<T, kColumns> Load(const T* row, unsigned left) {
+  Pack<T, kColumns> pack = {};
+  if constexpr (kVector) {
+    if (left > 0) pack = *reinterpret_cast<const Pack<T, kColumns>*>(row);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (j < left) pack.at[j] = row[j];
+    }
+  }
+  return pack;
+}
 
 // sums += scale * row
 template <bool kVector, class T, int kColumns>

@@ -4,7 +4,7 @@ Every function takes the structure as CSR arrays and returns float64. `row_offse
 `column_indices` may carry padding: entries from row_offsets[m] on are ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +41,55 @@ def sddmm(row_offsets: Offsets, column_indices: Offsets, X: ArrayLike, Y: ArrayL
     for i in range(len(row_offsets) - 1):
         for p in range(row_offsets[i], row_offsets[i + 1]):
             out[p] = np.sum(X[i] * Y[column_indices[p]])
+    return out
+
+
+MESSAGES: dict[str, Callable] = {
+    "mul": np.multiply,
+    "add": np.add,
+    "sub": np.subtract,
+    "div": np.divide,
+    "copy": lambda x, other: x,
+}
+REDUCTIONS: dict[str, Callable] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
+
+
+def gspmm(
+    values: ArrayLike,
+    row_offsets: Offsets,
+    column_indices: Offsets,
+    shape: tuple[int, int],
+    X: ArrayLike,
+    op: str,
+    reduce: str,
+    transpose: bool = False,
+) -> NDArray:
+    """C[i, :] = reduce over stored (i, j) of X[j, :] op A[i, j], along A or A^T; zero in a row
+    without entries."""
+    values, X = np.asarray(values, np.float64), np.asarray(X, np.float64)
+    messages: list[list] = [[] for _ in range(shape[1] if transpose else shape[0])]
+    for i in range(shape[0]):
+        for p in range(row_offsets[i], row_offsets[i + 1]):
+            j = column_indices[p]
+            row, source = (j, i) if transpose else (i, j)
+            messages[row].append(MESSAGES[op](X[source], values[p]))
+    C = np.zeros((len(messages), X.shape[1]))
+    for row, received in enumerate(messages):
+        if received:
+            C[row] = REDUCTIONS[reduce](received, axis=0)
+    return C
+
+
+def gsddmm(
+    row_offsets: Offsets, column_indices: Offsets, X: ArrayLike, Y: ArrayLike, op: str
+) -> NDArray:
+    """c[p] = sum over l of X[i, l] op Y[j, l] for the p-th stored entry (i, j); zero in the
+    padding."""
+    X, Y = np.asarray(X, np.float64), np.asarray(Y, np.float64)
+    out = np.zeros(len(column_indices))
+    for i in range(len(row_offsets) - 1):
+        for p in range(row_offsets[i], row_offsets[i + 1]):
+            out[p] = np.sum(MESSAGES[op](X[i], Y[column_indices[p]]))
     return out
 
 

@@ -80,13 +80,16 @@ BATTERY = {
 def sizes_for(name, sizes, backend):
     """A third of the sizes for each matrix, so that all of them meet some matrix of each kind.
 
-    Every size is a compilation; the plain-JAX lowering has no code that depends on it.
+    Every size is a compilation; the plain-JAX lowering has no code that depends on it, and the
+    emulated kernels are slow: two sizes for a matrix.
     """
     from sgap_jax import Reference
+    from sgap_jax.schedules.emulated import Emulated
 
-    return (
-        [0, 1, 5] if isinstance(backend, Reference) else sizes[list(BATTERY).index(name) % 3 :: 3]
-    )
+    i = list(BATTERY).index(name)
+    if isinstance(backend, Emulated):
+        return sizes[i % 6 :: 6]
+    return [0, 1, 5] if isinstance(backend, Reference) else sizes[i % 3 :: 3]
 
 
 def array(case, dtype, format=None):

@@ -14,27 +14,65 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+from cuda_sources import require_nvrtc  # noqa: E402
+from emulated_launch import Sampled, emulate  # noqa: E402
+
 from sgap_jax import CpuTile, Reference  # noqa: E402
+from sgap_jax.schedules.emulated import Emulated  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # What runs an operation: the kernels with the schedule that the selector picks, with schedules that
-# split rows and columns even in small problems, and the plain-JAX lowering of other platforms.
+# split rows and columns even in small problems, and the plain-JAX lowering of other platforms; the
+# CUDA kernels in the emulator, with the selector's points and with random ones.
 BACKENDS = {
     "cpu": None,
     "cpu-tiled": CpuTile(columns=16, nonzeros=64, packed=True),
     "reference": Reference(),
+    "emulated": Emulated(emulate),
+    "emulated-sampled": Emulated(emulate),
 }
+
+
+def backend_of(name, test):
+    """The schedule of a backend, and for the sampled one the name of the test that asks."""
+    if isinstance(BACKENDS[name], Emulated):
+        require_nvrtc()
+    return Emulated(emulate, choose=Sampled(test)) if name.endswith("sampled") else BACKENDS[name]
 
 
 @pytest.fixture(params=BACKENDS, ids=list(BACKENDS))
 def backend(request):
     """The schedule of a backend for spmm; `row_schedule` makes it one for the other ops."""
-    return BACKENDS[request.param]
+    return backend_of(request.param, request.node.nodeid)
 
 
 def row_schedule(schedule):
+    """Of the schedules, only a CpuTile is for one op alone; an emulation chooses for each."""
     return CpuTile(nonzeros=schedule.nonzeros) if isinstance(schedule, CpuTile) else schedule
+
+
+SHARE = 8
+
+
+def pytest_collection_modifyitems(config, items):
+    """The emulator is slow, and each dtype is another kernel: on it, a matrix of the battery meets
+    an eighth of a test's variants, the next matrix the next eighth."""
+    groups = {}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "name" in params and str(params.get("backend")).startswith("emulated"):
+            of_test = groups.setdefault((params["backend"], item.function), {})
+            of_test.setdefault(params["name"], []).append(item)
+    left = {
+        item
+        for of_test in groups.values()
+        for turn, variants in enumerate(of_test.values())
+        for i, item in enumerate(variants)
+        if i % SHARE != turn % min(SHARE, len(variants))
+    }
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import numpy as np
 from battery import BATTERY, array
 from conftest import BACKENDS, row_schedule
 
-from sgap_jax import CSC, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
+from sgap_jax import CSC, gsddmm, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
@@ -38,6 +38,34 @@ def dense_row_max(v):
 def finite_row_max(v, schedule):
     s = row_max(A.with_values(v), schedule=schedule)
     return jnp.where(MASK.any(1), s, 0)
+
+
+def dense_gspmm(op, reduce):
+    """Messages [M, K, n]; away from ties, where each library picks its own subgradient."""
+
+    def twin(v, X):
+        a = jnp.where(MASK, dense(v), 1)[:, :, None]
+        x = jnp.broadcast_to(X, (M, *X.shape))
+        a = jnp.broadcast_to(a, x.shape)
+        messages = {"mul": x * a, "add": x + a, "sub": x - a, "div": x / a, "copy": x}[op]
+        mask, rows = MASK[:, :, None], MASK.any(1)[:, None]
+        if reduce in ("sum", "mean"):
+            count = jnp.maximum(MASK.sum(1), 1)[:, None].astype(v.dtype) if reduce == "mean" else 1
+            return jnp.where(mask, messages, 0).sum(1) / count
+        worst = -1e30 if reduce == "max" else 1e30
+        extremum = jnp.max if reduce == "max" else jnp.min
+        return jnp.where(rows, extremum(jnp.where(mask, messages, worst), axis=1), 0)
+
+    return twin
+
+
+def gspmm_case(op, reduce, transpose=False):
+    def function(v, X, s):
+        S = A.with_values(v).T if transpose else A.with_values(v)
+        s = row_schedule(s) if reduce in ("max", "min") else s
+        return gspmm(S, X, op=op, reduce=reduce, transpose=transpose, schedule=s)
+
+    return function, dense_gspmm(op, reduce), (A.values, normal(K, 5))
 
 
 # name -> (function of the operands and a schedule, dense twin, operands)
@@ -98,6 +126,15 @@ OPS = {
         lambda v, s: finite_row_max(v, row_schedule(s)),
         dense_row_max,
         (A.values,),
+    ),
+    "gspmm_mul_max": gspmm_case("mul", "max"),
+    "gspmm_add_min_transpose": gspmm_case("add", "min", transpose=True),
+    "gspmm_div_max": gspmm_case("div", "max"),
+    "gspmm_sub_mean": gspmm_case("sub", "mean"),
+    "gsddmm_sub": (
+        lambda x, y, s: gsddmm(A, x, y, op="sub", schedule=row_schedule(s)).values,
+        lambda x, y: (x[:, None] - y[None])[ROWS, COLS],
+        (normal(M), normal(K)),
     ),
     "attention": (
         lambda Q, Y, V, s: spmm(

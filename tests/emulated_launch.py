@@ -1,10 +1,16 @@
 """A KernelCall on the emulator: what the launch path does on a GPU, on NumPy arrays."""
 
+import dataclasses
 import functools
+import os
+import random
+from fractions import Fraction
 
 import numpy as np
 from cuda_sources import ptx
 from emulator import Memory, Program
+
+from sgap_jax import ScheduleError, legal_points
 
 
 @functools.cache
@@ -12,8 +18,8 @@ def program(source, arch):
     return Program(ptx(source, arch))
 
 
-def emulate(call, inputs, outputs, arch="compute_90"):
-    """The outputs, as `outputs` (shape, dtype) say, of one launch.
+def emulate(call, inputs, outputs, arch="compute_90", **run):
+    """The outputs, as `outputs` (shape, dtype) say, of one launch; `run` goes to Program.run.
 
     Those that are not zeroed start as junk, NaN in every float type: a kernel must write them all.
     """
@@ -30,8 +36,49 @@ def emulate(call, inputs, outputs, arch="compute_90"):
     pointers = [memory.put(np.asarray(array)) for array in (*inputs, *results)]
     (entry,) = module.entries
     arguments = [*pointers, *call.scalars]
-    module.run(entry, call.grid, call.block, arguments, memory, shared_bytes=call.shared_bytes)
+    run["shared_bytes"] = call.shared_bytes
+    module.run(entry, call.grid, call.block, arguments, memory, **run)
     return [
         memory.get(address, like)
         for address, like in zip(pointers[len(inputs) :], results, strict=True)
     ]
+
+
+@functools.lru_cache
+def points(problem):
+    return tuple(legal_points(problem))
+
+
+def tuned(point, problem, rng):
+    """The point with tunables of Sgap, section 7.2, drawn until they are legal for the problem."""
+    while True:
+        tunables = {
+            "block_size": rng.choice((128, 256, 512)),
+            "tile_size": rng.choice((None, 1, 2, 4, 8, 16, 32)),
+            "worker_dim_r": Fraction(1, rng.choice((1, 2, 4))),
+        }
+        try:
+            drawn = dataclasses.replace(point, **tunables)
+            drawn.check(problem)
+            return drawn
+        except ScheduleError:
+            continue
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """Chooses a legal point of each problem at random, the same ones for the same name.
+
+    SGAP_SAMPLE_SEED gives others. What is chosen is printed: pytest shows it where a test fails.
+    """
+
+    name: str
+
+    def __call__(self, problem):
+        # One point for A and for A^T, stored by rows and by columns: they agree to the bit.
+        asked = dataclasses.replace(problem, permuted=False, shape=tuple(sorted(problem.shape)))
+        seed = os.environ.get("SGAP_SAMPLE_SEED", "0")
+        rng = random.Random(f"{seed} {self.name} {asked}")
+        point = tuned(rng.choice(points(problem)), problem, rng)
+        print(f"sampled for {problem}: {point}")
+        return point

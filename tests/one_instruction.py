@@ -97,7 +97,7 @@ def rounded(number, name, mode="rn"):
     return math.copysign(float(result), number)
 
 
-def exactly(function, name):
+def exactly(function, name, mode="rn"):
     """The function of exact numbers, rounded once; what is not finite by float64 rules."""
 
     def run(*numbers):
@@ -106,7 +106,7 @@ def exactly(function, name):
             exact = function(*map(Fraction, numbers))
             if exact == 0:  # its sign is that of IEEE arithmetic
                 return float(function(*map(np.float64, numbers)))
-            return rounded(exact, name)
+            return rounded(exact, name, mode)
         with np.errstate(all="ignore"):
             return float(function(*map(np.float64, numbers)))
 

@@ -21,8 +21,8 @@ from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.schedules import Problem, Reference, Schedule, choose_schedule
-from sgap_jax.schedules.emulated import Emulated
+from sgap_jax.schedules import Problem, Reference, Schedule
+from sgap_jax.schedules.emulated import Emulated, default_schedule
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -38,22 +38,22 @@ def define(
     transpose: Callable | None,
     batch: Callable | None = None,
     cuda: Callable | None = None,
+    multiple_results: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules; `data` operands come first, index arrays after.
-
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs.
+    reference runs. Of multiple results only the first has a derivative.
     """
     primitive = Primitive(name)
+    primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
-
-    reference_rule = mlir.lower_fun(reference, multiple_results=False)
+    reference_rule = mlir.lower_fun(reference, multiple_results)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
         if isinstance(schedule, Emulated):
-            with launch.handed_to(emulation(schedule.run)):
+            with launch.handed_to(emulation(schedule.run)), schedule.choosing():
                 return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
         rule = reference_rule if isinstance(schedule, Reference) else cpu
         return rule(ctx, *operands, **params)
@@ -82,9 +82,9 @@ def define(
         assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[data:])
         parts = jvp(primals, [None if type(t) is ad.Zero else t for t in tangents[:data]], **params)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
-        if not terms:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, sum(terms[1:], start=terms[0])
+        zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
+        tangent = sum(terms[1:], start=terms[0]) if terms else zeros[0]
+        return out, [tangent, *zeros[1:]] if multiple_results else tangent
 
     ad.primitive_jvps[primitive] = jvp_rule
     if transpose is not None:
@@ -153,7 +153,7 @@ def as_cotangent(x: Any, operand: Any) -> Any:
 
 def batch_rule(
     primitive: Primitive, data: int, args: Sequence, dims: Sequence, **params: Any
-) -> tuple[Any, int]:
+) -> tuple[Any, Any]:
     """vmap over any operands: data joins the batch axis; structures run one after another."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     if any(d is not None for d in dims[data:]):
@@ -164,7 +164,8 @@ def batch_rule(
             full = [a if d is None else next(left) for a, d in zip(args, dims, strict=True)]
             return bind(primitive, *full, **params)
 
-        return jax.lax.map(one, mapped), 0
+        out = jax.lax.map(one, mapped)
+        return out, jax.tree.map(lambda _: 0, out)
 
     own = [
         a.shape[0] if d is None else jnp.moveaxis(a, d, 0).shape[1]
@@ -181,7 +182,8 @@ def batch_rule(
 
     merged = [merge(a, d) for a, d in zip(args[:data], dims[:data], strict=True)]
     out = bind(primitive, *merged, *args[data:], **params)
-    return out.reshape((size, batch) + out.shape[1:]), 0
+    out = jax.tree.map(lambda x: x.reshape((size, batch) + x.shape[1:]), out)
+    return out, jax.tree.map(lambda _: 0, out)
 
 
 def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **attrs: Any) -> Any:
@@ -203,7 +205,7 @@ def empty_index() -> tuple[Any, Any]:
 
 def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
     """What a kernel is to do: the caller's schedule, checked, or the selector's."""
-    schedule = choose_schedule(problem) if schedule is None else schedule
+    schedule = default_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
     if not isinstance(schedule, kind):
         raise NotImplementedError(

@@ -1,5 +1,6 @@
 """Reductions over the stored entries of each row, and their adjoint, the broadcast to entries."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,10 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.row_reduce_cuda import launch_plan
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 
 def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
@@ -33,7 +37,7 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 
     Returns:
       s [m] in A's dtype, zero for a row without entries. Accumulates in float32 (float64 for
-      float64); on the CPU the same bits for any number of threads.
+      float64); the same bits at each call, on the CPU for any number of threads.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -91,19 +95,34 @@ def bind_row_broadcast(rows: Any, offsets: Any, nnz: int, schedule: Schedule | N
 # row_broadcast_p: rows [B, m], offsets [m+1] -> [B, nnz]; padding entries get zero
 
 
-def row_problem(op: str, values: Any, offsets: Any, nnz: int) -> Problem:
+def _row_problem(op: str, ctx: Any, nnz: int, platform: str) -> Problem:
+    (out,), offsets = ctx.avals_out, ctx.avals_in[-1]
     # The columns do not take part, so their number is left at zero.
     shape = (offsets.shape[0] - 1, 0)
-    return Problem(op, shape, nnz, 1, values.shape[0], values.dtype.name, platform="cpu")
+    return Problem(op, shape, nnz, 1, out.shape[0], out.dtype.name, platform=platform)
 
 
 def row_lowering(
-    stem: str, ctx: Any, operands: tuple, problem: Problem, schedule: Any, **attrs: Any
+    op: str, stem: str, ctx: Any, operands: tuple, nnz: int, schedule: Any, **attrs: Any
 ) -> Any:
     """The CPU kernel of an op on rows, cut into tasks as its schedule says."""
-    tile = resolve(schedule, problem, CpuTile)
+    tile = resolve(schedule, _row_problem(op, ctx, nnz, "cpu"), CpuTile)
     attrs["chunk_nonzeros"] = tile.nonzeros
     return ffi_lowering(f"sgap_{stem}_csr_v1", ctx, operands, ctx.avals_in, **attrs)
+
+
+def row_launch_lowering(
+    op: str,
+    ctx: Any,
+    operands: tuple,
+    nnz: int,
+    schedule: Any,
+    plan: Callable[[Problem, AtomicParallelism], KernelCall],
+) -> Any:
+    """The CUDA kernel of an op on rows, launched as `plan` says."""
+    problem = _row_problem(op, ctx, nnz, "cuda")
+    call = plan(problem, resolve(schedule, problem, AtomicParallelism))
+    return launch.lower(ctx, call, operands, compiler=nvrtc)
 
 
 def _reduce_abstract_eval(values: Any, offsets: Any, *, schedule: Any) -> Any:
@@ -143,20 +162,26 @@ def _row_broadcast_reference(rows: Any, offsets: Any, *, nnz: int, schedule: Any
 
 
 def _reduce_cpu(op: str) -> Any:
-    def cpu(ctx: Any, values: Any, offsets: Any, *, schedule: Schedule | None) -> Any:
-        values_aval, offsets_aval = ctx.avals_in
-        problem = row_problem(op, values_aval, offsets_aval, values_aval.shape[1])
-        return row_lowering(op, ctx, (values, offsets), problem, schedule)
+    def cpu(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
+        return row_lowering(op, op, ctx, operands, ctx.avals_in[0].shape[1], schedule)
 
     return cpu
 
 
-def _broadcast_cpu(
-    ctx: Any, rows: Any, offsets: Any, *, nnz: int, schedule: Schedule | None
-) -> Any:
-    rows_aval, offsets_aval = ctx.avals_in
-    problem = row_problem("row_broadcast", rows_aval, offsets_aval, nnz)
-    return row_lowering("row_broadcast", ctx, (rows, offsets), problem, schedule)
+def _reduce_cuda(op: str) -> Any:
+    def cuda(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
+        nnz = ctx.avals_in[0].shape[1]
+        return row_launch_lowering(op, ctx, operands, nnz, schedule, launch_plan)
+
+    return cuda
+
+
+def _broadcast_cpu(ctx: Any, *operands: Any, nnz: int, schedule: Schedule | None) -> Any:
+    return row_lowering("row_broadcast", "row_broadcast", ctx, operands, nnz, schedule)
+
+
+def _broadcast_cuda(ctx: Any, *operands: Any, nnz: int, schedule: Schedule | None) -> Any:
+    return row_launch_lowering("row_broadcast", ctx, operands, nnz, schedule, launch_plan)
 
 
 def _row_sum_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:
@@ -210,6 +235,7 @@ row_sum_p = define(
     cpu=_reduce_cpu("row_sum"),
     jvp=_row_sum_jvp,
     transpose=_row_sum_transpose,
+    cuda=_reduce_cuda("row_sum"),
 )
 row_max_p = define(
     "row_max",
@@ -219,6 +245,7 @@ row_max_p = define(
     cpu=_reduce_cpu("row_max"),
     jvp=_row_max_jvp,
     transpose=None,
+    cuda=_reduce_cuda("row_max"),
 )
 row_broadcast_p = define(
     "row_broadcast",
@@ -228,4 +255,5 @@ row_broadcast_p = define(
     cpu=_broadcast_cpu,
     jvp=_row_broadcast_jvp,
     transpose=_row_broadcast_transpose,
+    cuda=_broadcast_cuda,
 )

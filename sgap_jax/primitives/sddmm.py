@@ -27,7 +27,9 @@ from sgap_jax.primitives._define import (
     stored_values,
     structure,
 )
-from sgap_jax.schedules import CpuTile, Problem, Schedule
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 
 def sddmm(
@@ -47,8 +49,8 @@ def sddmm(
     and Y are products of SpMM.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed; its values
-        are read only with `weighted`.
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed;
+        its values are read only with `weighted`.
       X: dense [m, d]; float32, float64, bfloat16 or float16.
       Y: dense [k, d].
       scale: a scalar factor, or None.
@@ -58,15 +60,16 @@ def sddmm(
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y (and A with
       `weighted`). Sums over d are carried in float32 (float64 for float64) and rounded once, before
-      `scale` and the weights multiply them; on the CPU the result is the same bits for any number
-      of threads. Padding entries of A get zero.
+      `scale` and the weights multiply them; the result is the same bits at each call, on the CPU
+      for any number of threads. Padding entries of A get zero.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
-      ValueError: X, Y or scale has the wrong shape.
+      ValueError: X, Y or scale has the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
-    Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1.
+    Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
+    `AtomicParallelism`, the CPU schedule is `CpuTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)
@@ -124,27 +127,38 @@ def _reference(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: A
     return jnp.where(stored, products.sum(-1), 0).astype(x.dtype)
 
 
-def _cpu(
-    ctx: Any, x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Schedule | None
-) -> Any:
-    x_aval, y_aval, offsets_aval, indices_aval, *_ = ctx.avals_in
+def _kernel_operands(
+    ctx: Any, x: Any, y: Any, arrays: Any, shape: tuple[int, int], platform: str
+) -> tuple[Problem, tuple, tuple]:
+    """What the kernels of all platforms are asked, their operands, and the avals of these."""
+    x_aval, y_aval, *avals = ctx.avals_in
     problem = Problem(
         "sddmm",
         shape,
-        indices_aval.shape[0],
-        x_aval.shape[2],
-        joint_batch(x_aval.shape[0], y_aval.shape[0]),
-        x_aval.dtype.name,
-        platform="cpu",
+        nnz=avals[1].shape[0],
+        n=x_aval.shape[2],
+        batch=joint_batch(x_aval.shape[0], y_aval.shape[0]),
+        dtype=x_aval.dtype.name,
+        platform=platform,
     )
+    return problem, (*arrays[:2], x, y), (*avals[:2], x_aval, y_aval)
+
+
+def _cpu(
+    ctx: Any, x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Schedule | None
+) -> Any:
+    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, "cpu")
     tile = resolve(schedule, problem, CpuTile)
-    return ffi_lowering(
-        "sgap_sddmm_csr_v1",
-        ctx,
-        (*arrays[:2], x, y),
-        (offsets_aval, indices_aval, x_aval, y_aval),
-        chunk_nonzeros=tile.nonzeros,
-    )
+    return ffi_lowering("sgap_sddmm_csr_v1", ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
+
+
+def _cuda(
+    ctx: Any, x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Schedule | None
+) -> Any:
+    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, "cuda")
+    point = resolve(schedule, problem, AtomicParallelism)
+    call = launch_plan(problem, point, (avals[2].shape[0], avals[3].shape[0]))
+    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -178,4 +192,5 @@ sddmm_p = define(
     cpu=_cpu,
     jvp=_jvp,
     transpose=_transpose,
+    cuda=_cuda,
 )

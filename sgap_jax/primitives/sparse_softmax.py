@@ -25,9 +25,10 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
+    row_launch_lowering,
     row_lowering,
-    row_problem,
 )
+from sgap_jax.runtime.sparse_softmax_cuda import jacobian_launch_plan, launch_plan
 from sgap_jax.schedules import Schedule
 
 
@@ -51,8 +52,8 @@ def sparse_softmax(
 
     Returns:
       A SparseArray with A's structure, format and dtype. The maximum is subtracted first; sums are
-      carried in float32 (float64 for float64); on the CPU the same bits for any number of threads.
-      Padding entries of A get zero.
+      carried in float32 (float64 for float64); the same bits at each call, on the CPU for any
+      number of threads. Padding entries of A get zero.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -130,19 +131,29 @@ def _jacobian_reference(p: Any, t: Any, offsets: Any, *, scale: float, schedule:
     return jnp.where(row < m, out, 0).astype(dtype)
 
 
-def _cpu(ctx: Any, values: Any, offsets: Any, *, scale: float, schedule: Schedule | None) -> Any:
-    values_aval, offsets_aval = ctx.avals_in
-    problem = row_problem("sparse_softmax", values_aval, offsets_aval, values_aval.shape[1])
-    return row_lowering("sparse_softmax", ctx, (values, offsets), problem, schedule, scale=scale)
+# The Jacobian has the schedules of the softmax.
 
 
-def _jacobian_cpu(
-    ctx: Any, p: Any, t: Any, offsets: Any, *, scale: float, schedule: Schedule | None
-) -> Any:
-    p_aval, _, offsets_aval = ctx.avals_in
-    problem = row_problem("sparse_softmax", p_aval, offsets_aval, p_aval.shape[1])
-    operands = (p, t, offsets)
-    return row_lowering("sparse_softmax_jacobian", ctx, operands, problem, schedule, scale=scale)
+def _cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+    nnz, op = ctx.avals_in[0].shape[1], "sparse_softmax"
+    return row_lowering(op, op, ctx, operands, nnz, schedule, scale=scale)
+
+
+def _jacobian_cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+    nnz, op = ctx.avals_in[0].shape[1], "sparse_softmax"
+    return row_lowering(op, f"{op}_jacobian", ctx, operands, nnz, schedule, scale=scale)
+
+
+def _cuda(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+    plan = partial(launch_plan, scale=scale)
+    nnz = ctx.avals_in[0].shape[1]
+    return row_launch_lowering("sparse_softmax", ctx, operands, nnz, schedule, plan)
+
+
+def _jacobian_cuda(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+    p, t, _ = ctx.avals_in
+    plan = partial(jacobian_launch_plan, scale=scale, batches=(p.shape[0], t.shape[0]))
+    return row_launch_lowering("sparse_softmax", ctx, operands, p.shape[1], schedule, plan)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -189,6 +200,7 @@ sparse_softmax_p = define(
     cpu=_cpu,
     jvp=_jvp,
     transpose=None,
+    cuda=_cuda,
 )
 sparse_softmax_jacobian_p = define(
     "sparse_softmax_jacobian",
@@ -198,4 +210,5 @@ sparse_softmax_jacobian_p = define(
     cpu=_jacobian_cpu,
     jvp=_jacobian_jvp,
     transpose=_jacobian_transpose,
+    cuda=_jacobian_cuda,
 )

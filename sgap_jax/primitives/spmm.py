@@ -1,5 +1,6 @@
 """SpMM and SpMV: C[i, :] = sum_j A[i, j] B[j, :]."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -48,8 +49,8 @@ def spmm(
     values is an SDDMM: no scatter, and nothing of size nnz x n.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16 (other dtypes run
-        with `schedule=Reference()`).
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16 (other
+        dtypes run with `schedule=Reference()`).
       B: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       transpose: multiply by A^T.
       schedule: how to run; None lets `choose_schedule` pick.
@@ -124,7 +125,7 @@ def _bind(*operands: Any, **params: Any) -> Any:
     return bind(spmm_p, *operands, **params)
 
 
-def _direction(shape: tuple[int, int], transpose: bool, arrays: tuple) -> tuple:
+def direction(shape: tuple[int, int], transpose: bool, arrays: Sequence) -> tuple:
     """(m, k), offsets, indices, permutation or None of the product that is asked for."""
     row_offsets, column_indices, column_offsets, row_indices, permutation = arrays
     if transpose:
@@ -135,28 +136,15 @@ def _direction(shape: tuple[int, int], transpose: bool, arrays: tuple) -> tuple:
 def _abstract_eval(
     values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
 ) -> Any:
-    (m, k), *_ = _direction(shape, transpose, arrays)
+    (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
     return out_aval(x, (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
-
-
-def _problem(values: Any, x: Any, shape: tuple[int, int], platform: str, permuted: bool) -> Problem:
-    return Problem(
-        "spmm",
-        shape,
-        nnz=values.shape[1],
-        n=x.shape[2],
-        batch=joint_batch(values.shape[0], x.shape[0]),
-        dtype=values.dtype.name,
-        platform=platform,
-        permuted=permuted,
-    )
 
 
 def _reference(
     values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
 ) -> Any:
-    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
+    shape, offsets, indices, permutation = direction(shape, transpose, arrays)
     if permutation is not None:
         values = values[:, permutation]
     if values.shape[1] == 0 or x.shape[1] == 0:
@@ -171,20 +159,26 @@ def _reference(
     return segments(products).astype(x.dtype)
 
 
-def _kernel_operands(
-    ctx: Any,
-    values: Any,
-    x: Any,
-    arrays: Any,
-    shape: tuple[int, int],
-    transpose: bool,
-    platform: str,
+def kernel_operands(
+    op: str, avals: Any, operands: Any, shape: tuple[int, int], transpose: bool, platform: str
 ) -> tuple[Problem, tuple, tuple]:
-    """What the kernels of all platforms are asked, their operands, and the avals of these."""
-    values_aval, x_aval = ctx.avals_in[:2]
-    _, *avals = _direction(shape, transpose, ctx.avals_in[2:])
-    shape, offsets, indices, permutation = _direction(shape, transpose, arrays)
-    problem = _problem(values_aval, x_aval, shape, platform, permutation is not None)
+    """What the kernels of all platforms are asked, their operands, and the avals of these.
+
+    `operands` are the primitive's, and `avals` theirs: values, x and the index arrays.
+    """
+    (values, x, *arrays), (values_aval, x_aval, *array_avals) = operands, avals
+    _, *avals = direction(shape, transpose, array_avals)
+    shape, offsets, indices, permutation = direction(shape, transpose, arrays)
+    problem = Problem(
+        op,
+        shape,
+        nnz=values_aval.shape[1],
+        n=x_aval.shape[2],
+        batch=joint_batch(values_aval.shape[0], x_aval.shape[0]),
+        dtype=values_aval.dtype.name,
+        platform=platform,
+        permuted=permutation is not None,
+    )
     if permutation is None:
         permutation, avals[2] = empty_index()
     return problem, (values, offsets, indices, permutation, x), (values_aval, *avals, x_aval)
@@ -192,14 +186,14 @@ def _kernel_operands(
 
 def _cpu(
     ctx: Any,
-    values: Any,
-    x: Any,
-    *arrays: Any,
+    *operands: Any,
     shape: tuple[int, int],
     transpose: bool,
     schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cpu")
+    problem, operands, avals = kernel_operands(
+        "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
+    )
     tile = resolve(schedule, problem, CpuTile)
     return ffi_lowering(
         "sgap_spmm_csr_v1",
@@ -214,14 +208,14 @@ def _cpu(
 
 def _cuda(
     ctx: Any,
-    values: Any,
-    x: Any,
-    *arrays: Any,
+    *operands: Any,
     shape: tuple[int, int],
     transpose: bool,
     schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, values, x, arrays, shape, transpose, "cuda")
+    problem, operands, avals = kernel_operands(
+        "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
+    )
     point = resolve(schedule, problem, AtomicParallelism)
     call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
     (out,) = ctx.avals_out

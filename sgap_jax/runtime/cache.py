@@ -3,18 +3,25 @@
 An entry is one file, named by the hash of all that its compilation depends on. Files appear by
 rename and carry a checksum, so that processes may fill one folder at once, be killed, or find it
 damaged: a reader sees a whole entry or none. A folder that cannot be written costs a compilation
-per process, and one warning.
+per process, and one warning. A folder stays near MOST_BYTES: beyond, the entries that were used
+longest ago go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+# Some 20,000 kernels.
+MOST_BYTES = 256 << 20
+_KEPT = 0.75  # of that, when some go: the next are then a while away
 
 # The first line of an entry. Another layout takes another line, which also makes other keys.
 _FORMAT = b"sgap_jax cubin 1\n"
@@ -50,10 +57,16 @@ def default_folder() -> Path | None:
 
 
 class CubinCache:
-    """Cubins by key, in memory and in `folder` (None: in memory only). Thread-safe."""
+    """Cubins by key, in memory and in `folder` (None: in memory only). Thread-safe.
 
-    def __init__(self, folder: Path | None) -> None:
+    Each process looks at the size of the folder when it first writes there, and again when it has
+    filled what was free: several that write at once may exceed `most_bytes` for that long.
+    """
+
+    def __init__(self, folder: Path | None, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
+        self.most_bytes = most_bytes
+        self._free = 0
         self._memory: dict[str, Cubin] = {}
         self._warned = False
 
@@ -73,9 +86,13 @@ class CubinCache:
     def _read(self, key: str) -> Cubin | None:
         path = self.path(key)
         try:
-            return None if path is None else _decode(path.read_bytes())
+            data = b"" if path is None else path.read_bytes()
         except OSError:  # absent, or not for us: compile
             return None
+        if path is not None:
+            with contextlib.suppress(OSError):  # someone else's folder
+                os.utime(path)  # used now: see _make_room
+        return decode_entry(data)
 
     def _write(self, key: str, cubin: Cubin) -> None:
         path = self.path(key)
@@ -83,16 +100,40 @@ class CubinCache:
             return
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._free -= len(cubin.code)
+            if self._free < 0:
+                self._make_room(path.parent)
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(_encode(cubin))
+                    file.write(encode_entry(cubin))
                 os.replace(temporary, path)
             except BaseException:
                 os.unlink(temporary)
                 raise
         except OSError as error:
             self._warn(error)
+
+    def _make_room(self, folder: Path) -> None:
+        """Removes what was used longest ago, were the folder beyond its size; what processes that
+        were killed have left goes the same way. Others may do so at the same time."""
+        found, total = [], 0
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # gone since
+                    status = entry.stat()
+                    left = entry.name.endswith(".new") and status.st_mtime < _abandoned()
+                    if left or (entry.name.endswith(".cubin") and entry.is_file()):
+                        found.append((status.st_mtime_ns, status.st_size, entry.path))
+                        total += status.st_size
+        if total > self.most_bytes:
+            for _, size, name in sorted(found):
+                if total <= _KEPT * self.most_bytes:
+                    break
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                total -= size
+        self._free = self.most_bytes - total
 
     def _warn(self, error: OSError) -> None:
         if self._warned:
@@ -107,12 +148,17 @@ class CubinCache:
         )
 
 
-def _encode(cubin: Cubin) -> bytes:
+def _abandoned() -> float:
+    """Nobody has been writing a file since."""
+    return time.time() - 3600
+
+
+def encode_entry(cubin: Cubin) -> bytes:
     body = cubin.kernel.encode() + b"\n" + cubin.code
     return _FORMAT + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
-def _decode(data: bytes) -> Cubin | None:
+def decode_entry(data: bytes) -> Cubin | None:
     """The entry, or None where the bytes are not one that was written whole."""
     if not data.startswith(_FORMAT):
         return None

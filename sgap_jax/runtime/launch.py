@@ -21,7 +21,9 @@ import jax
 import numpy as np
 
 from sgap_jax.runtime import native as native  # registers the target
+from sgap_jax.runtime import precompiled
 from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+from sgap_jax.runtime.headers import header_folder, header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
 
 TARGET = "sgap_launch_v1"
@@ -114,9 +116,14 @@ def check_call(call: KernelCall, results: int) -> None:
 def compile_call(
     call: KernelCall, compiler: Compiler, arch: str, cubins: CubinCache | None = None
 ) -> Cubin:
-    """The machine code of a call: from memory, from disk, or from the compiler."""
+    """The machine code of a call: from the package, from memory, from disk, or from the compiler.
+
+    The compiler is not asked, not even for its version, where the package has the kernel.
+    """
     folder = header_folder()
-    headers = [text for header in _headers(folder) for text in header]
+    headers = header_texts(folder)
+    if (found := precompiled.find(call, headers, arch)) is not None:
+        return found
     key = content_key(call.source, call.kernel, arch, compiler.version(), *headers)
 
     def compile() -> Cubin:
@@ -184,19 +191,6 @@ def common_arch(capabilities: Sequence[str]) -> str:
 def _split(capability: str) -> tuple[str, str]:
     major, _, minor = capability.partition(".")
     return major, minor
-
-
-def header_folder() -> Path:
-    """Where the device code is: in the package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "cuda"
-    return installed if installed.is_dir() else package.parent / "cuda"
-
-
-@cache
-def _headers(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Names and texts: a change in any header is another key for every kernel."""
-    return tuple((path.name, path.read_text()) for path in sorted(folder.glob("*.cuh")))
 
 
 @cache

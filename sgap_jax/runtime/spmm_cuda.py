@@ -1,17 +1,12 @@
 """From a point of the atomic-parallelism space to the launch of its SpMM kernel (cuda/spmm.cuh)."""
 
+import math
+
 from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
-
-_GRID_Z = 65535
-_TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "sgap::float16",
-    "bfloat16": "sgap::bfloat16",
-}
 
 
 def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
@@ -39,36 +34,32 @@ def launch_plan(
     schedule.check(problem)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
-    operand, out = _TYPES[problem.dtype], _TYPES[output_dtype(schedule, problem.dtype)]
-    kernel, constants = _kernel(schedule, operand, out)
-    constants += [col, tile // col, schedule.block_size]
-    flags = [_bool(n % col == 0), _bool(problem.permuted)]
-    name = f"sgap::{kernel}<{', '.join([*map(str, constants), *flags])}>"
-    pointers = f"const {operand}*, const int*, const int*, const int*, const {operand}*, {out}*"
+    operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
+    values_stride = problem.nnz if products[0] > 1 else 0
+    kernel, constants = _kernel(schedule, problem, values_stride)
+    constants += [col, tile // col, schedule.block_size, n % col == 0, problem.permuted]
+    index, reads = "const int", f"const {operand}"
+    pointers = [reads, index, index, index, reads, out]
     scalars = (
         m,
         n,
-        problem.nnz if products[0] > 1 else 0,
+        values_stride,
         k * n if products[1] > 1 else 0,
         problem.batch,
     )
     return KernelCall(
-        source=f'#include "spmm.cuh"\n\n'
-        f"template __global__ void {name}({pointers}{', long long' * len(scalars)});\n",
+        source=instantiation("spmm.cuh", kernel, constants, pointers, len(scalars)),
         kernel=kernel,
-        grid=(
-            schedule.blocks(problem),
-            max(-(-n // tile), 1),
-            min(max(problem.batch, 1), _GRID_Z),
-        ),
+        grid=(schedule.blocks(problem), max(-(-n // tile), 1), grid_z(problem.batch)),
         block=(schedule.block_size, 1, 1),
         scalars=scalars,
         zero=() if schedule.deterministic else (0,),
     )
 
 
-def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, list]:
+def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -> tuple[str, list]:
     """The kernel's name and its first constants."""
+    operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
     match algorithm(schedule, "spmm"):
         case "row":
             return "SpmmRowKernel", [operand, schedule.row]
@@ -79,8 +70,9 @@ def _kernel(schedule: AtomicParallelism, operand: str, out: str) -> tuple[str, l
             return "SpmmNnzKernel", [operand, schedule.nnz]
         case family:
             assert family == "nnz_group"  # check() refuses the points without a kernel
-            return "SpmmNnzGroupKernel", [operand, schedule.group, schedule.walk]
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
+            nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
+            # Entries loaded at once: as many as are aligned, and whose rows of B fit in registers.
+            fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
+            load = math.gcd(nonzeros, values_stride, fit)
+            lanes = [nonzeros, schedule.group, schedule.walk, load]
+            return "SpmmNnzGroupKernel", [operand, *lanes]

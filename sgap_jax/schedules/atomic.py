@@ -138,8 +138,8 @@ class AtomicParallelism(Schedule):
 
     @property
     def workers_in_row(self) -> int:
-        """g / r: groups that share a row and add into one output."""
-        return self._row_share // self.group
+        """g / r: groups that share a row, and add into one output where there is one; else 1."""
+        return max(self._row_share // self.group, 1)
 
     @property
     def walk(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.explain_rows import explain_rows
+from sgap_jax.schedules.explain_sddmm import explain_sddmm
+from sgap_jax.schedules.kernels import ROW_OPS, algorithm
 from sgap_jax.schedules.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,6 +18,10 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
     kernel = algorithm(point, problem.op)
     if kernel is None:
         return f"{point}: a legal point that no kernel of {problem.op} implements"
+    if problem.op in ROW_OPS:
+        return explain_rows(point, problem)
+    if problem.op == "sddmm":
+        return explain_sddmm(point, problem, kernel)
     m, n = problem.shape[0], problem.n
     tile = point.columns_of_block(n)
     groups = point.block_size // point.group
@@ -30,7 +36,7 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
         f"group: {_of_group(point, kernel)}",
         f"lane:  {_of_lane(point, kernel)}",
         f"write: {_write(point, kernel)}",
-        _loops(point, kernel, tile, n),
+        _loops(point, kernel, problem.op, tile, n),
     ]
     return "\n".join(lines)
 
@@ -51,7 +57,8 @@ def _of_group(point: AtomicParallelism, kernel: str) -> str:
         "nnz": f"one lane: {point.nnz} consecutive nonzeros {columns}",
         "row_group": f"{point.group} lanes share a row {columns}{walk}"
         + (f"; {point.workers_in_row} groups share each row" if point.workers_in_row > 1 else ""),
-        "nnz_group": f"{point.group} lanes share a window of as many nonzeros {columns}{walk}",
+        "nnz_group": f"{point.group} lanes share a window of "
+        f"{int(point.nnz or 1) * point.group} nonzeros {columns}{walk}",
     }[kernel]
 
 
@@ -61,7 +68,9 @@ def _of_lane(point: AtomicParallelism, kernel: str) -> str:
         "row": f"all nonzeros of its {point.row} rows",
         "nnz": f"its {point.nnz} nonzeros, over every row that they touch",
         "row_group": f"every {share}-th nonzero of the row" if share > 1 else "all of the row",
-        "nnz_group": "one nonzero of each window",
+        "nnz_group": f"{point.nnz} consecutive nonzeros of each window"
+        if point.nnz != 1
+        else "one nonzero of each window",
     }[kernel]
 
 
@@ -72,24 +81,29 @@ def _write(point: AtomicParallelism, kernel: str) -> str:
         "nnz": f"every lane, at each end of a row: {shared}; C starts as zeros",
         "row_group": "lane 0 of each group, "
         + ("a plain store" if point.deterministic else "atomic add; C starts as zeros"),
-        "nnz_group": f"the first lane of each row in a window: {shared}; C starts as zeros",
+        "nnz_group": f"the first lane of each row in a window: {shared}; C starts as zeros"
+        + ("" if point.nnz == 1 else "; rows within one lane: that lane, a plain store"),
     }[kernel]
 
 
-def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
+def _loops(point: AtomicParallelism, kernel: str, op: str, tile: int, n: int) -> str:
     c, r, share = point.col, point.group, point.workers_in_row * point.group
+    g = int(point.nnz or 1)
     head = (
         f"parallel for k0 in range(0, {n}, {tile}):  # blocks\n"
         f"  parallel for kc in range(k0, k0 + {tile}, {c}):  # groups; k = kc..kc + {c - 1}\n"
     )
     product = "values[p] * B[column_indices[p], k]"
+    add, total = (f"+= {product}", "sum")
+    if op == "gspmm":
+        add, total = "= the better of it and X[column_indices[p], k] op values[p]", "best"
     body = {
         "row": (
             f"    parallel for i0 in range(0, m, {point.row}):  # lanes\n"
             f"      for i in range(i0, min(i0 + {point.row}, m)):\n"
             "        acc[k] = 0\n"
             "        for p in range(row_offsets[i], row_offsets[i + 1]):\n"
-            f"          acc[k] += {product}\n"
+            f"          acc[k] {add}\n"
             "        C[i, k] = acc[k]"
         ),
         "row_group": (
@@ -98,8 +112,8 @@ def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
             f"      parallel for lane in range({share}):\n"
             "        acc[lane, k] = 0\n"
             f"        for p in range(row_offsets[i] + lane, row_offsets[i + 1], {share}):\n"
-            f"          acc[lane, k] += {product}\n"
-            f"      C[i, k] {'=' if share == r else '+='} sum over {r} lanes of acc[lane, k]"
+            f"          acc[lane, k] {add}\n"
+            f"      C[i, k] {'=' if share == r else '+='} {total} over {r} lanes of acc[lane, k]"
         ),
         "nnz": (
             f"    parallel for p0 in range(0, nnz, {point.nnz}):  # lanes\n"
@@ -109,12 +123,12 @@ def _loops(point: AtomicParallelism, kernel: str, tile: int, n: int) -> str:
             "          C[i, k] += acc[k];  acc[k] = 0"
         ),
         "nnz_group": (
-            f"    parallel for p0 in range(0, nnz, {r}):  # windows, "
-            f"{point.walk} a group\n"
-            f"      parallel for p in range(p0, min(p0 + {r}, nnz)):  # lanes\n"
-            f"        product[p, k] = {product}\n"
+            f"    parallel for w0 in range(0, nnz, {g * r}):  # windows, {point.walk} a group\n"
+            f"      parallel for p0 in range(w0, min(w0 + {g * r}, nnz), {g}):  # lanes\n"
+            f"        for p in range(p0, min(p0 + {g}, nnz)):\n"
+            f"          acc[p0, row of p, k] += {product}\n"
             "      for each row i in the window:  # segment reduction\n"
-            "        C[i, k] += sum over p of row i of product[p, k]"
+            "        C[i, k] += sum over the lanes p0 of acc[p0, i, k]"
         ),
     }[kernel]
     return head + body

@@ -20,7 +20,7 @@ def algorithm(point: AtomicParallelism, op: str) -> str | None:
     spmm    row        {<x row, c col>, 1}      a lane owns x rows
             row_group  {<1/g row, c col>, r}    a parallel reduction
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
-            nnz_group  {<1 nnz, c col>, r}      a segment reduction
+            nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
     gspmm   row, row_group as above with g = r (a maximum has no atomic that keeps its place)
     sddmm   nnz        {<g nnz, c col>, r}      r lanes share the features of g nonzeros
             row        {<x row, c col>, r}, {<1/g row, c col>, r}: of a row's nonzeros
@@ -41,9 +41,7 @@ def algorithm(point: AtomicParallelism, op: str) -> str | None:
 def _product(point: AtomicParallelism) -> str | None:
     if point.row is not None:
         return "row_group" if point.row < 1 else "row" if point.group == 1 else None
-    if point.group == 1:
-        return "nnz"
-    return "nnz_group" if point.nnz == 1 else None
+    return "nnz" if point.group == 1 else "nnz_group"
 
 
 def nearest(point: AtomicParallelism, op: str) -> str:
@@ -54,14 +52,10 @@ def nearest(point: AtomicParallelism, op: str) -> str:
         return f"{{<{point.row} row, {col} col>, 1}}" if whole else _shared(point.group, col)
     if point.row is not None and point.col < 1:
         return _shared(Fraction(point.col).denominator, col)
-    if op == "sddmm":
-        amount = f"{point.nnz} nnz" if point.row is None else f"{point.row} row"
-        return f"{{<{amount}, {col} col>, {point.group}}}"
-    if point.row is not None:
-        return f"{{<{point.row} row, {col} col>, {1 if point.row >= 1 else point.group}}}"
-    if point.group == 1:
-        return f"{{<{point.nnz} nnz, {col} col>, 1}}"
-    return f"{{<1 nnz, {col} col>, {point.group}}}"
+    if point.row is None:
+        return f"{{<{point.nnz} nnz, {col} col>, {point.group}}}"
+    alone = op == "spmm" and point.row >= 1
+    return f"{{<{point.row} row, {col} col>, {1 if alone else point.group}}}"
 
 
 def _shared(lanes: int, col: int) -> str:

@@ -1,6 +1,7 @@
 """Which schedule an operation gets when the caller names none."""
 
 from fractions import Fraction
+from typing import Any
 
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
@@ -45,26 +46,53 @@ def choose_schedule(problem: Problem) -> Schedule:
 
 
 def _point(problem: Problem) -> AtomicParallelism:
-    """The default on CUDA, the same bits at each call. Not measured here yet: the rules are those
-    of the papers."""
-    n, lengths = problem.n, problem.nnz / max(problem.shape[0], 1)
-    # As wide as the columns divide: vector loads (Sgap, section 7.2, coarsenSz).
+    """The default on CUDA: the same bits at each call, as no two groups add to one output.
+
+    Not measured here yet. The rules are those of the papers, on what a problem says before its
+    index arrays are read; how even the rows are (DA-SpMM looks at the deviation too) is not known.
+
+    - A lane takes 4, 2 or 1 columns, as n divides: vector loads (dgSPARSE's coarsenSz; Sgap,
+      section 7.2).
+    - r lanes share a row, of 4, 8 and 32, and g = r. 4 and 8 are the best of Sgap's Tables 1 and 5,
+      32 is what dgSPARSE had (section 7.2). No more than the row has entries on average: ours, as
+      the rest would idle.
+    - n <= 4: a parallel reduction (dgSPARSE's rule), one row at a time: <8, 256, 8, 1> is the best
+      static choice for N = 4 (Table 5, RTX 3090 and V100).
+    - n <= 32: <8, 256, 8, 1/2>, a tile of 8 columns and two rows in turn, the best for N = 16
+      (Table 5, RTX 3090). dgSPARSE sums sequentially from N = 5 on, but has not the tuned
+      reduction, twice as fast as its own there (Table 4). The RTX 2080's <4, 256, 8, 1/2> lets two
+      groups add to one output; 4 lanes are for short rows here.
+    - n > 32: sequential sums (dgSPARSE's rule, there with rows cached in shared memory): a row's
+      lanes lie side by side along its columns and read the same entries at once. Beyond a million
+      columns as wide a tile as a block can have, for the limit of a grid: 65535 tiles.
+    - sddmm: as dgSPARSE's kernels (csrsddmm_ebalance.cuh): windows of 4 nonzeros, one search for a
+      row in each; 32 features a step, fewer lanes where there are fewer.
+    - The operations on rows: as n <= 4.
+    """
+    n, row_length = problem.n, problem.nnz / max(problem.shape[0], 1)
     col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
     if problem.op == "sddmm":
-        return AtomicParallelism(nnz=1, col=col, group=_lanes(n / col))
+        return AtomicParallelism(nnz=4, col=col, group=min(_lanes(n / col), 32 // col))
     if problem.op not in TILED:
-        return _rows(1, _lanes(lengths))
-    return _rows(col, _lanes(lengths) if n <= 4 else min(_lanes(lengths), 8) if n <= 32 else 1)
+        return _rows(1, _lanes(row_length))
+    if n <= 4:
+        return _rows(col, _lanes(row_length))
+    if n <= 32:
+        group = 8 if row_length >= 8 else 4
+        return _rows(col, group, tile_size=8, worker_dim_r=Fraction(1, 2))
+    if n <= 1 << 20:
+        return _rows(col, 1)
+    return _rows(4, 1, block_size=1024, tile_size=4096)
 
 
 def _lanes(work: float) -> int:
-    """A group that has no more lanes than work, and at most a warp."""
-    return int(min(1 << max(int(work), 1).bit_length() - 1, 32))
+    """Lanes of a group that has no more of them than work."""
+    return max(lanes for lanes in (1, 4, 8, 32) if lanes <= max(work, 1))
 
 
-def _rows(col: int, group: int) -> AtomicParallelism:
+def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
     row = 1 if group == 1 else Fraction(1, group)
-    return AtomicParallelism(row=row, col=col, group=group)
+    return AtomicParallelism(row=row, col=col, group=group, **tunables)
 
 
 def _packing_pays(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import math
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from benchmarks import (
     bench_formats,
     bench_gradient,
+    bench_messages,
     bench_sddmm,
     bench_softmax,
     bench_spmm,
@@ -21,10 +23,12 @@ from benchmarks import (
 )
 
 BENCHES = {
-    "spmm": (bench_spmm, (1, 5, 32)),
-    "sddmm": (bench_sddmm, (5, 32)),
-    "gradient": (bench_gradient, (32,)),
-    "softmax": (bench_softmax, (1,)),
+    "spmm": (bench_spmm.cases, (1, 5, 32)),
+    "sddmm": (bench_sddmm.cases, (5, 32)),
+    "gradient": (bench_gradient.cases, (32,)),
+    "softmax": (bench_softmax.cases, (1,)),
+    "messages_max": (functools.partial(bench_messages.cases, "max"), (5, 32)),
+    "messages_mean": (functools.partial(bench_messages.cases, "mean"), (5, 32)),
 }
 SMALL = {problem.name: problem for problem in problems.select("ci")}
 
@@ -81,9 +85,9 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize("op", BENCHES)
 def test_everybody_is_right(op, name):
     A = build(SMALL[name])
-    bench, widths = BENCHES[op]
+    cases, widths = BENCHES[op]
     for width in widths:
-        for case in bench.cases(A, width):
+        for case in cases(A, width):
             calls = {"ours": case.ours}
             for peer, plan in case.peers.items():
                 try:

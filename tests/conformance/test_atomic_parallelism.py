@@ -174,7 +174,7 @@ def test_illegal_fields(fields, words):
     [
         ("{<3 row, 3 col>, 8}", "{<3 row, 2 col>, 1}"),
         ("{<2 row, 1/8 col>, 32}", "{<1/8 row, 1 col>, 8}"),
-        ("{<4 nnz, 4 col>, 8}", "{<1 nnz, 4 col>, 8}"),
+        ("{<4 nnz, 3 col>, 8}", "{<4 nnz, 2 col>, 8}"),
         ("{<1/8 row, 8 col>, 8}", "{<1/8 row, 4 col>, 8}"),
     ],
 )

@@ -21,6 +21,8 @@ from sgap_jax import (
     SparseArray,
     cluster_rows,
     fill_in,
+    gsddmm,
+    gspmm,
     prune,
     random,
     read,
@@ -140,6 +142,21 @@ def test_entries_come_back_as_they_went(length, shape, flip, seed):
     nnz = np.count_nonzero(dense)
     whole = A.nnz / nnz if nnz else 1.0
     assert fill_in(SparseArray.from_dense(dense), format) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("format", [CVS(3), CVS(4).transposed], ids=str)
+def test_messages_along_the_numbers_of_vectors(format):
+    A = random((10, 7), density=0.3, format=format, dtype=jnp.float64)
+    X = jnp.asarray(np.random.default_rng(0).standard_normal((7, 5)))
+    for op, reduce in (("copy", "max"), ("add", "sum"), ("div", "mean"), ("mul", "min")):
+        expected = gspmm(A.asformat(CSR), X, op=op, reduce=reduce)
+        np.testing.assert_allclose(gspmm(A, X, op=op, reduce=reduce), expected, rtol=1e-12)
+    C = gsddmm(A, jnp.ones((10, 2)), X[:, :2], op="add")
+    assert C.format == format and C.values.shape == A.values.shape
+    sums = 2 + X[:, :2].sum(1)
+    inside = np.asarray(A.coordinates()[0]) < 10
+    got = np.asarray(C.values).reshape(-1)[inside]
+    np.testing.assert_allclose(got, sums[np.asarray(A.coordinates()[1])[inside]])
 
 
 def test_values_and_gradients_pass_through_the_encoding():

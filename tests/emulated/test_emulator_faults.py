@@ -46,6 +46,27 @@ COLLECTIVES = {
   for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(mask, v, d);""",
         "mask .* says another",
     ),
+    "a lane that names itself alone": (
+        """
+#ifdef BUG
+  unsigned mask = t % 32 < 31 ? 0xffffffff : 0x80000000;
+#else
+  unsigned mask = 0xffffffff;
+#endif
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(mask, v, d);""",
+        "mask 0xffffffff, but lane 31 says another",
+    ),
+    "a vote among lanes of which one names itself alone": (
+        """
+#ifdef BUG
+  unsigned mask = t % 4 < 3 ? 15u << t % 32 / 4 * 4 : 8u << t % 32 / 4 * 4;
+#else
+  unsigned mask = 15u << t % 32 / 4 * 4;
+#endif
+  __ballot_sync(mask, v);
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(0xffffffff, v, d);""",
+        "mask 0x0000000f, but lane 3 says another",
+    ),
 }
 
 

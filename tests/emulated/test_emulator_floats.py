@@ -39,6 +39,20 @@ def test_fma_where_two_roundings_differ_from_one(launch, dtype):
     assert len(np.unique(np.abs(computed))) == 2  # both neighbours of the midpoint
 
 
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+def test_fma_rounded_towards_one_side(launch, mode):
+    x, y, z = (reals("float32", seed) for seed in range(3))
+    x[:4], y[:4], z[:4] = [1, 1, 3e38, -3e38], [1, -1, 2, 2], [-1, 1, 1, 1]  # zeros, overflows
+    z[4:40] = 2.0 ** -np.arange(36) * np.where(np.arange(36) % 2, 1, -1)
+    computed = one_instruction(launch, f"fma.{mode}.f32", [x, y, z], "float32")
+    expected = [
+        exactly(lambda a, b, c: a * b + c, "float32", mode)(*n) for n in zip(x, y, z, strict=True)
+    ]
+    if mode == "rm":
+        expected[:2] = [-0.0, -0.0]
+    same_floats(computed, expected)
+
+
 BITS = {"float16": "uint16", "float32": "uint32", "float64": "uint64"}
 
 

@@ -12,7 +12,7 @@ from sgap_jax import Schedule, spmm
 from sgap_jax.schedules.emulated import Emulated
 
 POINTS = ["{<2 row, 2 col>, 1}", "{<1/8 row, 4 col>, 8}", "{<1/8 row, 1 col>, 4}"]
-POINTS += ["{<4 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 16}"]
+POINTS += ["{<4 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 16}", "{<4 nnz, 2 col>, 8}"]
 CASE = BATTERY["every_length"]
 
 

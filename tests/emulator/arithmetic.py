@@ -6,6 +6,7 @@ from .bitwise import WORD_OPERATIONS
 from .values import LIFTED, WIDTHS, fused_multiply_add, is_float
 
 ROUNDED = ("rn", "ftz", "sat", "approx", "full", "relu", "NaN", "noftz")
+DIRECTED = ("rz", "rm", "rp")
 SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
@@ -49,7 +50,10 @@ def multiply(instruction, kind, x, y):
 
 def multiply_add(instruction, kind, x, y, z):
     if is_float(kind):
-        return fused_multiply_add(x, y, z, kind)
+        mode = next((name for name in instruction.modifiers if name in DIRECTED), "rn")
+        if mode != "rn" and kind != "f32":
+            raise NotImplementedError(f"rounding of {instruction}")
+        return fused_multiply_add(x, y, z, kind, mode)
     return (high_product(x, y) if "hi" in instruction.modifiers else x * y) + z
 
 
@@ -116,7 +120,7 @@ OPERATIONS = {
     "sub": (simple(np.subtract), ROUNDED),
     "mul": (multiply, (*ROUNDED, "lo", "hi")),
     "mad": (multiply_add, (*ROUNDED, "lo", "hi")),
-    "fma": (multiply_add, ROUNDED),
+    "fma": (multiply_add, (*ROUNDED, *DIRECTED)),
     "div": (divide, ROUNDED),
     "rem": (simple(np.fmod), ()),
     "neg": (simple(np.negative), ROUNDED),

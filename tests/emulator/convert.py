@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from .arithmetic import flush
-from .values import LIFTED, is_float, round_mantissa
+from .arithmetic import DIRECTED, flush
+from .values import LIFTED, is_float, round_mantissa, towards
 
 TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-DIRECTED = ("rz", "rm", "rp")
 
 
 def convert(blocks, instruction, active):
@@ -61,16 +60,7 @@ def round_to(number, target, modifiers, instruction):
         return (number.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     if target.startswith("bf16") or number.dtype.kind != "f":
         raise NotImplementedError(f"rounding of {instruction}")
-    dtype = LIFTED[target]
-    nearest = number.astype(dtype)
-    exact, near = number.astype(np.float64), nearest.astype(np.float64)
-    if mode == "rz":
-        wrong, towards = np.abs(near) > np.abs(exact), dtype(0)
-    elif mode == "rm":
-        wrong, towards = near > exact, dtype(-np.inf)
-    else:
-        wrong, towards = near < exact, dtype(np.inf)
-    return np.where(wrong, np.nextafter(nearest, towards), nearest)
+    return towards(number, LIFTED[target], mode)
 
 
 def float_to_integer(number, target, modifiers):

@@ -25,12 +25,25 @@ class Program:
         self._entries, self.variables = parse_module(ptx)
         self.entries = tuple(self._entries)
 
-    def run(self, entry, grid, block, arguments, memory, shared_bytes=0, step_limit=STEP_LIMIT):
+    def run(
+        self,
+        entry,
+        grid,
+        block,
+        arguments,
+        memory,
+        shared_bytes=0,
+        step_limit=STEP_LIMIT,
+        order=None,
+    ):
         """Runs a kernel to its end.
 
         `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
-        for structures by value. Raises Fault if the kernel does what it must not do, ValueError
-        for a wrong launch, NotImplementedError for PTX that the emulator does not know.
+        for structures by value. `order`, a permutation of the blocks (counted along x first), runs
+        them one after another; by default many advance together, from the first on.
+
+        Raises Fault if the kernel does what it must not do, ValueError for a wrong launch,
+        NotImplementedError for PTX that the emulator does not know.
         """
         if entry not in self._entries:
             raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
@@ -38,8 +51,14 @@ class Program:
         launch.prepare(arguments, memory, step_limit)
         total = int(np.prod(launch.grid))
         together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
+        if order is None:
+            order = range(0, total, together)
+        elif sorted(order) == list(range(total)):
+            together = 1
+        else:
+            raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
         with np.errstate(all="ignore"):
-            for first in range(0, total, together):
+            for first in order:
                 execute(Blocks(launch, first, min(together, total - first)))
 
 

@@ -103,8 +103,23 @@ def sum_to_odd(x, y):
     return (word + np.where(fix, step, 0)).view(np.float64)
 
 
-def fused_multiply_add(x, y, z, kind):
+def towards(exact, dtype, mode):
+    """float64 numbers, which may have been rounded to odd, to `dtype` as .rz, .rm or .rp say."""
+    nearest = exact.astype(dtype)
+    near, exact = nearest.astype(np.float64), exact.astype(np.float64)
+    if mode == "rz":
+        wrong, target = np.abs(near) > np.abs(exact), dtype(0)
+    elif mode == "rm":
+        wrong, target = near > exact, dtype(-np.inf)
+    else:
+        wrong, target = near < exact, dtype(np.inf)
+    return np.where(wrong, np.nextafter(nearest, target), nearest)
+
+
+def fused_multiply_add(x, y, z, kind, mode="rn"):
     """x y + z in one rounding."""
+    if mode != "rn":
+        return fma_directed(x, y, z, mode)
     if kind == "f64":
         return fma_float64(x, y, z)
     if kind != "f32":
@@ -115,6 +130,16 @@ def fused_multiply_add(x, y, z, kind):
     if ((total.view(np.uint64) & np.uint64(0xFFFFFFF)) == 0).any():
         total = sum_to_odd(product, z.astype(np.float64))
     return total.astype(np.float32)
+
+
+def fma_directed(x, y, z, mode):
+    """float32, as accurate exponentials need it."""
+    product = x.astype(np.float64) * y
+    total = sum_to_odd(product, z.astype(np.float64))
+    if mode == "rm":  # the zero of two opposite numbers is negative
+        positive = ~np.signbit(product) & ~np.signbit(z)
+        total = np.where((total == 0) & ~positive, -0.0, total)
+    return towards(total, np.float32, mode)
 
 
 def split_product(x, y):

@@ -56,14 +56,21 @@ def check_whole_warp(blocks, instruction, waiting):
 
 
 def check_same_mask(blocks, instruction, needed, ready):
+    """All lanes that a mask names must name the same (PTX ISA: else the behaviour is undefined)."""
     if (needed == FULL).all():
         return
-    low_bit = needed & (~needed + np.uint32(1))
-    lowest = blocks.warp_start + np.where(ready, np.log2(low_bit.astype(np.float64)), 0).astype(int)
-    wrong = np.flatnonzero(ready & (needed[lowest] != needed))
-    if wrong.size:
-        lane = wrong[0]
-        what = f"mask {needed[lane]:#010x}, but lane {lowest[lane] % 32} says another"
+    lanes = np.flatnonzero(ready)
+    mine = needed[lanes]
+    lowest = mine & (~mine + np.uint32(1))
+    leader = blocks.warp_start[lanes] + np.log2(lowest.astype(np.float64)).astype(int)
+    bit = (np.uint32(1) << blocks.lane[lanes]).astype(np.float64)
+    agreeing = np.bincount(leader, bit, blocks.n)[leader]  # lanes with one leader, as a mask
+    if (wrong := np.flatnonzero(agreeing != mine)).size:
+        lane = lanes[wrong[0]]
+        warp = np.arange(blocks.warp_start[lane], blocks.warp_start[lane] + 32)
+        named = (needed[lane] >> blocks.lane[warp] & 1).astype(bool)
+        other = warp[named & (needed[warp] != needed[lane])][0] % 32
+        what = f"mask {needed[lane]:#010x}, but lane {other} says another"
         raise blocks.fault(what, lane, instruction)
 
 

@@ -10,7 +10,7 @@ from battery import from_row_lengths
 from conftest import row_schedule
 from differentiable_ops import CASES, close, function_of, normal
 
-from sgap_jax import SparseArray, row_max, row_sum, sddmm, sparse_softmax, spmm
+from sgap_jax import SparseArray, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm
 
 SIZE = 3
 
@@ -89,6 +89,7 @@ def structures():
 STRUCTURE_OPS = {
     "spmm": lambda A, x, s: spmm(A, x, schedule=s),
     "spmm_transpose": lambda A, x, s: spmm(A, x[:4], transpose=True, schedule=s),
+    "gspmm_max": lambda A, x, s: gspmm(A, x, reduce="max", schedule=row_schedule(s)),
     "sddmm": lambda A, x, s: sddmm(A, x[:4], x, schedule=row_schedule(s)).values,
     "sparse_softmax": lambda A, x, s: sparse_softmax(A, schedule=row_schedule(s)).values,
     "row_sum": lambda A, x, s: row_sum(A, schedule=row_schedule(s)),
@@ -120,6 +121,7 @@ def test_vmap_over_nothing():
     assert jax.vmap(lambda x: spmm(A, x))(none).shape == (0, 4, 20)
     assert jax.vmap(lambda x: spmm(A, x))(none[:, :, :2]).shape == (0, 4, 2)
     assert jax.vmap(lambda x: sddmm(A, x[:4], x).values)(none).shape == (0, A.nnz)
+    assert jax.vmap(lambda x: gspmm(A, x, reduce="max"))(none).shape == (0, 4, 20)
     narrow = SparseArray.from_dense(np.zeros((3, 0)))
     for B, transpose, rows in ((jnp.ones((2, 0, 4)), False, 3), (jnp.ones((2, 3, 4)), True, 0)):
         C = jax.vmap(lambda B, t=transpose: spmm(narrow, B, transpose=t))(B)

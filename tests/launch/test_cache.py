@@ -221,6 +221,72 @@ def test_threads_share_a_cache(tmp_path):
     assert not wrong and len(list(tmp_path.iterdir())) == 20
 
 
+def big(name):
+    """An entry of about 1000 bytes, and its key."""
+    return content_key(name), Cubin(name, name.encode() * (900 // len(name)))
+
+
+def names(folder):
+    return {path.name.partition(".")[0] for path in folder.iterdir()}
+
+
+def test_a_folder_stays_near_its_size_and_what_was_used_last_stays(tmp_path):
+    for number in range(100):
+        key, cubin = big(f"kernel{number:03}")
+        CubinCache(tmp_path, most_bytes=20_000).get(key, lambda cubin=cubin: cubin)
+        os.utime(tmp_path / f"{key}.cubin", ns=(number, number))  # clocks may be coarse
+        often, _ = big("kernel000")
+        assert CubinCache(tmp_path).get(often, never).kernel == "kernel000"
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 22_000
+    assert big("kernel099")[0] in names(tmp_path) and big("kernel050")[0] not in names(tmp_path)
+    assert 10 < len(names(tmp_path)) < 22
+
+
+def test_one_process_that_writes_much_stays_within_the_size(tmp_path):
+    cubins = CubinCache(tmp_path, most_bytes=20_000)
+    for number in range(100):
+        key, cubin = big(f"kernel{number:03}")
+        cubins.get(key, lambda cubin=cubin: cubin)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 25_000
+    assert cubins.get(big("kernel000")[0], never).kernel == "kernel000"  # from memory
+
+
+def test_what_killed_processes_left_goes_too(tmp_path):
+    (left := tmp_path / ".left.new").write_bytes(bytes(30_000))
+    os.utime(left, ns=(1, 1))
+    mine = tmp_path / "notes"
+    mine.touch()
+    key, cubin = big("kernel")
+    CubinCache(tmp_path, most_bytes=20_000).get(key, lambda: cubin)
+    assert not left.exists() and mine.exists() and key in names(tmp_path)
+
+
+CROWD = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key
+
+folder, me = Path(sys.argv[1]), int(sys.argv[2])
+for turn in range(400):
+    name = f"kernel{{(turn * (3 + me)) % 97:03}}"
+    expected = Cubin(name, name.encode() * 100)
+    assert CubinCache(folder, 20_000).get(content_key(name), lambda: expected) == expected
+"""
+
+
+def test_processes_that_remove_each_others_entries(tmp_path):
+    program = CROWD.format(path=[str(Path(cache.__file__).parents[2]), *sys.path])
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path)]
+    both = [
+        subprocess.Popen([*command, str(me)], stderr=subprocess.PIPE, text=True) for me in (0, 1)
+    ]
+    for process in both:
+        _, error = process.communicate(timeout=110)
+        assert process.returncode == 0, error
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 25_000
+
+
 def test_where_the_cache_is(tmp_path, monkeypatch):
     monkeypatch.setenv("SGAP_CACHE_DIR", str(tmp_path))
     assert default_folder() == tmp_path

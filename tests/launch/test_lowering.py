@@ -98,7 +98,7 @@ def test_a_kernel_is_compiled_once_for_what_it_depends_on(tmp_path, monkeypatch)
     (headers / "spmm.cuh").write_text("first")
     monkeypatch.setattr(launch, "header_folder", lambda: headers)
     assert compiled() and not compiled()
-    launch._headers.cache_clear()
+    launch.header_texts.cache_clear()
     (headers / "spmm.cuh").write_text("second")
     assert compiled() and not compiled()
 

@@ -2,23 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from battery import BATTERY, array, cast, from_row_lengths, rounded
+from battery import BATTERY, array, cast, from_row_lengths
 from conftest import row_schedule
-from tolerance import DTYPES, accumulator_roundoff, assert_within, unit_roundoff
+from row_oracle import softmax_jacobian_oracle, softmax_oracle
+from tolerance import DTYPES, assert_within
 
 from sgap_jax import COO, CSC, reference, sparse_softmax
-
-
-def bound(case, values, expected, scale, dtype):
-    """Relative: the exponent's rounding |scale v| u, the exponential, the sum and the quotient."""
-    stored = np.abs(values[: case.stored])
-    exponent = 2 * abs(scale) * (stored.max() if len(stored) else 0)
-    terms = np.diff(case.row_offsets).max(initial=0)
-    relative = (2 * exponent + terms + 16) * (
-        accumulator_roundoff(dtype) + unit_roundoff("float64")
-    )
-    tiny = float(jnp.finfo(dtype).smallest_normal)
-    return (relative + 1.01 * unit_roundoff(dtype)) * expected + tiny
+from sgap_jax.schedules.emulated import Emulated
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, -3.0, 0.0])
@@ -28,9 +18,7 @@ def test_sparse_softmax(name, dtype, scale, backend):
     case = BATTERY[name]
     P = sparse_softmax(array(case, dtype), scale=scale, schedule=row_schedule(backend))
     assert P.dtype == dtype
-    values = rounded(case.values, dtype)
-    expected = reference.sparse_softmax(values, case.row_offsets, scale)
-    assert_within(P.values, expected, bound(case, values, expected, scale, dtype))
+    assert_within(P.values, *softmax_oracle(case, dtype, scale))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -84,6 +72,8 @@ def test_against_dense_softmax():
 @pytest.mark.parametrize("name", [*BATTERY, "split"])
 def test_derivative_in_every_dtype(name, dtype, scale, backend):
     # Forward and reverse share one kernel: the Jacobian is symmetric.
+    if name == "split" and isinstance(backend, Emulated):
+        pytest.skip("rows as long as this are for the tasks of the CPU")
     case = BATTERY.get(name) or from_row_lengths("split", 40_000, [3, 40_000, 0, 9_000])
     A = array(case, dtype)
     schedule = row_schedule(backend)
@@ -96,20 +86,6 @@ def test_derivative_in_every_dtype(name, dtype, scale, backend):
 
     p, tangent = jax.jvp(f, (v,), (t,))
     (cotangent,) = jax.vjp(f, v)[1](t)
-    p, t = (np.asarray(x).astype(np.float64) for x in (p, t))
-    expected = reference.sparse_softmax_jacobian(p, t, case.row_offsets, scale)
-    size = np.abs(scale) * p * (np.abs(t) + reference_row_dot(p, t, case))
-    terms = np.diff(case.row_offsets).max(initial=0)
-    slack = (terms + 8) * (accumulator_roundoff(dtype) + unit_roundoff("float64"))
-    limit = slack * size + 1.01 * unit_roundoff(dtype) * np.abs(expected)
-    limit += float(jnp.finfo(dtype).smallest_normal)
-    assert_within(tangent, expected, limit)
-    assert_within(cotangent, expected, limit)
-
-
-def reference_row_dot(p, t, case):
-    """sum over each row of |p t|, at the row's entries."""
-    dots = reference.row_sum(np.abs(p * t), case.row_offsets)
-    out = np.zeros(case.nnz)
-    out[: case.stored] = dots[case.rows]
-    return out
+    expected = softmax_jacobian_oracle(case, dtype, p, t, scale)
+    assert_within(tangent, *expected)
+    assert_within(cotangent, *expected)

@@ -6,6 +6,7 @@
 import email
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cuda_sources import require_nvrtc
+
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.precompiled import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 # One worker only: the fixtures build once.
@@ -40,10 +45,29 @@ def project():
 
 
 @pytest.fixture(scope="session")
-def distributions(tmp_path_factory):
-    """(sdist, wheel), the wheel built from the sdist's content and not from the checkout."""
+def toolkit(tmp_path_factory):
+    """A CUDA_HOME with our NVRTC, for a build that sees no package of ours; None without NVRTC."""
+    try:
+        nvrtc.version()
+    except nvrtc.NvrtcMissing:
+        return None
+    home = tmp_path_factory.mktemp("toolkit")
+    # Next to each other: NVRTC and the library that it loads by itself.
+    (home / "lib64").symlink_to(Path(nvrtc._library()._name).resolve().parent)
+    return home
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory, toolkit):
+    """(sdist, wheel), the wheel built from the sdist's content and not from the checkout.
+
+    With the precompiled kernels of one operation, where there is NVRTC.
+    """
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
+    settings = {"SGAP_CUBINS": "ON" if toolkit else "OFF", "SGAP_CUBINS_OPS": "spmm"}
+    words = [f"-Ccmake.define.{name}={value}" for name, value in settings.items()]
+    environment = {"CUDA_HOME": str(toolkit)} if toolkit else {}
+    run(sys.executable, "-m", "build", *words, "--outdir", out, ROOT, cwd=out, env=environment)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
@@ -75,6 +99,49 @@ def test_wheel_holds_the_package_and_nothing_else(distributions):
     assert sum(name.startswith("sgap_jax/_native") and name.endswith(".so") for name in names) == 1
     assert [n for n in names if n.endswith("licenses/LICENSE")]
     assert not [n for n in names if n.endswith((".cc", ".h", ".pyc"))]
+
+
+def test_wheel_has_the_default_kernels(distributions):
+    require_nvrtc()
+    archive = zipfile.ZipFile(distributions[1])
+    cubins = [info for info in archive.infolist() if info.filename.startswith("sgap_jax/cubins/")]
+    found = {info.filename.rpartition("/")[2] for info in cubins}
+    assert found == {f"{arch}.zip" for arch in ARCHITECTURES}
+    assert 1 << 19 < sum(info.compress_size for info in cubins) < 6 << 20
+
+
+def test_default_kernels_of_the_wheel_need_no_compiler(clean_python, tmp_path):
+    require_nvrtc()
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from sgap_jax import Schedule, SparseArray, spmm
+from sgap_jax.runtime import nvrtc
+nvrtc._candidates = lambda: iter(())
+A = SparseArray.from_dense(np.eye(50, dtype=np.float32))
+def lowered(schedule=None):
+    product = jax.jit(lambda A, B: spmm(A, B, schedule=schedule))
+    return product.trace(A, jnp.ones((50, 8))).lower(lowering_platforms=("cuda",)).as_text()
+assert "custom_call @sgap_launch_v1" in lowered()
+try:
+    lowered(Schedule.parse("{<3 row, 1 col>, 1}"))
+except ImportError as error:
+    print(error)
+"""
+    environment = {"SGAP_CUDA_ARCH": "sm_86", "SGAP_CACHE_DIR": "", "JAX_PLATFORMS": "cpu"}
+    assert "NVRTC" in run(clean_python, "-c", code, cwd=tmp_path, env=environment).stdout
+
+
+@pytest.mark.parametrize("wanted", ["AUTO", "ON"])
+def test_a_build_without_nvrtc(clean_python, tmp_path, wanted):
+    cmake = shutil.which("cmake") or pytest.skip("no cmake")
+    words = [f"-DSGAP_CUBINS={wanted}", f"-DPython_EXECUTABLE={clean_python}"]
+    words += ["-DSKBUILD_STATE=wheel", "-P", ROOT / "cmake" / "CudaPrecompile.cmake"]
+    empty = {"CUDA_HOME": str(tmp_path), "LD_LIBRARY_PATH": ""}
+    result = run(cmake, *words, cwd=ROOT, env=empty, check=False)
+    if wanted == "ON":
+        assert result.returncode != 0 and "pip install 'sgap_jax[cuda13]'" in result.stderr
+    else:
+        assert result.returncode == 0 and "compiled where they run" in result.stdout
 
 
 def test_wheel_metadata(distributions, project):

@@ -1,0 +1,87 @@
+"""cuSPARSE's SpMM called directly: every algorithm for CSR, with its own preprocessing.
+
+The libraries that bring cuSPARSE choose one algorithm for their users; this finds the best.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import pathlib
+from ctypes.util import find_library
+
+from benchmarks.problems import Unavailable
+
+ALGORITHMS = {"default": 0, "csr_alg1": 4, "csr_alg2": 6, "csr_alg3": 12}  # cusparseSpMMAlg_t
+_INT32, _FLOAT32, _ROW_MAJOR = 2, 0, 2  # CUSPARSE_INDEX_32I, CUDA_R_32F, CUSPARSE_ORDER_ROW
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Of NVIDIA's wheels (which torch and JAX use), else of a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    found = []
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for folder in ("cu13/lib", "cusparse/lib"):
+            found += sorted(map(str, pathlib.Path(root, folder).glob("libcusparse.so*")))
+    if (system := find_library("cusparse")) is not None:
+        found.append(system)
+    for path in found:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise Unavailable("no cuSPARSE library")
+
+
+def call(name: str, *arguments: object) -> None:
+    if (status := getattr(library(), name)(*arguments)) != 0:
+        raise RuntimeError(f"{name}: cuSPARSE status {status}")
+
+
+@functools.cache
+def _handle() -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    call("cusparseCreate", ctypes.byref(handle))
+    return handle
+
+
+def _pointer(tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+class Product:
+    """C = A B of one set of torch tensors: values, offsets, indices, B [k, n], C [m, n]."""
+
+    def __init__(self, torch, algorithm: str, operands, B, C) -> None:
+        values, offsets, indices = operands
+        (k, n), m, int64 = B.shape, C.shape[0], ctypes.c_int64
+        self._torch, self._algorithm = torch, ALGORITHMS[algorithm]
+        self._kept = (values, offsets, indices, B, C)
+        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+        self._A, self._B, self._C = (ctypes.c_void_p() for _ in range(3))
+        call(
+            "cusparseCreateCsr", ctypes.byref(self._A), int64(m), int64(k), int64(len(values)),
+            _pointer(offsets), _pointer(indices), _pointer(values), _INT32, _INT32, 0, _FLOAT32,
+        )  # fmt: skip
+        for matrix, dense, rows in ((self._B, B, k), (self._C, C, m)):
+            call(
+                "cusparseCreateDnMat", ctypes.byref(matrix), int64(rows), int64(n), int64(n),
+                _pointer(dense), _FLOAT32, _ROW_MAJOR,
+            )  # fmt: skip
+        size = ctypes.c_size_t()
+        self._use("cusparseSpMM_bufferSize", ctypes.byref(size))
+        self._buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
+        self._use("cusparseSpMM_preprocess", _pointer(self._buffer))
+
+    def _use(self, name: str, last: object) -> None:
+        stream = ctypes.c_void_p(self._torch.cuda.current_stream().cuda_stream)
+        call("cusparseSetStream", _handle(), stream)
+        call(
+            name, _handle(), 0, 0, ctypes.byref(self._one), self._A, self._B,
+            ctypes.byref(self._zero), self._C, _FLOAT32, self._algorithm, last,
+        )  # fmt: skip
+
+    def enqueue(self) -> None:
+        self._use("cusparseSpMM", _pointer(self._buffer))

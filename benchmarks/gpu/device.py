@@ -1,0 +1,60 @@
+"""Which GPU this is, and where its results go."""
+
+import csv
+import datetime
+import functools
+import pathlib
+import re
+import subprocess
+from importlib import metadata
+
+from benchmarks import machine
+
+_FIELDS = ("name", "driver_version", "compute_cap", "memory.total")
+_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "cupy-cuda13x", "nvidia-cusparse", "triton")
+
+
+@functools.cache
+def query() -> dict[str, str]:
+    """What nvidia-smi says of the first GPU; empty where there is none."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        (first, *_) = csv.reader(text.stdout.splitlines(), skipinitialspace=True)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return dict(zip(_FIELDS, first, strict=True)) if len(first) == len(_FIELDS) else {}
+
+
+def name() -> str:
+    """Of the GPU; without one that of the CPU, marked as a dry run."""
+    return query().get("name") or f"dry run on {machine.cpu_model()}"
+
+
+def stamp() -> dict[str, str]:
+    """What a result must carry to be believed: device, driver, commit, date."""
+    return {
+        "device": name(),
+        "driver": query().get("driver_version", "none"),
+        "compute_capability": query().get("compute_cap", "none"),
+        "memory": query().get("memory.total", "none"),
+        "commit": machine.commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = machine.versions()
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def folder(results: pathlib.Path) -> pathlib.Path:
+    """RESULTS/<device>, made where it is missing."""
+    path = results / re.sub(r"[^a-z0-9]+", "_", name().lower()).strip("_")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

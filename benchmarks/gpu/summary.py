@@ -1,0 +1,141 @@
+"""Rows of a run on a GPU -> summary.md, each goal of the project with what was measured."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import pathlib
+import statistics
+
+from benchmarks.gpu import peers
+from benchmarks.summary import table
+
+Row = dict[str, str]
+GOALS = (
+    ("SpMM over the best cuSPARSE algorithm (mean; n = 4, 16, 64, 128)", "1.3"),
+    ("best point per matrix over the best static point (mean; n = 4)", "1.3"),
+    ("best point per matrix over the best cuSPARSE algorithm (mean; n = 4)", "-"),
+    ("SpMM over JAX BCOO, as programs of JAX (mean; n = 4, 16, 64, 128)", "10"),
+    ("SpMV, time over the bandwidth bound (worst; over 1 million nonzeros)", "at most 1.2"),
+)
+WIDTHS = (4, 16, 64, 128)
+
+
+def load(path: pathlib.Path) -> list[Row]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file)]
+
+
+def times(rows: list[Row], key: str = "contender") -> dict[tuple[str, int], dict[str, float]]:
+    """(problem, n) -> contender (or schedule) -> us, of those that were timed."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if row.get("us"):
+            found.setdefault((row["problem"], int(row["n"])), {})[row[key]] = float(row["us"])
+    return found
+
+
+def mean(values: list[float]) -> float:
+    return statistics.geometric_mean(values) if values else math.nan
+
+
+def ratios(cases: dict, whose: tuple[str, ...], over: str = "ours", widths=WIDTHS) -> list[float]:
+    """Time of the fastest of `whose` over that of `over`, case by case."""
+    return [
+        min(found[name] for name in whose if name in found) / found[over]
+        for (_, n), found in cases.items()
+        if n in widths and over in found and any(name in found for name in whose)
+    ]
+
+
+def dynamic_over_static(points: list[Row], n: int = 4) -> tuple[float, str]:
+    """How much the best point of each matrix gains over the one point that is best for all."""
+    cases = [found for (_, width), found in times(points, "schedule").items() if width == n]
+    common = set.intersection(*(set(found) for found in cases)) if cases else set()
+    if not common:
+        return math.nan, "-"
+    static = min(sorted(common), key=lambda point: mean([found[point] for found in cases]))
+    return mean([found[static] / min(found.values()) for found in cases]), static
+
+
+def measured(folder: pathlib.Path) -> list[tuple[str, str]]:
+    """(value, over what) for each goal; "not measured" where rows are missing."""
+    rows, points = load(folder / "spmm.csv"), load(folder / "points.csv")
+    cases = times(rows)
+    library = ratios(cases, peers.CUSPARSE)
+    gain, static = dynamic_over_static(points)
+    best = {
+        case: cases.get(case, {}) | {"best": min(found.values())}
+        for case, found in times(points, "schedule").items()
+    }
+    searched = ratios(best, peers.CUSPARSE, "best", (4,))
+    programs = ratios(cases, ("jax_bcoo",), "ours_jax")
+    vectors = [
+        float(row["us"]) / float(row["bound_us"])
+        for row in rows
+        if row["contender"] == "ours"
+        and row["n"] == "1"
+        and row.get("us")
+        and int(row["nnz"]) > 1_000_000
+    ]
+    return [
+        (_number(mean(library)), f"{len(library)} cases"),
+        (_number(gain), f"static: `{static}`"),
+        (_number(mean(searched)), f"{len(searched)} matrices"),
+        (_number(mean(programs)), f"{len(programs)} cases"),
+        (_number(max(vectors, default=math.nan)), f"{len(vectors)} matrices"),
+    ]
+
+
+def _number(value: float) -> str:
+    return "not measured" if math.isnan(value) else f"{value:.2f}"
+
+
+def by_contender(rows: list[Row], over: str) -> list[str]:
+    """Mean time of each contender over ours, for each width."""
+    cases = times(rows)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    widths = sorted({n for _, n in cases})
+    body = []
+    for name in names:
+        found = [ratios(cases, (name,), over, (n,)) for n in widths]
+        if any(found):
+            cells = [f"{mean(x):.2f} ({len(x)})" if x else "-" for x in found]
+            body.append([f"`{name}`", *cells])
+    return table(["contender", *(f"n = {n}" for n in widths)], body) if body else []
+
+
+def write(folder: pathlib.Path) -> pathlib.Path:
+    """Fills summary.md of a folder from its CSV files and run.json."""
+    about = json.loads((folder / "run.json").read_text())
+    lines = [
+        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
+        f"copies at {about['gb_per_s']:.0f} GB/s; float32.",
+        "",
+    ]
+    if about["dry_run"]:
+        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
+    if about["not_started"]:
+        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    values = measured(folder)
+    lines += table(
+        ["goal", "aim", "measured", "over"],
+        [[*goal, *value] for goal, value in zip(GOALS, values, strict=True)],
+    )
+    titles = {"spmm": "SpMM", "sddmm": "SDDMM", "softmax": "Sparse softmax"}
+    for name, over in itertools.product(titles, ("ours", "ours_jax")):
+        what = "as programs of JAX" if over == "ours_jax" else "kernels"
+        title = f"{titles[name]}, {what}: time over ours (cases)"
+        kind = peers.PROGRAMS if over == "ours_jax" else peers.KERNELS
+        rows = [
+            row for row in load(folder / f"{name}.csv") if row["contender"] in (over, *kind[name])
+        ]
+        if body := by_contender(rows, over):
+            lines += [f"### {title}", "", *body]
+    path = folder / "summary.md"
+    path.write_text("\n".join(lines))
+    return path

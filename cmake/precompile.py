@@ -1,0 +1,73 @@
+"""Compiles the default points at build time: python precompile.py OUT [NAME ...] [--check]
+
+Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), of
+all launch plans or of those named. Runs in the interpreter of the build, which need have no JAX,
+and needs NVRTC: its wheel there, or a toolkit (CUDA_HOME). --check looks for it, no more.
+"""
+
+import argparse
+import importlib
+import importlib.machinery
+import os
+import sys
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "sgap_jax"
+NO_NVRTC = 3  # exit status
+
+
+def import_from_source(name: str) -> types.ModuleType:
+    """A module of the package's without running __init__.py, which needs the native library."""
+    # The finder of an editable install may know another checkout of the package.
+    standard = {importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter}
+    standard.add(importlib.machinery.PathFinder)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in standard]
+    for package in ("sgap_jax", "sgap_jax.runtime"):
+        module = types.ModuleType(package)
+        module.__path__ = [str(PACKAGE.joinpath(*package.split(".")[1:]))]
+        sys.modules.setdefault(package, module)
+    return importlib.import_module(f"sgap_jax.{name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    default_calls = import_from_source("runtime.default_calls")
+    nvrtc, headers, precompiled = (
+        import_from_source(f"runtime.{name}") for name in ("nvrtc", "headers", "precompiled")
+    )
+    cubin = import_from_source("runtime.cache").Cubin
+    try:
+        version = nvrtc.version()
+    except nvrtc.NvrtcMissing as error:
+        print(error, file=sys.stderr)
+        sys.exit(NO_NVRTC)
+    if args.check:
+        print(version)
+        return
+
+    start, folder = time.perf_counter(), headers.header_folder()
+    texts, include = headers.header_texts(folder), (f"--include-path={folder}",)
+    names = args.names or list(default_calls.LAUNCH_PLANS)
+    calls = [call for name in names for call in default_calls.default_calls(name).values()]
+    workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:  # ctypes lets go of the interpreter's lock
+        for arch in precompiled.ARCHITECTURES:
+
+            def compile(call, arch=arch):
+                made = nvrtc.compile(call.source, arch=arch, options=include)
+                return precompiled.key(call, texts), cubin(made.name, made.cubin)
+
+            path = precompiled.write(args.out, arch, version, dict(pool.map(compile, calls)))
+            print(f"{path.name}: {len(calls)} kernels, {path.stat().st_size >> 10} kB")
+    print(f"NVRTC {version}, {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+// FFI targets sgap_gspmm_csr_v1 and sgap_gspmm_pick_to_x_csr_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "gspmm.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "partition.h"
+#include "workspace.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Multiply-adds that take as long as one entry of a single column.
+constexpr int64_t kEntryWork = 16;
+
+// What a call owns until its last task is done.
+struct GspmmCall {
+  GspmmArgs args;
+  RowPartition partition;
+  std::unique_ptr<char[]> partials;
+  std::unique_ptr<int32_t[]> partial_arg;
+  std::unique_ptr<int32_t[]> remaining;
+};
+
+int32_t* Ints(ffi::AnyBuffer buffer) { return static_cast<int32_t*>(buffer.untyped_data()); }
+
+std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                       ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
+                       int64_t chunk_nonzeros) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error = BadChunk(chunk_nonzeros);
+  if (!error.empty()) return error;
+  if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
+  if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
+  const int64_t nnz = values.dimensions()[1];
+  if (!(error = Mismatch("indices", indices, ffi::S32, {nnz})).empty()) return error;
+  if (permutation.element_count() > 0 &&
+      !(error = Mismatch("permutation", permutation, ffi::S32, {nnz})).empty()) {
+    return error;
+  }
+  const int64_t batch = y.dimensions().size() == 3 ? y.dimensions()[0] : -1;
+  for (const int64_t own : {values.dimensions()[0], x.dimensions()[0]}) {
+    if (own != 1 && own != batch) {
+      return "values and x: expected batches of 1 or that of the result, got " +
+             std::to_string(own) + " for " + std::to_string(batch);
+    }
+  }
+  return Mismatch("y", y, type, {batch, offsets.dimensions()[0] - 1, x.dimensions()[2]});
+}
+
+// The call, of operands that CheckGspmm has passed.
+std::shared_ptr<GspmmCall> Plan(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                                ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
+                                ffi::AnyBuffer x, ffi::AnyBuffer y, int32_t* arg,
+                                int64_t chunk_nonzeros) {
+  auto call = std::make_shared<GspmmCall>();
+  GspmmArgs& args = call->args;
+  args.dtype = *ToDtype(values.element_type());
+  args.fold = fold;
+  args.values = values.untyped_data();
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
+  args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
+  args.x = x.untyped_data();
+  args.picked = nullptr;
+  args.y = y.untyped_data();
+  args.arg = arg;
+  AdviseHugePages(args.y, y.size_bytes());
+  if (arg) AdviseHugePages(arg, y.element_count() * sizeof(int32_t));
+  args.nnz = values.dimensions()[1];
+  args.m = y.dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+  args.picked_stride = 0;
+  call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);
+  const RowPartition& partition = call->partition;
+  args.tasks = partition.tasks.data();
+  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
+  args.splits = partition.splits.data();
+  args.split_rows = static_cast<int64_t>(partition.splits.size());
+  args.pieces = partition.pieces;
+  const int64_t batch = y.dimensions()[0], parts = batch * args.pieces * args.n;
+  if (parts > 0) {
+    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+    call->partials.reset(new char[size_t(parts) * accumulator]);
+    if (arg) call->partial_arg.reset(new int32_t[size_t(parts)]);
+    const int64_t counters = batch * args.split_rows;
+    call->remaining.reset(new int32_t[counters]);
+    for (int64_t i = 0; i < counters; ++i) {
+      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
+    }
+  }
+  args.partials = call->partials.get();
+  args.partial_arg = call->partial_arg.get();
+  args.remaining = call->remaining.get();
+  return call;
+}
+
+ffi::Future Run(ffi::ThreadPool& pool, std::shared_ptr<GspmmCall> call, int64_t batch) {
+  const GspmmArgs& args = call->args;
+  const int64_t entries = args.offsets[args.m] + args.m;
+  const int64_t work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);
+  return ParallelTasks(
+      pool, batch * args.row_tasks, work,
+      [call, kernel = Kernels().gspmm](int64_t task) { kernel(call->args, task); });
+}
+
+ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                         ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> arg, bool add,
+                         bool minimum, int64_t chunk_nonzeros) {
+  std::string error = CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros);
+  if (!error.empty()) return Failed("gspmm: " + error);
+  const int64_t batch = y->dimensions()[0], m = y->dimensions()[1], n = y->dimensions()[2];
+  const bool positions = arg->element_count() > 0;
+  if (positions) error = Mismatch("arg", *arg, ffi::S32, {batch, m, n});
+  if (!error.empty()) return Failed("gspmm: " + error);
+  if (batch == 0 || m == 0 || n == 0) return Finished();
+  const Fold fold = add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
+                        : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
+  auto call = Plan(fold, values, offsets, indices, permutation, x, *y,
+                   positions ? Ints(*arg) : nullptr, chunk_nonzeros);
+  return Run(pool, std::move(call), batch);
+}
+
+ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                                ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
+                                ffi::AnyBuffer d, ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
+                                int64_t chunk_nonzeros) {
+  std::string error = CheckGspmm(values, offsets, indices, permutation, d, *y, chunk_nonzeros);
+  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  const auto shape = d.dimensions();
+  error = Mismatch("arg", arg, ffi::S32, {kAnySize, shape[1], shape[2]});
+  const int64_t batch = y->dimensions()[0], m = y->dimensions()[1];
+  if (error.empty() && arg.dimensions()[0] != 1 && arg.dimensions()[0] != batch) {
+    error =
+        "arg: expected a batch of 1 or that of the result, got " + ShapeString(arg.dimensions());
+  }
+  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  if (batch == 0 || m == 0 || shape[2] == 0) return Finished();
+  auto call =
+      Plan(Fold::kPicked, values, offsets, indices, permutation, d, *y, nullptr, chunk_nonzeros);
+  call->args.picked = Ints(arg);
+  call->args.picked_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
+  return Run(pool, std::move(call), batch);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmCsr, GspmmHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Ret<ffi::AnyBuffer>()  // arg [batch, m, n] or [0]
+                                  .Attr<bool>("add")
+                                  .Attr<bool>("minimum")
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickToXCsr, GspmmPickToXHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // d [batch or 1, k, n]
+                                  .Arg<ffi::AnyBuffer>()  // arg [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+}  // namespace sgap

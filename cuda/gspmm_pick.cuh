@@ -1,0 +1,129 @@
+// The derivatives of gspmm with a maximum or minimum: products at the entries that attain it. With
+// q = arg[row, l], a position in the values or -1, and the source row of entry q in x,
+//
+//   pick            y[row, l]    = w[q] x[source, l]
+//   pick_to_x       y[source, l] = sum of w[q] d[row, l] over the entries q of source with
+//                                  arg[row, l] = q: a walk along the transposed structure
+//   pick_to_values  y[q]         = sum over l with arg[row, l] = q of x[source, l] d[row, l]
+//
+// kTransposed  the messages go along A^T: entry q is at (source, row) of A, else at (row, source)
+//
+// Every sum has one order: the same bits at each call.
+#pragma once
+
+#include "gspmm.cuh"
+
+namespace sgap {
+
+// A lane for each number of the result.
+template <class T, int kBlock, bool kTransposed>
+__global__ void __launch_bounds__(kBlock)
+    GspmmPickKernel(const T* __restrict__ w, const Index* __restrict__ row_offsets,
+                    const Index* __restrict__ column_indices, const T* __restrict__ x,
+                    const Index* __restrict__ arg, T* __restrict__ y, long long matrix_rows,
+                    long long m, long long n, long long w_stride, long long x_stride,
+                    long long arg_stride, long long products) {
+  const Size place = Size(blockIdx.x) * kBlock + threadIdx.x;
+  if (place >= Size(m) * n) return;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    const Index q = arg[product * arg_stride + place];
+    Accumulator<T> picked = 0;
+    if (q >= 0) {
+      const Index source =
+          kTransposed ? RowBetween(row_offsets, 0, unsigned(matrix_rows), q) : column_indices[q];
+      picked = Widen(w[product * w_stride + q]) *
+               Widen(x[product * x_stride + Size(unsigned(source)) * n + place % n]);
+    }
+    Narrow(picked, y[product * m * n + place]);
+  }
+}
+
+// {<x row, c col>, 1} and {<1/r row, c col>, r}, for the structure of which a row is a source.
+template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
+          bool kPermuted>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    GspmmPickToXKernel(const T* __restrict__ w, const Index* __restrict__ offsets,
+                       const Index* __restrict__ indices, const Index* __restrict__ permutation,
+                       const T* __restrict__ d, const Index* __restrict__ arg, T* __restrict__ y,
+                       long long m, long long n, long long w_stride, long long d_stride,
+                       long long arg_stride, long long products) {
+  const Place<kGroup, kColumns, kChunks, kBlock> place;
+  const Group<kGroup> group;
+  const bool inside = place.column < n;
+  const unsigned left = unsigned(n) - place.column;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+#pragma unroll 1
+    for (int step = 0; step < kWalk; ++step) {
+      const Size source = place.worker * kWalk + step;
+      const bool valid = inside && source < m;  // the same in all lanes of the group
+      const unsigned last = valid ? offsets[source + 1] : 0;
+      Accumulator<T> sums[kColumns] = {};
+#pragma unroll 2
+      for (unsigned p = (valid ? offsets[source] : 0) + group.lane; p < last; p += kGroup) {
+        const Index q = kPermuted ? permutation[p] : Index(p);
+        const Size row = Size(unsigned(indices[p])) * n + place.column;
+        const auto picked =
+            LoadColumns<kVector, Index, kColumns>(arg + product * arg_stride + row, left);
+        const auto pack = LoadColumns<kVector, T, kColumns>(d + product * d_stride + row, left);
+        const Accumulator<T> value = Widen(w[product * w_stride + q]);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          if ((kVector || j < left) && picked.at[j] == q) sums[j] += value * Widen(pack.at[j]);
+        }
+      }
+      group.Reduce(sums);
+      if (!valid || group.lane != 0) continue;
+      Store<kVector>(y + (product * m + source) * n + place.column, left, sums);
+    }
+  }
+}
+
+// {<g nnz, c col>, r}: r lanes share the features of an entry, c neighbouring ones at a time, and a
+// group takes kNonzeros entries in turn. Entries of the padding get zero.
+template <class T, int kNonzeros, int kGroup, int kColumns, int kBlock, bool kVector,
+          bool kTransposed>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    GspmmPickToValuesKernel(const Index* __restrict__ row_offsets,
+                            const Index* __restrict__ column_indices, const T* __restrict__ x,
+                            const T* __restrict__ d, const Index* __restrict__ arg,
+                            T* __restrict__ y, long long matrix_rows, long long nnz, long long n,
+                            long long x_stride, long long d_stride, long long arg_stride,
+                            long long products) {
+  const Group<kGroup> group;
+  const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
+  const Size stored = matrix_rows > 0 ? row_offsets[matrix_rows] : 0;
+  const Index first_row =
+      first < stored ? RowBetween(row_offsets, 0, unsigned(matrix_rows), Index(first)) : 0;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    Index i = first_row;
+#pragma unroll 1
+    for (Size q = first; q < first + kNonzeros; ++q) {
+      const bool valid = q < stored;  // the same in all lanes of the group
+      Accumulator<T> sum[1] = {};
+      if (valid) {
+        i = RowFrom(row_offsets, unsigned(i), unsigned(matrix_rows), Index(q));
+        const Index j = column_indices[q];
+        const Size row = Size(unsigned(kTransposed ? j : i)) * n;
+        const Size source = Size(unsigned(kTransposed ? i : j)) * n;
+#pragma unroll 2
+        for (Size l = group.lane * kColumns; l < n; l += kGroup * kColumns) {
+          const unsigned left = unsigned(n - l);
+          const auto picked =
+              LoadColumns<kVector, Index, kColumns>(arg + product * arg_stride + row + l, left);
+          const auto a =
+              LoadColumns<kVector, T, kColumns>(x + product * x_stride + source + l, left);
+          const auto b = LoadColumns<kVector, T, kColumns>(d + product * d_stride + row + l, left);
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            const bool inside = kVector || c < left;
+            if (inside && picked.at[c] == Index(q)) sum[0] += Widen(a.at[c]) * Widen(b.at[c]);
+          }
+        }
+      }
+      group.Reduce(sum);
+      if (group.lane == 0 && q < nnz) Narrow(sum[0], y[product * nnz + q]);
+    }
+  }
+}
+
+}  // namespace sgap

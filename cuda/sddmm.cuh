@@ -1,0 +1,194 @@
+// SDDMM over CSR, values[p] = X[row of p, :] . Y[column_indices[p], :], as points {<x nnz|row, c
+// col>, r}: r lanes share the d features, c consecutive ones of every r * c each, and reduce in
+// parallel. No two groups add to one number: the same bits at each call.
+//
+// kColumns   c, features of one load; kVector: d is a multiple of it, so they are one vector
+// kGroup     r, lanes that reduce together
+// kAtOnce    nonzeros whose loads are in flight together: a gather waits long and moves little
+//
+// Grid: x over the sparse operand, z over products that share the structure (a stride of 0 for an
+// operand that they share as well). Entries from row_offsets[m] on are padding and get zero.
+// Accumulates in float32, float64 for float64.
+#pragma once
+
+#include "group.cuh"
+#include "row_search.cuh"
+
+namespace sgap {
+
+template <class T, int kColumns>
+__device__ inline void AddProducts(const Pack<T, kColumns>& x, const Pack<T, kColumns>& y,
+                                   Accumulator<T>& sum) {
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) sum += Widen(x.at[j]) * Widen(y.at[j]);
+}
+
+// All threads of the launch together.
+template <int kBlock, class T>
+__device__ inline void ClearPadding(T* values, Size stored, Size nnz) {
+  const Size thread = Size(blockIdx.x) * kBlock + threadIdx.x;
+  for (Size p = stored + thread; p < nnz; p += Size(gridDim.x) * kBlock) values[p] = {};
+}
+
+// Entries p, p + 1, ..., and the last once more where they would go beyond it.
+template <int kCount>
+__device__ inline void LoadOrLast(const Index* entries, unsigned p, unsigned last,
+                                  Index (&found)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) found[i] = entries[p + i < last ? p + i : last - 1];
+}
+
+// What the lanes of a group do for kAtOnce consecutive nonzeros.
+template <class T, int kColumns, int kGroup, int kAtOnce, bool kVector>
+struct Dots {
+  using Pack = sgap::Pack<T, kColumns>;
+  enum { kStep = kGroup * kColumns };
+  // Steps over the features whose loads go together: of at most 4 pairs, and 64 bytes.
+  enum { kPairs = sizeof(Pack) <= 8 ? 4 : 32 / sizeof(Pack) };
+  enum { kInFlight = kPairs > kAtOnce ? kPairs / kAtOnce : 1 };
+  Group<kGroup> group;
+  unsigned d;
+  unsigned start = group.lane * kColumns;  // the lane's first feature
+
+  __device__ Pack Features(const T* row, unsigned at) const {
+    return Load<kVector, kColumns>(row + at, at < d ? d - at : 0);
+  }
+
+  // Those of load s of kKept: d ends in the last.
+  template <int kKept>
+  __device__ Pack FeaturesOf(int s, const T* row) const {
+    const unsigned at = start + s * kStep;
+    return s + 1 < kKept ? Load<kVector, kColumns>(row + at, unsigned(kColumns))
+                         : Features(row, at);
+  }
+
+  // sums[i] += the lane's part of x_row(i) . y_rows[i]
+  template <class Rows>
+  __device__ void Add(Rows x_row, const T* const (&y_rows)[kAtOnce],
+                      Accumulator<T> (&sums)[kAtOnce]) const {
+#pragma unroll(kInFlight)
+    for (unsigned at = start; at < d; at += kStep) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        AddProducts(Features(x_row(i), at), Features(y_rows[i], at), sums[i]);
+      }
+    }
+  }
+
+  // The same for one row of X, of which the lane has its part.
+  template <int kKept>
+  __device__ void AddKept(const Pack (&x)[kKept], const T* const (&y_rows)[kAtOnce],
+                          Accumulator<T> (&sums)[kAtOnce]) const {
+#pragma unroll
+    for (int s = 0; s < kKept; ++s) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        AddProducts(x[s], FeaturesOf<kKept>(s, y_rows[i]), sums[i]);
+      }
+    }
+  }
+
+  // values[0] to values[left - 1], at most kAtOnce of them, from the parts of all lanes, which call
+  // together.
+  __device__ void StoreSums(Accumulator<T> (&sums)[kAtOnce], T* values, unsigned left) const {
+    enum { kLanes = kGroup < kAtOnce ? 1 : kGroup / kAtOnce };  // that end with the same sum
+    enum { kSums = kGroup < kAtOnce ? kAtOnce / kGroup : 1 };   // that a lane ends with
+    group.ReduceSpread(sums);
+    if (group.lane % kLanes != 0) return;
+#pragma unroll
+    for (unsigned j = 0; j < kSums; ++j) {
+      const unsigned i = group.lane / kLanes * kSums + j;
+      if (i < left) Narrow(sums[j], values[i]);
+    }
+  }
+};
+
+// {<g nnz, c col>, r}: a group owns kNonzeros consecutive nonzeros, whatever their rows.
+template <class T, int kNonzeros, int kColumns, int kGroup, int kAtOnce, int kBlock, bool kVector>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SddmmNnzKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+                   const T* __restrict__ x, const T* __restrict__ y, T* __restrict__ values,
+                   long long m, long long nnz, long long d, long long x_stride, long long y_stride,
+                   long long products) {
+  const Dots<T, kColumns, kGroup, kAtOnce, kVector> dots{{}, unsigned(d)};
+  const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
+  const Size stored = row_offsets[m];
+  const bool any = m > 0 && first < stored;  // the same in all lanes of the group
+  const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
+  const Index first_row = any ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    T* out = values + product * nnz;
+    ClearPadding<kBlock>(out, stored, nnz);
+    if (!any) continue;
+    const T *x_product = x + product * x_stride, *y_product = y + product * y_stride;
+    unsigned row = first_row;
+#pragma unroll 1
+    for (unsigned p = unsigned(first); p < last; p += kAtOnce) {
+      Index columns[kAtOnce];
+      LoadOrLast(column_indices, p, last, columns);
+      const T *x_rows[kAtOnce], *y_rows[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const unsigned entry = p + i < last ? p + i : last - 1;
+        row = RowFrom(row_offsets, row, unsigned(m), Index(entry));
+        x_rows[i] = x_product + Size(row) * d;
+        y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
+      }
+      Accumulator<T> sums[kAtOnce] = {};
+      dots.Add([&](int i) { return x_rows[i]; }, y_rows, sums);
+      dots.StoreSums(sums, out + p, last - p);
+    }
+  }
+}
+
+// {<x row, c col>, r} and {<1/g row, c col>, r}: kShare groups take the nonzeros of kRows rows, row
+// after row. A lane's features of X, kKept loads of them, stay in registers for all nonzeros of
+// a row; with kKept = 0 they are too many and are loaded again.
+template <class T, int kRows, int kShare, int kColumns, int kGroup, int kKept, int kAtOnce,
+          int kBlock, bool kVector>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SddmmRowKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+                   const T* __restrict__ x, const T* __restrict__ y, T* __restrict__ values,
+                   long long m, long long nnz, long long d, long long x_stride, long long y_stride,
+                   long long products) {
+  using Lanes = Dots<T, kColumns, kGroup, kAtOnce, kVector>;
+  const Lanes dots{{}, unsigned(d)};
+  const Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup;
+  const unsigned stride = unsigned(kShare) * kAtOnce, start = unsigned(group % kShare) * kAtOnce;
+  const Size first_row = group / kShare * kRows;
+  const unsigned end_row = unsigned(first_row + kRows < m ? first_row + kRows : m);
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    T* out = values + product * nnz;
+    ClearPadding<kBlock>(out, row_offsets[m], nnz);
+    const T* y_product = y + product * y_stride;
+#pragma unroll 1
+    for (unsigned row = unsigned(first_row < m ? first_row : m); row < end_row; ++row) {
+      const unsigned last = row_offsets[row + 1];
+      unsigned p = row_offsets[row] + start;
+      if (p >= last) continue;  // the same in all lanes of the group
+      const T* x_row = x + product * x_stride + Size(row) * d;
+      typename Lanes::Pack kept[kKept > 0 ? kKept : 1];
+#pragma unroll
+      for (int s = 0; s < kKept; ++s) kept[s] = dots.template FeaturesOf<kKept>(s, x_row);
+      Index columns[kAtOnce];
+      LoadOrLast(column_indices, p, last, columns);
+      while (p < last) {
+        const T* y_rows[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
+        // Those of the next round are under way during this one.
+        LoadOrLast(column_indices, p + stride, last, columns);
+        Accumulator<T> sums[kAtOnce] = {};
+        if constexpr (kKept > 0) {
+          dots.AddKept(kept, y_rows, sums);
+        } else {
+          dots.Add([&](int) { return x_row; }, y_rows, sums);
+        }
+        dots.StoreSums(sums, out + p, last - p);
+        p += stride;
+      }
+    }
+  }
+}
+
+}  // namespace sgap

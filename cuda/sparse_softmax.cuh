@@ -1,0 +1,157 @@
+// Softmax over the entries of each row, and the product with its Jacobian; points, grid, padding
+// and accumulation are those of row_reduce.cuh.
+//
+// A group takes a row in windows of a few entries a lane. A row of one window stays in registers:
+// read once, one exponential an entry. Over a longer one the first pass carries each lane's maximum
+// and sum of exponentials together, the sum being rescaled where the maximum grows; the second
+// reads again and writes. Passes of their own for maximum and sum would read three times, and the
+// rescaling costs one exponential a window.
+#pragma once
+
+#include "row_reduce.cuh"
+
+namespace sgap {
+
+// Not the fast intrinsics: within 2 ulp.
+__device__ inline float Exp(float x) { return expf(x); }
+__device__ inline double Exp(double x) { return exp(x); }
+
+// The terms of a row are exp(size * (sign * v - peak)), peak being the greatest sign * v: no
+// overflow whatever the scale, and no multiply and subtract that could contract.
+template <class T, int kGroup>
+struct SoftmaxTerms {
+  using A = Accumulator<T>;
+  enum { kKept = sizeof(A) == 8 ? 1 : kLoads };  // several float64 exponentials would spill
+  using Values = Window<T, kGroup, kKept>;
+
+  A size, sign;
+
+  __device__ explicit SoftmaxTerms(A scale)
+      : size(scale < 0 ? -scale : scale), sign(scale < 0 ? -1 : 1) {}
+
+  // Under a peak of -infinity all terms are zero, where -infinity less itself would be NaN. The
+  // exponent is chosen, not the term: no branch around the exponential.
+  __device__ A Term(A signed_value, A peak, bool present = true) const {
+    const A exponent = (signed_value - peak) * size;
+    return Exp(present && peak != Least<A>() ? exponent : Least<A>());
+  }
+
+  // The signed values of a window, `left` of which belong to the row; returns the greatest of these
+  // and peak.
+  __device__ A Read(const T* entries, unsigned left, A peak, Values& window) const {
+    window.Read(entries, left, Least<A>() * sign);
+#pragma unroll
+    for (A& value : window.at) {
+      value *= sign;
+      peak = Greater()(peak, value);
+    }
+    return peak;
+  }
+
+  // Signed values become terms; returns their sum.
+  __device__ A Exponentiate(unsigned left, A peak, Values& window) const {
+    A sum = 0;
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      window.at[j] = Term(window.at[j], peak, j * kGroup < left);
+      sum += window.at[j];
+    }
+    return sum;
+  }
+};
+
+// out = softmax(scale * values) in each row; scale_bits are those of a double. NaN or +infinity
+// among scale * values makes a row NaN; a row of -infinity alone gets zeros.
+template <class T, int kGroup, int kRows, int kBlock>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                        T* __restrict__ out, long long m, long long nnz, long long products,
+                        long long scale_bits) {
+  using A = Accumulator<T>;
+  const Group<kGroup> group;
+  const GroupRows<kGroup, kRows, kBlock> own(m);
+  const SoftmaxTerms<T, kGroup> terms(__longlong_as_double(scale_bits));
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+#pragma unroll 1
+    for (Size row = own.begin; row < own.end; ++row) {
+      const LaneRow lane(row_offsets, row, group.lane);
+      const T* read = values + product * nnz + lane.first;
+      T* write = out + product * nnz + lane.first;
+      typename SoftmaxTerms<T, kGroup>::Values window;
+      A peak = Least<A>(), sum[1] = {0};
+#pragma unroll 1
+      for (unsigned p = 0; p < lane.left; p += window.kEntries) {
+        const A before = peak;
+        peak = terms.Read(read + p, lane.left - p, peak, window);
+        if (p != 0) sum[0] *= terms.Term(before, peak);
+        sum[0] += terms.Exponentiate(lane.left - p, peak, window);
+      }
+      A greatest[1] = {peak};
+      group.template Reduce<Greater>(greatest);
+      const A share = terms.Term(peak, greatest[0], lane.left != 0);
+      sum[0] *= share;
+      group.Reduce(sum);
+      const A inverse = sum[0] == 0 ? A(0) : 1 / sum[0];
+      const bool kept = lane.length <= window.kEntries;
+      const A factor = kept ? share * inverse : inverse;
+#pragma unroll 1
+      for (unsigned p = 0; p < lane.left; p += window.kEntries) {
+        if (!kept) {
+          terms.Read(read + p, lane.left - p, peak, window);
+          terms.Exponentiate(lane.left - p, greatest[0], window);
+        }
+#pragma unroll
+        for (A& term : window.at) term *= factor;
+        window.Write(write + p, lane.left - p);
+      }
+    }
+    ClearPadding(out + product * nnz, row_offsets[m], nnz);
+  }
+}
+
+// out = scale p (t - sum over the row of p t): the softmax with probabilities p, along t.
+template <class T, int kGroup, int kRows, int kBlock>
+__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+    SparseSoftmaxJacobianKernel(const T* __restrict__ probabilities, const T* __restrict__ tangent,
+                                const Index* __restrict__ row_offsets, T* __restrict__ out,
+                                long long m, long long nnz, long long products,
+                                long long probabilities_stride, long long tangent_stride,
+                                long long scale_bits) {
+  using A = Accumulator<T>;
+  const Group<kGroup> group;
+  const GroupRows<kGroup, kRows, kBlock> own(m);
+  const A scale = A(__longlong_as_double(scale_bits));
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+#pragma unroll 1
+    for (Size row = own.begin; row < own.end; ++row) {
+      const LaneRow lane(row_offsets, row, group.lane);
+      const T* read_p = probabilities + product * probabilities_stride + lane.first;
+      const T* read_t = tangent + product * tangent_stride + lane.first;
+      T* write = out + product * nnz + lane.first;
+      Window<T, kGroup, kLoads> p, t;
+      A dot[1] = {0};
+#pragma unroll 1
+      for (unsigned i = 0; i < lane.left; i += p.kEntries) {
+        p.Read(read_p + i, lane.left - i, 0);
+        t.Read(read_t + i, lane.left - i, 0);
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) dot[0] += p.at[j] * t.at[j];
+      }
+      group.Reduce(dot);
+      const bool kept = lane.length <= p.kEntries;
+#pragma unroll 1
+      for (unsigned i = 0; i < lane.left; i += p.kEntries) {
+        if (!kept) {
+          p.Read(read_p + i, lane.left - i, 0);
+          t.Read(read_t + i, lane.left - i, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) p.at[j] *= (t.at[j] - dot[0]) * scale;
+        p.Write(write + i, lane.left - i);
+      }
+    }
+    ClearPadding(out + product * nnz, row_offsets[m], nnz);
+  }
+}
+
+}  // namespace sgap

@@ -1,0 +1,294 @@
+"""Message passing: C[i, :] = reduce over the stored (i, j) of (X[j, :] op A[i, j])."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats import vectors
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.structure import positions
+from sgap_jax.primitives._define import (
+    accumulator,
+    bind,
+    check_dense,
+    check_schedule,
+    check_sparse,
+    define,
+    derived,
+    ffi_lowering,
+    joint_batch,
+    out_aval,
+    resolve,
+    row_major,
+    row_of_entry,
+    structure,
+)
+from sgap_jax.primitives.gspmm_pick import bind_pick
+from sgap_jax.primitives.row_reduce import row_sum
+from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.gspmm_cuda import extremum_plan
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
+
+OPS = ("mul", "add", "sub", "div", "copy")
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def gspmm(
+    A: SparseArray,
+    X: Any,
+    *,
+    op: str = "mul",
+    reduce: str = "sum",
+    transpose: bool = False,
+    schedule: Schedule | None = None,
+) -> jax.Array:
+    """Messages along the stored entries, reduced over each row.
+
+        C[i, l] = reduce over the stored entries (i, j) of (X[j, l] op A[i, j])
+
+    With `transpose` the messages go the other way: C[j, l] reduces X[i, l] op A[i, j] over the
+    stored entries (i, j) of column j.
+
+    Differentiable to any order in `A.values` and X, forward and reverse. The gradient of a maximum
+    or minimum goes to the first entry (in the order of the values) that attains it, as in DGL;
+    `row_max` shares it.
+
+    Args:
+      A: sparse [m, k] in CSR, CSC, COO or CVS(V), in which every number of a vector is an entry,
+        zeros too; float32, float64, bfloat16 or float16 (others run with `schedule=Reference()`).
+      X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
+      op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
+        1 / a) or "copy" (X alone; A.values are not read).
+      reduce: "sum", "mean" (the sum over the number of stored entries), "max" or "min".
+      transpose: pass messages along A^T.
+      schedule: how to run; None lets `choose_schedule` pick. Sums and means run as `spmm` does and
+        take its schedules.
+
+    Returns:
+      C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and X (that of X for "copy").
+      Sums are carried in float32 (float64 for float64), messages are compared there, and the result
+      is rounded once; on the CPU the same bits for any number of threads. Rows without entries are
+      zero for every reduction, as in DGL and PyG (`row_max` gives -infinity). NaN propagates, in
+      "max" and "min" too, and only to rows that store an entry for it.
+
+    Raises:
+      TypeError: A is not a SparseArray, or schedule is not a Schedule.
+      ValueError: an op or a reduction that is not one of these, or X has the wrong shape;
+        ScheduleError for an illegal schedule.
+      NotImplementedError: no kernel for this dtype, format or platform with this schedule.
+
+    Source: Sgap, section 2.1 (the message-passing form of SpMM).
+    """
+    check_sparse("gspmm", "A", A)
+    check_schedule("gspmm", schedule)
+    check_choice("gspmm", "op", op, OPS)
+    check_choice("gspmm", "reduce", reduce, REDUCTIONS)
+    rows = A.shape[0] if transpose else A.shape[1]
+    X = check_dense("gspmm", "X", X, (rows, "n"))
+    return _gspmm(A, X, op=op, reduce=reduce, transpose=bool(transpose), schedule=schedule)
+
+
+def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:
+    if choice not in choices:
+        raise ValueError(f"{op}: {name} must be one of {', '.join(choices)}, got {choice!r}")
+
+
+@partial(jax.jit, static_argnames=("op", "reduce", "transpose", "schedule"), inline=True)
+def _gspmm(
+    A: SparseArray, X: Any, *, op: str, reduce: str, transpose: bool, schedule: Schedule | None
+) -> jax.Array:
+    if A.format.vector_length is not None:
+        A = vectors.expand(A)
+    dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
+    if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
+        dtype = jnp.result_type(float)
+    adds, sums = op in ("add", "sub"), reduce in ("sum", "mean")
+    # Of several rounded steps all but the last are taken in the accumulator's dtype.
+    steps = op == "div" or reduce == "mean" or (adds and sums)
+    wide = accumulator(dtype) if steps else dtype
+    A, X = A.with_values(_message_values(A, op, wide)), X.astype(wide)
+    if not sums:
+        C = _extremum(A, X, adds, reduce == "min", transpose, schedule)
+    elif adds:
+        ones = A.with_values(jnp.ones(A.nnz, wide))
+        # sum (x + a) = sum x + sum a
+        added = row_sum(A.T if transpose else A, schedule=derived(schedule))
+        C = spmm(ones, X, transpose=transpose, schedule=schedule) + added[:, None]
+    else:
+        C = spmm(A, X, transpose=transpose, schedule=schedule)
+    if reduce == "mean":
+        lengths = (A.T if transpose else A).row_lengths
+        C = C / jnp.maximum(lengths, 1)[:, None].astype(wide)
+    return C.astype(dtype)
+
+
+def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
+    """v, so that every message is X * v or X + v."""
+    if op == "copy":
+        return jnp.ones(A.nnz, dtype)
+    values = A.values.astype(dtype)
+    if op == "div":
+        # The padding may hold zeros or NaN, whose reciprocals would reach gradients.
+        stored = positions(A.nnz) < row_major(A)[0].row_offsets[-1]
+        return 1 / jnp.where(stored, values, jnp.ones((), dtype))
+    return -values if op == "sub" else values
+
+
+def _extremum(
+    A: SparseArray, X: Any, add: bool, minimum: bool, transpose: bool, schedule: Schedule | None
+) -> Any:
+    base, swapped = row_major(A)
+    (C,) = bind(
+        gspmm_p,
+        base.values[None],
+        X[None],
+        *structure(base),
+        shape=base.shape,
+        transpose=transpose != swapped,
+        add=add,
+        minimum=minimum,
+        positions=False,
+        schedule=schedule,
+    )
+    return C[0]
+
+
+# The primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1], column_indices [nnz],
+# column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and, with
+# `positions` (which the derivative asks for), the positions [B, m, n] int32 of the entries that
+# attain them: in the values, also for A^T; -1 where there is none. Messages are x * v, or x + v
+# with `add`.
+
+
+def _abstract_eval(
+    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, positions: bool, **params: Any
+) -> tuple:
+    (m, k), *_ = direction(shape, transpose, arrays)
+    assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
+    shape = (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2])
+    out, arg = out_aval(x, shape, x.dtype), out_aval(x, shape, jnp.dtype(jnp.int32))
+    return (out, arg) if positions else (out,)
+
+
+def _reference(
+    values: Any,
+    x: Any,
+    *arrays: Any,
+    shape: Any,
+    transpose: bool,
+    add: bool,
+    minimum: bool,
+    positions: bool,
+    schedule: Any,
+) -> tuple:
+    (m, _), offsets, indices, permutation = direction(shape, transpose, arrays)
+    nnz, batch = indices.shape[0], joint_batch(values.shape[0], x.shape[0])
+    if nnz == 0 or m == 0 or x.shape[1] == 0:
+        empty = jnp.zeros((batch, m, x.shape[2]), x.dtype)
+        return (empty, jnp.full(empty.shape, -1, jnp.int32))[: 1 + positions]
+    order = jnp.arange(nnz, dtype=jnp.int32) if permutation is None else permutation
+    rows = row_of_entry(offsets, nnz)
+    wide = accumulator(x.dtype)
+    v, gathered = values[:, order, None].astype(wide), x[:, indices].astype(wide)
+    messages = v + gathered if add else v * gathered
+    reduce = jax.ops.segment_min if minimum else jax.ops.segment_max
+    segments = dict(num_segments=m, indices_are_sorted=True)
+
+    def one(messages: Any) -> tuple:
+        best = reduce(messages, rows, **segments)
+        attains = (messages == best[rows]) | jnp.isnan(messages)
+        arg = jax.ops.segment_min(jnp.where(attains, order[:, None], nnz), rows, **segments)
+        found = arg < nnz
+        return jnp.where(found, best, 0).astype(x.dtype), jnp.where(found, arg, -1)
+
+    return jax.vmap(one)(messages)[: 1 + positions]
+
+
+def _cpu(
+    ctx: Any,
+    *operands: Any,
+    shape: Any,
+    transpose: bool,
+    add: bool,
+    minimum: bool,
+    positions: bool,
+    schedule: Schedule | None,
+) -> Any:
+    problem, operands, avals = kernel_operands(
+        "gspmm", ctx.avals_in, operands, shape, transpose, "cpu"
+    )
+    tile = resolve(schedule, problem, CpuTile)
+    nowhere = jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
+    results = [ctx.avals_out[0], ctx.avals_out[1] if positions else nowhere]
+    out = ffi_lowering(
+        "sgap_gspmm_csr_v1",
+        ctx.replace(avals_out=results),
+        operands,
+        avals,
+        add=add,
+        minimum=minimum,
+        chunk_nonzeros=tile.nonzeros,
+    )
+    return out[: 1 + positions]
+
+
+def _cuda(
+    ctx: Any,
+    *operands: Any,
+    shape: Any,
+    transpose: bool,
+    add: bool,
+    minimum: bool,
+    positions: bool,
+    schedule: Schedule | None,
+) -> Any:
+    problem, operands, avals = kernel_operands(
+        "gspmm", ctx.avals_in, operands, shape, transpose, "cuda"
+    )
+    point = resolve(schedule, problem, AtomicParallelism)
+    batches = (avals[0].shape[0], avals[-1].shape[0])
+    call = extremum_plan(problem, point, add=add, minimum=minimum, batches=batches)
+    out = ctx.avals_out[0]
+    results = [out, out.update(dtype=jnp.dtype(jnp.int32))]
+    return launch.lower(ctx, call, operands, avals, results, compiler=nvrtc)[: 1 + positions]
+
+
+def _jvp(
+    primals: Any,
+    tangents: Any,
+    *,
+    shape: Any,
+    transpose: bool,
+    add: bool,
+    positions: bool,
+    schedule: Any,
+    **of: Any,
+) -> tuple:
+    # Of the message at the entry that is picked: d(x v) = dx v + x dv, d(x + v) = dx + dv.
+    values, x, *arrays = primals
+    dvalues, dx = tangents
+    params: dict = dict(shape=shape, transpose=transpose)
+    out = bind(gspmm_p, *primals, **params, add=add, positions=True, schedule=schedule, **of)
+    params |= dict(schedule=derived(schedule))
+    v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
+    return (
+        out[: 1 + positions],
+        None if dvalues is None else bind_pick(dvalues, u, out[1], arrays, **params),
+        None if dx is None else bind_pick(v, dx, out[1], arrays, **params),
+    )
+
+
+gspmm_p = define(
+    "gspmm",
+    data=2,
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=_cpu,
+    jvp=_jvp,
+    transpose=None,
+    cuda=_cuda,
+    multiple_results=True,
+)

@@ -1,0 +1,293 @@
+"""The derivatives of a maximum or minimum over messages: products at the entries that attain it.
+
+With q = arg[i, l], a position in the values or -1, and (i, j) the place of entry q in the matrix
+that the messages go along (A, or A^T), everything is a part of one trilinear form,
+
+    phi(w, X, D) = sum over i, l of w[q] X[j, l] D[i, l]
+
+whose three partial derivatives are the primitives here: `pick` [m, n], `pick_to_x` [k, n] and
+`pick_to_values` [nnz]. Each is bilinear, and its derivatives are the other two.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.structure import positions
+from sgap_jax.primitives._define import (
+    accumulator,
+    bind,
+    define,
+    ffi_lowering,
+    is_linear_operand,
+    joint_batch,
+    out_aval,
+    resolve,
+    row_of_entry,
+)
+from sgap_jax.primitives.spmm import direction, kernel_operands
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.gspmm_cuda import pick_plan, pick_to_values_plan, pick_to_x_plan
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem
+
+# Operands: two of w [B|1, nnz], x [B|1, k, n] and d [B|1, m, n], in this order, then
+# arg [B|1, m, n] int32 and the index arrays of spmm; `transpose` says that the messages go along
+# A^T: then x is [B|1, m, n] and d, arg are [B|1, k, n].
+
+
+def bind_pick(w: Any, x: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
+    return bind(pick_p, w, x, arg, *arrays, **params)
+
+
+def _bind_to_x(w: Any, d: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
+    return bind(pick_to_x_p, w, d, arg, *arrays, **params)
+
+
+def _bind_to_values(x: Any, d: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
+    return bind(pick_to_values_p, x, d, arg, *arrays, **params)
+
+
+def _batch(*operands: Any) -> int:
+    return joint_batch(*(x.shape[0] for x in operands))
+
+
+def _ends_of_entries(arrays: Sequence, transpose: bool) -> tuple[Any, Any]:
+    """Row of the result, and row of x, of each entry; any row in the padding, which has no arg."""
+    row_offsets, column_indices, *_ = arrays
+    nnz, m = column_indices.shape[0], row_offsets.shape[0] - 1
+    rows = jnp.minimum(row_of_entry(row_offsets, nnz), max(m - 1, 0))
+    return (column_indices, rows) if transpose else (rows, column_indices)
+
+
+def _pick_abstract_eval(
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    (m, k), *_ = direction(shape, transpose, arrays)
+    assert w.dtype == x.dtype and arg.shape[1:] == (m, x.shape[2]) and x.shape[1] == k
+    return out_aval(x, (_batch(w, x, arg), *arg.shape[1:]), x.dtype)
+
+
+def _to_x_abstract_eval(
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    (m, k), *_ = direction(shape, transpose, arrays)
+    assert w.dtype == d.dtype and d.shape[1:] == arg.shape[1:] and d.shape[1] == m
+    return out_aval(d, (_batch(w, d, arg), k, d.shape[2]), d.dtype)
+
+
+def _to_values_abstract_eval(x: Any, d: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
+    assert x.dtype == d.dtype and d.shape[1:] == arg.shape[1:] and x.shape[2] == d.shape[2]
+    return out_aval(d, (_batch(x, d, arg), arrays[1].shape[0]), d.dtype)
+
+
+def _over_batch(function: Any, *operands: Any) -> Any:
+    size = _batch(*operands)
+    return jax.vmap(function)(*(jnp.broadcast_to(x, (size, *x.shape[1:])) for x in operands))
+
+
+def _pick_reference(
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    if w.shape[1] == 0 or 0 in x.shape:
+        return jnp.zeros((_batch(w, x, arg), *arg.shape[1:]), x.dtype)
+    _, sources = _ends_of_entries(arrays, transpose)
+    wide = accumulator(x.dtype)
+
+    def one(w: Any, x: Any, arg: Any) -> Any:
+        q = jnp.maximum(arg, 0)
+        product = w[q].astype(wide) * x[sources[q], jnp.arange(x.shape[1])[None]].astype(wide)
+        return jnp.where(arg < 0, 0, product).astype(x.dtype)
+
+    return _over_batch(one, w, x, arg)
+
+
+def _to_x_reference(
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    (_, k), *_ = direction(shape, transpose, arrays)
+    if w.shape[1] == 0 or 0 in d.shape:
+        return jnp.zeros((_batch(w, d, arg), k, d.shape[2]), d.dtype)
+    rows, sources = _ends_of_entries(arrays, transpose)
+    wide = accumulator(d.dtype)
+
+    def one(w: Any, d: Any, arg: Any) -> Any:
+        picked = arg[rows] == positions(w.shape[0])[:, None]
+        products = jnp.where(picked, w[:, None].astype(wide) * d[rows].astype(wide), 0)
+        return jax.ops.segment_sum(products, sources, num_segments=k).astype(d.dtype)
+
+    return _over_batch(one, w, d, arg)
+
+
+def _to_values_reference(
+    x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    nnz = arrays[1].shape[0]
+    if nnz == 0 or 0 in d.shape or 0 in x.shape:
+        return jnp.zeros((_batch(x, d, arg), nnz), d.dtype)
+    rows, sources = _ends_of_entries(arrays, transpose)
+    wide = accumulator(d.dtype)
+
+    def one(x: Any, d: Any, arg: Any) -> Any:
+        picked = arg[rows] == positions(nnz)[:, None]
+        products = x[sources].astype(wide) * d[rows].astype(wide)
+        return jnp.where(picked, products, 0).sum(-1).astype(d.dtype)
+
+    return _over_batch(one, x, d, arg)
+
+
+def _along(ctx: Any, op: str, platform: str, shape: Any, n: int, transpose: bool) -> Problem:
+    (out,) = ctx.avals_out
+    nnz, dtype = ctx.avals_in[4].shape[0], out.dtype.name
+    return Problem(op, shape, nnz, n, out.shape[0], dtype, platform=platform, permuted=transpose)
+
+
+def _pick_cpu(
+    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    w_aval, x_aval, arg_aval, *avals = ctx.avals_in
+    problem = _along(ctx, "gspmm", "cpu", shape, x_aval.shape[2], transpose)
+    return ffi_lowering(
+        "sgap_gspmm_pick_csr_v1",
+        ctx,
+        (w, *arrays[:2], x, arg),
+        (w_aval, *avals[:2], x_aval, arg_aval),
+        transposed=transpose,
+        chunk_nonzeros=resolve(schedule, problem, CpuTile).nonzeros,
+    )
+
+
+def _to_x_operands(
+    ctx: Any, operands: Sequence, shape: Any, transpose: bool, platform: str
+) -> tuple[Problem, tuple, tuple]:
+    # The rows of the result are those of x: a walk along the transpose of what the messages took.
+    w, d, arg, *arrays = operands
+    w_aval, d_aval, arg_aval, *avals = ctx.avals_in
+    problem, operands, avals = kernel_operands(
+        "gspmm", (w_aval, d_aval, *avals), (w, d, *arrays), shape, not transpose, platform
+    )
+    problem = replace(problem, batch=ctx.avals_out[0].shape[0])
+    return problem, (*operands, arg), (*avals, arg_aval)
+
+
+def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any) -> Any:
+    problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cpu")
+    tile = resolve(schedule, problem, CpuTile)
+    target = "sgap_gspmm_pick_to_x_csr_v1"
+    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
+
+
+def _to_values_cpu(
+    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    x_aval, d_aval, arg_aval, *avals = ctx.avals_in
+    problem = _along(ctx, "sddmm", "cpu", shape, x_aval.shape[2], transpose)
+    return ffi_lowering(
+        "sgap_gspmm_pick_to_values_csr_v1",
+        ctx,
+        (*arrays[:2], x, d, arg),
+        (*avals[:2], x_aval, d_aval, arg_aval),
+        transposed=transpose,
+        chunk_nonzeros=resolve(schedule, problem, CpuTile).nonzeros,
+    )
+
+
+def _pick_cuda(
+    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    w_aval, x_aval, arg_aval, *avals = ctx.avals_in
+    problem = _along(ctx, "gspmm", "cuda", shape, x_aval.shape[2], transpose)
+    resolve(schedule, problem, AtomicParallelism)  # refuses dtypes without a kernel
+    operands, avals = (w, *arrays[:2], x, arg), (w_aval, *avals[:2], x_aval, arg_aval)
+    call = pick_plan(problem, [a.shape[0] for a in (w_aval, x_aval, arg_aval)])
+    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+
+
+def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any) -> Any:
+    problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda")
+    point = resolve(schedule, problem, AtomicParallelism)
+    batches = [avals[i].shape[0] for i in (0, -2, -1)]
+    call = pick_to_x_plan(problem, point, batches)
+    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+
+
+def _to_values_cuda(
+    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+) -> Any:
+    x_aval, d_aval, arg_aval, *avals = ctx.avals_in
+    problem = _along(ctx, "sddmm", "cuda", shape, x_aval.shape[2], transpose)
+    point = resolve(schedule, problem, AtomicParallelism)
+    call = pick_to_values_plan(problem, point, [a.shape[0] for a in (x_aval, d_aval, arg_aval)])
+    operands, avals = (*arrays[:2], x, d, arg), (*avals[:2], x_aval, d_aval, arg_aval)
+    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+
+
+def _bilinear_jvp(bind: Callable) -> Callable:
+    def jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+        first, second, arg, *arrays = primals
+        dfirst, dsecond, _ = tangents  # arg is integer
+        return (
+            bind(first, second, arg, arrays, **params),
+            None if dfirst is None else bind(dfirst, second, arg, arrays, **params),
+            None if dsecond is None else bind(first, dsecond, arg, arrays, **params),
+        )
+
+    return jvp
+
+
+def _pick_transpose(
+    d: Any, w: Any, x: Any, arg: Any, *arrays: Any, **params: Any
+) -> tuple[int, Any]:
+    if is_linear_operand(x):
+        return 1, _bind_to_x(w, d, arg, arrays, **params)
+    return 0, _bind_to_values(x, d, arg, arrays, **params)
+
+
+def _to_x_transpose(
+    x: Any, w: Any, d: Any, arg: Any, *arrays: Any, **params: Any
+) -> tuple[int, Any]:
+    if is_linear_operand(d):
+        return 1, bind_pick(w, x, arg, arrays, **params)
+    return 0, _bind_to_values(x, d, arg, arrays, **params)
+
+
+def _to_values_transpose(
+    w: Any, x: Any, d: Any, arg: Any, *arrays: Any, **params: Any
+) -> tuple[int, Any]:
+    if is_linear_operand(d):
+        return 1, bind_pick(w, x, arg, arrays, **params)
+    return 0, _bind_to_x(w, d, arg, arrays, **params)
+
+
+pick_p = define(
+    "gspmm_pick",
+    data=3,
+    abstract_eval=_pick_abstract_eval,
+    reference=_pick_reference,
+    cpu=_pick_cpu,
+    jvp=_bilinear_jvp(bind_pick),
+    transpose=_pick_transpose,
+    cuda=_pick_cuda,
+)
+pick_to_x_p = define(
+    "gspmm_pick_to_x",
+    data=3,
+    abstract_eval=_to_x_abstract_eval,
+    reference=_to_x_reference,
+    cpu=_to_x_cpu,
+    jvp=_bilinear_jvp(_bind_to_x),
+    transpose=_to_x_transpose,
+    cuda=_to_x_cuda,
+)
+pick_to_values_p = define(
+    "gspmm_pick_to_values",
+    data=3,
+    abstract_eval=_to_values_abstract_eval,
+    reference=_to_values_reference,
+    cpu=_to_values_cpu,
+    jvp=_bilinear_jvp(_bind_to_values),
+    transpose=_to_values_transpose,
+    cuda=_to_values_cuda,
+)

@@ -1,0 +1,59 @@
+"""The launches of the default schedules: what a wheel carries as machine code.
+
+For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
+features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
+float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
+problems share a kernel. float64 and points that a caller names are compiled where they run.
+
+Imports no JAX: the build runs it before the package can be imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from sgap_jax.runtime import spmm_cuda
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
+from sgap_jax.schedules.kernels import TILED
+
+# What a kernel's launch plan adds: a name, the operation whose points it takes, (problem, point) ->
+# launch.
+LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
+    "spmm": ("spmm", spmm_cuda.launch_plan),
+}
+
+COLUMNS = range(1, 257)
+DTYPES = ("float32", "bfloat16", "float16")
+ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
+_ROWS = 10_000
+
+
+def default_problems(op: str) -> Iterator[Problem]:
+    """Problems that between them have every default point of an operation that a wheel carries."""
+    columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
+    permuted = (False, True) if op in TILED else (False,)
+    for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
+        yield Problem(
+            op,
+            (_ROWS, _ROWS),
+            _ROWS * length,
+            n=n,
+            dtype=dtype,
+            platform="cuda",
+            permuted=through,
+        )
+
+
+@cache
+def default_calls(name: str) -> dict[str, KernelCall]:
+    """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
+    (op, plan), calls = LAUNCH_PLANS[name], {}
+    for problem in default_problems(op):
+        point = choose_schedule(problem)
+        assert isinstance(point, AtomicParallelism)
+        call = plan(problem, point)
+        calls[call.source] = call
+    return calls

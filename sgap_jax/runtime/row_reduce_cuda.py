@@ -1,0 +1,60 @@
+"""From a point of the atomic-parallelism space to the launch of a kernel on rows: row_sum, row_max
+and row_broadcast (cuda/row_reduce.cuh)."""
+
+from collections.abc import Sequence
+
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.problem import Problem
+
+_COMBINE = {"row_sum": "sgap::Add", "row_max": "sgap::Greater"}
+
+
+def launch_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
+    """The launch of an operation between entries [batch, nnz] and rows [batch, m].
+
+    Inputs: values [batch, nnz] (rows [batch, m] for row_broadcast), row_offsets [m+1]. Output: rows
+    (values for row_broadcast), all of one dtype.
+
+    Args:
+      problem: op "row_sum", "row_max" or "row_broadcast" on "cuda".
+      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+    """
+    if problem.op == "row_broadcast":
+        return row_launch(problem, schedule, "row_reduce.cuh", "RowBroadcastKernel", inputs=1)
+    constants = [_COMBINE[problem.op]]
+    return row_launch(
+        problem, schedule, "row_reduce.cuh", "RowReduceKernel", inputs=1, constants=constants
+    )
+
+
+def row_launch(
+    problem: Problem,
+    schedule: AtomicParallelism,
+    header: str,
+    kernel: str,
+    *,
+    inputs: int,
+    constants: Sequence[str] = (),
+    scalars: Sequence[int] = (),
+) -> KernelCall:
+    """The launch of a kernel whose groups take rows in turn.
+
+    Its constants are the dtype, `constants`, r, the rows of a group and the block; its arguments
+    `inputs` operands, row_offsets, the output, then m, nnz, the batch and `scalars`.
+    """
+    schedule.check(problem)
+    dtype = TYPES[problem.dtype]
+    # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
+    rows = max(int(schedule.row or 1), 1) * schedule.walk
+    every: list[str | int] = [dtype, *constants, schedule.group, rows, schedule.block_size]
+    pointers = [*[f"const {dtype}"] * inputs, "const int", dtype]
+    arguments = (problem.shape[0], problem.nnz, problem.batch, *scalars)
+    return KernelCall(
+        source=instantiation(header, kernel, every, pointers, len(arguments)),
+        kernel=kernel,
+        grid=(schedule.blocks(problem), 1, grid_z(problem.batch)),
+        block=(schedule.block_size, 1, 1),
+        scalars=arguments,
+    )

@@ -1,0 +1,80 @@
+"""The kernels of gspmm compile for every architecture, in registers; launches are as planned."""
+
+import dataclasses
+import itertools
+
+import pytest
+from cuda_sources import require_nvrtc, resources
+from tolerance import DTYPES
+
+from sgap_jax import Problem, Schedule, legal_points
+from sgap_jax.runtime.gspmm_cuda import (
+    extremum_plan,
+    pick_plan,
+    pick_to_values_plan,
+    pick_to_x_plan,
+)
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+PROBLEM = Problem("gspmm", (1000, 900), 20_000, n=128, platform="cuda")
+POINTS = list(legal_points(PROBLEM))
+ENTRIES = dataclasses.replace(PROBLEM, op="sddmm")
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def check(call, arch):
+    registers, stack, spills = resources(call.source, arch)
+    assert (stack, spills) == (0, 0) and registers <= 64, call.source
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_point_compiles_without_spills_or_local_memory(arch):
+    """float32 as it is most often, and one of the rest, another for each point."""
+    rest = list(itertools.product(DTYPES, (128, 127), (False, True)))[1:]
+    for i, point in enumerate(POINTS):
+        dtype, n, permuted = rest[i % len(rest)]
+        other = dataclasses.replace(PROBLEM, dtype=dtype, n=n, permuted=permuted)
+        check(extremum_plan(PROBLEM, point, add=False, minimum=False), arch)
+        check(extremum_plan(other, point, add=i % 2 == 0, minimum=i % 4 < 2), arch)
+        check(pick_to_x_plan(other, point), arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_other_derivatives_compile_so_too(dtype, arch):
+    for permuted in (False, True):
+        problem = dataclasses.replace(ENTRIES, dtype=dtype, permuted=permuted)
+        check(pick_plan(problem), arch)
+        for point in ("{<1 nnz, 4 col>, 32}", "{<4 nnz, 2 col>, 8}", "{<1 nnz, 1 col>, 1}"):
+            check(pick_to_values_plan(problem, Schedule.parse(point)), arch)
+
+
+def test_launches():
+    rows = extremum_plan(PROBLEM, Schedule.parse("{<2 row, 4 col>, 1}"), add=True, minimum=False)
+    # 32 lanes cover the columns; 8 workers of 2 rows in a block
+    assert (rows.grid, rows.block, rows.zero) == ((63, 1, 1), (256, 1, 1), ())
+    assert rows.scalars == (1000, 128, 0, 0, 1)
+    point = Schedule.parse("{<1/8 row, 4 col>, 8} tile_size=32 worker_dim_r=1/2")
+    # 8 groups of 8 lanes cover a tile of 32 columns; 4 workers of 2 rows in a block
+    group = pick_to_x_plan(dataclasses.replace(PROBLEM, batch=70_000), point, (70_000, 1, 70_000))
+    assert group.grid == (125, 4, 65535)
+    assert group.scalars == (1000, 128, 20_000, 0, 900 * 128, 70_000)
+    pick = pick_plan(dataclasses.replace(PROBLEM, permuted=True), (1, 1, 1))
+    assert pick.grid == (450, 1, 1) and pick.scalars[:3] == (1000, 900, 128)
+    values = pick_to_values_plan(ENTRIES, Schedule.parse("{<4 nnz, 4 col>, 32}"))
+    assert values.grid == (625, 1, 1) and values.scalars[:3] == (1000, 20_000, 128)
+
+
+def test_an_empty_problem_has_a_launch_too():
+    for shape, nnz, n in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 3), ((5, 5), 7, 0)):
+        problem = Problem("gspmm", shape, nnz, n=n, platform="cuda")
+        for point in legal_points(problem):
+            assert min(extremum_plan(problem, point, add=False, minimum=False).grid) == 1
+            assert min(pick_to_x_plan(problem, point).grid) == 1
+        assert min(pick_plan(problem).grid) == 1
+        entries = dataclasses.replace(problem, op="sddmm")
+        assert min(pick_to_values_plan(entries, Schedule.parse("{<1 nnz, 1 col>, 1}")).grid) == 1

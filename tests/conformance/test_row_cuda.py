@@ -1,0 +1,135 @@
+"""The kernels of the operations on rows compile for every architecture; launches are as planned."""
+
+import dataclasses
+import re
+import struct
+
+import pytest
+from cuda_sources import INCLUDE, require_nvrtc, resources
+from tolerance import DTYPES
+
+from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
+from sgap_jax.runtime import nvrtc, row_reduce_cuda, sparse_softmax_cuda
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+PROBLEM = Problem("row_sum", (1000, 0), 20_000, platform="cuda")
+POINTS = list(legal_points(PROBLEM))
+EIGHT = Schedule.parse("{<1/8 row, 1 col>, 8} worker_dim_r=1/2")
+
+
+def softmax_plan(problem, point, scale=0.5):
+    return sparse_softmax_cuda.launch_plan(problem, point, scale)
+
+
+def jacobian_plan(problem, point, batches=(1, 1), scale=0.5):
+    return sparse_softmax_cuda.jacobian_launch_plan(problem, point, scale, batches)
+
+
+PLANS = {
+    "row_sum": row_reduce_cuda.launch_plan,
+    "row_max": row_reduce_cuda.launch_plan,
+    "row_broadcast": row_reduce_cuda.launch_plan,
+    "sparse_softmax": softmax_plan,
+    "sparse_softmax_jacobian": jacobian_plan,
+}
+
+
+def problem_of(op, **changes):
+    return dataclasses.replace(PROBLEM, op=op.removesuffix("_jacobian"), **changes)
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op", PLANS)
+def test_every_point_compiles_without_spills_or_local_memory(op, arch):
+    for i, point in enumerate(POINTS):
+        # float32 as it is most often; the others in turn, in another order for each architecture.
+        for dtype in {"float32", DTYPES[(i + ARCHITECTURES.index(arch)) % 4]}:
+            call = PLANS[op](problem_of(op, dtype=dtype), point)
+            registers, stack, spills = resources(call.source, arch)
+            assert (stack, spills) == (0, 0), f"{point} in {dtype}"
+            # A multiprocessor has room for 1024 threads of these at least.
+            assert registers <= 64, f"{point} in {dtype}"
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_no_block_spills_in_float64(op):
+    for text in ("{<1 row, 1 col>, 1}", "{<1/16 row, 1 col>, 16} worker_dim_r=1/2"):
+        for size in (32, 128, 512, 1024):
+            point = Schedule.parse(f"{text} block_size={size}")
+            call = PLANS[op](problem_of(op, dtype="float64"), point)
+            assert resources(call.source, "sm_100")[1:] == (0, 0), str(point)
+
+
+@pytest.mark.parametrize("op", ["row_sum", "sparse_softmax"])
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_the_loads_of_a_window_are_in_flight_together(op, point):
+    """An unrolled loop that may end after each entry waits for each before it loads the next."""
+    text = nvrtc.ptx(PLANS[op](problem_of(op), point).source, "compute_90", (INCLUDE,))
+    before_arithmetic = text[: re.search(r"\b(add|sub)(\.rn)?\.f32", text).start()]
+    assert before_arithmetic.count("ld.global.nc.f32") == 4
+
+
+def test_the_points_are_those_of_rows():
+    found = {str(point) for point in POINTS}
+    groups = {f"{{<1/{r} row, 1 col>, {r}}}" for r in (2, 4, 8, 16, 32)}
+    assert found == groups | {f"{{<{x} row, 1 col>, 1}}" for x in (1, 2, 4)}
+    for op in PLANS:
+        assert list(legal_points(problem_of(op))) == POINTS
+        for text in ("{<1 nnz, 1 col>, 8}", "{<1/32 row, 1 col>, 8}", "{<1 row, 2 col>, 1}"):
+            with pytest.raises(NotImplementedError, match="no kernel for the legal point"):
+                PLANS[op](problem_of(op), Schedule.parse(text))
+        with pytest.raises(ScheduleError, match="leave tile_size out"):
+            PLANS[op](problem_of(op), Schedule.parse("{<1/8 row, 1 col>, 8} tile_size=2"))
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_launches(op):
+    # 32 groups of 8 lanes, 2 rows each; a lane for every 2 rows
+    group, row = PLANS[op](problem_of(op), EIGHT), PLANS[op](problem_of(op), POINTS[1])
+    assert (group.grid, group.block, group.zero) == ((16, 1, 1), (256, 1, 1), ())
+    assert (row.grid, row.block, row.zero) == ((2, 1, 1), (256, 1, 1), ())
+    assert group.scalars[:3] == (1000, 20_000, 1)
+    many = PLANS[op](problem_of(op, batch=70_000), EIGHT)
+    assert many.grid == (16, 1, 65535) and many.scalars[2] == 70_000
+
+
+def test_the_scale_is_an_argument_and_an_operand_of_one_product_has_no_stride():
+    problem = problem_of("sparse_softmax", batch=4)
+    for scale in (0.5, -3.0, float("inf")):
+        call = softmax_plan(problem, EIGHT, scale)
+        assert struct.unpack("<d", struct.pack("<q", call.scalars[3])) == (scale,)
+        assert call.source == softmax_plan(problem, EIGHT).source
+    assert jacobian_plan(problem, EIGHT, (4, 1)).scalars[3:5] == (20_000, 0)
+    assert jacobian_plan(problem, EIGHT, (1, 4)).scalars[3:5] == (0, 20_000)
+    assert jacobian_plan(problem, EIGHT, (4, 1), -1.0).scalars[5] == -(1025 << 52)
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_an_empty_problem_has_a_launch_too(op):
+    for m, nnz, batch in ((0, 0, 1), (0, 7, 1), (5, 0, 1), (5, 7, 0)):
+        problem = problem_of(op, shape=(m, 0), nnz=nnz, batch=batch)
+        for point in POINTS:
+            assert PLANS[op](problem, point).grid == (1, 1, 1)
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_the_default_has_no_more_lanes_than_a_row_has_entries(op):
+    for mean in (0, 0.5, 1.9, 2, 20, 500):
+        point = choose_schedule(problem_of(op, nnz=int(1000 * mean)))
+        assert point in POINTS
+        assert point.group <= max(mean, 1) <= 500 / 32 * point.group
+
+
+@pytest.mark.parametrize("op", list(PLANS)[:4])
+def test_explain(op):
+    text = EIGHT.explain(problem_of(op, batch=3))
+    for part in (str(EIGHT), "1000 rows", "16 blocks", "3 products", "8 lanes share a row"):
+        assert part in text
+    assert "2 rows in turn" in text and "row_offsets[i] + lane, row_offsets[i + 1], 8" in text
+    assert ("lane 0 of each group" in text) == (op in ("row_sum", "row_max"))
+    assert "one lane has a row" in POINTS[0].explain(problem_of(op))

@@ -1,0 +1,148 @@
+"""The SDDMM kernels compile for every architecture, in registers; launches are as planned."""
+
+import dataclasses
+import itertools
+import zlib
+
+import pytest
+from cuda_sources import INCLUDE, require_nvrtc, resources
+from tolerance import DTYPES
+
+from sgap_jax import Problem, Schedule, choose_schedule, legal_points
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.schedules.kernels import algorithm
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+PROBLEM = Problem("sddmm", (1000, 900), 20_000, n=128, platform="cuda")
+POINTS = list(legal_points(PROBLEM))
+# float32 as it is most often, and the rest.
+VARIANTS = [("float32", 128), *itertools.product(DTYPES, (128, 127, 32, 513))]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def check_registers(point, problem, arch):
+    registers, stack, spills = resources(launch_plan(problem, point).source, arch)
+    assert (stack, spills) == (0, 0), f"{point} for {problem}"
+    assert registers <= 64, f"{point} for {problem}"
+
+
+@pytest.mark.parametrize("family", ["row", "nnz"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_point_compiles_without_spills_or_local_memory(arch, family):
+    # Each for one architecture and in one variant, since every one is a compilation.
+    points = [point for point in POINTS if algorithm(point, "sddmm") == family]
+    assert points
+    for point in points:
+        i = zlib.crc32(str(point).encode())
+        if ARCHITECTURES[i % 3] == arch:
+            dtype, d = VARIANTS[i // 3 % len(VARIANTS)]
+            check_registers(point, dataclasses.replace(PROBLEM, dtype=dtype, n=d), arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_points_of_most_registers_stay_within_64(arch):
+    # 64 bytes of X in each lane, and as many loads under way as the plan allows.
+    for text, d in (("{<1 row, 4 col>, 8}", 128), ("{<1/16 row, 4 col>, 16}", 128)):
+        check_registers(Schedule.parse(text), dataclasses.replace(PROBLEM, n=d), arch)
+    for d in (128, 127, 126, 8):
+        problem = dataclasses.replace(PROBLEM, n=d)
+        check_registers(choose_schedule(problem), problem, arch)
+
+
+def test_vectors_where_the_features_allow_them():
+    for text, d in itertools.product(("{<1/8 row, 4 col>, 8}", "{<4 nnz, 4 col>, 8}"), (128, 126)):
+        source = launch_plan(dataclasses.replace(PROBLEM, n=d), Schedule.parse(text)).source
+        assert ("ld.global.nc.v4.f32" in nvrtc.ptx(source, "compute_90", (INCLUDE,))) == (d == 128)
+
+
+def test_a_row_of_x_is_loaded_once_where_it_fits():
+    # Per round 4 nonzeros of one step each: with X kept their 4 loads alone are in the loop.
+    point = Schedule.parse("{<1 row, 4 col>, 32}")
+    kept, again = (
+        nvrtc.ptx(
+            launch_plan(dataclasses.replace(PROBLEM, n=d), point).source, "compute_90", (INCLUDE,)
+        )
+        for d in (128, 1024)
+    )
+    assert kept.count("ld.global.nc.v4.f32") == 1 + 4
+    assert again.count("ld.global.nc.v4.f32") == 1 + 2
+
+
+def constants(text, **changes):
+    plan = launch_plan(dataclasses.replace(PROBLEM, **changes), Schedule.parse(text))
+    return plan.kernel, plan.source.split("<", 1)[1].split(">(")[0].split(", ")[1:]
+
+
+def test_constants():
+    # nonzeros, columns, lanes, at once, block, vector
+    assert constants("{<3 nnz, 2 col>, 2} worker_dim_r=1/2") == (
+        "SddmmNnzKernel",
+        ["6", "2", "2", "2", "256", "true"],
+    )
+    # rows, groups a row, columns, lanes, loads kept, at once, block, vector
+    row = "{<2 row, 4 col>, 8} worker_dim_r=1/4 block_size=128"
+    assert constants(row, n=33)[1] == ["8", "1", "4", "8", "2", "2", "128", "false"]
+    assert constants("{<1/32 row, 1 col>, 8}", n=64)[1][1:6] == ["4", "1", "8", "8", "2"]
+    assert constants("{<1/32 row, 1 col>, 8}", n=1000)[1][4] == "0"
+    # Numbers that would overflow in the kernel stay below 2^31.
+    rows, share, _, _, _, at_once, *_ = constants(f"{{<1/{2**30} row, 1 col>, 1}}", shape=(1, 900))[
+        1
+    ]
+    assert int(share) * int(at_once) <= 2**31 and int(rows) == 1
+    assert constants(f"{{<{2**30} nnz, 1 col>, 2}} worker_dim_r=1/4")[1][0] == str(2**31 - 1)
+
+
+def test_launches():
+    nnz, row, split = (
+        launch_plan(PROBLEM, Schedule.parse(text))
+        for text in (
+            "{<4 nnz, 4 col>, 8} worker_dim_r=1/2",
+            "{<2 row, 4 col>, 8}",
+            "{<1/32 row, 4 col>, 8} block_size=128",
+        )
+    )
+    # 2500 groups of 8 windowed nonzeros, 32 of them in a block
+    assert (nnz.grid, nnz.block, nnz.zero) == ((79, 1, 1), (256, 1, 1), ())
+    assert (row.grid, row.zero) == ((16, 1, 1), ())  # 500 groups
+    assert (split.grid, split.block) == ((250, 1, 1), (128, 1, 1))  # 4000 groups, 16 in a block
+    assert nnz.scalars == (1000, 20_000, 128, 0, 0, 1)
+    many = dataclasses.replace(PROBLEM, batch=70_000)
+    both = launch_plan(many, POINTS[0], (70_000, 70_000))
+    assert both.grid[2] == 65535 and both.scalars[3:] == (1000 * 128, 900 * 128, 70_000)
+    assert launch_plan(many, POINTS[0], (1, 70_000)).scalars[3:5] == (0, 900 * 128)
+
+
+def test_an_empty_problem_has_a_launch_too():
+    for shape, nnz, d in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 3), ((5, 5), 7, 0)):
+        problem = Problem("sddmm", shape, nnz, n=d, platform="cuda")
+        for point in legal_points(problem):
+            plan = launch_plan(problem, point)
+            assert min(plan.grid) == 1 and plan.zero == ()
+
+
+def test_the_default_takes_what_divides_the_features_and_no_more_lanes_than_they_fill():
+    for d, text in (
+        (128, "{<4 nnz, 4 col>, 8}"),
+        (126, "{<4 nnz, 2 col>, 16}"),
+        (127, "{<4 nnz, 1 col>, 32}"),
+        (16, "{<4 nnz, 4 col>, 4}"),
+        (5, "{<4 nnz, 1 col>, 4}"),
+        (0, "{<4 nnz, 4 col>, 1}"),
+    ):
+        assert str(choose_schedule(dataclasses.replace(PROBLEM, n=d))) == text
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_explain_says_who_owns_and_who_writes(point):
+    problem = dataclasses.replace(PROBLEM, batch=3)
+    text = point.explain(problem)
+    for part in ("grid:", "block:", "group:", "lane:", "write:", "column_indices", str(point)):
+        assert part in text
+    assert "atomic" not in text and f"{point.blocks(problem)} blocks" in text
+    assert ("row_offsets" in text) == (algorithm(point, "sddmm") == "row")
+    assert ("groups share each row" in text) == (point.workers_in_row > 1)

@@ -1,0 +1,91 @@
+"""The schedule that a problem gets on CUDA when the caller names none."""
+
+import itertools
+
+import pytest
+from tolerance import DTYPES
+
+from sgap_jax import Problem, ScheduleError, choose_schedule
+from sgap_jax.runtime.spmm_cuda import launch_plan
+from sgap_jax.schedules.kernels import ROW_OPS, TILED
+
+MOST = 2**31 - 1
+ROWS = (0, 1, 7, 1000, MOST)
+NONZEROS = (0, 1, 20_000, MOST)
+WIDE = (0, 1, 2, 3, 4, 5, 6, 8, 31, 32, 33, 34, 64, 65, 127, 128, 1000, 2**20 + 1, 10**7, 10**7 + 1)
+COLUMNS = {**dict.fromkeys((*TILED, "sddmm"), WIDE), **dict.fromkeys(ROW_OPS, (1,))}
+
+
+def problems(op, dtypes=DTYPES):
+    for m, nnz, n, dtype in itertools.product(ROWS, NONZEROS, COLUMNS[op], dtypes):
+        for permuted in (False, True):
+            yield Problem(op, (m, 1000), nnz, n=n, dtype=dtype, platform="cuda", permuted=permuted)
+
+
+@pytest.mark.parametrize("op", COLUMNS)
+def test_every_problem_gets_a_point_that_runs_it(op):
+    for problem in problems(op):
+        point = choose_schedule(problem)
+        point.check(problem)
+        assert choose_schedule(problem) == point
+        # sddmm adds nothing up across groups, whatever the point
+        assert point.deterministic or op == "sddmm"
+        if op == "spmm":
+            grid = launch_plan(problem, point).grid
+            assert 1 <= grid[0] <= MOST and 1 <= grid[1] <= 65535
+
+
+def test_columns_beyond_the_tiles_of_a_grid_are_refused_by_name():
+    most = Problem("spmm", (1, 1), 1, n=4096 * 65535, platform="cuda")
+    choose_schedule(most).check(most)
+    beyond = Problem("spmm", (1, 1), 1, n=4096 * 65535 + 1, platform="cuda")
+    with pytest.raises(ScheduleError, match="exceeds the 65535 tiles of a launch"):
+        choose_schedule(beyond).check(beyond)
+
+
+# How many kernels the defaults need, dtypes and permutations aside: a wheel brings them compiled.
+@pytest.mark.parametrize(
+    ("op", "count"),
+    {**dict.fromkeys(TILED, 27), "sddmm": 11, **dict.fromkeys(ROW_OPS, 4)}.items(),
+)
+def test_the_defaults_are_few(op, count):
+    kernels = set()
+    columns = (*range(600), 10**7, 10**7 + 2) if COLUMNS[op] is WIDE else (1,)
+    for n, length in itertools.product(columns, (0, 1, 2, 3, 5, 9, 20, 99)):
+        problem = Problem(op, (1000, 1000), 1000 * length, n=n, platform="cuda")
+        p = choose_schedule(problem)
+        tile = p.columns_of_block(n) if op in TILED else None
+        kernels.add((p.nnz, p.row, p.col, p.group, p.block_size, tile, p.walk))
+    assert len(kernels) == count
+
+
+GOLDEN = {
+    # spmm: (nonzeros of a row on average, n)
+    ("spmm", 40, 1): "{<1/32 row, 1 col>, 32}",
+    ("spmm", 10, 1): "{<1/8 row, 1 col>, 8}",
+    ("spmm", 5, 4): "{<1/4 row, 4 col>, 4}",
+    ("spmm", 20, 4): "{<1/8 row, 4 col>, 8}",
+    ("spmm", 2, 2): "{<1 row, 2 col>, 1}",
+    ("spmm", 20, 16): "{<1/8 row, 4 col>, 8} tile_size=8 worker_dim_r=1/2",
+    ("spmm", 3, 32): "{<1/4 row, 4 col>, 4} tile_size=8 worker_dim_r=1/2",
+    ("spmm", 20, 7): "{<1/8 row, 1 col>, 8} tile_size=8 worker_dim_r=1/2",
+    ("spmm", 20, 64): "{<1 row, 4 col>, 1}",
+    ("spmm", 1000, 128): "{<1 row, 4 col>, 1}",
+    ("spmm", 20, 129): "{<1 row, 1 col>, 1}",
+    ("spmm", 20, 10**7): "{<1 row, 4 col>, 1} block_size=1024 tile_size=4096",
+    ("gspmm", 20, 16): "{<1/8 row, 4 col>, 8} tile_size=8 worker_dim_r=1/2",
+    ("sddmm", 20, 64): "{<4 nnz, 4 col>, 8}",
+    ("sddmm", 20, 3): "{<4 nnz, 1 col>, 1}",
+    ("sddmm", 20, 127): "{<4 nnz, 1 col>, 32}",
+    ("sparse_softmax", 20, 1): "{<1/8 row, 1 col>, 8}",
+    ("row_sum", 200, 1): "{<1/32 row, 1 col>, 32}",
+    ("row_max", 2, 1): "{<1 row, 1 col>, 1}",
+}
+
+
+@pytest.mark.parametrize(("op", "row_length", "n"), GOLDEN)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_typical_problems(op, row_length, n, dtype):
+    for m in (2048, 100_000):
+        problem = Problem(op, (m, 1024), m * row_length, n=n, dtype=dtype, platform="cuda")
+        assert str(choose_schedule(problem)) == GOLDEN[op, row_length, n]

@@ -1,0 +1,225 @@
+"""The kernels of gspmm with a maximum or minimum, and of its derivatives, run by the emulator."""
+
+import dataclasses
+import itertools
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from battery import BATTERY, array, cast
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from emulator import Fault, Program
+
+from sgap_jax import CpuTile, Problem, Schedule, legal_points
+from sgap_jax.primitives._define import bind, structure
+from sgap_jax.primitives.gspmm import gspmm_p
+from sgap_jax.primitives.gspmm_pick import pick_p, pick_to_values_p, pick_to_x_p
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.gspmm_cuda import (
+    extremum_plan,
+    pick_plan,
+    pick_to_values_plan,
+    pick_to_x_plan,
+)
+
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
+POINTS = list(legal_points(Problem("gspmm", (100, 90), 1000, n=128)))
+SDDMM_POINTS = [
+    Schedule.parse(text)
+    for text in ("{<1 nnz, 4 col>, 8}", "{<4 nnz, 1 col>, 2}", "{<2 nnz, 2 col>, 1}")
+]
+REPRESENTATIVES = [
+    Schedule.parse("{<2 row, 2 col>, 1}"),
+    Schedule.parse("{<1/8 row, 4 col>, 8} worker_dim_r=1/2"),
+]
+DTYPES = ["float32", "float64", "bfloat16", "float16"]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+@dataclasses.dataclass
+class Operands:
+    """Small integers, so that every sum is exact and there are many ties; arg is the CPU's."""
+
+    case: object
+    dtype: str
+    n: int
+    transpose: bool
+    batch: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        rng, case = np.random.default_rng(self.seed), self.case
+        self.m, self.k = case.shape[::-1] if self.transpose else case.shape
+        draw = lambda *shape: cast(rng.integers(-3, 4, shape), self.dtype)
+        self.values = draw(self.batch, case.nnz)
+        self.values[:, case.stored :] = np.nan
+        self.x, self.d = draw(self.batch, self.k, self.n), draw(self.batch, self.m, self.n)
+        A = array(case, self.dtype)
+        self.arrays = [np.asarray(a) for a in structure(A)]
+        self.params = dict(shape=A.shape, transpose=self.transpose, schedule=None)
+
+    def along(self, transpose):
+        row_offsets, column_indices, column_offsets, row_indices, permutation = self.arrays
+        if transpose:
+            return column_offsets, row_indices, permutation
+        return row_offsets, column_indices, np.zeros(0, np.int32)
+
+    def on_the_cpu(self, primitive, *operands, **params):
+        operands = [jnp.asarray(x) for x in (*operands, *self.arrays)]
+        return jax.tree.map(np.asarray, bind(primitive, *operands, **self.params, **params))
+
+    def problem(self, op, shape, permuted):
+        return Problem(
+            op,
+            shape,
+            self.case.nnz,
+            self.n,
+            self.batch,
+            self.dtype,
+            platform="cuda",
+            permuted=permuted,
+        )
+
+
+def numpy_dtype(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def check_extrema(of, point, add, minimum, change=None):
+    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=minimum, positions=True)
+    problem = of.problem("gspmm", (of.m, of.k), of.transpose)
+    call = extremum_plan(problem, point, add=add, minimum=minimum, batches=(of.batch, of.batch))
+    call = call if change is None else change(call)
+    inputs = (of.values, *of.along(of.transpose), of.x)
+    outputs = emulate(call, inputs, [(C.shape, numpy_dtype(of.dtype)), (C.shape, np.int32)])
+    np.testing.assert_array_equal(outputs[0], C)
+    np.testing.assert_array_equal(outputs[1], arg)
+
+
+def check_derivatives(of, rows_point, entries_point, change=lambda call: call):
+    _, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
+    batches, out = (of.batch,) * 3, numpy_dtype(of.dtype)
+
+    expected = of.on_the_cpu(pick_to_x_p, of.values, of.d, arg)
+    problem = of.problem("gspmm", (of.k, of.m), not of.transpose)
+    call = change(pick_to_x_plan(problem, rows_point, batches))
+    inputs = (of.values, *of.along(not of.transpose), of.d, arg)
+    (result,) = emulate(call, inputs, [(expected.shape, out)])
+    np.testing.assert_array_equal(result, expected)
+
+    expected = of.on_the_cpu(pick_p, of.values, of.x, arg)
+    problem = of.problem("gspmm", of.case.shape, of.transpose)
+    inputs = (of.values, *of.arrays[:2], of.x, arg)
+    (result,) = emulate(change(pick_plan(problem, batches)), inputs, [(expected.shape, out)])
+    np.testing.assert_array_equal(result, expected)
+
+    expected = of.on_the_cpu(pick_to_values_p, of.x, of.d, arg)
+    problem = of.problem("sddmm", of.case.shape, of.transpose)
+    call = change(pick_to_values_plan(problem, entries_point, batches))
+    inputs = (*of.arrays[:2], of.x, of.d, arg)
+    (result,) = emulate(call, inputs, [(expected.shape, out)])
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_every_point(point):
+    i = POINTS.index(point)
+    for turn, name in enumerate(("every_length", "padded", "empty_rows_at_both_ends")):
+        dtype, n = DTYPES[(i + turn) % 4], (1, 4, 7)[(i + turn) % 3]
+        of = Operands(BATTERY[name], dtype, n, transpose=(i + turn) % 2 == 1)
+        check_extrema(of, point, add=i % 3 == 0, minimum=turn == 1)
+        check_derivatives(of, point, SDDMM_POINTS[i % 3])
+
+
+@pytest.mark.parametrize("name", BATTERY)
+def test_every_matrix(name):
+    for point, transpose, n in itertools.product(REPRESENTATIVES, (False, True), (4, 5)):
+        of = Operands(BATTERY[name], "float32", n, transpose)
+        check_extrema(of, point, add=n == 4, minimum=transpose)
+        if n == 5:
+            check_derivatives(of, point, SDDMM_POINTS[transpose])
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_batches(point):
+    # Fewer blocks in z than products, as where there are more than a grid can have.
+    few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
+    for transpose in (False, True):
+        of = Operands(BATTERY["padded"], "float32", 4, transpose, batch=5)
+        check_extrema(of, point, add=False, minimum=False, change=few)
+        check_derivatives(of, point, SDDMM_POINTS[0], change=few)
+
+
+@pytest.mark.parametrize("minimum", [False, True], ids=["max", "min"])
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_the_first_nan_wins(point, minimum):
+    of = Operands(BATTERY["every_length"], "float32", 5, transpose=False)
+    of.x[0, [3, 9, 30]] = np.nan
+    of.x[0, 12] = -np.inf
+    check_extrema(of, point, add=True, minimum=minimum)
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "point"),
+    [
+        # ties to the last, NaN as any number, an empty lane that wins, a group cut in half
+        ("gspmm.cuh", "return other.at < found.at;", "return true;", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "return other.at < found.at;", "return false;", REPRESENTATIVES[1]),
+        (
+            "gspmm.cuh",
+            "found.at < 0) return other.at >= 0;",
+            "found.at < 0) return true;",
+            REPRESENTATIVES[1],
+        ),
+        ("gspmm.cuh", "distance = kGroup / 2", "distance = kGroup / 4", REPRESENTATIVES[1]),
+        ("gspmm.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "inside && row < m", "row < m", REPRESENTATIVES[1]),
+        ("gspmm_pick.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
+        ("gspmm_pick.cuh", "picked.at[j] == q", "true", REPRESENTATIVES[0]),
+        ("gspmm_pick.cuh", "picked.at[c] == Index(q)", "true", REPRESENTATIVES[0]),
+        ("gspmm_pick.cuh", "if (q >= 0)", "if (true)", REPRESENTATIVES[0]),
+        (
+            "gspmm_pick.cuh",
+            "const bool valid = q < stored;",
+            "const bool valid = true;",
+            REPRESENTATIVES[0],
+        ),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, point, tmp_path, monkeypatch):
+    folder = shutil.copytree(HEADERS, tmp_path / "cuda")
+    text = (folder / header).read_text()
+    assert text.count(right) == 1
+    (folder / header).write_text(text.replace(right, wrong))
+
+    def broken(source, arch):
+        return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
+
+    def check():
+        for transpose in (False, True):
+            of = Operands(BATTERY["padded"], "float32", 9, transpose)
+            check_extrema(of, point, add=False, minimum=False)
+            check_derivatives(of, point, SDDMM_POINTS[1])
+
+    check()
+    monkeypatch.setattr("emulated_launch.program", broken)
+    with pytest.raises((Fault, AssertionError)):
+        check()
+
+
+def test_the_cpu_operands_of_these_tests_are_not_all_alike():
+    of = Operands(BATTERY["every_length"], "float32", 7, transpose=False)
+    C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
+    assert len(np.unique(C)) > 3 and len(np.unique(arg)) > 50 and (arg == -1).any()
+    of.params["schedule"] = CpuTile(nonzeros=64)
+    again = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
+    np.testing.assert_array_equal(again[1], arg)

@@ -1,0 +1,202 @@
+"""The SDDMM kernels of the legal points, run by the emulator, against the oracle."""
+
+import dataclasses
+import pathlib
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+from battery import BATTERY, cast
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from emulator import Fault, Program
+from sddmm_oracle import operands, oracle
+from tolerance import DTYPES, assert_within
+
+from sgap_jax import Problem, Schedule, legal_points
+from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.schedules.kernels import algorithm
+
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
+FEATURES = [0, 1, 3, 4, 31, 64, 130]
+# Long rows of many features in few lanes take the emulator long.
+SHORT_ROWS = [name for name in BATTERY if "heavy" not in name and name not in ("skewed", "wide")]
+
+
+def sample(points, share):
+    return [point for point in points if zlib.crc32(str(point).encode()) % share == 0]
+
+
+POINTS = sample(legal_points(Problem("sddmm", (100, 90), 1000, n=130)), 4)
+TUNED = sample(legal_points(Problem("sddmm", (100, 90), 1000, n=130), tunables=True), 60)
+
+REPRESENTATIVES = [
+    Schedule.parse(text)
+    for text in (
+        "{<3 nnz, 2 col>, 2} worker_dim_r=1/2",  # windows that at-once pairs do not fill
+        "{<4 nnz, 4 col>, 8}",
+        "{<2 row, 2 col>, 8}",
+        "{<1/8 row, 1 col>, 4} worker_dim_r=1/2",
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def sampled(case, point, dtype, X, Y, change=None, **where):
+    """values [batch, nnz] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded to dtype."""
+    X, Y = cast(X, dtype), cast(Y, dtype)
+    batch = max(len(X), len(Y))
+    problem = Problem("sddmm", case.shape, case.nnz, X.shape[2], batch, dtype, platform="cuda")
+    call = launch_plan(problem, point, (len(X), len(Y)))
+    call = call if change is None else change(call)
+    inputs = (case.row_offsets, case.column_indices, X, Y)
+    (values,) = emulate(call, inputs, [((batch, case.nnz), X.dtype)], **where)
+    return values
+
+
+def check(name, point, dtype, d, **where):
+    case = BATTERY[name]
+    X, Y = operands(case, d)
+    values = sampled(case, point, dtype, X[None], Y[None], **where)
+    assert_within(values[0], *oracle(case, dtype, X, Y))
+
+
+@pytest.mark.parametrize("point", [*POINTS, *TUNED], ids=str)
+def test_a_sample_of_the_space(point):
+    i = zlib.crc32(str(point).encode()) // 60
+    lanes = point.group * int(point.col)
+    # Every feature count that few steps of the group cover, one of them for each point.
+    fits = [d for d in FEATURES if d <= 16 * lanes]
+    for name in SHORT_ROWS[i % 4 :: 4]:
+        check(name, point, DTYPES[i % 4], fits[i % len(fits)])
+
+
+@pytest.mark.parametrize("name", BATTERY)
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_the_battery(point, name):
+    check(name, point, "float32", 5)
+
+
+@pytest.mark.parametrize("d", FEATURES)
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_every_dtype_and_feature_count(point, d):
+    # From no features over less than a step to rows of X that do not fit in registers.
+    for dtype in DTYPES:
+        check("padded", point, dtype, d)
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_code_for_older_architectures(point):
+    check("every_length", point, "float32", 8, arch="compute_80")
+
+
+@pytest.mark.parametrize("own", ["X", "Y", "both"])
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_batches(point, own):
+    case, batch, rng = BATTERY["padded"], 5, np.random.default_rng(0)
+    X = rng.standard_normal((batch if own != "Y" else 1, case.shape[0], 6))
+    Y = rng.standard_normal((batch if own != "X" else 1, case.shape[1], 6))
+    # Fewer blocks in z than products, as where there are more than a grid can have.
+    few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
+    values = sampled(case, point, "float32", X, Y, change=few)
+    for i in range(batch):
+        assert_within(values[i], *oracle(case, "float32", X[i % len(X)], Y[i % len(Y)]))
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+@pytest.mark.parametrize("d", [4, 17])
+def test_rows_not_sampled_do_not_touch_nan(d, point):
+    case = BATTERY["every_length"]
+    X, Y = operands(case, d)
+    X[20], Y[3] = np.inf, np.nan
+    (values,) = sampled(case, point, "float32", X[None], Y[None])
+    touched = (case.rows == 20) | (case.column_indices == 3)
+    assert touched.any() and np.isfinite(values[~touched]).all()
+    assert not np.isfinite(values[touched]).any()
+
+
+def test_padding_may_hold_any_index():
+    case = BATTERY["padded"]
+    junk = case.column_indices.copy()
+    junk[case.stored :] = 2**31 - 1
+    X, Y = operands(case, 7)
+    for point in REPRESENTATIVES:
+        values = sampled(
+            dataclasses.replace(case, column_indices=junk), point, "float32", X[None], Y[None]
+        )
+        assert_within(values[0], *oracle(case, "float32", X, Y))
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_offsets_that_nobody_checked_stay_within_bounds(point):
+    # Each in [0, nnz], in no order, or entries of a matrix without rows: no meaning, but an end.
+    case, rng = BATTERY["padded"], np.random.default_rng(0)
+    nnz, m = case.nnz, case.shape[0]
+    falling = np.linspace(nnz, 0, m + 1).astype(int)
+    for offsets in (falling, [nnz], *rng.integers(0, nnz + 1, (12, m + 1))):
+        odd = dataclasses.replace(
+            case,
+            row_offsets=np.asarray(offsets, np.int32),
+            shape=(len(offsets) - 1, case.shape[1]),
+        )
+        X, Y = operands(odd, 5)
+        try:
+            sampled(odd, point, "float32", X[None], Y[None])
+        except Fault as fault:
+            # Two groups may both take a nonzero to be theirs.
+            assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
+
+
+def test_the_sums_of_a_group_are_the_same_bits_wherever_their_nonzeros_stand():
+    # A nonzero's sum is a tree over the lanes, whatever its place among those taken together.
+    case = BATTERY["full"]
+    X, Y = operands(case, 33)
+    X[:], Y[:] = X[0], Y[0]
+    for point in REPRESENTATIVES:
+        (values,) = sampled(case, point, "float32", X[None], Y[None])
+        assert (values == values[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "point", "name"),
+    [
+        ("group.cuh", "upper ? low : high", "upper ? high : low", 1, "every_length"),
+        ("group.cuh", "halves <= kGroup", "halves < kGroup", 3, "every_length"),
+        ("group.cuh", "if (halves > kCount)", "if (halves > 2)", 3, "every_length"),
+        ("sddmm.cuh", "at < d ? d - at : 0", "kColumns", 1, "every_length"),
+        ("sddmm.cuh", "s + 1 < kKept", "s < kKept", 2, "every_length"),
+        ("sddmm.cuh", "if (i < left) Narrow", "Narrow", 1, "every_length"),
+        ("sddmm.cuh", "entries[p + i < last ? p + i : last - 1]", "entries[p + i]", 1, "full"),
+        ("sddmm.cuh", "stored - first < kNonzeros ? stored :", "", 1, "padded"),
+        ("sddmm.cuh", "p = stored + thread", "p = nnz", 2, "padded"),
+        ("sddmm.cuh", "row = RowFrom(", "RowFrom(", 1, "every_length"),
+        ("sddmm.cuh", "unsigned(group % kShare) * kAtOnce", "0", 3, "every_length"),
+        ("sddmm.cuh", "p += stride", "p += kAtOnce", 3, "every_length"),
+        ("sddmm.cuh", "first_row + kRows < m ? first_row + kRows : m", "m", 2, "every_length"),
+        ("types.cuh", "if (j < left) pack.at", "pack.at", 2, "every_length"),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, point, name, tmp_path, monkeypatch):
+    folder = shutil.copytree(HEADERS, tmp_path / "cuda")
+    text = (folder / header).read_text()
+    assert text.count(right) == 1
+    (folder / header).write_text(text.replace(right, wrong))
+
+    def broken(source, arch):
+        return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
+
+    check(name, REPRESENTATIVES[point], "float32", 9)
+    monkeypatch.setattr("emulated_launch.program", broken)
+    with pytest.raises((Fault, AssertionError)):
+        check(name, REPRESENTATIVES[point], "float32", 9)
+
+
+def test_the_representatives_have_both_kernels():
+    assert {algorithm(point, "sddmm") for point in REPRESENTATIVES} == {"nnz", "row"}
+    assert {algorithm(point, "sddmm") for point in POINTS} == {"nnz", "row"}

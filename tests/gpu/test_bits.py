@@ -1,0 +1,69 @@
+"""On integers every sum is exact, so the device and the emulator must agree in every bit."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from battery import BATTERY, array, cast
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from gpu_session import on_gpu, some
+from tolerance import DTYPES
+
+from sgap_jax import Problem, legal_points, row_max, row_sum, sddmm, spmm
+from sgap_jax.schedules.emulated import Emulated
+from sgap_jax.schedules.kernels import algorithm
+
+POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
+NAMES = ("every_length", "padded", "empty_rows_at_both_ends", "heavy_first_and_last")
+
+
+def integers(*shape, seed=0):
+    return np.random.default_rng((seed, *shape)).integers(-2, 3, shape)
+
+
+def integer_array(case, dtype):
+    """The case with small integers in place of its values, and NaN where its padding has it."""
+    values = np.where(np.isnan(case.values), np.nan, integers(case.nnz))
+    return array(case, dtype).with_values(cast(values, dtype))
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def same_bits(function, point=None):
+    """function(schedule) on the device, and with its launches on the emulator."""
+    require_nvrtc()
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = function(Emulated(emulate, point))
+    np.testing.assert_array_equal(bits(function(on_gpu(point))), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["row", "row_group", "nnz", "nnz_group"])
+def test_spmm(family, dtype):
+    points = [p for p in POINTS if algorithm(p, "spmm") == family]
+    for i, point in enumerate(some(points[DTYPES.index(dtype) :: 4][:6], 1)):
+        case, transpose = BATTERY[NAMES[i % 4]], bool(i % 2)
+        B = cast(integers(case.shape[0 if transpose else 1], 5 + i % 4), dtype)
+        same_bits(
+            lambda s, c=case, t=transpose, B=B: spmm(
+                integer_array(c, dtype), B, transpose=t, schedule=s
+            ),
+            point,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_defaults(dtype):
+    for name, d in some(itertools.product(NAMES, (1, 6)), 1):
+        case = BATTERY[name]
+        X, Y = (cast(integers(size, d, seed=1), dtype) for size in case.shape)
+        same_bits(lambda s, c=case, Y=Y: spmm(integer_array(c, dtype), Y, schedule=s))
+        same_bits(lambda s, c=case, X=X, Y=Y: sddmm(array(c, dtype), X, Y, schedule=s).values)
+    for name in some(NAMES, 1):
+        same_bits(lambda s, c=BATTERY[name]: row_sum(integer_array(c, dtype), schedule=s))
+        same_bits(lambda s, c=BATTERY[name]: row_max(integer_array(c, dtype), schedule=s))

@@ -1,0 +1,105 @@
+"""Every public operation on the device against reference.py, within the bound of its rounding."""
+
+import itertools
+
+import numpy as np
+import pytest
+from battery import BATTERY, array, cast, rounded
+from gpu_session import on_gpu, some
+from spmm_oracle import dense_operand, oracle
+from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
+
+from sgap_jax import Problem, legal_points, reference, row_max, row_sum, sddmm, sparse_softmax
+from sgap_jax import spmm as product
+from sgap_jax import spmv as vector_product
+from sgap_jax.schedules.kernels import algorithm
+
+POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
+TUNED = list(legal_points(Problem("spmm", (100, 90), 1000, n=13), tunables=True))
+FAMILIES = ("row", "row_group", "nnz", "nnz_group")
+SETTINGS = list(itertools.product(DTYPES, (1, 4, 7, 12, 17, 33), (False, True)))
+
+
+def check_spmm(name, point, dtype, n, transpose):
+    case = BATTERY[name]
+    B = dense_operand(case, n, transpose)
+    C = product(array(case, dtype), cast(B, dtype), transpose=transpose, schedule=on_gpu(point))
+    assert C.dtype == dtype
+    assert_within(C, *oracle(case, dtype, B, transpose))
+
+
+@pytest.mark.parametrize("col", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_point_of_spmm(family, col):
+    points = [p for p in POINTS if algorithm(p, "spmm") == family and p.col == col]
+    for point in some(points, 1):
+        i = POINTS.index(point)
+        for step in (0, 1):  # two settings and matrices for each point; the next has others
+            setting = SETTINGS[(2 * i + 23 * step) % len(SETTINGS)]
+            check_spmm(list(BATTERY)[(i + 7 * step) % len(BATTERY)], point, *setting)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_the_tuned_space_of_spmm(part):
+    for i in some(range(part, 64, 8), 1):
+        point = TUNED[(i * 1031) % len(TUNED)]
+        check_spmm("every_length", point, DTYPES[i % 4], 13 if i % 3 else 12, bool(i % 2))
+
+
+@pytest.mark.parametrize("name", BATTERY)
+def test_the_default_of_spmm(name):
+    settings = list(itertools.product(DTYPES, (1, 8, 33, 64), (False, True)))
+    for dtype, n, transpose in some(settings, 1):
+        check_spmm(name, None, dtype, n, transpose)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_spmv(dtype):
+    for name in some(BATTERY):
+        case, x = BATTERY[name], dense_operand(BATTERY[name], 1)
+        y = vector_product(array(case, dtype), cast(x[:, 0], dtype), schedule=on_gpu())
+        expected, bound = oracle(case, dtype, x)
+        assert_within(y, expected[:, 0], bound[:, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sddmm(dtype):
+    for name, d in some(itertools.product(BATTERY, (1, 8, 33))):
+        case, rng = BATTERY[name], np.random.default_rng(5)
+        X, Y = (rng.standard_normal((size, d)) for size in case.shape)
+        C = sddmm(array(case, dtype), cast(X, dtype), cast(Y, dtype), schedule=on_gpu())
+        X, Y = rounded(X, dtype), rounded(Y, dtype)
+        arrays = (case.row_offsets, case.column_indices)
+        expected, magnitude = (reference.sddmm(*arrays, f(X), f(Y)) for f in (np.array, np.abs))
+        assert_within(C.values, expected, sum_bound(expected, magnitude, d, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_softmax(dtype):
+    for name in some(BATTERY):
+        case, values = BATTERY[name], rounded(BATTERY[name].values, dtype)
+        P = sparse_softmax(array(case, dtype), scale=0.5, schedule=on_gpu())
+        expected = reference.sparse_softmax(values, case.row_offsets, 0.5)
+        exponent = np.abs(values[: case.stored]).max(initial=0)
+        terms = np.diff(case.row_offsets).max(initial=0)
+        relative = (2 * exponent + terms + 16) * (
+            accumulator_roundoff(dtype) + unit_roundoff("float64")
+        )
+        tiny = float(np.finfo(np.float16).smallest_normal) if dtype == "float16" else 1e-37
+        assert_within(
+            P.values, expected, (relative + 1.01 * unit_roundoff(dtype)) * expected + tiny
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_reductions(dtype):
+    for name in some(BATTERY):
+        case, values = BATTERY[name], rounded(BATTERY[name].values, dtype)
+        A, offsets = array(case, dtype), case.row_offsets
+        expected = reference.row_sum(values, offsets)
+        bound = sum_bound(
+            expected, reference.row_sum(np.abs(values), offsets), np.diff(offsets), dtype
+        )
+        assert_within(row_sum(A, schedule=on_gpu()), expected, bound)
+        largest = np.asarray(row_max(A, schedule=on_gpu())).astype(np.float64)
+        np.testing.assert_array_equal(largest, reference.row_max(values, offsets))
