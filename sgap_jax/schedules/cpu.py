@@ -45,9 +45,16 @@ class CpuTile(Schedule):
             raise ScheduleError(
                 f"CpuTile: only spmm has dense columns to tile; use columns=0 for {problem.op}"
             )
+        if self.packed and problem.format.startswith("CVS"):
+            raise NotImplementedError(
+                f"{problem.op}: no kernel packs tiles for column vectors; "
+                f"the nearest is {dataclasses.replace(self, packed=False)}"
+            )
         self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
+        if problem.format.startswith("CVS") and problem.op in ("spmm", "sddmm"):
+            return self._explain_vectors(problem)
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
             pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
@@ -69,6 +76,38 @@ class CpuTile(Schedule):
         return (
             f"parallel for chunk of {self.nonzeros} nonzeros:\n"
             f"  for i in rows of chunk: {problem.op}"
+        )
+
+    def _explain_vectors(self, problem: Problem) -> str:
+        V = int(problem.format[4:-1])
+        chunk = f"parallel for chunk of {max(self.nonzeros // V, 1)} vectors:"
+        if problem.op == "sddmm":
+            return (
+                f"{chunk}\n"
+                f"  for p in chunk:                         # of block row b, several at once\n"
+                f"    for v in range({V}):\n"
+                f"      values[p, v] = dot(X[{V} * b + v, 0:{problem.n}], "
+                f"Y[column_indices[p], 0:{problem.n}])"
+            )
+        tile = self.columns if 0 < self.columns < problem.n else problem.n
+        head = f"for j0 in range(0, {problem.n}, {tile}):\n  {chunk}\n"
+        if problem.permuted:
+            return (
+                f"{head}    for i in columns of chunk:            # split ones summed in order\n"
+                f"      acc[0:{tile}] = 0                     # registers\n"
+                "      for q in range(column_offsets[i], column_offsets[i + 1]):\n"
+                f"        for v in range({V}):\n"
+                f"          acc[:] += values[permutation[q], v] * "
+                f"B[{V} * row_indices[q] + v, j0:j0+{tile}]\n"
+                f"      C[i, j0:j0+{tile}] = acc"
+            )
+        return (
+            f"{head}    for b in block rows of chunk:         # a split one is summed in order\n"
+            f"      acc[0:{V}, 0:{tile}] = 0                # registers, up to 8 rows a pass\n"
+            "      for p in range(row_offsets[b], row_offsets[b + 1]):\n"
+            f"        for v in range({V}):\n"
+            f"          acc[v, :] += values[p, v] * B[column_indices[p], j0:j0+{tile}]\n"
+            f"      C[{V} * b : {V} * (b + 1), j0:j0+{tile}] = acc"
         )
 
     def __str__(self) -> str:
