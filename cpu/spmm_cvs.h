@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "dtype.h"
+#include "pack.h"
 #include "partition.h"
 
 namespace sgap {
@@ -24,8 +25,10 @@ struct SpmmCvsArgs {
   int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
   int64_t tile_columns;
   int64_t tiles;
+  Packing packing;     // of x
+  int64_t pack_tasks;  // 0: x is not packed
 
-  // task = (batch * tiles + tile) * row_tasks + row task
+  // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
   const RowTask* tasks;
   int64_t row_tasks;
   const SplitRow* splits;

@@ -16,6 +16,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+// Of x, that one task packs.
+constexpr int64_t kPackBytes = 64 << 10;
+
 // Multiply-adds that take as long as one vector of a single column.
 constexpr int64_t kVectorWork = 16;
 
@@ -23,6 +26,7 @@ constexpr int64_t kVectorWork = 16;
 struct SpmmCvsCall {
   SpmmCvsArgs args;
   RowPartition partition;
+  Workspace packed;
   std::unique_ptr<char[]> partials;
   std::unique_ptr<int32_t[]> remaining;
 };
@@ -56,7 +60,7 @@ std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::Any
 ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                            ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
                            ffi::Result<ffi::AnyBuffer> y, bool transpose, int64_t tile_columns,
-                           int64_t chunk_nonzeros) {
+                           int64_t chunk_nonzeros, bool pack) {
   std::string error = CheckSpmmCvs(values, offsets, indices, permutation, x, *y, transpose);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (tile_columns < 0) {
@@ -87,6 +91,14 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   AdviseHugePages(args.y, y->size_bytes());
   args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
   args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  const size_t element = ffi::ByteWidth(x.element_type());
+  if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
+  if (call->packed) {  // without the memory it is slower, and as right
+    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns, 0, 0};
+    args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
+    args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
+    args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
+  }
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
   call->partition = PartitionRows(args.offsets, rows, chunk, /*split_rows=*/true);
   const RowPartition& partition = call->partition;
@@ -111,8 +123,8 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
 
   const int64_t entries = args.offsets[rows] + rows;
   const int64_t work = batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);
-  return ParallelTasks(
-      pool, batch * args.tiles * args.row_tasks, work,
+  return ParallelPhases(
+      pool, {args.pack_tasks, batch * args.tiles * args.row_tasks}, work,
       [call, kernel = Kernels().spmm_cvs](int64_t task) { kernel(call->args, task); });
 }
 
@@ -129,6 +141,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCvs, SpmmCvsHandler,
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<bool>("transpose")
                                   .Attr<int64_t>("tile_columns")
-                                  .Attr<int64_t>("chunk_nonzeros"));
+                                  .Attr<int64_t>("chunk_nonzeros")
+                                  .Attr<bool>("pack"));
 
 }  // namespace sgap

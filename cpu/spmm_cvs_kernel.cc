@@ -104,9 +104,17 @@ void RunPass(const SpmmCvsArgs& args, const RowTask& task, int64_t batch, int64_
   block.last = args.vectors - 1;
   block.values = static_cast<const T*>(args.values) + batch * args.values_stride + row;
   block.length = args.length;
-  block.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
+  if (args.pack_tasks > 0) {
+    const int64_t first = column / args.tile_columns * args.tile_columns;
+    const int64_t left = args.n - first;
+    block.x = static_cast<const T*>(args.packing.packed) + batch * args.x_stride +
+              args.packing.TileOffset(first) + (column - first);
+    block.x_stride = left < args.tile_columns ? left : args.tile_columns;
+  } else {
+    block.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
+    block.x_stride = args.n;
+  }
   block.x_rows = args.k;
-  block.x_stride = args.n;
   block.tail = int(pass.columns % kLanes<T>);
   block.out_stride = args.n;
   if (task.piece >= 0) {
@@ -150,6 +158,8 @@ void CombinePieces(const SpmmCvsArgs& args, const SplitRow& split, int64_t batch
 
 template <typename T>
 void SpmmCvsTask(const SpmmCvsArgs& args, int64_t task) {
+  if (task < args.pack_tasks) return Pack<T>(args.packing, task);
+  task -= args.pack_tasks;
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const int64_t tile = task / args.row_tasks % args.tiles;
   const int64_t batch = task / args.row_tasks / args.tiles;

@@ -222,9 +222,11 @@ def _cpu(
         "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
     )
     tile = resolve(schedule, problem, CpuTile)
-    attrs: dict[str, Any] = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros)
+    attrs: dict[str, Any] = dict(
+        tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed
+    )
     if vector_length is None:
-        return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, pack=tile.packed, **attrs)
+        return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)
     return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, avals, transpose=transpose, **attrs)
 
 

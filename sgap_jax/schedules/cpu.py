@@ -45,11 +45,6 @@ class CpuTile(Schedule):
             raise ScheduleError(
                 f"CpuTile: only spmm has dense columns to tile; use columns=0 for {problem.op}"
             )
-        if self.packed and problem.format.startswith("CVS"):
-            raise NotImplementedError(
-                f"{problem.op}: no kernel packs tiles for column vectors; "
-                f"the nearest is {dataclasses.replace(self, packed=False)}"
-            )
         self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
@@ -90,7 +85,8 @@ class CpuTile(Schedule):
                 f"Y[column_indices[p], 0:{problem.n}])"
             )
         tile = self.columns if 0 < self.columns < problem.n else problem.n
-        head = f"for j0 in range(0, {problem.n}, {tile}):\n  {chunk}\n"
+        pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
+        head = f"{pack}for j0 in range(0, {problem.n}, {tile}):\n  {chunk}\n"
         if problem.permuted:
             return (
                 f"{head}    for i in columns of chunk:            # split ones summed in order\n"

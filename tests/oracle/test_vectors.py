@@ -15,7 +15,7 @@ from sgap_jax.schedules import Problem
 
 LENGTHS = [1, 2, 3, 4, 8, 16]
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100, 130]
-SCHEDULES = [None, CpuTile(columns=16, nonzeros=64)]
+SCHEDULES = [None, CpuTile(columns=16, nonzeros=64, packed=True)]
 lengths = pytest.mark.parametrize("length", LENGTHS)
 
 
@@ -145,10 +145,8 @@ def test_schedules():
     assert "values[p, v]" in CpuTile().explain(Problem("sddmm", (9, 9), 16, n=4, format="CVS(8)"))
     arrays, case, _ = encoded(BATTERY["skewed"], 8)
     B = np.ones((case.shape[1], 8), np.float32)
-    with pytest.raises(NotImplementedError, match=r"packs tiles.*nearest is CpuTile\(columns=16"):
-        spmm(vectors(arrays, case, "float32"), B, schedule=CpuTile(columns=16, packed=True))
     with pytest.raises(NotImplementedError, match=r"Reference\(\)"):
-        spmm(vectors(arrays, case, "int32"), B.astype(np.int32))
+        spmm(vectors(arrays, case, "float32").astype(jnp.int32), B.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +167,7 @@ def test_a_handler_refuses_what_does_not_fit(target, change, words):
     attrs = dict(chunk_nonzeros=np.int64(sizes.get("chunk_nonzeros", 64)))
     x, y = jnp.ones((1, 6, 3), jnp.float32), jnp.ones((1, 9, 3), jnp.float32)  # m = 6, V = 2
     if target == "spmm":
+        attrs |= dict(pack=False)
         attrs |= dict(transpose=sizes.get("transpose", False), tile_columns=np.int64(0))
         operands = (jnp.ones((1, 5, 2), jnp.float32), *map(index, ("offsets", "indices")))
         operands, out = (*operands, index("permutation"), y), x
