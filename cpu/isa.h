@@ -15,6 +15,7 @@ namespace sgap {
 
 struct SpmmArgs;
 struct SpmmCvsArgs;
+struct SpmmScatterArgs;
 struct GspmmArgs;
 struct PickArgs;
 struct SddmmArgs;
@@ -33,6 +34,7 @@ struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
   Kernel<SpmmCvsArgs> spmm_cvs;
+  Kernel<SpmmScatterArgs> spmm_scatter;
   Kernel<GspmmArgs> gspmm;
   Kernel<PickArgs> gspmm_pick;
   Kernel<PickArgs> gspmm_pick_to_values;

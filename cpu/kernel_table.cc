@@ -8,6 +8,7 @@
 #include "sparse_softmax.h"
 #include "spmm.h"
 #include "spmm_cvs.h"
+#include "spmm_scatter.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
@@ -16,17 +17,8 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA),
-    Spmm,
-    SpmmCvs,
-    Gspmm,
-    GspmmPick,
-    GspmmPickToValues,
-    Sddmm,
-    SddmmCvs,
-    RowReduce,
-    RowBroadcast,
-    SparseSoftmax,
+    SGAP_NAME(SGAP_ISA),   Spmm,  SpmmCvs,  SpmmScatter, Gspmm,        GspmmPick,
+    GspmmPickToValues,     Sddmm, SddmmCvs, RowReduce,   RowBroadcast, SparseSoftmax,
     SparseSoftmaxJacobian,
 };
 

@@ -26,6 +26,7 @@ nb::dict Targets() {
   };
   add("sgap_spmm_csr_v1", sgap::SpmmCsr);
   add("sgap_spmm_cvs_v1", sgap::SpmmCvs);
+  add("sgap_spmm_cvs_scatter_v1", sgap::SpmmCvsScatter);
   add("sgap_gspmm_csr_v1", sgap::GspmmCsr);
   add("sgap_gspmm_pick_csr_v1", sgap::GspmmPickCsr);
   add("sgap_gspmm_pick_to_x_csr_v1", sgap::GspmmPickToXCsr);

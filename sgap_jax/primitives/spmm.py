@@ -33,6 +33,7 @@ from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules.cpu import scatter
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -218,16 +219,20 @@ def _cpu(
     vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
+    given = list(zip(operands, ctx.avals_in, strict=True))
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
     )
     tile = resolve(schedule, problem, CpuTile)
-    attrs: dict[str, Any] = dict(
-        tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed
-    )
+    attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
         return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)
-    return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, avals, transpose=transpose, **attrs)
+    columns, pieces = scatter(problem, tile)
+    if not pieces:
+        return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, avals, transpose=transpose, **attrs)
+    operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
+    attrs = dict(tile_columns=columns, pieces=pieces)
+    return ffi_lowering("sgap_spmm_cvs_scatter_v1", ctx, operands, avals, **attrs)
 
 
 def _cuda(

@@ -1,9 +1,32 @@
 """The schedule of the CPU kernels."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+_SCATTER_COLUMNS = {"float64": 16}  # of a tile, else 32: rows of 128 bytes
+_SCATTER_MOST = 32 << 20  # bytes of the sums, which XLA's memory analysis does not know of
+
+
+def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
+    """(columns of a tile, pieces) of A^T B with column vectors walked by rows of A; 0 pieces: by
+    columns of A, through the permutation.
+
+    By rows each loaded and stored row of C takes V multiply-adds, by columns each takes a load of
+    a row of B from the second-level cache or beyond. Pieces of the rows have sums of their own; a
+    row of C must take some entries for each of them to pay.
+    """
+    uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
+    columns = tile.columns or _SCATTER_COLUMNS.get(problem.dtype, 32)
+    if not problem.permuted or n < 16 or uses < 16:
+        return columns, 0
+    tiles = -(-n // columns)
+    size = 4 * problem.batch * problem.shape[0] * n * (2 if problem.dtype == "float64" else 1)
+    pieces = min(max(uses // 64, 1), -(-16 // tiles), _SCATTER_MOST // size)
+    return columns, pieces if pieces * tiles >= 2 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +110,17 @@ class CpuTile(Schedule):
         tile = self.columns if 0 < self.columns < problem.n else problem.n
         pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
         head = f"{pack}for j0 in range(0, {problem.n}, {tile}):\n  {chunk}\n"
+        columns, pieces = scatter(problem, self)
+        if pieces:
+            return (
+                f"parallel for piece of {pieces}, for j0 in range(0, {problem.n}, {columns}):\n"
+                "  sums[:, :] = 0                          # one for each piece\n"
+                "  for b in block rows of the piece:\n"
+                f"    rows = B[{V} * b : {V} * (b + 1), j0:j0+{columns}]    # registers\n"
+                "    for p in range(row_offsets[b], row_offsets[b + 1]):\n"
+                "      sums[column_indices[p], :] += values[p, :] @ rows\n"
+                f"parallel for rows of C: C[:, j0:j0+{columns}] = sum of the pieces, in order"
+            )
         if problem.permuted:
             return (
                 f"{head}    for i in columns of chunk:            # split ones summed in order\n"

@@ -1,10 +1,12 @@
 """spmm and sddmm on column vectors: every length, width, dtype and schedule meets some matrix."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from battery import BATTERY, cast, rounded
+from battery import BATTERY, cast, from_row_lengths, rounded
 from conftest import row_schedule
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within, sum_bound
@@ -12,6 +14,7 @@ from vector_cases import encoded, vectors
 
 from sgap_jax import CVS, CpuTile, Reference, choose_schedule, reference, sddmm, spmm
 from sgap_jax.schedules import Problem
+from sgap_jax.schedules.cpu import scatter
 
 LENGTHS = [1, 2, 3, 4, 8, 16]
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100, 130]
@@ -63,6 +66,26 @@ def test_every_width(length, dtype):
         spmm_is_right(arrays, case, dtype, n, False)
         spmm_is_right(arrays, case, dtype, n, True)
         sddmm_is_right(arrays, case, place, dtype, n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [2, 5, 8, 16])
+def test_the_transpose_by_rows_in_pieces(length, dtype):
+    arrays, case, _ = encoded(from_row_lengths("tall", 24, [12] * 601), length)
+    for n, schedule in ((40, None), (33, CpuTile(columns=16)), (130, CpuTile(columns=24))):
+        of = Problem("spmm", case.shape[::-1], case.nnz, n, dtype=dtype, permuted=True)
+        assert scatter(of, schedule or CpuTile())[1] > 1
+        spmm_is_right(arrays, case, dtype, n, True, schedule)
+
+
+def test_the_transpose_by_rows_of_a_batch():
+    arrays, case, place = encoded(from_row_lengths("tall", 24, [12] * 601), 8)
+    A, B = vectors(arrays, case, "float32"), dense_operand(case, 40, True)
+    f = jax.vmap(lambda v: spmm(A.with_values(v), cast(B, "float32"), transpose=True))
+    C = f(jnp.stack([A.values, 2 * A.values]))
+    for i, scale in enumerate((1, 2)):
+        values = scale * arrays[2].reshape(-1)[place]
+        assert_within(C[i], *oracle(case, "float32", B, True, values=values))
 
 
 @pytest.mark.parametrize("length", [3, 8])
@@ -139,9 +162,10 @@ def test_schedules():
     assert choose_schedule(problem) == CpuTile()  # entries would be packed
     text = CpuTile(columns=32).explain(problem)
     assert "chunk of 1024 vectors" in text and "acc[0:8, 0:32]" in text
-    assert "permutation[q]" in CpuTile().explain(
-        Problem("spmm", (9, 9), 16, n=4, format="CVS(8)", permuted=True)
-    )
+    few = Problem("spmm", (9, 9), 16, n=4, format="CVS(8)", permuted=True)
+    many = dataclasses.replace(few, nnz=81 * 9, n=64)
+    assert "permutation[q]" in CpuTile().explain(few)
+    assert "piece of 1, for j0 in range(0, 64, 32)" in CpuTile().explain(many)
     assert "values[p, v]" in CpuTile().explain(Problem("sddmm", (9, 9), 16, n=4, format="CVS(8)"))
     arrays, case, _ = encoded(BATTERY["skewed"], 8)
     B = np.ones((case.shape[1], 8), np.float32)
