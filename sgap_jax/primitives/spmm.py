@@ -154,13 +154,7 @@ def _abstract_eval(
 
 
 def _reference(
-    values: Any,
-    x: Any,
-    *arrays: Any,
-    shape: tuple[int, int],
-    transpose: bool,
-    vector_length: None,
-    schedule: Any,
+    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, **_: Any
 ) -> Any:
     shape, offsets, indices, permutation = direction(shape, transpose, arrays)
     if permutation is not None:
