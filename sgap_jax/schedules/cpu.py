@@ -17,7 +17,8 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
 
     By rows each loaded and stored row of C takes V multiply-adds, by columns each takes a load of
     a row of B from the second-level cache or beyond. Pieces of the rows have sums of their own; a
-    row of C must take some entries for each of them to pay.
+    row of C must take some entries for each of them to pay. Measured on two busy Zen 5 cores,
+    float32, density 0.1, n = 32 to 512: V = 8 3x to 18x of the other way, V = 2 1.4x to 6x.
     """
     uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
     columns = tile.columns or _SCATTER_COLUMNS.get(problem.dtype, 32)
