@@ -126,15 +126,18 @@ def test_nan_meets_only_the_vectors_of_its_row(n, length):
     np.testing.assert_array_equal(np.isnan(C), np.broadcast_to(rows[:, None], C.shape))
 
 
-@pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("length", [1, 8])
-def test_a_tile_does_not_change_the_bits(length, transpose):
+def test_the_bits_are_those_of_packed_tiles_and_of_each_call(length):
     arrays, case, _ = encoded(BATTERY["skewed"], length)
     A = vectors(arrays, case, "float32")
-    B = cast(dense_operand(case, 64, transpose), "float32")
-    C = spmm(A, B, transpose=transpose, schedule=CpuTile(nonzeros=1 << 20))
-    other = spmm(A, B, transpose=transpose, schedule=CpuTile(columns=64, nonzeros=1 << 18))
-    np.testing.assert_array_equal(C, other)
+    B = cast(dense_operand(case, 64), "float32")
+    tiles = (CpuTile(columns=32), CpuTile(columns=32, packed=True))
+    np.testing.assert_array_equal(*(spmm(A, B, schedule=tile) for tile in tiles))
+    B = cast(dense_operand(case, 64, True), "float32")
+    product = jax.jit(lambda B: spmm(A, B, transpose=True))
+    first = product(B)
+    for _ in range(5):
+        np.testing.assert_array_equal(first, product(B))
 
 
 def test_the_transpose_of_an_array():
