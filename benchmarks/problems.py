@@ -5,7 +5,8 @@ measured; magnitudes would only hide errors), int32 indices sorted in each row, 
 generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
-`gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?).
+`gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
+`vectors` and `vectors_quick` (each position of a pattern is a column vector).
 """
 
 import dataclasses
@@ -19,6 +20,9 @@ import scipy.sparse as sp
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA_DIR = pathlib.Path(os.environ.get("SGAP_DATA_DIR", ROOT.parent / "shared" / "data"))
+
+
+VECTOR_LENGTHS = (2, 4, 8, 16)
 
 
 class Unavailable(Exception):
@@ -112,6 +116,11 @@ def stored(path: str) -> sp.csr_matrix:
     return sp.csr_matrix(read(file).to_scipy())
 
 
+def vectors(make: Callable[[], sp.spmatrix], length: int) -> sp.csr_matrix:
+    """Every row of the pattern `length` times: [length m, k]."""
+    return sp.csr_matrix(sp.kron(make(), np.ones((length, 1), np.float32)))
+
+
 def _all() -> tuple[BenchmarkProblem, ...]:
     found = []
 
@@ -160,6 +169,20 @@ def _all() -> tuple[BenchmarkProblem, ...]:
         file = f"dlmc/{path}.smtx.gz"
         add(name, "DLMC", dlmc + path, stored, file, tags=f"default {tags}")
 
+    layers = {
+        "rn50": "bottleneck_1_block_group3_1_1",
+        "transformer": "body_encoder_layer_0_self_attention_multihead_attention_q_fully_connected",
+    }
+    for percent in (50, 70, 80, 90, 95, 98):
+        for length in VECTOR_LENGTHS:
+            for network, layer in layers.items():
+                path = f"{network}/magnitude_pruning/{percent / 100:g}/{layer}"
+                pruned_layer = functools.partial(stored, f"dlmc/{path}.smtx.gz")
+                name, family = f"{network}_{percent}pct_v{length}", f"V={length} {percent}%"
+                quick = network == "transformer" and length in (2, 8) and percent in (70, 90)
+                tags = "vectors vectors_quick" if quick else "vectors"
+                add(name, family, dlmc + path, vectors, pruned_layer, length, tags=tags)
+
     for name, file, tags in (
         ("bcsstk16", "bcsstk16.mtx.gz", ""),
         ("lp_pilot87", "lp_pilot87.npz", ""),
@@ -190,6 +213,8 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     add("small_uniform", "uniform", synthetic, uniform, 300, 200, 0.05, tags="ci")
     add("small_rmat", "R-MAT", synthetic, rmat, 9, 8, tags="ci")
     add("small_weights", "weights", synthetic, pruned, 128, 96, 0.9, tags="ci")
+    small = functools.partial(pruned, 40, 96, 0.9)
+    add("small_vectors", "weights", synthetic, vectors, small, 4, tags="ci")
     path = "dlmc/rn50/magnitude_pruning/0.8/initial_conv.smtx.gz"
     add("rn50_64x147_80pct", "DLMC", dlmc + path, stored, path, tags="ci")
     add("karate", "graphs", "Zachary 1977", stored, "graphs/karate.npz", tags="ci")

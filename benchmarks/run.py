@@ -4,6 +4,7 @@ import argparse
 import pathlib
 
 from benchmarks import (
+    bench_dlmc,
     bench_gradient,
     bench_messages,
     bench_sddmm,
@@ -22,7 +23,8 @@ def main() -> None:
     words = ["--quick"] if args.quick else []
     words += ["--out", str(args.out)] if args.out else []
     words += ["--tag", args.tag] if args.tag else []
-    for bench in (bench_spmm, bench_sddmm, bench_gradient, bench_softmax, bench_messages):
+    benches = (bench_spmm, bench_sddmm, bench_gradient, bench_softmax, bench_messages, bench_dlmc)
+    for bench in benches:
         bench.main(words)
     if not args.quick and not args.out and not args.tag:
         summary.main([])

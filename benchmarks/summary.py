@@ -16,13 +16,14 @@ import re
 import statistics
 
 from benchmarks import machine
-from benchmarks.peers import gradient, messages, sddmm, softmax, spmm
+from benchmarks.peers import dlmc, gradient, messages, sddmm, softmax, spmm
 
 OPS = {
     "spmm": ("SpMM", spmm),
     "sddmm": ("SDDMM", sddmm),
     "gradient": ("value and gradient of SpMM", gradient),
     "softmax": ("sparse softmax", softmax),
+    "dlmc": ("SpMM with column vectors", dlmc),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
 }
@@ -39,6 +40,8 @@ COMPARISONS = (
     ("gradient", "value and gradient, against torch", gradient.GOAL),
     ("gradient", "value and gradient, against JAX BCSR", ("jax_bcsr",)),
     ("softmax", "sparse softmax", softmax.GOAL),
+    ("dlmc", "SpMM with column vectors", dlmc.GOAL),
+    ("dlmc", "SpMM with column vectors, against dense", ("jax_dense",)),
     ("messages_max", "message passing, maximum", messages.GOAL),
     ("messages_mean", "message passing, mean", messages.GOAL),
 )

@@ -14,9 +14,12 @@
 namespace sgap {
 
 struct SpmmArgs;
+struct SpmmCvsArgs;
+struct SpmmScatterArgs;
 struct GspmmArgs;
 struct PickArgs;
 struct SddmmArgs;
+struct SddmmCvsArgs;
 struct RowReduceArgs;
 struct RowBroadcastArgs;
 struct SparseSoftmaxArgs;
@@ -30,10 +33,13 @@ using Kernel = void (*)(const Args& args, int64_t task);
 struct KernelTable {
   const char* isa;
   Kernel<SpmmArgs> spmm;
+  Kernel<SpmmCvsArgs> spmm_cvs;
+  Kernel<SpmmScatterArgs> spmm_scatter;
   Kernel<GspmmArgs> gspmm;
   Kernel<PickArgs> gspmm_pick;
   Kernel<PickArgs> gspmm_pick_to_values;
   Kernel<SddmmArgs> sddmm;
+  Kernel<SddmmCvsArgs> sddmm_cvs;
   Kernel<RowReduceArgs> row_reduce;
   Kernel<RowBroadcastArgs> row_broadcast;
   Kernel<SparseSoftmaxArgs> sparse_softmax;

@@ -4,8 +4,11 @@
 #include "isa.h"
 #include "row_reduce.h"
 #include "sddmm.h"
+#include "sddmm_cvs.h"
 #include "sparse_softmax.h"
 #include "spmm.h"
+#include "spmm_cvs.h"
+#include "spmm_scatter.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
@@ -14,15 +17,8 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA),
-    Spmm,
-    Gspmm,
-    GspmmPick,
-    GspmmPickToValues,
-    Sddmm,
-    RowReduce,
-    RowBroadcast,
-    SparseSoftmax,
+    SGAP_NAME(SGAP_ISA),   Spmm,  SpmmCvs,  SpmmScatter, Gspmm,        GspmmPick,
+    GspmmPickToValues,     Sddmm, SddmmCvs, RowReduce,   RowBroadcast, SparseSoftmax,
     SparseSoftmaxJacobian,
 };
 

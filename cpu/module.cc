@@ -25,11 +25,14 @@ nb::dict Targets() {
     targets[name] = Capsule(handler);
   };
   add("sgap_spmm_csr_v1", sgap::SpmmCsr);
+  add("sgap_spmm_cvs_v1", sgap::SpmmCvs);
+  add("sgap_spmm_cvs_scatter_v1", sgap::SpmmCvsScatter);
   add("sgap_gspmm_csr_v1", sgap::GspmmCsr);
   add("sgap_gspmm_pick_csr_v1", sgap::GspmmPickCsr);
   add("sgap_gspmm_pick_to_x_csr_v1", sgap::GspmmPickToXCsr);
   add("sgap_gspmm_pick_to_values_csr_v1", sgap::GspmmPickToValuesCsr);
   add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
+  add("sgap_sddmm_cvs_v1", sgap::SddmmCvs);
   add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
   add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
   add("sgap_row_sum_csr_v1", sgap::RowSumCsr);

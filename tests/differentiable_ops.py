@@ -7,10 +7,11 @@ from battery import BATTERY, array
 from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
 
-from sgap_jax import CSC, gsddmm, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
+from sgap_jax import CSC, CVS, gsddmm, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
+VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
 MASK = jnp.asarray(CASE.dense() != 0)
 M, K = CASE.shape
 ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
@@ -22,6 +23,16 @@ def dense(v):
 
 def normal(*shape, seed=0):
     return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape))
+
+
+def dense_vectors(v):
+    return jnp.zeros((M, K)).at[VECTORS.coordinates()].set(v.reshape(-1))  # drops what is outside
+
+
+def sampled_vectors(x):
+    rows, columns = VECTORS.coordinates()
+    inside = jnp.where(rows < M, x[jnp.minimum(rows, M - 1), columns], 0)
+    return inside.reshape(VECTORS.values.shape)
 
 
 def dense_softmax(v, scale):
@@ -108,6 +119,21 @@ OPS = {
         ),
         lambda v, X, Y, c: c * v * (X @ Y.T)[ROWS, COLS],
         (A.values, normal(M, 4), normal(K, 4), jnp.asarray(0.7)),
+    ),
+    "spmm_vectors": (
+        lambda v, B, s: spmm(VECTORS.with_values(v), B, schedule=s),
+        lambda v, B: dense_vectors(v) @ B,
+        (normal(*VECTORS.values.shape), normal(K, 5)),
+    ),
+    "spmm_vectors_transpose": (
+        lambda v, B, s: spmm(VECTORS.with_values(v), B, transpose=True, schedule=s),
+        lambda v, B: dense_vectors(v).T @ B,
+        (normal(*VECTORS.values.shape), normal(M, 5)),
+    ),
+    "sddmm_vectors": (
+        lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,
+        lambda X, Y: sampled_vectors(X @ Y.T),
+        (normal(M, 4), normal(K, 4)),
     ),
     "sparse_softmax": (
         lambda v, s: sparse_softmax(A.with_values(v), scale=0.6, schedule=row_schedule(s)).values,

@@ -38,11 +38,14 @@ def define(
     transpose: Callable | None,
     batch: Callable | None = None,
     cuda: Callable | None = None,
+    entries: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules; `data` operands come first, index arrays after.
+
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs. Of multiple results only the first has a derivative.
+    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`):
+    only the CPU's kernels take those. Of multiple results only the first has a derivative.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -50,8 +53,17 @@ def define(
     primitive.def_abstract_eval(abstract_eval)
     reference_rule = mlir.lower_fun(reference, multiple_results)
 
+    def of_vectors(params: dict) -> bool:
+        return entries is not None and params["vector_length"] is not None
+
+    def entries_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        assert entries is not None
+        return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
+
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
+        if of_vectors(params) and isinstance(schedule, Emulated | Reference):
+            return entries_rule(ctx, *operands, **params)
         if isinstance(schedule, Emulated):
             with launch.handed_to(emulation(schedule.run)), schedule.choosing():
                 return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
@@ -59,11 +71,15 @@ def define(
         return rule(ctx, *operands, **params)
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if of_vectors(params):
+            return entries_rule(ctx, *operands, **params)
         if cuda is None or isinstance(params["schedule"], Reference):
             return other_rule(ctx, *operands, **params)
         return cuda(ctx, *operands, **params)
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if of_vectors(params):
+            return entries_rule(ctx, *operands, **params)
         schedule = params["schedule"]
         if not (schedule is None or isinstance(schedule, Reference)):
             raise NotImplementedError(
@@ -277,11 +293,6 @@ def check_scale(op: str, scale: Any) -> jax.Array:
     return scale
 
 
-def stored_values(A: SparseArray) -> jax.Array:
-    """The values of a CSR array with zeros in the padding, whose NaN would reach gradients."""
-    return jnp.where(positions(A.nnz) < A.row_offsets[-1], A.values, jnp.zeros((), A.dtype))
-
-
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
@@ -301,7 +312,7 @@ def as_stored(A: SparseArray, values: Any) -> Any:
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:
-    """The index arrays of a CSR array, by rows and by columns."""
+    """The index arrays of a CSR or CVS array, by rows and by columns."""
     assert A.transposed is not None
     offsets, indices, permutation = A.transposed
     return A.row_offsets, A.column_indices, offsets, indices, permutation

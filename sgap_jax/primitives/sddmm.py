@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import (
     accumulator,
-    as_stored,
     bind,
     check_dense,
     check_scale,
@@ -22,11 +22,10 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
     resolve,
-    row_major,
     row_of_entry,
-    stored_values,
     structure,
 )
+from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.sddmm_cuda import launch_plan
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
@@ -85,37 +84,58 @@ def _sddmm(
     A: SparseArray, X: Any, Y: Any, scale: Any, *, weighted: bool, schedule: Schedule | None
 ) -> jax.Array:
     dtype = jnp.result_type(X, Y, A.values) if weighted else jnp.result_type(X, Y)
-    base, swapped = row_major(A)
+    base, swapped = by_rows(A)
     left, right = (Y, X) if swapped else (X, Y)
     values = bind_sddmm(
         left[None].astype(dtype),
         right[None].astype(dtype),
         *structure(base),
         shape=base.shape,
+        vector_length=base.format.vector_length,
         schedule=schedule,
     )[0]
     if scale is not None:
         values = values * scale.astype(dtype)
     if weighted:
         values = values * stored_values(base).astype(dtype)
-    return as_stored(A.T if swapped else A, values)
+    return values
 
 
 # Operands of the primitive: x [B|1, m, d], y [B|1, k, d], row_offsets [m+1], column_indices [nnz],
 # column_offsets [k+1], row_indices [nnz], permutation [nnz]; the last three serve the derivatives.
+# With `vector_length` V they are those of CVS(V), and the result is [B, vectors, V].
 
 
 def bind_sddmm(*operands: Any, **params: Any) -> Any:
     return bind(sddmm_p, *operands, **params)
 
 
-def _abstract_eval(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Any) -> Any:
+def _abstract_eval(
+    x: Any,
+    y: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    schedule: Any,
+) -> Any:
     assert x.dtype == y.dtype and x.ndim == y.ndim == 3 and x.shape[2] == y.shape[2]
     assert (x.shape[1], y.shape[1]) == shape
-    return out_aval(x, (joint_batch(x.shape[0], y.shape[0]), arrays[1].shape[0]), x.dtype)
+    vector = () if vector_length is None else (vector_length,)
+    stored = (joint_batch(x.shape[0], y.shape[0]), arrays[1].shape[0])
+    return out_aval(x, stored + vector, x.dtype)
 
 
-def _reference(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Any) -> Any:
+def _entries(
+    x: Any, y: Any, *arrays: Any, shape: tuple[int, int], vector_length: int, schedule: Any
+) -> Any:
+    entries = Entries(arrays, shape, vector_length)
+    params = dict(shape=shape, vector_length=None, schedule=schedule)
+    return entries.vectors(bind_sddmm(x, y, *structure(entries.array), **params))
+
+
+def _reference(
+    x: Any, y: Any, *arrays: Any, shape: tuple[int, int], vector_length: None, schedule: Any
+) -> Any:
     offsets, indices, *_ = arrays
     nnz = indices.shape[0]
     if nnz == 0 or 0 in shape:
@@ -128,34 +148,48 @@ def _reference(x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: A
 
 
 def _kernel_operands(
-    ctx: Any, x: Any, y: Any, arrays: Any, shape: tuple[int, int], platform: str
+    ctx: Any, x: Any, y: Any, arrays: Any, shape: tuple[int, int], length: int | None, platform: str
 ) -> tuple[Problem, tuple, tuple]:
     """What the kernels of all platforms are asked, their operands, and the avals of these."""
     x_aval, y_aval, *avals = ctx.avals_in
     problem = Problem(
         "sddmm",
         shape,
-        nnz=avals[1].shape[0],
+        nnz=avals[1].shape[0] * (length or 1),
         n=x_aval.shape[2],
         batch=joint_batch(x_aval.shape[0], y_aval.shape[0]),
         dtype=x_aval.dtype.name,
+        format=str(CSR if length is None else CVS(length)),
         platform=platform,
     )
     return problem, (*arrays[:2], x, y), (*avals[:2], x_aval, y_aval)
 
 
 def _cpu(
-    ctx: Any, x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Schedule | None
+    ctx: Any,
+    x: Any,
+    y: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, "cpu")
+    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile)
-    return ffi_lowering("sgap_sddmm_csr_v1", ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
+    target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
+    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
 
 
 def _cuda(
-    ctx: Any, x: Any, y: Any, *arrays: Any, shape: tuple[int, int], schedule: Schedule | None
+    ctx: Any,
+    x: Any,
+    y: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: None,
+    schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, "cuda")
+    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
     point = resolve(schedule, problem, AtomicParallelism)
     call = launch_plan(problem, point, (avals[2].shape[0], avals[3].shape[0]))
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
@@ -173,15 +207,15 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 
 
 def _transpose(
-    cotangent: Any, x: Any, y: Any, *arrays: Any, shape: Any, schedule: Any
+    cotangent: Any, x: Any, y: Any, *arrays: Any, schedule: Any, **of: Any
 ) -> tuple[int, Any]:
     # With the sparse dC: dX = dC Y and dY = dC^T X
     from sgap_jax.primitives import spmm  # the pair is closed under transposition
 
     to_y = is_linear_operand(y)
-    params = dict(shape=shape, transpose=to_y, schedule=derived(schedule))
+    params = dict(transpose=to_y, schedule=derived(schedule))
     dense = x if to_y else y
-    return int(to_y), bind(spmm.spmm_p, cotangent, dense, *arrays, **params)
+    return int(to_y), bind(spmm.spmm_p, cotangent, dense, *arrays, **of, **params)
 
 
 sddmm_p = define(
@@ -193,4 +227,5 @@ sddmm_p = define(
     jvp=_jvp,
     transpose=_transpose,
     cuda=_cuda,
+    entries=_entries,
 )

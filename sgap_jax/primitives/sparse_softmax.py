@@ -20,8 +20,8 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
     row_of_entry,
-    stored_values,
 )
+from sgap_jax.primitives._vectors import stored_values
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,

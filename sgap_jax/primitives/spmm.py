@@ -1,5 +1,6 @@
 """SpMM and SpMV: C[i, :] = sum_j A[i, j] B[j, :]."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CVS
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -24,13 +26,14 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
     resolve,
-    row_major,
     row_of_entry,
     structure,
 )
+from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules.cpu import scatter
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -59,14 +62,14 @@ def spmm(
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and B. Sums are carried in
       float32 (float64 for float64) and rounded once; on the CPU the result is the same bits for any
       number of threads. Rows without entries are zero. NaN or infinity in a row of B reaches only
-      the rows of C that store an entry for it.
+      the rows of C that store an entry for it (with CVS(V) a zero inside a vector is one).
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
       ValueError: B has the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
-    Source: Sgap, section 2.1 (SpMM); the CPU schedule is `CpuTile`.
+    Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CPU schedule is `CpuTile`.
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
@@ -78,13 +81,14 @@ def spmm(
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
 def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule | None) -> jax.Array:
     dtype = jnp.result_type(A.values, B)
-    A, swapped = row_major(A)
+    A, swapped = by_rows(A)
     return _bind(
         A.values[None].astype(dtype),
         B[None].astype(dtype),
         *structure(A),
         shape=A.shape,
         transpose=transpose != swapped,
+        vector_length=A.format.vector_length,
         schedule=schedule,
     )[0]
 
@@ -118,7 +122,8 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 
 
 # Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
-# column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz].
+# column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
+# `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -134,15 +139,22 @@ def direction(shape: tuple[int, int], transpose: bool, arrays: Sequence) -> tupl
 
 
 def _abstract_eval(
-    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
+    values: Any,
+    x: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    vector_length: int | None,
+    schedule: Any,
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
+    assert values.shape[2:] == (() if vector_length is None else (vector_length,))
     return out_aval(x, (joint_batch(values.shape[0], x.shape[0]), m, x.shape[2]), x.dtype)
 
 
 def _reference(
-    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, schedule: Any
+    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], transpose: bool, **_: Any
 ) -> Any:
     shape, offsets, indices, permutation = direction(shape, transpose, arrays)
     if permutation is not None:
@@ -159,6 +171,14 @@ def _reference(
     return segments(products).astype(x.dtype)
 
 
+def _entries(
+    values: Any, x: Any, *arrays: Any, shape: tuple[int, int], vector_length: int, **params: Any
+) -> Any:
+    entries = Entries(arrays, shape, vector_length)
+    arrays = structure(entries.array)
+    return _bind(entries.values(values), x, *arrays, shape=shape, vector_length=None, **params)
+
+
 def kernel_operands(
     op: str, avals: Any, operands: Any, shape: tuple[int, int], transpose: bool, platform: str
 ) -> tuple[Problem, tuple, tuple]:
@@ -172,10 +192,11 @@ def kernel_operands(
     problem = Problem(
         op,
         shape,
-        nnz=values_aval.shape[1],
+        nnz=math.prod(values_aval.shape[1:]),
         n=x_aval.shape[2],
         batch=joint_batch(values_aval.shape[0], x_aval.shape[0]),
         dtype=values_aval.dtype.name,
+        format="CSR" if values_aval.ndim == 2 else str(CVS(values_aval.shape[2])),
         platform=platform,
         permuted=permutation is not None,
     )
@@ -189,21 +210,23 @@ def _cpu(
     *operands: Any,
     shape: tuple[int, int],
     transpose: bool,
+    vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
+    given = list(zip(operands, ctx.avals_in, strict=True))
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
     )
     tile = resolve(schedule, problem, CpuTile)
-    return ffi_lowering(
-        "sgap_spmm_csr_v1",
-        ctx,
-        operands,
-        avals,
-        tile_columns=tile.columns,
-        chunk_nonzeros=tile.nonzeros,
-        pack=tile.packed,
-    )
+    attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
+    if vector_length is None:
+        return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)
+    columns, pieces = scatter(problem, tile)
+    if not pieces:
+        return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, avals, transpose=transpose, **attrs)
+    operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
+    attrs = dict(tile_columns=columns, pieces=pieces)
+    return ffi_lowering("sgap_spmm_cvs_scatter_v1", ctx, operands, avals, **attrs)
 
 
 def _cuda(
@@ -211,6 +234,7 @@ def _cuda(
     *operands: Any,
     shape: tuple[int, int],
     transpose: bool,
+    vector_length: None,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
@@ -237,16 +261,16 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 
 
 def _transpose(
-    cotangent: Any, values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    cotangent: Any, values: Any, x: Any, *arrays: Any, transpose: bool, schedule: Any, **of: Any
 ) -> tuple[int, Any]:
     # dB = A^T dC;  dvalues = (dC B^T) at A's entries, (B dC^T) for a product with A^T
     if is_linear_operand(x):
-        params = dict(shape=shape, transpose=not transpose, schedule=schedule)
-        return 1, _bind(values, cotangent, *arrays, **params)
+        params = dict(transpose=not transpose, schedule=schedule)
+        return 1, _bind(values, cotangent, *arrays, **of, **params)
     from sgap_jax.primitives import sddmm  # the pair is closed under transposition
 
     left, right = (x, cotangent) if transpose else (cotangent, x)
-    return 0, sddmm.bind_sddmm(left, right, *arrays, shape=shape, schedule=derived(schedule))
+    return 0, sddmm.bind_sddmm(left, right, *arrays, **of, schedule=derived(schedule))
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
@@ -272,4 +296,5 @@ spmm_p = define(
     transpose=_transpose,
     batch=_batch,
     cuda=_cuda,
+    entries=_entries,
 )

@@ -29,6 +29,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     2x (n = 2048) of one tile; with 20 uses of a row 0.8x to 1.2x, with 10 about 0.6x; with slabs of
     5 MB 0.7x to 0.85x. Tiles that are not packed gained at most 1.13x. Values behind a permutation
     are gathered again for each tile: no gain. Chunks of 2048 to 32768 nonzeros: 0.83x to 1.13x.
+    The kernels of column vectors walk narrow blocks of columns by themselves and pack nothing.
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured there with
     d = 64: 2048 nonzeros against 8192 gave 1.90x on 42,000 nonzeros and 1.21x, 1.01x and 0.94x on
@@ -96,7 +97,7 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
 
 
 def _packing_pays(problem: Problem) -> bool:
-    if problem.permuted or problem.dtype not in _PACKED_BYTES:
+    if problem.permuted or problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
         return False
     k, row = problem.shape[1], problem.n * _PACKED_BYTES[problem.dtype]
     if problem.nnz < _ROW_USES * k or k * _SLAB_ROW > _SLAB:

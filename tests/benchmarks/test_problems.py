@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    bench_dlmc,
     bench_formats,
     bench_gradient,
     bench_messages,
@@ -27,6 +28,7 @@ BENCHES = {
     "sddmm": (bench_sddmm.cases, (5, 32)),
     "gradient": (bench_gradient.cases, (32,)),
     "softmax": (bench_softmax.cases, (1,)),
+    "dlmc": (bench_dlmc.cases, (5, 32)),
     "messages_max": (functools.partial(bench_messages.cases, "max"), (5, 32)),
     "messages_mean": (functools.partial(bench_messages.cases, "mean"), (5, 32)),
 }
@@ -79,6 +81,15 @@ def test_unknown_names_are_refused():
         problems.select(names=["nobody"])
     with pytest.raises(ValueError, match="unknown tag 'none'; known: balance, ci, default"):
         problems.select("none")
+
+
+def test_vectors_are_recognized():
+    A = build(SMALL["small_vectors"])
+    assert bench_dlmc.vector_length(A) == 4 and A.shape == (160, 96)
+    assert bench_dlmc.vector_length(build(SMALL["small_weights"])) == 1
+    A.indices[0] += 1
+    assert bench_dlmc.vector_length(A) == 1
+    assert len(problems.select("vectors")) == 48
 
 
 @pytest.mark.parametrize("name", SMALL)

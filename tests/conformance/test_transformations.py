@@ -324,6 +324,12 @@ for dtype in ("float32", "bfloat16"):
         packed = spmm(A, B, schedule=CpuTile(16, 500, packed=True))
         for out in (spmm(A, B), packed, spmm(A, C, transpose=True), sddmm(A, C, B).values):
             digest.update(np.asarray(out).tobytes())
+    V, rows = random((2000, 300), density=0.2, format=CVS(8), dtype=dtype), (2000, 300)
+    for n in (1, 100):
+        X, Y = (jnp.asarray(rng.standard_normal((m, n)), dtype) for m in rows)
+        tile = CpuTile(nonzeros=64)
+        for out in (spmm(V, Y, schedule=tile), spmm(V, X, transpose=True), sddmm(V, X, Y).values):
+            digest.update(np.asarray(out).tobytes())
     for out in (sparse_softmax(A).values, row_sum(A), row_max(A)):
         digest.update(np.asarray(out).tobytes())
     v = jax.grad(lambda v: jnp.sum(sparse_softmax(A.with_values(v)).values ** 2))(A.values)

@@ -1,0 +1,31 @@
+// SDDMM at column vectors of V rows: of block row b and each of its vectors p,
+//   out[batch, p, v] = sum over c of x[batch, b V + v, c] * y[batch, indices[p], c]    v = 0 .. V -
+//   1
+// zero for rows past the end of x, and from offsets[block rows] on.
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace sgap {
+
+struct SddmmCvsArgs {
+  Dtype dtype;
+  const int32_t* offsets;  // [ceil(m / V) + 1]
+  const int32_t* indices;  // [vectors]
+  const void* x;           // [batch or 1, m, d]
+  const void* y;           // [batch or 1, k, d]
+  void* out;               // [batch, vectors, V]
+  int64_t m, d, vectors, length;
+  int64_t x_stride, y_stride;  // elements from one batch to the next, 0 where shared
+
+  // task = batch * chunks + chunk; a chunk is chunk_vectors consecutive vectors
+  int64_t chunk_vectors, chunks;
+};
+
+namespace SGAP_ISA {
+void SddmmCvs(const SddmmCvsArgs& args, int64_t task);
+}
+
+}  // namespace sgap

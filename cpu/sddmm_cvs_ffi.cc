@@ -1,0 +1,81 @@
+// FFI target sgap_sddmm_cvs_v1.
+#include <algorithm>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "sddmm_cvs.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+std::string CheckSddmmCvs(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                          ffi::AnyBuffer y, ffi::AnyBuffer out) {
+  const ffi::DataType type = x.element_type();
+  if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
+  std::string error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize});
+  if (!error.empty()) return error;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {kAnySize})).empty()) return error;
+  const int64_t m = x.dimensions()[1], d = x.dimensions()[2];
+  if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
+  const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
+  if (x_batch != y_batch && x_batch != 1 && y_batch != 1) {
+    return "x and y: expected batches of 1 or one size, got " + std::to_string(x_batch) + " and " +
+           std::to_string(y_batch);
+  }
+  const int64_t batch = x_batch == 1 ? y_batch : x_batch, vectors = indices.dimensions()[0];
+  if (!(error = Mismatch("values", out, type, {batch, vectors, kAnySize})).empty()) return error;
+  const int64_t length = out.dimensions()[2];
+  if (length < 1 || length > INT32_MAX) {
+    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
+  }
+  return Mismatch("offsets", offsets, ffi::S32, {(m + length - 1) / length + 1});
+}
+
+ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                            ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out,
+                            int64_t chunk_nonzeros) {
+  std::string error = CheckSddmmCvs(offsets, indices, x, y, *out);
+  if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (!error.empty()) return Failed("sddmm: " + error);
+
+  SddmmCvsArgs args;
+  args.dtype = *ToDtype(x.element_type());
+  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.out = out->untyped_data();
+  args.m = x.dimensions()[1];
+  args.d = x.dimensions()[2];
+  args.vectors = indices.dimensions()[0];
+  args.length = out->dimensions()[2];
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
+  args.y_stride = y.dimensions()[0] == 1 ? 0 : y.dimensions()[1] * args.d;
+  args.chunk_vectors = std::max<int64_t>(1, chunk_nonzeros / args.length);
+  args.chunks = (args.vectors + args.chunk_vectors - 1) / args.chunk_vectors;
+  const int64_t batch = out->dimensions()[0];
+  if (batch == 0 || args.vectors == 0) return Finished();
+
+  const int64_t work = batch * args.vectors * args.length * std::max<int64_t>(args.d, 1);
+  return ParallelTasks(pool, batch * args.chunks, work,
+                       [args, kernel = Kernels().sddmm_cvs](int64_t task) { kernel(args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmCvs, SddmmCvsHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
+                                  .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+                                  .Ret<ffi::AnyBuffer>()  // values [batch, vectors, V]
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+}  // namespace sgap

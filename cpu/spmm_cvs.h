@@ -1,0 +1,45 @@
+// SpMM with column vectors of V rows: for a block row b and each of its vectors p,
+//   y[batch, b V + v, :] += values[batch, p, v] * x[batch, indices[p], :]       v = 0 .. V - 1
+// and the product with the transpose, whose rows j hold vectors of V columns:
+//   y[batch, j, :] += sum over v of values[batch, q(p), v] * x[batch, indices[p] V + v, :]
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+#include "pack.h"
+#include "partition.h"
+
+namespace sgap {
+
+struct SpmmCvsArgs {
+  Dtype dtype;
+  const void* values;          // [batch or 1, vectors, V]
+  const int32_t* offsets;      // [block rows + 1], of the transpose [rows of y + 1]
+  const int32_t* indices;      // [vectors]
+  const int32_t* permutation;  // [vectors], q(p) of the transpose; else not read
+  const void* x;               // [batch or 1, k, n]
+  void* y;                     // [batch, m, n]
+  bool transpose;
+  int64_t m, k, n, vectors, length;
+  int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
+  int64_t tile_columns;
+  int64_t tiles;
+  Packing packing;     // of x
+  int64_t pack_tasks;  // 0: x is not packed
+
+  // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
+  const RowTask* tasks;
+  int64_t row_tasks;
+  const SplitRow* splits;
+  int64_t split_rows;
+  int64_t pieces, piece_rows;
+  void* partials;      // accumulators [batch, pieces, piece_rows, n]; V rows, of the transpose one
+  int32_t* remaining;  // pieces to come, [batch, tiles, split_rows]
+};
+
+namespace SGAP_ISA {
+void SpmmCvs(const SpmmCvsArgs& args, int64_t task);
+}
+
+}  // namespace sgap

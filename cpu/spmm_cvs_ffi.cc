@@ -1,0 +1,147 @@
+// FFI target sgap_spmm_cvs_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "partition.h"
+#include "spmm_cvs.h"
+#include "workspace.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Of x, that one task packs.
+constexpr int64_t kPackBytes = 64 << 10;
+
+// Multiply-adds that take as long as one vector of a single column.
+constexpr int64_t kVectorWork = 16;
+
+// What a call owns until its last task is done.
+struct SpmmCvsCall {
+  SpmmCvsArgs args;
+  RowPartition partition;
+  Workspace packed;
+  std::unique_ptr<char[]> partials;
+  std::unique_ptr<int32_t[]> remaining;
+};
+
+std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                         ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
+                         bool transpose) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
+  if (!error.empty()) return error;
+  const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
+  if (length < 1 || length > INT32_MAX) {
+    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
+  }
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
+  error = Mismatch("permutation", permutation, ffi::S32, {transpose ? vectors : 0});
+  if (!error.empty()) return error;
+  const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
+  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
+    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
+           " and " + std::to_string(x_batch);
+  }
+  const int64_t batch = value_batch == 1 ? x_batch : value_batch;
+  if (!(error = Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]})).empty()) return error;
+  const int64_t m = y.dimensions()[1], rows = transpose ? m : (m + length - 1) / length;
+  return Mismatch("offsets", offsets, ffi::S32, {rows + 1});
+}
+
+ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                           ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                           ffi::Result<ffi::AnyBuffer> y, bool transpose, int64_t tile_columns,
+                           int64_t chunk_nonzeros, bool pack) {
+  std::string error = CheckSpmmCvs(values, offsets, indices, permutation, x, *y, transpose);
+  if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (tile_columns < 0) {
+    error = "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
+  }
+  if (!error.empty()) return Failed("spmm: " + error);
+
+  auto call = std::make_shared<SpmmCvsCall>();
+  SpmmCvsArgs& args = call->args;
+  args.dtype = *ToDtype(values.element_type());
+  args.values = values.untyped_data();
+  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.permutation = reinterpret_cast<const int32_t*>(permutation.untyped_data());
+  args.x = x.untyped_data();
+  args.y = y->untyped_data();
+  args.transpose = transpose;
+  args.vectors = values.dimensions()[1];
+  args.length = values.dimensions()[2];
+  args.m = y->dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.values_stride = values.dimensions()[0] == 1 ? 0 : args.vectors * args.length;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+  const int64_t batch = y->dimensions()[0], rows = offsets.dimensions()[0] - 1;
+  if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
+
+  AdviseHugePages(args.y, y->size_bytes());
+  args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
+  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  const size_t element = ffi::ByteWidth(x.element_type());
+  if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
+  if (call->packed) {  // without the memory it is slower, and as right
+    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns, 0, 0};
+    args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
+    args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
+    args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
+  }
+  const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
+  call->partition = PartitionRows(args.offsets, rows, chunk, /*split_rows=*/true);
+  const RowPartition& partition = call->partition;
+  args.tasks = partition.tasks.data();
+  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
+  args.splits = partition.splits.data();
+  args.split_rows = static_cast<int64_t>(partition.splits.size());
+  args.pieces = partition.pieces;
+  args.piece_rows = transpose ? 1 : args.length;
+  if (args.pieces > 0) {
+    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+    const size_t sums = size_t(batch) * args.pieces * args.piece_rows * args.n;
+    call->partials.reset(new char[sums * accumulator]);
+    const int64_t counters = batch * args.tiles * args.split_rows;
+    call->remaining.reset(new int32_t[counters]);
+    for (int64_t i = 0; i < counters; ++i) {
+      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
+    }
+  }
+  args.partials = call->partials.get();
+  args.remaining = call->remaining.get();
+
+  const int64_t entries = args.offsets[rows] + rows;
+  const int64_t work = batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);
+  return ParallelPhases(
+      pool, {args.pack_tasks, batch * args.tiles * args.row_tasks}, work,
+      [call, kernel = Kernels().spmm_cvs](int64_t task) { kernel(call->args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCvs, SpmmCvsHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1] or [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [0] or [vectors]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Attr<bool>("transpose")
+                                  .Attr<int64_t>("tile_columns")
+                                  .Attr<int64_t>("chunk_nonzeros")
+                                  .Attr<bool>("pack"));
+
+}  // namespace sgap

@@ -1,0 +1,112 @@
+// FFI target sgap_spmm_cvs_scatter_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "spmm_scatter.h"
+#include "workspace.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Numbers of y that one task adds up.
+constexpr int64_t kAddedNumbers = 16 << 10;
+
+struct SpmmScatterCall {
+  SpmmScatterArgs args;
+  Workspace sums;
+};
+
+std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                             ffi::AnyBuffer x, ffi::AnyBuffer y) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
+  if (!error.empty()) return error;
+  const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
+  if (length < 1 || length > INT32_MAX) {
+    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
+  }
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
+  const int64_t blocks = (x.dimensions()[1] + length - 1) / length;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {blocks + 1})).empty()) return error;
+  const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
+  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
+    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
+           " and " + std::to_string(x_batch);
+  }
+  const int64_t batch = value_batch == 1 ? x_batch : value_batch;
+  return Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]});
+}
+
+ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                               ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                               ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
+                               int64_t pieces) {
+  std::string error = CheckSpmmScatter(values, offsets, indices, x, *y);
+  if (tile_columns < 1) {
+    error = "tile_columns: expected >= 1, got " + std::to_string(tile_columns);
+  }
+  if (pieces < 1 || pieces > 1024) {
+    error = "pieces: expected 1 to 1024, got " + std::to_string(pieces);
+  }
+  if (!error.empty()) return Failed("spmm: " + error);
+
+  auto call = std::make_shared<SpmmScatterCall>();
+  SpmmScatterArgs& args = call->args;
+  args.dtype = *ToDtype(values.element_type());
+  args.values = values.untyped_data();
+  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.x = x.untyped_data();
+  args.y = y->untyped_data();
+  args.m = y->dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.length = values.dimensions()[2];
+  args.blocks = offsets.dimensions()[0] - 1;
+  args.batch = y->dimensions()[0];
+  args.values_stride = values.dimensions()[0] == 1 ? 0 : values.dimensions()[1] * args.length;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
+
+  AdviseHugePages(args.y, y->size_bytes());
+  args.tile_columns = std::min(tile_columns, args.n);
+  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  args.pieces = pieces;
+  const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
+  call->sums = AcquireWorkspace(size_t(args.batch) * pieces * args.m * args.n * accumulator);
+  if (!call->sums)
+    return Failed("spmm: no memory for the sums of " + std::to_string(pieces) + " pieces");
+  args.sums = call->sums.get();
+  args.chunk_rows = std::max<int64_t>(1, kAddedNumbers / (args.n * pieces));
+  args.chunks = (args.m + args.chunk_rows - 1) / args.chunk_rows;
+
+  const int64_t entries = args.offsets[args.blocks] * args.length;
+  const int64_t work = args.batch * args.n * (entries + args.m * pieces);
+  return ParallelPhases(
+      pool, {args.batch * pieces * args.tiles, args.batch * args.chunks}, work,
+      [call, kernel = Kernels().spmm_scatter](int64_t task) { kernel(call->args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCvsScatter, SpmmScatterHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(k / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Attr<int64_t>("tile_columns")
+                                  .Attr<int64_t>("pieces"));
+
+}  // namespace sgap

@@ -1,0 +1,54 @@
+"""Column vectors as operands of spmm_p and sddmm_p, and as entries where no kernel takes them.
+
+The primitives keep vectors as they are, derivatives included. What has no kernels for vectors, the
+reference and CUDA, expands them while it is lowered: gradients there run that platform's kernels.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from sgap_jax.formats import vectors
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.structure import positions
+
+
+def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
+    """CSR or CVS(V) with A's values in A's order, and whether it is A^T rather than A."""
+    by_columns = A.format.modes[0] == 1
+    A = A.T if by_columns else A
+    return (A.asformat(CSR) if A.format.vector_length is None else A), by_columns
+
+
+def stored_values(A: SparseArray) -> Any:
+    """A's values, zero in the padding and past the end of the matrix: NaN there would reach
+    gradients. A is of `by_rows`."""
+    if A.format.vector_length is None:
+        stored = positions(A.nnz) < A.row_offsets[-1]
+    else:
+        stored = (vectors.positions(A)[1] < A.shape[0]).reshape(A.values.shape)
+    return jnp.where(stored, A.values, jnp.zeros((), A.dtype))
+
+
+class Entries:
+    """The structure of vectors with every number an entry, and the ways there and back."""
+
+    def __init__(self, arrays: Any, shape: tuple[int, int], vector_length: int) -> None:
+        row_offsets, column_indices, *transposed = arrays
+        count = column_indices.shape[0]
+        numbers = positions(count * vector_length).reshape(count, vector_length)
+        index_arrays = ((), (row_offsets, column_indices))
+        self._stored = SparseArray(
+            numbers, index_arrays, tuple(transposed), shape, CVS(vector_length)
+        )
+        self.array = vectors.expand(self._stored)  # its values are places in the flat numbers
+
+    def values(self, values: Any) -> Any:
+        """[B, nnz] of [B, vectors, V]."""
+        return values.reshape(values.shape[0], -1)[:, self.array.values]
+
+    def vectors(self, values: Any) -> Any:
+        """[B, vectors, V] of [B, nnz]."""
+        place, _ = vectors.positions(self._stored)
+        return values[:, place].reshape(values.shape[0], *self._stored.values.shape)
