@@ -221,6 +221,12 @@ def empty_index() -> tuple[Any, Any]:
 
 def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
     """What a kernel is to do: the caller's schedule, checked, or the selector's."""
+    sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
+    if problem.platform == "cuda" and not all(isinstance(size, int) for size in sizes):
+        raise NotImplementedError(
+            f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
+            "concrete sizes, or pass schedule=Reference()"
+        )
     schedule = default_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
     if not isinstance(schedule, kind):

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from ctypes.util import find_library
 from pathlib import Path
 
-# Where the wheels of CUDA 13 and 12 put NVRTC, under the namespace package `nvidia`.
-_WHEEL_FOLDERS = ("cu13/lib", "cuda_nvrtc/lib")
+from sgap_jax.runtime.precompiled import driver_major
+
+# Where the wheels put NVRTC, under the namespace package `nvidia`, by major version.
+_WHEEL_FOLDERS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}
 _LANGUAGE = "--std=c++17"
 
 
@@ -45,8 +47,8 @@ def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
 
     Args:
       source: CUDA C++; what it includes is found through `options`.
-      arch: a real architecture, such as "sm_90": a cubin of a newer compiler runs on an older
-        driver, PTX does not.
+      arch: a real architecture, such as "sm_90": a cubin runs on every driver of the compiler's
+        major version, PTX only on as new a one.
       options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
 
     Raises:
@@ -140,7 +142,10 @@ def _candidates() -> Iterator[str]:
     """NVRTC of the wheels, then of a toolkit, then wherever the linker looks."""
     spec = importlib.util.find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec is not None else []
-    folders = [Path(root) / folder for folder in _WHEEL_FOLDERS for root in roots]
+    # Code of a newer major version than the driver's does not load: such a compiler comes last.
+    driver = driver_major() or max(_WHEEL_FOLDERS)
+    majors = sorted(_WHEEL_FOLDERS, key=lambda major: (major > driver, -major))
+    folders = [Path(root) / _WHEEL_FOLDERS[major] for major in majors for root in roots]
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders.append(Path(toolkit or "/usr/local/cuda") / "lib64")
     for folder in folders:

@@ -13,6 +13,7 @@ from sgap_jax.schedules.schedule import Schedule, ScheduleError
 GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
 TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # beyond the paper's notation
 _TILE_CHUNKS = 32  # at most so many lanes side by side along the dense columns of a block
+_MOST_SHARE = 1024  # groups that share a row, and rows or windows that one group takes in turn
 _GRID_Y = 65535
 _GRID_X = 2**31 - 1
 
@@ -114,10 +115,11 @@ class AtomicParallelism(Schedule):
                 f"more than block_size={size}"
             )
         fits = type(workers) in (int, Fraction) and 0 < workers <= 1
-        if not fits or not _is_power_of_two(1 / Fraction(workers)):
+        share = 1 / Fraction(workers) if fits else Fraction(0)
+        if not _is_power_of_two(share) or share > _MOST_SHARE:
             raise ScheduleError(
-                f"{self._point()}: worker_dim_r must be 1 or Fraction(1, w), w a power of two "
-                f"(Sgap, section 7.2), got {workers!r}"
+                f"{self._point()}: worker_dim_r must be 1 or Fraction(1, w), w a power of two up "
+                f"to {_MOST_SHARE} (Sgap, section 7.2), got {workers!r}"
             )
         if workers != 1 and self.group == 1 and (self.row is None or self.row >= 1):
             raise ScheduleError(
@@ -160,6 +162,10 @@ class AtomicParallelism(Schedule):
             raise NotImplementedError(
                 f"{op}: no kernel for the legal point {self._point()}; the nearest that has one "
                 f"is {kernels.nearest(self, op)}"
+            )
+        if self.workers_in_row > _MOST_SHARE:
+            raise ScheduleError(
+                f"{self}: {self.workers_in_row} groups share a row; kernels go up to {_MOST_SHARE}"
             )
         if self.tile_size is not None and op not in kernels.TILED:
             raise ScheduleError(

@@ -22,7 +22,10 @@ def parse(text: str) -> Schedule:
     if match is None:
         return _parse_call(text)
     data, kind, col, group, rest = match.groups()
-    fields = dict(re.findall(r"(\w+)=([0-9/]+)", rest))
+    given = re.findall(r"(\w+)=([0-9/]+)", rest)
+    fields = dict(given)
+    if len(fields) < len(given):
+        raise ScheduleError(f"a tunable twice in {text!r}")
     unknown = sorted(set(fields) - set(TUNABLES))
     if unknown:
         raise ScheduleError(

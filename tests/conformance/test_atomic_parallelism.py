@@ -161,6 +161,8 @@ def test_parsing_is_lenient_in_spaces_and_strict_in_the_rest():
         (dict(nnz=1, group=32, tile_size=16), "more than block_size"),
         (dict(nnz=1, group=4, worker_dim_r=2), "worker_dim_r"),
         (dict(nnz=1, group=4, worker_dim_r=Fraction(1, 3)), "worker_dim_r"),
+        (dict(nnz=1, group=4, worker_dim_r=Fraction(1, 2048)), "up to 1024"),
+        (dict(nnz=1, group=4, worker_dim_r=Fraction(1, 2**32)), "up to 1024"),
         (dict(nnz=4, worker_dim_r=Fraction(1, 2)), "more rows or nonzeros instead"),
     ],
 )
@@ -182,6 +184,17 @@ def test_a_legal_point_without_a_kernel_names_one_that_has(text, nearest):
     with pytest.raises(NotImplementedError, match=re.escape(nearest)):
         Schedule.parse(text).check(PROBLEM)
     Schedule.parse(nearest).check(PROBLEM)
+
+
+def test_a_tunable_is_said_once():
+    with pytest.raises(ScheduleError, match="twice"):
+        Schedule.parse("{<1 row, 4 col>, 1} tile_size=4 tile_size=8")
+
+
+def test_a_row_is_shared_by_so_many_groups():
+    Schedule.parse("{<1/8192 row, 1 col>, 8}").check(PROBLEM)
+    with pytest.raises(ScheduleError, match="share a row; kernels go up to 1024"):
+        Schedule.parse("{<1/2147483647 row, 1 col>, 1}").check(PROBLEM)
 
 
 @pytest.mark.parametrize(

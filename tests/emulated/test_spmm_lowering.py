@@ -1,6 +1,7 @@
 """The CUDA lowering of spmm_p: for "cuda" as text, and run by the emulator instead of a GPU."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from battery import BATTERY, array
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 
-from sgap_jax import Schedule, spmm
+from sgap_jax import Reference, Schedule, spmm
 from sgap_jax.schedules.emulated import Emulated
 
 POINTS = ["{<2 row, 2 col>, 1}", "{<1/8 row, 4 col>, 8}", "{<1/8 row, 1 col>, 4}"]
@@ -50,3 +51,15 @@ def test_value_and_gradient_lower_to_launches(point, monkeypatch, tmp_path):
     assert default.as_text().count("custom_call @sgap_launch_v1") == 1
     with pytest.raises(NotImplementedError, match="runs on the platform cuda, not on cpu"):
         spmm(A, B, schedule=schedule)
+
+
+def test_symbolic_sizes_are_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setenv("SGAP_CUDA_ARCH", "sm_90")
+    A = array(CASE, "float32")
+    (n,) = jax.export.symbolic_shape("n")
+    B = jax.ShapeDtypeStruct((A.shape[1], n), jnp.float32)
+    product = jax.jit(lambda B, schedule=None: spmm(A, B, schedule=schedule), static_argnums=1)
+    export = jax.export.export(product, platforms=("cuda",))
+    with pytest.raises(NotImplementedError, match=r"spmm: .*concrete sizes.*Reference\(\)"):
+        export(B)
+    export(B, Reference())

@@ -1,6 +1,8 @@
 """NVRTC that is missing, and source that does not compile: what the messages say."""
 
 import ctypes
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cuda_sources import require_nvrtc
@@ -32,6 +34,18 @@ def test_a_library_that_does_not_load_is_passed_over(monkeypatch, tmp_path):
         assert nvrtc.compile(KERNEL.format("k"), arch="sm_90").name == "k"
     finally:
         nvrtc._library.cache_clear()
+
+
+@pytest.mark.parametrize(("driver", "first"), [(12, "cuda_nvrtc"), (13, "cu13"), (None, "cu13")])
+def test_a_compiler_newer_than_the_driver_comes_last(driver, first, monkeypatch, tmp_path):
+    for folder in ("cuda_nvrtc", "cu13"):
+        (tmp_path / folder / "lib").mkdir(parents=True)
+        (tmp_path / folder / "lib" / "libnvrtc.so.1").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(nvrtc, "driver_major", lambda: driver)
+    found = [Path(path).parts[-3] for path in nvrtc._candidates() if str(tmp_path) in path]
+    assert found[0] == first and len(found) == 2
 
 
 def test_a_compile_error_carries_the_log():

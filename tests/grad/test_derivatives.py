@@ -91,6 +91,14 @@ def test_row_max_shares_the_gradient_among_ties(backend):
     np.testing.assert_array_equal(jax.grad(f)(v), [0, 0.5, 0.5, 0, 0.5, 0.5])
 
 
+def test_row_max_counts_more_ties_than_a_float16_can():
+    ties = 70_000
+    A = array(from_row_lengths("many_ties", ties, [ties]), jnp.float16)
+    v = jnp.ones(ties, jnp.float16)
+    slope = jax.grad(lambda v: row_max(A.with_values(v)).sum())(v)
+    np.testing.assert_allclose(np.asarray(slope, np.float32), 1 / ties, rtol=0.01)
+
+
 def test_row_max_of_nan_differentiates_as_jnp_max(backend):
     from conftest import row_schedule
 
