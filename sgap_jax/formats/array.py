@@ -224,8 +224,8 @@ class SparseArray:
 
         Between CSR and COO the values are shared; to the other orientation they are permuted.
         From CVS(V) every number of a vector becomes an entry, zeros included. To CVS(V), which
-        takes a concrete structure, vectors form where any of their rows has an entry: `fill_in`
-        says how many zeros that adds.
+        takes a concrete structure, vectors form where any of their rows has an entry; the zeros
+        that this adds are entries (of a softmax, of a mean), and `fill_in` says how many.
         NotImplementedError for a format that cannot be stored.
         """
         return convert.asformat(self, format)

@@ -166,6 +166,8 @@ CSR = Format((Dense(), Compressed()))
 CSC = Format((Dense(), Compressed()), order=(1, 0))
 COO = Format(_coordinate_levels(2))
 
+_LONGEST_VECTOR = 1024  # beyond it a position in a block row may leave int32
+
 _NAMES = {CSR: "CSR", CSC: "CSC", COO: "COO"}
 
 
@@ -189,6 +191,8 @@ def require_stored(format: Format, ndim: int, what: str) -> Format:
             f"{what}: format: {format} can be described but not stored yet; "
             f"the nearest is {nearest}"
         )
+    if (format.vector_length or 1) > _LONGEST_VECTOR:
+        raise ValueError(f"{what}: format: vectors have up to {_LONGEST_VECTOR} rows, got {format}")
     if format.ndim != ndim:
         raise ValueError(
             f"{what}: format: {format} is for {format.ndim} dimensions, got {ndim}; "

@@ -66,7 +66,7 @@ def random(
       seed: of the structure and the values.
 
     Raises:
-      ValueError: shape, density, format or dtype is not one.
+      ValueError: shape, density, format, dtype or seed is not one.
 
     Source: vectorSparse, section 7.1 (a vector at each position of a random pattern).
     """
@@ -74,9 +74,13 @@ def random(
     format = require_stored(format, len(sizes), "random")
     if len(sizes) != 2:
         raise ValueError(f"random: shape: expected (m, k), got {shape}")
-    if not jnp.issubdtype(dtype, jnp.floating):
+    try:
+        real = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+        rng = np.random.default_rng(seed)
+    except TypeError as error:
+        raise ValueError(f"random: dtype or seed: {error}") from None
+    if not real:
         raise ValueError(f"random: dtype: expected a real floating dtype, got {dtype}")
-    rng = np.random.default_rng(seed)
     groups = _groups(sizes, format)
     count = round(_share("random", "density", density) * groups)
     chosen = rng.choice(groups, count, replace=False, shuffle=False) if count else np.zeros(0, int)

@@ -30,12 +30,12 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
       p [m]: row i of the reordered matrix is row p[i] of A; arange(m) where nothing is better.
 
     Raises:
-      ValueError: traced structure, or a format without vectors.
+      ValueError: not a matrix, traced structure, or a format without column vectors.
 
     Source: MinHash is Broder's (1997); that row order matters to fill-in: vectorSparse, section 8.
     """
-    length = format.vector_length if isinstance(format, Format) else None
-    if length is None or format.order is not None:
+    length = vectors.check_vectors(A, format, "cluster_rows")
+    if format.order is not None:
         raise ValueError(f"cluster_rows: format: expected CVS(V), got {format}")
     rows, columns = vectors.concrete_coordinates(A, "cluster_rows")
     m = A.shape[0]

@@ -59,7 +59,7 @@ def write(
     if not (values == 1).all():
         raise ValueError(
             "write: A: .smtx holds a pattern only, expected values of one, got others; "
-            "use another suffix or A.with_values(jnp.ones(A.nnz))"
+            "use another suffix or A.asformat(CSR).with_values(jnp.ones(A.nnz))"
         )
     offsets = construct.count_offsets(coordinates[0], shape[0])
     stream.write(f"{shape[0]}, {shape[1]}, {values.shape[0]}\n".encode())

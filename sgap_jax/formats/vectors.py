@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import checks, structure
-from sgap_jax.formats.levels import Compressed, Dense, Format
+from sgap_jax.formats.levels import Compressed, Dense, Format, require_stored
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -62,16 +62,26 @@ def fill_in(A: SparseArray, format: Format) -> float:
       A number from 1 (no zeros are added) to V; 1.0 for an array without entries.
 
     Raises:
-      ValueError: traced structure, or a format without vectors.
+      ValueError: not a matrix, traced structure, or a format without vectors.
 
     Source: vectorSparse, section 4.2.
     """
-    length = format.vector_length if isinstance(format, Format) else None
-    if length is None:
-        raise ValueError(f"fill_in: format: expected CVS(V), got {format}")
+    length = check_vectors(A, format, "fill_in")
     rows, columns = concrete_coordinates(A, "fill_in")[:: 1 if format.order is None else -1]
     stored = len(rows)
     return len(encode(rows, columns, length)[0]) * length / stored if stored else 1.0
+
+
+def check_vectors(A: Any, format: Any, what: str) -> int:
+    """V of a CVS format that fits a matrix."""
+    if getattr(A, "ndim", None) != 2 or not hasattr(A, "format"):
+        kind = f"one of shape {A.shape}" if hasattr(A, "format") else type(A).__name__
+        raise ValueError(f"{what}: A: expected a SparseArray of 2 dimensions, got {kind}")
+    length = format.vector_length if isinstance(format, Format) else None
+    if length is None:
+        raise ValueError(f"{what}: format: expected CVS(V), got {format}")
+    require_stored(format, 2, what)
+    return length
 
 
 def concrete_coordinates(A: SparseArray, what: str) -> list[np.ndarray]:

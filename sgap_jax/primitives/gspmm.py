@@ -70,9 +70,10 @@ def gspmm(
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and X (that of X for "copy").
       Sums are carried in float32 (float64 for float64), messages are compared there, and the result
-      is rounded once; on the CPU the same bits for any number of threads. Rows without entries are
-      zero for every reduction, as in DGL and PyG (`row_max` gives -infinity). NaN propagates, in
-      "max" and "min" too, and only to rows that store an entry for it.
+      is rounded once; sums of "add" and "sub" are taken of X and of A.values apart. On the CPU the
+      same bits for any number of threads. Rows without entries are zero for every reduction, as in
+      DGL and PyG (`row_max` gives -infinity). NaN propagates, in "max" and "min" too, and only to
+      rows that store an entry for it.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.

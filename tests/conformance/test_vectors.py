@@ -114,12 +114,28 @@ def test_files_and_peers(tmp_path):
     bsr = A.to_scipy()
     assert bsr.format == "bsr" and bsr.blocksize == (4, 1) and bsr.data.size == A.nnz
     blocks = scipy.sparse.coo_array(np.asarray(dense)).tobsr((4, 2))
-    same(SparseArray.from_scipy(blocks, format=CVS(4)).checked(), np.asarray(dense), CVS(4)) if (
-        blocks.data.all()
-    ) else np.testing.assert_array_equal(
-        SparseArray.from_scipy(blocks, format=CVS(4)).todense(), dense
-    )
+    from_blocks = SparseArray.from_scipy(blocks, format=CVS(4)).checked()
+    np.testing.assert_array_equal(from_blocks.todense(), dense)
     np.testing.assert_array_equal(SparseArray.from_bcsr(A.to_bcsr()).todense(), dense)
+
+
+@pytest.mark.parametrize(("m", "length"), [(2, 3), (4, 3), (6, 3), (0, 2)])
+def test_padding_vectors_count_for_nothing(m, length):
+    blocks = -(-m // length)
+    offsets = np.arange(blocks + 1)
+    indices = np.array([1, 0, 3, 2, 2, 1][: blocks + 3])
+    values = np.arange(1.0, len(indices) * length + 1).reshape(-1, length)
+    values[blocks:] = np.nan
+    A = SparseArray.from_arrays(values, offsets, indices, shape=(m, 4), format=CVS(length))
+    dense = np.zeros((m, 4))
+    for b in range(blocks):
+        rows = slice(b * length, min((b + 1) * length, m))
+        dense[rows, indices[b]] = values[b, : rows.stop - rows.start]
+    np.testing.assert_array_equal(A.checked().todense(), dense)
+    for B in (A.asformat(CSR), A.asformat(CSC), jax.jit(lambda a: a.asformat(CSC))(A)):
+        np.testing.assert_array_equal(B.checked().todense(), dense)
+    np.testing.assert_array_equal(A @ jnp.eye(4), dense)
+    np.testing.assert_array_equal(A.T @ jnp.eye(m), dense.T)
 
 
 @settings(max_examples=20, deadline=None)
@@ -231,9 +247,7 @@ def test_similar_rows_become_neighbours():
     assert fill_in(A, CVS(8)) > 4 and fill_in(B, CVS(8)) == 1
     X = np.random.default_rng(1).standard_normal((256, 3)).astype(np.float32)
     np.testing.assert_allclose((B.asformat(CVS(8)) @ X), (A @ X)[p], rtol=1e-5, atol=1e-5)
-    grouped = SparseArray.from_scipy(blocks)
-    order = cluster_rows(grouped, CVS(8))
-    assert fill_in(SparseArray.from_scipy(blocks[order]), CVS(8)) == 1
+    np.testing.assert_array_equal(cluster_rows(SparseArray.from_scipy(blocks), CVS(8)), range(64))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +256,10 @@ def test_similar_rows_become_neighbours():
         (lambda A: jax.jit(lambda a: a.asformat(CVS(2)))(A), ValueError, "traced structure"),
         (lambda A: fill_in(A, CSR), ValueError, "expected CVS"),
         (lambda A: cluster_rows(A, CSR), ValueError, "expected CVS"),
+        (lambda A: cluster_rows(A, CVS(2).transposed), ValueError, "expected CVS"),
+        (lambda A: fill_in(np.eye(3), CVS(2)), ValueError, "expected a SparseArray"),
+        (lambda A: A.asformat(CVS(10**10)), ValueError, "up to 1024 rows"),
+        (lambda A: random((3, 3), density=0.5, seed="x"), ValueError, "dtype or seed"),
         (lambda A: A.asformat(BCSR(4, 2)), NotImplementedError, r"nearest is CVS\(4\)"),
         (lambda A: A.asformat(CVS(4)).with_values(A.values), ValueError, r"\[\d+, 4\]"),
         (lambda A: prune(np.ones(3), sparsity=0.5), ValueError, "a real matrix"),

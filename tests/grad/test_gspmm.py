@@ -50,6 +50,26 @@ def test_gradients_of_every_op_and_reduction(op, reduce, transpose):
     close(jax.jit(jax.grad(scalar(f), (0, 1)))(v, X), expected)
 
 
+@pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
+def test_second_order_in_reverse_over_reverse(transpose):
+    v, X = jnp.asarray(CASE.values), normal(CASE.shape[0 if transpose else 1], 2)
+    A = array(CASE, "float64")
+    f = lambda v, X: gspmm(A.with_values(v), X, reduce="max", transpose=transpose)
+    twin = by_gather(CASE, "mul", "max", transpose)
+    second = lambda g: jax.jit(jax.jacrev(jax.grad(scalar(g), 1)))(v, X)
+    close(second(f), second(twin))
+
+
+def test_vmap_of_the_derivative_along_each_operand():
+    v, X = jnp.asarray(CASE.values), normal(CASE.shape[1], 3)
+    A = array(CASE, "float64")
+    f = lambda v, X: gspmm(A.with_values(v), X, reduce="max")
+    twin = by_gather(CASE, "mul", "max", False)
+    xs = jnp.stack([X, 2 - X, -X])  # other entries attain the maximum in each
+    slope = lambda g: jax.jit(jax.vmap(lambda X: jax.jvp(g, (v, X), (v, X))[1]))(xs)
+    close(slope(f), slope(twin))
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_of_gsddmm(op):
     case = BATTERY["every_length"]
