@@ -74,7 +74,6 @@ def _kernel(schedule: AtomicParallelism, problem: Problem) -> tuple[str, list]:
     else:
         kept = 0
     share = schedule.workers_in_row
-    at_once = min(at_once, _power_of_two(_INT // share))  # the kernel steps by their product
     rows = min(max(int(schedule.row or 1), 1) * schedule.walk, _INT)
     return "SddmmRowKernel", [operand, rows, share, col, group, kept, at_once]
 
