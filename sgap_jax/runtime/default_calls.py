@@ -3,8 +3,8 @@
 For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
 features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. float64, points that a caller names, and the extrema of gspmm (four kernels
-a point) are compiled where they run.
+problems share a kernel. float64, points that a caller names, and the extrema of sums (x + a) of
+gspmm are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -15,7 +15,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 
-from sgap_jax.runtime import row_reduce_cuda, sddmm_cuda, sparse_softmax_cuda, spmm_cuda
+from sgap_jax.runtime import (
+    gspmm_cuda,
+    row_reduce_cuda,
+    sddmm_cuda,
+    sparse_softmax_cuda,
+    spmm_cuda,
+)
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.kernels import TILED
@@ -33,6 +39,11 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
         "sparse_softmax",
         partial(sparse_softmax_cuda.jacobian_launch_plan, scale=1.0, batches=(1, 1)),
     ),
+    "gspmm_max": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=False)),
+    "gspmm_min": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=True)),
+    "gspmm_pick_to_x": ("gspmm", gspmm_cuda.pick_to_x_plan),
+    "gspmm_pick_to_values": ("sddmm", gspmm_cuda.pick_to_values_plan),
+    "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 
 COLUMNS = range(1, 257)
