@@ -1,6 +1,7 @@
 // What every handler needs: element types, shape checks, errors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -42,6 +43,27 @@ inline std::string ShapeString(xla::ffi::Span<const int64_t> shape) {
 inline std::string BadChunk(int64_t chunk_nonzeros) {
   if (chunk_nonzeros >= 1 && chunk_nonzeros <= INT32_MAX) return "";
   return "chunk_nonzeros: expected 1 to 2147483647, got " + std::to_string(chunk_nonzeros);
+}
+
+// Empty for two batches that broadcast to one.
+inline std::string UnlikeBatches(const char* names, int64_t first, int64_t second) {
+  if (first == second || first == 1 || second == 1) return "";
+  return std::string(names) + ": expected batches of 1 or one size, got " + std::to_string(first) +
+         " and " + std::to_string(second);
+}
+
+// Empty for the V of column vectors.
+inline std::string BadLength(int64_t length) {
+  if (length >= 1 && length <= INT32_MAX) return "";
+  return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
+}
+
+inline int32_t* Ints(xla::ffi::AnyBuffer buffer) {
+  return reinterpret_cast<int32_t*>(buffer.untyped_data());
+}
+
+inline size_t AccumulatorBytes(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
 }
 
 constexpr int64_t kAnySize = -1;

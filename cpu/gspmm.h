@@ -15,7 +15,7 @@ namespace sgap {
 
 enum class Fold : uint8_t { kMaxProduct, kMinProduct, kMaxSum, kMinSum, kPicked };
 
-struct GspmmArgs {
+struct GspmmArgs : RowTasks {
   Dtype dtype;
   Fold fold;
   const void* values;          // [batch or 1, nnz]
@@ -30,14 +30,8 @@ struct GspmmArgs {
   int64_t values_stride, x_stride, picked_stride;  // from one batch to the next, 0 where shared
 
   // task = batch * row_tasks + row task
-  const RowTask* tasks;
-  int64_t row_tasks;
-  const SplitRow* splits;
-  int64_t split_rows;
-  int64_t pieces;
-  void* partials;        // accumulators [batch, pieces, n]
+  // partials: [batch, pieces, n]; remaining: [batch, split_rows]
   int32_t* partial_arg;  // [batch, pieces, n], with arg
-  int32_t* remaining;    // pieces to come, [batch, split_rows]
 };
 
 namespace SGAP_ISA {

@@ -8,7 +8,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
-#include "partition.h"
+#include "row_plan.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -22,13 +22,9 @@ constexpr int64_t kEntryWork = 16;
 // What a call owns until its last task is done.
 struct GspmmCall {
   GspmmArgs args;
-  RowPartition partition;
-  std::unique_ptr<char[]> partials;
+  ProductPlan plan;
   std::unique_ptr<int32_t[]> partial_arg;
-  std::unique_ptr<int32_t[]> remaining;
 };
-
-int32_t* Ints(ffi::AnyBuffer buffer) { return static_cast<int32_t*>(buffer.untyped_data()); }
 
 std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                        ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
@@ -83,27 +79,11 @@ std::shared_ptr<GspmmCall> Plan(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer
   args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
   args.picked_stride = 0;
-  call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);
-  const RowPartition& partition = call->partition;
-  args.tasks = partition.tasks.data();
-  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
-  args.splits = partition.splits.data();
-  args.split_rows = static_cast<int64_t>(partition.splits.size());
-  args.pieces = partition.pieces;
-  const int64_t batch = y.dimensions()[0], parts = batch * args.pieces * args.n;
-  if (parts > 0) {
-    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
-    call->partials.reset(new char[size_t(parts) * accumulator]);
-    if (arg) call->partial_arg.reset(new int32_t[size_t(parts)]);
-    const int64_t counters = batch * args.split_rows;
-    call->remaining.reset(new int32_t[counters]);
-    for (int64_t i = 0; i < counters; ++i) {
-      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
-    }
-  }
-  args.partials = call->partials.get();
+  const int64_t batch = y.dimensions()[0];
+  const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch, piece);
+  if (arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
   args.partial_arg = call->partial_arg.get();
-  args.remaining = call->remaining.get();
   return call;
 }
 

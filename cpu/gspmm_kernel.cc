@@ -194,9 +194,7 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
       });
     }
   }
-  if (rows.piece < 0) return;
-  int32_t* remaining = args.remaining + batch * args.split_rows + rows.split;
-  if (__atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) == 1) {
+  if (rows.piece >= 0 && IsLastPiece(args, batch, rows)) {
     CombinePieces<F>(args, args.splits[rows.split], batch);
   }
 }

@@ -19,6 +19,14 @@ struct Packing {
   int64_t TileOffset(int64_t first_column) const { return rows * first_column; }
 };
 
+// Of a source of `element` bytes a number, cut into tasks of some 64 KiB.
+inline Packing PlanPacking(const void* source, void* packed, int64_t rows, int64_t columns,
+                           int64_t tile_columns, int64_t element) {
+  const int64_t fit = (64 << 10) / (columns * element), chunk_rows = fit > 1 ? fit : 1;
+  const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
+  return {source, packed, rows, columns, tile_columns, chunk_rows, chunks};
+}
+
 namespace SGAP_ISA {
 
 template <typename T>

@@ -24,6 +24,27 @@ struct SplitRow {
   int32_t pieces;
 };
 
+// The tasks of a call on rows, as its kernel sees them.
+struct RowTasks {
+  const RowTask* tasks;
+  int64_t row_tasks;
+  const SplitRow* splits;
+  int64_t split_rows;
+  int64_t pieces;
+  void* partials;      // what the pieces leave, in accumulators
+  int32_t* remaining;  // pieces to come, [as often as the rows are walked, split_rows]
+};
+
+namespace SGAP_ISA {
+
+// Whether all other pieces of the task's row are done, on this walk over the rows.
+inline bool IsLastPiece(const RowTasks& rows, int64_t walk, const RowTask& task) {
+  int32_t* remaining = rows.remaining + walk * rows.split_rows + task.split;
+  return __atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) == 1;
+}
+
+}  // namespace SGAP_ISA
+
 struct RowPartition {
   std::vector<RowTask> tasks;
   std::vector<SplitRow> splits;

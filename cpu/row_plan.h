@@ -1,13 +1,40 @@
 // How a call on rows is cut into tasks and phases, and the memory for partial results.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "partition.h"
 #include "row_reduce.h"
 
 namespace sgap {
+
+// Owns what the RowTasks of a product point to, until its last task is done.
+struct ProductPlan {
+  RowPartition partition;
+  std::unique_ptr<char[]> partials;
+  std::unique_ptr<int32_t[]> remaining;
+
+  // The rows are walked `walks` times, and a piece leaves `piece_bytes` of partial results in all.
+  RowTasks Cut(const int32_t* offsets, int64_t m, int64_t chunk, int64_t walks,
+               size_t piece_bytes) {
+    partition = PartitionRows(offsets, m, chunk, /*split_rows=*/true);
+    const auto split_rows = static_cast<int64_t>(partition.splits.size());
+    if (partition.pieces > 0) {
+      partials.reset(new char[size_t(partition.pieces) * piece_bytes]);
+      remaining.reset(new int32_t[size_t(walks * split_rows)]);
+      for (int64_t i = 0; i < walks * split_rows; ++i) {
+        remaining[i] = partition.splits[i % split_rows].pieces;
+      }
+    }
+    return {partition.tasks.data(),  static_cast<int64_t>(partition.tasks.size()),
+            partition.splits.data(), split_rows,
+            partition.pieces,        partials.get(),
+            remaining.get()};
+  }
+};
 
 struct RowPlan {
   RowPartition partition;

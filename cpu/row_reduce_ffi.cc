@@ -47,8 +47,7 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.m = rows.dimensions()[1];
   args.nnz = values.dimensions()[1];
   if (batch == 0 || args.m == 0) return Finished();
-  args.phases = call->plan.Cut(reinterpret_cast<const int32_t*>(offsets.untyped_data()), args.m,
-                               batch, chunk_nonzeros);
+  args.phases = call->plan.Cut(Ints(offsets), args.m, batch, chunk_nonzeros);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.nnz + 4 * args.m),
       [call, kernel = Kernels().row_reduce](int64_t task) { kernel(call->args, task); });
@@ -70,7 +69,7 @@ ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::
   if (!error.empty()) return Failed("row_broadcast: " + error);
   RowBroadcastArgs args;
   args.dtype = *ToDtype(rows.element_type());
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  args.offsets = Ints(offsets);
   args.rows = rows.untyped_data();
   args.values = values->untyped_data();
   args.m = rows.dimensions()[1];

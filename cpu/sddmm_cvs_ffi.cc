@@ -23,16 +23,11 @@ std::string CheckSddmmCvs(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::A
   const int64_t m = x.dimensions()[1], d = x.dimensions()[2];
   if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
   const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
-  if (x_batch != y_batch && x_batch != 1 && y_batch != 1) {
-    return "x and y: expected batches of 1 or one size, got " + std::to_string(x_batch) + " and " +
-           std::to_string(y_batch);
-  }
+  if (!(error = UnlikeBatches("x and y", x_batch, y_batch)).empty()) return error;
   const int64_t batch = x_batch == 1 ? y_batch : x_batch, vectors = indices.dimensions()[0];
   if (!(error = Mismatch("values", out, type, {batch, vectors, kAnySize})).empty()) return error;
   const int64_t length = out.dimensions()[2];
-  if (length < 1 || length > INT32_MAX) {
-    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
-  }
+  if (!(error = BadLength(length)).empty()) return error;
   return Mismatch("offsets", offsets, ffi::S32, {(m + length - 1) / length + 1});
 }
 
@@ -45,8 +40,8 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
 
   SddmmCvsArgs args;
   args.dtype = *ToDtype(x.element_type());
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
-  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
   args.x = x.untyped_data();
   args.y = y.untyped_data();
   args.out = out->untyped_data();

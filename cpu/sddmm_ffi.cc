@@ -36,10 +36,7 @@ std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyB
   const int64_t d = x.dimensions()[2];
   if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
   const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
-  if (x_batch != y_batch && x_batch != 1 && y_batch != 1) {
-    return "x and y: expected batches of 1 or one size, got " + std::to_string(x_batch) + " and " +
-           std::to_string(y_batch);
-  }
+  if (!(error = UnlikeBatches("x and y", x_batch, y_batch)).empty()) return error;
   const int64_t batch = x_batch == 1 ? y_batch : x_batch;
   return Mismatch("values", out, type, {batch, indices.dimensions()[0]});
 }
@@ -79,8 +76,8 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
 
   SddmmArgs args;
   args.dtype = *ToDtype(x.element_type());
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
-  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
   args.x = x.untyped_data();
   args.y = y.untyped_data();
   args.out = out->untyped_data();

@@ -51,7 +51,7 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
   call->args.nnz = out.dimensions()[1];
   call->args.out = out.untyped_data();
   if (batch == 0 || call->args.nnz == 0) return Finished();
-  const auto* row_offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
+  const auto* row_offsets = Ints(offsets);
   ClearPadding(out, row_offsets, m);
   if (m == 0) return Finished();
   call->args.phases = call->plan.Cut(row_offsets, m, batch, chunk_nonzeros);

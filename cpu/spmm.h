@@ -9,7 +9,7 @@
 
 namespace sgap {
 
-struct SpmmArgs {
+struct SpmmArgs : RowTasks {
   Dtype dtype;
   const void* values;          // [batch or 1, nnz]
   const int32_t* offsets;      // [m + 1]
@@ -25,13 +25,7 @@ struct SpmmArgs {
   int64_t pack_tasks;  // 0: x is not packed
 
   // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
-  const RowTask* tasks;
-  int64_t row_tasks;
-  const SplitRow* splits;
-  int64_t split_rows;
-  int64_t pieces;
-  void* partials;      // accumulators [batch, pieces, n]
-  int32_t* remaining;  // pieces to come, [batch, tiles, split_rows]
+  // partials: [batch, pieces, n]; remaining: [batch, tiles, split_rows]
 };
 
 namespace SGAP_ISA {

@@ -12,7 +12,7 @@
 
 namespace sgap {
 
-struct SpmmCvsArgs {
+struct SpmmCvsArgs : RowTasks {
   Dtype dtype;
   const void* values;          // [batch or 1, vectors, V]
   const int32_t* offsets;      // [block rows + 1], of the transpose [rows of y + 1]
@@ -29,13 +29,8 @@ struct SpmmCvsArgs {
   int64_t pack_tasks;  // 0: x is not packed
 
   // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
-  const RowTask* tasks;
-  int64_t row_tasks;
-  const SplitRow* splits;
-  int64_t split_rows;
-  int64_t pieces, piece_rows;
-  void* partials;      // accumulators [batch, pieces, piece_rows, n]; V rows, of the transpose one
-  int32_t* remaining;  // pieces to come, [batch, tiles, split_rows]
+  // partials: [batch, pieces, piece_rows, n]; remaining: [batch, tiles, split_rows]
+  int64_t piece_rows;  // V, of the transpose one
 };
 
 namespace SGAP_ISA {

@@ -7,7 +7,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
-#include "partition.h"
+#include "row_plan.h"
 #include "spmm_cvs.h"
 #include "workspace.h"
 
@@ -16,19 +16,14 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Of x, that one task packs.
-constexpr int64_t kPackBytes = 64 << 10;
-
 // Multiply-adds that take as long as one vector of a single column.
 constexpr int64_t kVectorWork = 16;
 
 // What a call owns until its last task is done.
 struct SpmmCvsCall {
   SpmmCvsArgs args;
-  RowPartition partition;
+  ProductPlan plan;
   Workspace packed;
-  std::unique_ptr<char[]> partials;
-  std::unique_ptr<int32_t[]> remaining;
 };
 
 std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -39,18 +34,13 @@ std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::Any
   std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
   if (!error.empty()) return error;
   const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
-  if (length < 1 || length > INT32_MAX) {
-    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
-  }
+  if (!(error = BadLength(length)).empty()) return error;
   if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
   error = Mismatch("permutation", permutation, ffi::S32, {transpose ? vectors : 0});
   if (!error.empty()) return error;
   const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
-  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
-    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
-           " and " + std::to_string(x_batch);
-  }
+  if (!(error = UnlikeBatches("values and x", value_batch, x_batch)).empty()) return error;
   const int64_t batch = value_batch == 1 ? x_batch : value_batch;
   if (!(error = Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]})).empty()) return error;
   const int64_t m = y.dimensions()[1], rows = transpose ? m : (m + length - 1) / length;
@@ -72,9 +62,9 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   SpmmCvsArgs& args = call->args;
   args.dtype = *ToDtype(values.element_type());
   args.values = values.untyped_data();
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
-  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
-  args.permutation = reinterpret_cast<const int32_t*>(permutation.untyped_data());
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
+  args.permutation = Ints(permutation);
   args.x = x.untyped_data();
   args.y = y->untyped_data();
   args.transpose = transpose;
@@ -94,32 +84,15 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   const size_t element = ffi::ByteWidth(x.element_type());
   if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
   if (call->packed) {  // without the memory it is slower, and as right
-    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns, 0, 0};
-    args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
-    args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
+    args.packing =
+        PlanPacking(args.x, call->packed.get(), args.k, args.n, args.tile_columns, element);
     args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
   }
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
-  call->partition = PartitionRows(args.offsets, rows, chunk, /*split_rows=*/true);
-  const RowPartition& partition = call->partition;
-  args.tasks = partition.tasks.data();
-  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
-  args.splits = partition.splits.data();
-  args.split_rows = static_cast<int64_t>(partition.splits.size());
-  args.pieces = partition.pieces;
   args.piece_rows = transpose ? 1 : args.length;
-  if (args.pieces > 0) {
-    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
-    const size_t sums = size_t(batch) * args.pieces * args.piece_rows * args.n;
-    call->partials.reset(new char[sums * accumulator]);
-    const int64_t counters = batch * args.tiles * args.split_rows;
-    call->remaining.reset(new int32_t[counters]);
-    for (int64_t i = 0; i < counters; ++i) {
-      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
-    }
-  }
-  args.partials = call->partials.get();
-  args.remaining = call->remaining.get();
+  const size_t piece = size_t(batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) =
+      call->plan.Cut(args.offsets, rows, chunk, batch * args.tiles, piece);
 
   const int64_t entries = args.offsets[rows] + rows;
   const int64_t work = batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);

@@ -7,7 +7,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
-#include "partition.h"
+#include "row_plan.h"
 #include "spmm.h"
 #include "workspace.h"
 
@@ -19,16 +19,11 @@ namespace ffi = xla::ffi;
 // Multiply-adds that take as long as one entry of a single column: 0.5 ns.
 constexpr int64_t kEntryWork = 16;
 
-// Of x, that one task packs.
-constexpr int64_t kPackBytes = 64 << 10;
-
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
-  RowPartition partition;
+  ProductPlan plan;
   Workspace packed;
-  std::unique_ptr<char[]> partials;
-  std::unique_ptr<int32_t[]> remaining;
 };
 
 std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -47,10 +42,7 @@ std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
     return error;
   }
   const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
-  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
-    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
-           " and " + std::to_string(x_batch);
-  }
+  if (!(error = UnlikeBatches("values and x", value_batch, x_batch)).empty()) return error;
   const int64_t batch = value_batch == 1 ? x_batch : value_batch;
   return Mismatch("y", y, type, {batch, offsets.dimensions()[0] - 1, x.dimensions()[2]});
 }
@@ -70,11 +62,9 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   SpmmArgs& args = call->args;
   args.dtype = *ToDtype(values.element_type());
   args.values = values.untyped_data();
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
-  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
-  args.permutation = permutation.element_count() > 0
-                         ? reinterpret_cast<const int32_t*>(permutation.untyped_data())
-                         : nullptr;
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
+  args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
   args.x = x.untyped_data();
   args.y = y->untyped_data();
   args.nnz = values.dimensions()[1];
@@ -92,29 +82,13 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   const size_t element = ffi::ByteWidth(x.element_type());
   if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
   if (call->packed) {  // without the memory it is slower, and as right
-    args.packing = {args.x, call->packed.get(), args.k, args.n, args.tile_columns, 0, 0};
-    args.packing.chunk_rows = std::max<int64_t>(1, kPackBytes / int64_t(args.n * element));
-    args.packing.chunks = (args.k + args.packing.chunk_rows - 1) / args.packing.chunk_rows;
+    args.packing =
+        PlanPacking(args.x, call->packed.get(), args.k, args.n, args.tile_columns, element);
     args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
   }
-  call->partition = PartitionRows(args.offsets, args.m, chunk_nonzeros, /*split_rows=*/true);
-  const RowPartition& partition = call->partition;
-  args.tasks = partition.tasks.data();
-  args.row_tasks = static_cast<int64_t>(partition.tasks.size());
-  args.splits = partition.splits.data();
-  args.split_rows = static_cast<int64_t>(partition.splits.size());
-  args.pieces = partition.pieces;
-  if (args.pieces > 0) {
-    const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
-    call->partials.reset(new char[size_t(batch) * args.pieces * args.n * accumulator]);
-    const int64_t counters = batch * args.tiles * args.split_rows;
-    call->remaining.reset(new int32_t[counters]);
-    for (int64_t i = 0; i < counters; ++i) {
-      call->remaining[i] = partition.splits[i % args.split_rows].pieces;
-    }
-  }
-  args.partials = call->partials.get();
-  args.remaining = call->remaining.get();
+  const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) =
+      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch * args.tiles, piece);
 
   const int64_t entries = args.offsets[args.m] + args.m;
   // An entry costs a load of its index and a row of x, however few columns that row has.

@@ -270,9 +270,7 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
     }
     column += columns;
   }
-  if (rows.piece < 0) return;
-  int32_t* remaining = args.remaining + (batch * args.tiles + tile) * args.split_rows + rows.split;
-  if (__atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) == 1) {
+  if (rows.piece >= 0 && IsLastPiece(args, batch * args.tiles + tile, rows)) {
     CombinePieces<T>(args, args.splits[rows.split], batch, first, last - first);
   }
 }

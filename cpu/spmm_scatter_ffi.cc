@@ -30,18 +30,13 @@ std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi:
   std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
   if (!error.empty()) return error;
   const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
-  if (length < 1 || length > INT32_MAX) {
-    return "values: expected vectors of 1 to 2147483647 numbers, got " + std::to_string(length);
-  }
+  if (!(error = BadLength(length)).empty()) return error;
   if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
   const int64_t blocks = (x.dimensions()[1] + length - 1) / length;
   if (!(error = Mismatch("offsets", offsets, ffi::S32, {blocks + 1})).empty()) return error;
   const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
-  if (value_batch != x_batch && value_batch != 1 && x_batch != 1) {
-    return "values and x: expected batches of 1 or one size, got " + std::to_string(value_batch) +
-           " and " + std::to_string(x_batch);
-  }
+  if (!(error = UnlikeBatches("values and x", value_batch, x_batch)).empty()) return error;
   const int64_t batch = value_batch == 1 ? x_batch : value_batch;
   return Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]});
 }
@@ -63,8 +58,8 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
   SpmmScatterArgs& args = call->args;
   args.dtype = *ToDtype(values.element_type());
   args.values = values.untyped_data();
-  args.offsets = reinterpret_cast<const int32_t*>(offsets.untyped_data());
-  args.indices = reinterpret_cast<const int32_t*>(indices.untyped_data());
+  args.offsets = Ints(offsets);
+  args.indices = Ints(indices);
   args.x = x.untyped_data();
   args.y = y->untyped_data();
   args.m = y->dimensions()[1];
@@ -81,8 +76,8 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
   args.tile_columns = std::min(tile_columns, args.n);
   args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
   args.pieces = pieces;
-  const size_t accumulator = args.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
-  call->sums = AcquireWorkspace(size_t(args.batch) * pieces * args.m * args.n * accumulator);
+  const size_t sums = size_t(args.batch) * pieces * args.m * args.n;
+  call->sums = AcquireWorkspace(sums * AccumulatorBytes(args.dtype));
   if (!call->sums)
     return Failed("spmm: no memory for the sums of " + std::to_string(pieces) + " pieces");
   args.sums = call->sums.get();
