@@ -14,9 +14,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
@@ -302,19 +300,6 @@ def check_scale(op: str, scale: Any) -> jax.Array:
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
-
-
-def row_major(A: SparseArray) -> tuple[SparseArray, bool]:
-    """A CSR array with A's values in A's order (vectors are expanded, for which `as_stored` is the
-    way back), and whether it is A^T rather than A."""
-    by_columns = A.format.modes[0] == 1
-    # From the natural mode order, asformat shares the values; from the other it permutes them.
-    return (A.T if by_columns else A).asformat(CSR), by_columns
-
-
-def as_stored(A: SparseArray, values: Any) -> Any:
-    """Values in the order of `row_major(A)` as A stores them."""
-    return values if A.format.vector_length is None else vectors.collect(A, values)
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

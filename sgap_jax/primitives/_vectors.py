@@ -21,6 +21,11 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
     return (A.asformat(CSR) if A.format.vector_length is None else A), by_columns
 
 
+def as_stored(A: SparseArray, values: Any) -> Any:
+    """The values of A's entries, in the order of CSR or CSC, as A stores them."""
+    return values if A.format.vector_length is None else vectors.collect(A, values)
+
+
 def stored_values(A: SparseArray) -> Any:
     """A's values, zero in the padding and past the end of the matrix: NaN there would reach
     gradients. A is of `by_rows`."""

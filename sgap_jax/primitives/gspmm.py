@@ -21,10 +21,10 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
     resolve,
-    row_major,
     row_of_entry,
     structure,
 )
+from sgap_jax.primitives._vectors import by_rows
 from sgap_jax.primitives.gspmm_pick import bind_pick
 from sgap_jax.primitives.row_reduce import row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
@@ -133,7 +133,7 @@ def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
     values = A.values.astype(dtype)
     if op == "div":
         # The padding may hold zeros or NaN, whose reciprocals would reach gradients.
-        stored = positions(A.nnz) < row_major(A)[0].row_offsets[-1]
+        stored = positions(A.nnz) < by_rows(A)[0].row_offsets[-1]
         return 1 / jnp.where(stored, values, jnp.ones((), dtype))
     return -values if op == "sub" else values
 
@@ -141,7 +141,7 @@ def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
 def _extremum(
     A: SparseArray, X: Any, add: bool, minimum: bool, transpose: bool, schedule: Schedule | None
 ) -> Any:
-    base, swapped = row_major(A)
+    base, swapped = by_rows(A)
     (C,) = bind(
         gspmm_p,
         base.values[None],

@@ -11,7 +11,6 @@ from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.vectors import entries_format
 from sgap_jax.primitives._define import (
     accumulator,
-    as_stored,
     bind,
     check_scale,
     check_schedule,
@@ -21,7 +20,7 @@ from sgap_jax.primitives._define import (
     out_aval,
     row_of_entry,
 )
-from sgap_jax.primitives._vectors import stored_values
+from sgap_jax.primitives._vectors import as_stored, stored_values
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
