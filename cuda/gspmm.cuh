@@ -1,12 +1,13 @@
 // The extrema of messages over the rows of CSR, and at which entries: gspmm with a maximum or
 // minimum, for the points {<x row, c col>, 1} and {<1/r row, c col>, r} of Sgap, section 6.
 //
-// kAdd       messages are x + value, else x * value
-// kMin       the least, else the greatest; a NaN is either
+// add        messages are x + value, else x * value
+// minimum    the least, else the greatest; a NaN is either
 // kGroup     r, lanes that share a row, each taking every r-th entry
 // kWalk      rows that a group takes in turn: x, or those of worker_dim_r
 // kColumns, kChunks, kBlock, kVector, kPermuted and the grid: see spmm.cuh
 //
+// The first two are arguments, so that one program serves all messages.
 // Positions are those in the values, also where these are permuted; -1 in a row without entries.
 #pragma once
 
@@ -35,22 +36,23 @@ struct Found {
 
 // Whether `other` takes the place of `found`: it is better, or as good and comes before. The order
 // in which two of a row meet does not matter.
-template <bool kMin, class A>
-__device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found) {
+template <class A>
+__device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found, bool minimum) {
   if (other.at < 0 || found.at < 0) return other.at >= 0;
   const bool nan = other.message != other.message;
   if (nan != (found.message != found.message)) return nan;
   if (nan || other.message == found.message) return other.at < found.at;
-  return kMin ? other.message < found.message : other.message > found.message;
+  return minimum ? other.message < found.message : other.message > found.message;
 }
 
-template <class T, bool kAdd, bool kMin, int kGroup, int kWalk, int kColumns, int kChunks,
-          int kBlock, bool kVector, bool kPermuted>
+template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
+          bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     GspmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                    const T* __restrict__ x, T* __restrict__ y, Index* __restrict__ arg, long long m,
-                   long long n, long long values_stride, long long x_stride, long long products) {
+                   long long n, long long values_stride, long long x_stride, long long products,
+                   long long add, long long minimum) {
   using A = Accumulator<T>;
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
@@ -73,9 +75,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
             Load<kVector, kColumns>(own_x + Size(unsigned(column_indices[p])) * n, left);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          const A message = kAdd ? Widen(pack.at[j]) + value : Widen(pack.at[j]) * value;
+          const A number = Widen(pack.at[j]), message = add ? number + value : number * value;
           const Found<A> other{message, at};
-          if (TakesPlace<kMin>(other, found[j])) found[j] = other;
+          if (TakesPlace(other, found[j], minimum)) found[j] = other;
         }
       }
 #pragma unroll
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         for (int j = 0; j < kColumns; ++j) {
           const Found<A> other{__shfl_xor_sync(group.mask, found[j].message, distance, kGroup),
                                __shfl_xor_sync(group.mask, found[j].at, distance, kGroup)};
-          if (TakesPlace<kMin>(other, found[j])) found[j] = other;
+          if (TakesPlace(other, found[j], minimum)) found[j] = other;
         }
       }
       if (!valid || group.lane != 0) continue;

@@ -3,8 +3,7 @@
 For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
 features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. float64, points that a caller names, and the extrema of sums (x + a) of
-gspmm are compiled where they run.
+problems share a kernel. float64 and points that a caller names are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -39,8 +38,7 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
         "sparse_softmax",
         partial(sparse_softmax_cuda.jacobian_launch_plan, scale=1.0, batches=(1, 1)),
     ),
-    "gspmm_max": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=False)),
-    "gspmm_min": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=True)),
+    "gspmm": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=False)),
     "gspmm_pick_to_x": ("gspmm", gspmm_cuda.pick_to_x_plan),
     "gspmm_pick_to_values": ("sddmm", gspmm_cuda.pick_to_values_plan),
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),

@@ -30,16 +30,17 @@ def extremum_plan(
     Args:
       problem: op "gspmm" on "cuda"; `batch` is that of the result.
       schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
-      add: messages are x + value, else x * value.
+      add: messages are x + value, else x * value; an argument of the kernel, as the next.
       minimum: the least, else the greatest.
       batches: (Bv, Bx), each 1 or the batch.
     """
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
-    scalars = (m, n, *_strides(batches, (problem.nnz, k * n)), problem.batch)
+    strides = _strides(batches, (problem.nnz, k * n))
+    scalars = (m, n, *strides, problem.batch, int(add), int(minimum))
     return _call(
         "GspmmRowKernel",
-        [operand, add, minimum, *_rows(problem, schedule)],
+        [operand, *_rows(problem, schedule)],
         [reads, _INDEX, _INDEX, _INDEX, reads, operand, "int"],
         scalars,
         _grid(problem, schedule),

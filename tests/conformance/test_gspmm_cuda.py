@@ -57,7 +57,7 @@ def test_launches():
     rows = extremum_plan(PROBLEM, Schedule.parse("{<2 row, 4 col>, 1}"), add=True, minimum=False)
     # 32 lanes cover the columns; 8 workers of 2 rows in a block
     assert (rows.grid, rows.block, rows.zero) == ((63, 1, 1), (256, 1, 1), ())
-    assert rows.scalars == (1000, 128, 0, 0, 1)
+    assert rows.scalars == (1000, 128, 0, 0, 1, 1, 0)
     point = Schedule.parse("{<1/8 row, 4 col>, 8} tile_size=32 worker_dim_r=1/2")
     # 8 groups of 8 lanes cover a tile of 32 columns; 4 workers of 2 rows in a block
     group = pick_to_x_plan(dataclasses.replace(PROBLEM, batch=70_000), point, (70_000, 1, 70_000))

@@ -183,6 +183,8 @@ def test_the_first_nan_wins(point, minimum):
         ("gspmm.cuh", "distance = kGroup / 2", "distance = kGroup / 4", REPRESENTATIVES[1]),
         ("gspmm.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
         ("gspmm.cuh", "inside && row < m", "row < m", REPRESENTATIVES[1]),
+        ("gspmm.cuh", "add ? number + value :", "!add ? number + value :", REPRESENTATIVES[0]),
+        ("gspmm.cuh", "return minimum ?", "return !minimum ?", REPRESENTATIVES[1]),
         ("gspmm_pick.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
         ("gspmm_pick.cuh", "picked.at[j] == q", "true", REPRESENTATIVES[0]),
         ("gspmm_pick.cuh", "picked.at[c] == Index(q)", "true", REPRESENTATIVES[0]),
