@@ -42,8 +42,9 @@ def define(
     """Makes a primitive of its rules; `data` operands come first, index arrays after.
 
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`):
-    only the CPU's kernels take those. Of multiple results only the first has a derivative.
+    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`): for
+    the reference, and where `cuda` returns None, having no kernel for the vectors. Of multiple
+    results only the first has a derivative.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -54,30 +55,33 @@ def define(
     def of_vectors(params: dict) -> bool:
         return entries is not None and params["vector_length"] is not None
 
-    def entries_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        assert entries is not None
-        return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
+    def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
+        if cuda is None or isinstance(params["schedule"], Reference):
+            return None
+        return cuda(ctx, *operands, **params)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        if of_vectors(params) and isinstance(schedule, Emulated | Reference):
-            return entries_rule(ctx, *operands, **params)
         if isinstance(schedule, Emulated):
+            inner = params | {"schedule": schedule.schedule}
             with launch.handed_to(emulation(schedule.run)), schedule.choosing():
-                return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
-        rule = reference_rule if isinstance(schedule, Reference) else cpu
-        return rule(ctx, *operands, **params)
+                lowered = launches(ctx, operands, inner)
+            if lowered is not None:
+                return lowered
+            # The call on entries is emulated in its turn.
+            return other_rule(ctx, *operands, **(params if of_vectors(params) else inner))
+        if isinstance(schedule, Reference):
+            return other_rule(ctx, *operands, **params)
+        return cpu(ctx, *operands, **params)
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if of_vectors(params):
-            return entries_rule(ctx, *operands, **params)
-        if cuda is None or isinstance(params["schedule"], Reference):
-            return other_rule(ctx, *operands, **params)
-        return cuda(ctx, *operands, **params)
+        lowered = launches(ctx, operands, params)
+        return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         if of_vectors(params):
-            return entries_rule(ctx, *operands, **params)
+            assert entries is not None
+            return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
         schedule = params["schedule"]
         if not (schedule is None or isinstance(schedule, Reference)):
             raise NotImplementedError(
@@ -217,8 +221,8 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
-def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
-    """What a kernel is to do: the caller's schedule, checked, or the selector's."""
+def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
+    """What a kernel is to do: the caller's schedule, checked, or the selector's; of these kinds."""
     sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
     if problem.platform == "cuda" and not all(isinstance(size, int) for size in sizes):
         raise NotImplementedError(
@@ -227,10 +231,11 @@ def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
         )
     schedule = default_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
-    if not isinstance(schedule, kind):
+    if not isinstance(schedule, kinds):
+        names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
         raise NotImplementedError(
             f"{problem.op}: no kernel on {problem.platform} obeys {schedule}; "
-            f"{kind.__name__}(...) and Reference() run here"
+            f"{names} and Reference() run here"
         )
     return schedule
 
@@ -238,6 +243,11 @@ def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
 def derived(schedule: Schedule | None) -> Schedule | None:
     """The schedule of another op that a derivative rule calls."""
     return None if schedule is None else schedule.derived()
+
+
+def transposed(schedule: Schedule | None) -> Schedule | None:
+    """The schedule of the product with the transpose that a derivative rule calls."""
+    return None if schedule is None else schedule.transposed()
 
 
 def emulation(run: Callable) -> Callable:
