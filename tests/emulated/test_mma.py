@@ -23,7 +23,8 @@ def test_products_of_fragments_as_the_header_draws_them(launch, dtype):
     source = f"""#include "mma.cuh"
     extern "C" __global__ void k(const {element}* A, const {element}* B, float* D) {{
       const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-      A += threadIdx.x / 32 * 16 * {k}; B += threadIdx.x / 32 * {k} * 8; D += threadIdx.x / 32 * 128;
+      const int warp = threadIdx.x / 32;
+      A += warp * 16 * {k}; B += warp * {k} * 8; D += warp * 128;
       unsigned a[4], b[2];
       for (int i = 0; i < 4; ++i) {{
         const int row = g + 8 * (i % 2);
