@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.octet_sddmm import check_sddmm, explain_sddmm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
-_DTYPES = {"float16": 16, "bfloat16": 16, "float32": 8}  # k of one mma
+_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,8 @@ class OctetTile(Schedule):
       vector_length: V of the format, 2, 4, 8, 16 or 32.
       tile_n: what a warp computes for a block row: dense columns (spmm, a multiple of 64) or
         vectors (sddmm, a multiple of 16).
-      tile_k: of the reduction in one step, a multiple of 16: vectors (spmm), features (sddmm).
+      tile_k: of the reduction in one step, a multiple of 16: vectors (spmm), features (sddmm; a
+        lane loads 16 bytes of a row at once where 64 divide the bytes of a step, else 8).
       stages: steps whose loads are under way at once, 1 to 4.
       row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
         sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
@@ -64,12 +66,38 @@ class OctetTile(Schedule):
         return True
 
     def check(self, problem: Problem) -> None:
-        # Replaced as the kernels come: see the branches for spmm and sddmm.
-        raise NotImplementedError(f"{problem.op}: no kernel for {self}")
+        self.check_kernel(problem, "cuda")
+        if problem.op != "sddmm":
+            raise NotImplementedError(
+                f"{problem.op}: {self} has a kernel of sddmm; schedule=None runs here"
+            )
+        if problem.vector_length is None:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
+                f"convert with A.asformat(CVS({self.vector_length}))"
+            )
+        if problem.vector_length != self.vector_length:
+            raise ScheduleError(
+                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
+            )
+        if problem.dtype not in _DTYPES:
+            raise NotImplementedError(
+                f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
+                f"cast to one of {', '.join(_DTYPES)} or leave the schedule out"
+            )
+        if problem.dtype == "float32" and not self.tf32:
+            raise ScheduleError(
+                f"{problem.op}: {self} would round float32 to the 10 bits of tf32; allow it with "
+                "tf32=True, or leave the schedule out"
+            )
+        check_sddmm(self, problem)
 
     def transposed(self) -> None:
         """The transpose of column vectors is row vectors, which share no gathered row."""
         return None
+
+    def explain(self, problem: Problem) -> str:
+        return explain_sddmm(self, problem)
 
     def __str__(self) -> str:
         given = ", ".join(
