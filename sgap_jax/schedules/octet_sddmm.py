@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from sgap_jax.schedules.octet import OctetTile
 
 WARPS = 4  # of a block: windows that follow each other read the same rows of X
-_HELD = 184  # registers of a lane for sums, what is under way and addresses: beyond them it spills
+_WINDOW = 128  # vectors, at most
+_HELD = 160  # registers of a lane for sums, what is under way and addresses: beyond them it spills
 
 
 def check_sddmm(tile: OctetTile, problem: Problem) -> None:
@@ -20,6 +21,10 @@ def check_sddmm(tile: OctetTile, problem: Problem) -> None:
         raise ScheduleError(
             f"sddmm: {tile}: row_warps is of spmm; the vectors of a block row are shared among "
             "warps by windows of tile_n"
+        )
+    if tile.tile_n > _WINDOW:
+        raise ScheduleError(
+            f"sddmm: {tile}: tile_n is the vectors of a warp, up to {_WINDOW}; give a smaller one"
         )
     if (held := registers(tile, problem.dtype)) > _HELD:
         raise ScheduleError(

@@ -59,7 +59,7 @@ def check(name, tile, dtype, d, **where):
 def of(tile, length, dtype="float16"):
     """The tile for vectors of a length; a narrower one where that takes too many registers."""
     tile = dataclasses.replace(tile, vector_length=length)
-    return tile if registers(tile, dtype) <= 184 else dataclasses.replace(tile, tile_n=16)
+    return tile if registers(tile, dtype) <= 160 else dataclasses.replace(tile, tile_n=16)
 
 
 @pytest.mark.parametrize("name", BATTERY)
