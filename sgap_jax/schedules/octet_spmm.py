@@ -16,7 +16,7 @@ _REGISTERS = 65536  # of a multiprocessor
 _OF_LANE = 255
 # A lane's registers for a quad under way by a panel, and for addresses and the like: upper bounds
 # of what NVRTC 13 took on sm_80 to sm_100; beyond the sum it spills.
-_OF_QUAD = {"float16": 26, "bfloat16": 26, "float32": 50}
+_OF_QUAD = {"float16": 26, "bfloat16": 26, "float32": 54}
 _OTHERS = 40
 _SHARED_BYTES = 48 << 10
 _GRID_Y = 65535
