@@ -107,12 +107,6 @@ def cast(x, dtype):
     return np.asarray(x).astype(np.dtype(getattr(ml_dtypes, str(dtype), dtype)))
 
 
-def tf32(x):
-    """x, float32, with 10 bits of mantissa: to nearest, ties away from zero."""
-    bits = np.asarray(x, np.float32).view(np.uint32)
-    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
 def rounded(x, dtype):
     """x as the kernel sees it: rounded to the dtype, widened to float64."""
     return cast(x, dtype).astype(np.float64)

@@ -1,7 +1,8 @@
 """What X Y^T is at the entries of a case, and how far from it rounding may lead."""
 
 import numpy as np
-from battery import rounded, tf32
+from battery import rounded
+from octet_oracle import tf32
 from tolerance import sum_bound
 
 from sgap_jax import reference

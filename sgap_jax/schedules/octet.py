@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.schedules.octet_sddmm import check_sddmm, explain_sddmm
+from sgap_jax.schedules.octet_spmm import check_spmm, explain_spmm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 _DTYPES = ("float16", "bfloat16", "float32")
+_CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,8 @@ class OctetTile(Schedule):
       stages: steps whose loads are under way at once, 1 to 4.
       row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
         sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
+      swizzle: block rows are taken longest first (spmm), for patterns with a few long ones; costs a
+        sort of the block rows at each call, and changes no bit of the result.
       tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
 
     Raises:
@@ -43,6 +47,7 @@ class OctetTile(Schedule):
     tile_k: int = 16
     stages: int = 1
     row_warps: int = 1
+    swizzle: bool = False
     tf32: bool = False
 
     def __post_init__(self) -> None:
@@ -57,8 +62,10 @@ class OctetTile(Schedule):
             if type(value) is not int or value not in allowed:
                 words = str(allowed) if isinstance(allowed, tuple) else _in_words(allowed)
                 raise ScheduleError(f"OctetTile: {name} must be {words}, got {value!r}")
-        if type(self.tf32) is not bool:
-            raise ScheduleError(f"OctetTile: tf32 must be a bool, got {self.tf32!r}")
+        for name in ("swizzle", "tf32"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
 
     @property
     def deterministic(self) -> bool:
@@ -67,9 +74,10 @@ class OctetTile(Schedule):
 
     def check(self, problem: Problem) -> None:
         self.check_kernel(problem, "cuda")
-        if problem.op != "sddmm":
+        if problem.op not in _CHECKS:
             raise NotImplementedError(
-                f"{problem.op}: {self} has a kernel of sddmm; schedule=None runs here"
+                f"{problem.op}: {self} has kernels of {' and '.join(_CHECKS)}; schedule=None runs "
+                "here"
             )
         if problem.vector_length is None:
             raise NotImplementedError(
@@ -90,14 +98,15 @@ class OctetTile(Schedule):
                 f"{problem.op}: {self} would round float32 to the 10 bits of tf32; allow it with "
                 "tf32=True, or leave the schedule out"
             )
-        check_sddmm(self, problem)
+        _CHECKS[problem.op](self, problem)
 
     def transposed(self) -> None:
         """The transpose of column vectors is row vectors, which share no gathered row."""
         return None
 
     def explain(self, problem: Problem) -> str:
-        return explain_sddmm(self, problem)
+        explain = explain_sddmm if problem.op == "sddmm" else explain_spmm
+        return explain(self, problem)
 
     def __str__(self) -> str:
         given = ", ".join(

@@ -17,10 +17,10 @@ _HELD = 160  # registers of a lane for sums, what is under way and addresses: be
 
 def check_sddmm(tile: OctetTile, problem: Problem) -> None:
     """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
-    if tile.row_warps != 1:
+    if tile.row_warps != 1 or tile.swizzle:
         raise ScheduleError(
-            f"sddmm: {tile}: row_warps is of spmm; the vectors of a block row are shared among "
-            "warps by windows of tile_n"
+            f"sddmm: {tile}: row_warps and swizzle are of spmm; a warp has tile_n vectors here, "
+            "whatever their block rows"
         )
     if tile.tile_n > _WINDOW:
         raise ScheduleError(

@@ -132,10 +132,16 @@ ERRORS = [
     (OctetTile(8), dict(dtype="float64"), NotImplementedError, ["float64", "bfloat16"]),
     (OctetTile(8), dict(dtype="int32"), NotImplementedError, ["int32", "Reference()"]),
     (OctetTile(8), dict(dtype="float32"), ScheduleError, ["10 bits", "tf32=True"]),
-    (OctetTile(8, row_warps=2), dict(), ScheduleError, ["row_warps is of spmm", "tile_n"]),
+    (OctetTile(8, row_warps=2), dict(), ScheduleError, ["row_warps", "are of spmm", "tile_n"]),
+    (OctetTile(8, swizzle=True), dict(), ScheduleError, ["swizzle", "are of spmm", "tile_n"]),
     (OctetTile(8, tile_n=144), dict(), ScheduleError, ["tile_n", "up to 128"]),
     (OctetTile(8, tile_n=128, tile_k=64), dict(), ScheduleError, ["202 registers", "160", "fewer"]),
-    (OctetTile(8), dict(op="row_sum"), NotImplementedError, ["row_sum", "schedule=None"]),
+    (
+        OctetTile(8),
+        dict(op="row_sum"),
+        NotImplementedError,
+        ["row_sum", "of spmm and sddmm"],
+    ),
 ]
 
 
