@@ -10,8 +10,9 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from gpu_session import on_gpu, some
 from tolerance import DTYPES
+from vector_cases import encoded, vectors
 
-from sgap_jax import Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
+from sgap_jax import OctetTile, Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.kernels import algorithm
 
@@ -55,6 +56,16 @@ def test_spmm(family, dtype):
             ),
             point,
         )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_octet_tiles_of_sddmm(dtype):
+    for i, (name, length) in enumerate(some(itertools.product(NAMES, (2, 4, 8, 16, 32)), 1)):
+        arrays, case, _ = encoded(BATTERY[name], length)
+        tile = OctetTile(length, 16 * (1 + i % 2), 32 * (1 + i % 2), tf32=dtype == "float32")
+        A, d = vectors(arrays, case, dtype), 24 + i % 2
+        X, Y = (cast(integers(size, d, seed=i), dtype) for size in case.shape)
+        same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values, tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

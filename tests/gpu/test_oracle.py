@@ -8,10 +8,13 @@ from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
 from gspmm_oracle import away_from_zero
 from gspmm_oracle import oracle as gspmm_oracle
+from sddmm_oracle import operands, vector_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
+from vector_cases import encoded, vectors
 
 from sgap_jax import (
+    OctetTile,
     Problem,
     gspmm,
     legal_points,
@@ -83,6 +86,22 @@ def test_sddmm(dtype):
         arrays = (case.row_offsets, case.column_indices)
         expected, magnitude = (reference.sddmm(*arrays, f(X), f(Y)) for f in (np.array, np.abs))
         assert_within(C.values, expected, sum_bound(expected, magnitude, d, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_octet_tiles_of_sddmm(dtype):
+    settings = list(itertools.product(BATTERY, range(3)))
+    for name, j in some(settings):
+        i = settings.index((name, j))
+        length, d = (2, 4, 8, 16, 32)[i % 5], (8, 33, 64, 100)[i // 2 % 4]
+        tile = OctetTile(length, 16 * (1 + i % 2), 32, 1 + i % 3 // 2, tf32=dtype == "float32")
+        arrays, case, place = encoded(BATTERY[name], length)
+        A, (X, Y) = vectors(arrays, case, dtype), operands(case, d)
+        default = dtype != "float32" and length > 2 and i % 2
+        C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=on_gpu(None if default else tile))
+        expected, bound = vector_oracle(case, place, A.nnz, dtype, X, Y)
+        # A tensor core rounds its sums toward zero: twice the error of each.
+        assert_within(C.values.reshape(-1), expected, 2 * bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
