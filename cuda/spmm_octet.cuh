@@ -6,6 +6,7 @@
 // kQuads   tile_k in quads: 16 vectors, four of them a lane's own
 // kStages  steps of tile_k vectors whose gathered rows are in registers or on their way
 // kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
+// kBlocks  blocks of a multiprocessor that must fit: left to itself ptxas spills for more of them
 // kVector  n is a multiple of the columns in 16 bytes
 // kOrdered block rows are taken in the order of `order`; else it is not read
 //
@@ -258,9 +259,9 @@ __device__ inline void AddWarps(unsigned warp, unsigned lane, float (&sums)[kSum
   }
 }
 
-template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, bool kVector,
-          bool kOrdered>
-__global__ void __launch_bounds__(32 * kWarps, 1)
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, int kBlocks,
+          bool kVector, bool kOrdered>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks)
     SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                     const Index* __restrict__ column_indices, const Index* __restrict__ order,
                     const T* __restrict__ b, T* __restrict__ c, long long m, long long n,

@@ -22,6 +22,7 @@ from sgap_jax.runtime import (
     sddmm_octet_cuda,
     sparse_softmax_cuda,
     spmm_cuda,
+    spmm_octet_cuda,
 )
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, OctetTile, Problem, Schedule, choose_schedule
@@ -31,6 +32,7 @@ from sgap_jax.schedules.kernels import TILED
 # launch.
 LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "spmm": ("spmm", spmm_cuda.launch_plan),
+    "spmm_octet": ("spmm", spmm_octet_cuda.launch_plan),
     "sddmm": ("sddmm", sddmm_cuda.launch_plan),
     "sddmm_octet": ("sddmm", sddmm_octet_cuda.launch_plan),
     "row_sum": ("row_sum", row_reduce_cuda.launch_plan),
@@ -47,21 +49,23 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 # Those of tiles of column vectors.
-TILES: dict[str, type[Schedule]] = {"sddmm_octet": OctetTile}
+TILES: dict[str, type[Schedule]] = {"spmm_octet": OctetTile, "sddmm_octet": OctetTile}
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
 VECTORS = ("CVS(2)", "CVS(4)", "CVS(8)", "CVS(16)")
-_ROWS = 10_000
+LONG_ROWS = (256,)  # of vectors, that several warps share
+_ROWS = 1000
 
 
 def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
     """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
+    lengths = ROW_LENGTHS if formats == ("CSR",) else (*ROW_LENGTHS, *LONG_ROWS)
     for n, dtype, length, through, format in itertools.product(
-        columns, DTYPES, ROW_LENGTHS, permuted, formats
+        columns, DTYPES, lengths, permuted, formats
     ):
         yield Problem(
             op,

@@ -3,7 +3,7 @@
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.octet_spmm import QUAD, grid
+from sgap_jax.schedules.octet_spmm import QUAD, blocks_of_multiprocessor, grid
 from sgap_jax.schedules.problem import Problem
 
 
@@ -29,7 +29,7 @@ def launch_plan(
     operand, chunk = TYPES[problem.dtype], 4 if problem.dtype == "float32" else 8
     panels, quads = tile.tile_n // (8 * chunk), tile.tile_k // QUAD
     constants: list = [operand, tile.vector_length, panels, quads, tile.stages, tile.row_warps]
-    constants += [n % chunk == 0, tile.swizzle]
+    constants += [blocks_of_multiprocessor(tile, problem.dtype), n % chunk == 0, tile.swizzle]
     index, reads = "const int", f"const {operand}"
     pointers = [reads, index, index, index, reads, operand]
     scalars = (

@@ -14,9 +14,9 @@ QUAD = 16  # vectors of a quad: four of each of 4 lanes
 _PANEL = 64  # columns of a tile come in multiples of this one
 _REGISTERS = 65536  # of a multiprocessor
 _OF_LANE = 255
-# A lane's registers for a quad under way by a panel, and for addresses and the like: upper bounds
-# of what NVRTC 13 took on sm_80 to sm_100; beyond the sum it spills.
-_OF_QUAD = {"float16": 26, "bfloat16": 26, "float32": 54}
+# A lane's registers for a quad by a panel under way, more for each 8 rows of a vector beyond the
+# first, and for addresses and the like: as many as keep NVRTC 13 from spilling on sm_80 to sm_100.
+_OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
 _OTHERS = 40
 _SHARED_BYTES = 48 << 10
 _GRID_Y = 65535
@@ -58,9 +58,17 @@ def _sums(tile: OctetTile) -> int:
 
 
 def registers(tile: OctetTile, dtype: str) -> int:
-    """What a lane takes at most."""
+    """What a lane takes, more or less."""
     quads = tile.stages * (tile.tile_k // QUAD) * (tile.tile_n // _PANEL)
-    return _sums(tile) + quads * _OF_QUAD[dtype] + _OTHERS
+    of_first, of_others = _OF_QUAD[dtype]
+    of_quad = of_first + of_others * (max(tile.vector_length // 8, 1) - 1)
+    return _sums(tile) + quads * of_quad + _OTHERS
+
+
+def blocks_of_multiprocessor(tile: OctetTile, dtype: str) -> int:
+    """Blocks that the compiler is to leave registers for: 16 warps' where that takes no spills."""
+    most = _REGISTERS // (32 * 16)
+    return 16 // tile.row_warps if registers(tile, dtype) <= most else 1
 
 
 def shared_bytes(tile: OctetTile) -> int:

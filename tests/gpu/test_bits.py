@@ -68,6 +68,20 @@ def test_octet_tiles_of_sddmm(dtype):
         same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values, tile)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("length", [2, 4, 8, 16, 32])
+def test_spmm_of_vectors_by_octet_tiles(length, dtype):
+    stages, tile_n = (2, 128) if length < 16 else (1, 64)
+    tiles = [OctetTile(length, stages=stages, row_warps=2, swizzle=True, tf32=True)]
+    tiles += [OctetTile(length, tile_n=tile_n, tf32=True)]
+    for i, tile in enumerate(some(tiles, 1)):
+        arrays, case, _ = encoded(BATTERY[NAMES[(length // 2 + i) % 4]], length)
+        stored = np.where(np.isnan(arrays[2]), np.nan, integers(*arrays[2].shape))
+        A = vectors((*arrays[:2], stored), case, dtype)
+        B = cast(integers(case.shape[1], 24 + i), dtype)
+        same_bits(lambda s, A=A, B=B: spmm(A, B, schedule=s), tile)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_defaults(dtype):
     for name, d in some(itertools.product(NAMES, (1, 6)), 1):

@@ -8,6 +8,7 @@ from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
 from gspmm_oracle import away_from_zero
 from gspmm_oracle import oracle as gspmm_oracle
+from octet_oracle import octet_oracle
 from sddmm_oracle import operands, vector_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
@@ -65,6 +66,33 @@ def test_the_default_of_spmm(name):
     settings = list(itertools.product(DTYPES, (1, 8, 33, 64), (False, True)))
     for dtype, n, transpose in some(settings, 1):
         check_spmm(name, None, dtype, n, transpose)
+
+
+OCTETS = [
+    None,
+    OctetTile(8, tf32=True),
+    OctetTile(8, tile_n=128, row_warps=2, tf32=True),
+    OctetTile(8, tile_k=32, stages=2, row_warps=4),
+    OctetTile(4, stages=4, row_warps=8, swizzle=True),
+    OctetTile(2, stages=2, tf32=True),
+    OctetTile(16, stages=3, row_warps=4),
+    OctetTile(32, stages=2),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("tile", OCTETS, ids=str)
+def test_spmm_of_vectors_by_octet_tiles(tile, dtype):
+    if dtype == "float32" and (tile is None or not tile.tf32):
+        pytest.skip("float32 by octet tiles is tf32 where it is allowed")
+    for name, n in some(itertools.product(BATTERY, (1, 8, 67, 256)), 1):
+        arrays, case, _ = encoded(BATTERY[name], 8 if tile is None else tile.vector_length)
+        B = dense_operand(case, n)
+        C = product(vectors(arrays, case, dtype), cast(B, dtype), schedule=on_gpu(tile))
+        assert C.dtype == dtype
+        expected, bound = octet_oracle(case, dtype, B)
+        # A tensor core cuts off what an addition does not keep: twice the error of rounding it.
+        assert_within(C, expected, 2 * bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
