@@ -86,8 +86,8 @@ def explain_spmm(tile: OctetTile, problem: Problem) -> str:
     """What a block, a warp and a lane own, who writes, and the equivalent loops."""
     (m, k), n, length = problem.shape, problem.n, tile.vector_length
     rows, tiles = grid(tile, problem)
-    chunk, pairs = (4, 2) if problem.dtype == "float32" else (8, 4)
-    panels, depth = tile.tile_n // (8 * chunk), 8 if problem.dtype == "float32" else 16
+    chunk, depth = (4, 8) if problem.dtype == "float32" else (8, 16)
+    panels = tile.tile_n // (8 * chunk)
     batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
     order = ", longest first" if tile.swizzle else ""
     idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
@@ -105,10 +105,9 @@ def explain_spmm(tile: OctetTile, problem: Problem) -> str:
             f"block: {32 * tile.row_warps} threads: {warps} for the block row",
             f"warp:  steps of {tile.tile_k} vectors; an mma is 16 columns x {min(length, 8)} rows "
             f"x {depth} vectors{idle}",
-            f"lane:  {chunk} consecutive columns of each of {panels} panels, of the rows of B of "
-            f"{tile.tile_k // 4} vectors{ahead}; an mma takes 2 columns, {pairs} make up a panel",
-            f"write: {writer}: {chunk} columns at once of {max(length // 4, 1)} rows of C a lane, "
-            "plain stores",
+            f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of B "
+            f"of {tile.tile_k // 4} vectors{ahead}",
+            f"write: {writer}; a lane {chunk} columns at once of {max(length // 4, 1)} rows of C",
             f"parallel for j0 in range(0, {n}, {tile.tile_n}):  # blocks; j = j0..j0 + "
             f"{tile.tile_n - 1}, below n",
             f"  parallel for b in range({rows}):  # blocks",
