@@ -149,11 +149,11 @@ struct WindowColumns {
   enum { kWarp = 32, kParts = (kVectors + kWarp - 1) / kWarp };
   Index part[kParts];
 
-  __device__ WindowColumns(const Index* column_indices, unsigned first, unsigned last) {
+  __device__ WindowColumns(const Index* column_indices, unsigned first, unsigned end) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       const unsigned p = first + i * kWarp + threadIdx.x % kWarp;
-      part[i] = p < last ? column_indices[p] : 0;
+      part[i] = p < end ? column_indices[p] : 0;
     }
   }
 
@@ -184,8 +184,10 @@ __global__ void __launch_bounds__(
   const unsigned end = first + kVectors < vectors ? first + kVectors : unsigned(vectors);
   const unsigned rows = unsigned((m + kLength - 1) / kLength), stored = row_offsets[rows];
   const unsigned last = rows == 0 ? 0 : end < stored ? end : stored;
-  const WindowColumns<kVectors> columns(column_indices, first, last);
-  const unsigned first_row = first < last ? RowByWarp(row_offsets, 0, rows, Index(first)) : 0;
+  // Neither waits for `stored`: what is padding finds a row too, which is not used.
+  const WindowColumns<kVectors> columns(column_indices, first, end);
+  const bool any = rows > 0 && first < end;
+  const unsigned first_row = any ? RowByWarp(row_offsets, 0, rows, Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     T* out = values + product * vectors * kLength;
     const unsigned padding = first < stored ? stored : first;
