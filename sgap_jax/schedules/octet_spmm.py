@@ -105,8 +105,8 @@ def explain_spmm(tile: OctetTile, problem: Problem) -> str:
             f"block: {32 * tile.row_warps} threads: {warps} for the block row",
             f"warp:  steps of {tile.tile_k} vectors; an mma is 16 columns x {min(length, 8)} rows "
             f"x {depth} vectors{idle}",
-            f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of B "
-            f"of {tile.tile_k // 4} vectors{ahead}",
+            f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of "
+            f"B of {tile.tile_k // 4} vectors{ahead}",
             f"write: {writer}; a lane {chunk} columns at once of {max(length // 4, 1)} rows of C",
             f"parallel for j0 in range(0, {n}, {tile.tile_n}):  # blocks; j = j0..j0 + "
             f"{tile.tile_n - 1}, below n",
