@@ -6,7 +6,8 @@ generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
 `gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
-`vectors` and `vectors_quick` (each position of a pattern is a column vector).
+`vectors` and `vectors_quick` (each position of a pattern is a column vector), `octets` (such ones
+for a GPU).
 """
 
 import dataclasses
@@ -182,6 +183,24 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 quick = network == "transformer" and length in (2, 8) and percent in (70, 90)
                 tags = "vectors vectors_quick" if quick else "vectors"
                 add(name, family, dlmc + path, vectors, pruned_layer, length, tags=tags)
+
+    # Column vectors of 8: the paper's profiled layer, and a large square one.
+    for percent in (70, 80, 90, 95):
+        sparsity = percent / 100
+        layer = functools.partial(pruned, 256, 1024, sparsity)
+        name, family = f"weights_2048x1024_{percent}pct_v8", f"V=8 {percent}%"
+        add(name, family, synthetic, vectors, layer, 8, tags="octets")
+        if percent > 70:
+            square = functools.partial(pruned, 512, 4096, sparsity)
+            add(
+                f"weights_4096_{percent}pct_v8",
+                family,
+                synthetic,
+                vectors,
+                square,
+                8,
+                tags="octets",
+            )
 
     for name, file, tags in (
         ("bcsstk16", "bcsstk16.mtx.gz", ""),

@@ -2,6 +2,7 @@
 
 import numpy as np
 from battery import rounded
+from octet_oracle import tf32
 from tolerance import sum_bound
 
 from sgap_jax import reference
@@ -18,3 +19,15 @@ def oracle(case, dtype, X, Y):
     expected = reference.sddmm(*arrays, X, Y)
     magnitude = reference.sddmm(*arrays, np.abs(X), np.abs(Y))
     return expected, sum_bound(expected, magnitude, X.shape[1], dtype)
+
+
+def vector_oracle(case, place, size, dtype, X, Y):
+    """The same for vectors of `size` numbers, as vector_cases.encoded gives them; float32 is tf32.
+
+    What is no entry must be exactly zero.
+    """
+    if dtype == "float32":
+        X, Y = tf32(X), tf32(Y)
+    whole = np.zeros((2, size))
+    whole[:, place] = oracle(case, dtype, X, Y)
+    return whole

@@ -1,4 +1,5 @@
-"""cuSPARSE's SpMM called directly: every algorithm for CSR, with its own preprocessing.
+"""cuSPARSE's SpMM called directly: every algorithm for CSR, with its own preprocessing, and
+blocked-ELL.
 
 The libraries that bring cuSPARSE choose one algorithm for their users; this finds the best.
 """
@@ -14,7 +15,9 @@ from ctypes.util import find_library
 from benchmarks.problems import Unavailable
 
 ALGORITHMS = {"default": 0, "csr_alg1": 4, "csr_alg2": 6, "csr_alg3": 12}  # cusparseSpMMAlg_t
+BLOCKED_ELL = 13
 _INT32, _FLOAT32, _ROW_MAJOR = 2, 0, 2  # CUSPARSE_INDEX_32I, CUDA_R_32F, CUSPARSE_ORDER_ROW
+_TYPES = {4: _FLOAT32, 2: 2}  # cudaDataType by the bytes of a number: CUDA_R_32F, CUDA_R_16F
 
 
 @functools.cache
@@ -52,28 +55,40 @@ def _pointer(tensor) -> ctypes.c_void_p:
 
 
 class Product:
-    """C = A B of one set of torch tensors: values, offsets, indices, B [k, n], C [m, n]."""
+    """C = A B of one set of torch tensors: values, offsets, indices, B [k, n], C [m, n], all of
+    float32 or of float16 with sums in float32. Blocked-ELL: values [m, columns stored], indices
+    [m / block, blocks stored]."""
 
     def __init__(self, torch, algorithm: str, operands, B, C) -> None:
-        values, offsets, indices = operands
         (k, n), m, int64 = B.shape, C.shape[0], ctypes.c_int64
-        self._torch, self._algorithm = torch, ALGORITHMS[algorithm]
-        self._kept = (values, offsets, indices, B, C)
+        values, kind = operands[0], _TYPES[B.element_size()]
+        self._torch, self._algorithm = torch, ALGORITHMS.get(algorithm, BLOCKED_ELL)
+        self._kept = (*operands, B, C)
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
         self._A, self._B, self._C = (ctypes.c_void_p() for _ in range(3))
-        call(
-            "cusparseCreateCsr", ctypes.byref(self._A), int64(m), int64(k), int64(len(values)),
-            _pointer(offsets), _pointer(indices), _pointer(values), _INT32, _INT32, 0, _FLOAT32,
-        )  # fmt: skip
+        if algorithm in ALGORITHMS:
+            _, offsets, indices = operands
+            call(
+                "cusparseCreateCsr", ctypes.byref(self._A), int64(m), int64(k), int64(len(values)),
+                _pointer(offsets), _pointer(indices), _pointer(values), _INT32, _INT32, 0, kind,
+            )  # fmt: skip
+        else:
+            _, indices = operands
+            call(
+                "cusparseCreateBlockedEll", ctypes.byref(self._A), int64(m), int64(k),
+                int64(m // indices.shape[0]), int64(values.shape[1]), _pointer(indices),
+                _pointer(values), _INT32, 0, kind,
+            )  # fmt: skip
         for matrix, dense, rows in ((self._B, B, k), (self._C, C, m)):
             call(
                 "cusparseCreateDnMat", ctypes.byref(matrix), int64(rows), int64(n), int64(n),
-                _pointer(dense), _FLOAT32, _ROW_MAJOR,
+                _pointer(dense), kind, _ROW_MAJOR,
             )  # fmt: skip
         size = ctypes.c_size_t()
         self._use("cusparseSpMM_bufferSize", ctypes.byref(size))
         self._buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
-        self._use("cusparseSpMM_preprocess", _pointer(self._buffer))
+        if algorithm in ALGORITHMS:
+            self._use("cusparseSpMM_preprocess", _pointer(self._buffer))
 
     def _use(self, name: str, last: object) -> None:
         stream = ctypes.c_void_p(self._torch.cuda.current_stream().cuda_stream)

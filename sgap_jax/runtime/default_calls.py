@@ -2,8 +2,9 @@
 
 For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
 features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
-float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. float64 and points that a caller names are compiled where they run.
+float32, bfloat16 and float16, with and without a permutation where the operation has one, and for
+column vectors of the usual lengths the tiles that it picks. Many problems share a kernel. float64
+and schedules that a caller names are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -11,25 +12,29 @@ Imports no JAX: the build runs it before the package can be imported.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 from sgap_jax.runtime import (
     gspmm_cuda,
     row_reduce_cuda,
     sddmm_cuda,
+    sddmm_octet_cuda,
     sparse_softmax_cuda,
     spmm_cuda,
+    spmm_octet_cuda,
 )
 from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
+from sgap_jax.schedules import AtomicParallelism, OctetTile, Problem, Schedule, choose_schedule
 from sgap_jax.schedules.kernels import TILED
 
 # What a kernel's launch plan adds: a name, the operation whose points it takes, (problem, point) ->
 # launch.
 LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "spmm": ("spmm", spmm_cuda.launch_plan),
+    "spmm_octet": ("spmm", spmm_octet_cuda.launch_plan),
     "sddmm": ("sddmm", sddmm_cuda.launch_plan),
+    "sddmm_octet": ("sddmm", sddmm_octet_cuda.launch_plan),
     "row_sum": ("row_sum", row_reduce_cuda.launch_plan),
     "row_max": ("row_max", row_reduce_cuda.launch_plan),
     "row_broadcast": ("row_broadcast", row_reduce_cuda.launch_plan),
@@ -43,24 +48,32 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick_to_values": ("sddmm", gspmm_cuda.pick_to_values_plan),
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
+# Those of tiles of column vectors.
+TILES: dict[str, type[Schedule]] = {"spmm_octet": OctetTile, "sddmm_octet": OctetTile}
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
-_ROWS = 10_000
+VECTORS = ("CVS(2)", "CVS(4)", "CVS(8)", "CVS(16)")
+LONG_ROWS = (256,)  # of vectors, that several warps share
+_ROWS = 1000
 
 
-def default_problems(op: str) -> Iterator[Problem]:
+def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
     """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
-    for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
+    lengths = ROW_LENGTHS if formats == ("CSR",) else (*ROW_LENGTHS, *LONG_ROWS)
+    for n, dtype, length, through, format in itertools.product(
+        columns, DTYPES, lengths, permuted, formats
+    ):
         yield Problem(
             op,
             (_ROWS, _ROWS),
             _ROWS * length,
             n=n,
             dtype=dtype,
+            format=format,
             platform="cuda",
             permuted=through,
         )
@@ -70,9 +83,10 @@ def default_problems(op: str) -> Iterator[Problem]:
 def default_calls(name: str) -> dict[str, KernelCall]:
     """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
     (op, plan), calls = LAUNCH_PLANS[name], {}
-    for problem in default_problems(op):
-        point = choose_schedule(problem)
-        assert isinstance(point, AtomicParallelism)
-        call = plan(problem, point)
-        calls[call.source] = call
+    kind = TILES.get(name, AtomicParallelism)
+    for problem in default_problems(op, VECTORS if name in TILES else ("CSR",)):
+        schedule = choose_schedule(problem)
+        if isinstance(schedule, kind):
+            call = plan(problem, schedule)
+            calls[call.source] = call
     return calls

@@ -1,11 +1,13 @@
 """Which schedule an operation gets when the caller names none."""
 
+import dataclasses
 from fractions import Fraction
 from typing import Any
 
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.kernels import TILED
+from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Reference, Schedule
 
@@ -20,8 +22,8 @@ _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does n
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
-    On CUDA a point of the atomic-parallelism space, as `_point` says; on other platforms the
-    plain-JAX lowering.
+    On CUDA a tile of column vectors where `_tile` has one, else a point of the atomic-parallelism
+    space, as `_point` says; on other platforms the plain-JAX lowering.
 
     On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
     cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5
@@ -36,7 +38,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     about 100,000; from 200,000 on it lost 1 to 6%.
     """
     if problem.platform == "cuda":
-        return _point(problem)
+        return _tile(problem) or _point(problem)
     if problem.platform != "cpu":
         return Reference()
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
@@ -44,6 +46,54 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and _packing_pays(problem):
         return CpuTile(columns=_SLAB_ROW // _PACKED_BYTES[problem.dtype], packed=True)
     return CpuTile()
+
+
+def _tile(problem: Problem) -> Schedule | None:
+    """The default for column vectors on CUDA; None where points on their entries are all there is.
+
+    Not measured here yet.
+
+    - spmm of 16-bit numbers: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x of the CUDA
+      cores in the paper (vectorSparse, section 7.2.1, a V100).
+    - sddmm of them: likewise, 1.27x to 3.03x there (section 7.3.1).
+    """
+    if problem.dtype not in ("float16", "bfloat16") or problem.vector_length not in (4, 8, 16, 32):
+        return None
+    if problem.op == "sddmm":
+        return _sampled_octets(problem, problem.vector_length)
+    octets = problem.op == "spmm" and not problem.permuted
+    return _octets(problem, problem.vector_length) if octets else None
+
+
+def _octets(problem: Problem, length: int) -> OctetTile | None:
+    """64 columns a block, as in vectorSparse, section 5.4; None beyond the tiles of a grid.
+
+    - Two steps of 16 vectors under way: ours. One is 2 KB of gathered rows for each warp, and a
+      multiprocessor needs some 30 KB under way for its share of what the second-level cache gives.
+    - Four warps share a block row where it has two steps for each of them and there are too few
+      block rows to fill a device, 16 warps for each of 128 multiprocessors: ours.
+    """
+    tile = OctetTile(length, stages=2)
+    rows, tiles = -(-problem.shape[0] // length), -(-problem.n // tile.tile_n)
+    if tiles > 65535:
+        return None
+    few = rows * tiles * problem.batch < 16 * 128
+    long = problem.nnz // length >= 4 * 2 * tile.tile_k * rows
+    return dataclasses.replace(tile, row_warps=4) if few and long else tile
+
+
+def _sampled_octets(problem: Problem, length: int) -> OctetTile:
+    """Windows and steps of vectorSparse, section 6.4, as far as rows and registers reach.
+
+    - 32 vectors a warp (TileN there); 16 where block rows have fewer than 32 on average: ours, as
+      a window takes each of its block rows in turn.
+    - 64 features a step (TileK there), a line of 128 bytes, in loads of 16 bytes; 48 where only
+      loads of 8 are aligned, 32 where none is. Half of that for the sums of V = 32.
+    """
+    d = problem.n
+    step, half = (64, 32) if d % 8 == 0 else (48, 16) if d % 4 == 0 else (32, 16)
+    short = problem.nnz < 32 * problem.shape[0]
+    return OctetTile(length, tile_n=16 if short else 32, tile_k=half if length == 32 else step)
 
 
 def _point(problem: Problem) -> AtomicParallelism:

@@ -10,7 +10,7 @@ import pytest
 from cuda_sources import require_nvrtc
 
 from benchmarks import problems
-from benchmarks.gpu import bench, ours, peers, run, summary, timing
+from benchmarks.gpu import bench, octets, ours, peers, run, summary, timing
 from benchmarks.problems import Unavailable
 
 
@@ -80,6 +80,47 @@ def test_a_wrong_result_of_ours_ends_the_run_with_an_error(tmp_path, monkeypatch
     monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + 1)
     with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_weights"):
         run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_octet_tiles_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    command = ["--dry-run", "--results", str(tmp_path)]
+    if wrong:
+        monkeypatch.setattr(octets, "FIELDS", ())
+        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_v8"):
+            octets.main(command)
+        return
+    octets.main(command)
+    (folder,) = tmp_path.iterdir()
+    rows = read(folder / "octets.csv")
+    tiles = [row for row in rows if row["contender"] in ("ours", "tile")]
+    assert len(tiles) == 1 + len(octets.FIELDS) and all(row["us"] for row in tiles)
+    timed = {row["contender"] for row in rows if row["us"]}
+    assert {"cublas", "jax_dense"} < timed
+    for row in rows:
+        assert bool(row["us"]) != bool(row.get("notes")) and row["device"], row
+    text = (folder / "octets.md").read_text()
+    assert "no figure here says anything about a GPU" in text and "not measured" in text
+    assert json.loads((folder / "octets.json").read_text())["not_started"] == []
+
+
+def test_blocks_have_as_many_numbers_as_the_vectors():
+    A = problems.vectors(lambda: problems.uniform(16, 128, 0.1), 8)
+    blocks = octets.in_blocks(A, 8)
+    assert abs(blocks.nnz - A.nnz) <= 64 * 8 and blocks.shape == A.shape
+    recorded = {}
+    case = octets.Case(blocks, 4, timing.DryRun(), 1e10, "sm_90")
+    case._library = lambda name, values, indices: recorded.update(values=values, indices=indices)
+    case.blocked_ell()
+    values, indices = recorded["values"], recorded["indices"]
+    dense = np.zeros(blocks.shape, np.float16)
+    for row, columns in enumerate(indices):
+        for i, column in enumerate(columns):
+            block = values[8 * row : 8 * row + 8, 8 * i : 8 * i + 8]
+            dense[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = block
+    np.testing.assert_array_equal(dense, octets.half(blocks.toarray()))
 
 
 class FakeTorch:

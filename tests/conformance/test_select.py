@@ -1,11 +1,13 @@
 """The schedule that a problem gets on CUDA when the caller names none."""
 
+import dataclasses
 import itertools
 
 import pytest
 from tolerance import DTYPES
 
-from sgap_jax import Problem, ScheduleError, choose_schedule
+from sgap_jax import OctetTile, Problem, ScheduleError, choose_schedule
+from sgap_jax.runtime import spmm_octet_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan
 from sgap_jax.schedules.kernels import ROW_OPS, TILED
 
@@ -89,3 +91,39 @@ def test_typical_problems(op, row_length, n, dtype):
     for m in (2048, 100_000):
         problem = Problem(op, (m, 1024), m * row_length, n=n, dtype=dtype, platform="cuda")
         assert str(choose_schedule(problem)) == GOLDEN[op, row_length, n]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 16, 32])
+def test_every_product_of_vectors_gets_a_schedule_that_runs_it(length):
+    for problem in problems("spmm"):
+        vectors = dataclasses.replace(
+            problem, nnz=problem.nnz // length * length, format=f"CVS({length})"
+        )
+        schedule = choose_schedule(vectors)
+        schedule.check(vectors)
+        assert schedule.deterministic
+        tensor_cores = (
+            vectors.dtype in ("float16", "bfloat16")
+            and length in (4, 8, 16, 32)
+            and not vectors.permuted
+            and vectors.n <= 64 * 65535
+        )
+        assert isinstance(schedule, OctetTile) == tensor_cores
+        if tensor_cores:
+            grid = spmm_octet_cuda.launch_plan(vectors, schedule).grid
+            assert 1 <= grid[0] <= MOST and 1 <= grid[1] <= 65535
+
+
+def test_typical_products_of_vectors():
+    def chosen(m, row, n, length=8, batch=1):
+        shape, nnz = (m, 1024), m * row
+        problem = Problem("spmm", shape, nnz, n, batch, "bfloat16", f"CVS({length})", "cuda")
+        return str(choose_schedule(problem))
+
+    plain = "OctetTile(vector_length=8, stages=2)"
+    shared = "OctetTile(vector_length=8, stages=2, row_warps=4)"
+    assert chosen(2048, 102, 256) == plain  # DLMC at 90%: rows of six steps
+    assert chosen(2048, 307, 256) == shared  # at 70%: 1024 blocks, rows of 19 steps
+    assert chosen(2048, 307, 256, batch=8) == chosen(4096, 409, 4096) == plain
+    assert chosen(2048, 307, 256, 4) == "OctetTile(vector_length=4, stages=2)"
+    assert chosen(2048, 307, 64, 4) == "OctetTile(vector_length=4, stages=2, row_warps=4)"

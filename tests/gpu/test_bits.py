@@ -10,8 +10,9 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from gpu_session import on_gpu, some
 from tolerance import DTYPES
+from vector_cases import encoded, vectors
 
-from sgap_jax import Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
+from sgap_jax import OctetTile, Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.kernels import algorithm
 
@@ -55,6 +56,30 @@ def test_spmm(family, dtype):
             ),
             point,
         )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_octet_tiles_of_sddmm(dtype):
+    for i, (name, length) in enumerate(some(itertools.product(NAMES, (2, 4, 8, 16, 32)), 1)):
+        arrays, case, _ = encoded(BATTERY[name], length)
+        tile = OctetTile(length, 16 * (1 + i % 2), 32 * (1 + i % 2), tf32=dtype == "float32")
+        A, d = vectors(arrays, case, dtype), 24 + i % 2
+        X, Y = (cast(integers(size, d, seed=i), dtype) for size in case.shape)
+        same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values, tile)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("length", [2, 4, 8, 16, 32])
+def test_spmm_of_vectors_by_octet_tiles(length, dtype):
+    stages, tile_n = (2, 128) if length < 16 else (1, 64)
+    tiles = [OctetTile(length, stages=stages, row_warps=2, swizzle=True, tf32=True)]
+    tiles += [OctetTile(length, tile_n=tile_n, tf32=True)]
+    for i, tile in enumerate(some(tiles, 1)):
+        arrays, case, _ = encoded(BATTERY[NAMES[(length // 2 + i) % 4]], length)
+        stored = np.where(np.isnan(arrays[2]), np.nan, integers(*arrays[2].shape))
+        A = vectors((*arrays[:2], stored), case, dtype)
+        B = cast(integers(case.shape[1], 24 + i), dtype)
+        same_bits(lambda s, A=A, B=B: spmm(A, B, schedule=s), tile)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,10 +8,14 @@ from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
 from gspmm_oracle import away_from_zero
 from gspmm_oracle import oracle as gspmm_oracle
+from octet_oracle import octet_oracle
+from sddmm_oracle import operands, vector_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
+from vector_cases import encoded, vectors
 
 from sgap_jax import (
+    OctetTile,
     Problem,
     gspmm,
     legal_points,
@@ -64,6 +68,33 @@ def test_the_default_of_spmm(name):
         check_spmm(name, None, dtype, n, transpose)
 
 
+OCTETS = [
+    None,
+    OctetTile(8, tf32=True),
+    OctetTile(8, tile_n=128, row_warps=2, tf32=True),
+    OctetTile(8, tile_k=32, stages=2, row_warps=4),
+    OctetTile(4, stages=4, row_warps=8, swizzle=True),
+    OctetTile(2, stages=2, tf32=True),
+    OctetTile(16, stages=3, row_warps=4),
+    OctetTile(32, stages=2),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("tile", OCTETS, ids=str)
+def test_spmm_of_vectors_by_octet_tiles(tile, dtype):
+    if dtype == "float32" and (tile is None or not tile.tf32):
+        pytest.skip("float32 by octet tiles is tf32 where it is allowed")
+    for name, n in some(itertools.product(BATTERY, (1, 8, 67, 256)), 1):
+        arrays, case, _ = encoded(BATTERY[name], 8 if tile is None else tile.vector_length)
+        B = dense_operand(case, n)
+        C = product(vectors(arrays, case, dtype), cast(B, dtype), schedule=on_gpu(tile))
+        assert C.dtype == dtype
+        expected, bound = octet_oracle(case, dtype, B)
+        # A tensor core cuts off what an addition does not keep: twice the error of rounding it.
+        assert_within(C, expected, 2 * bound)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_spmv(dtype):
     for name in some(BATTERY):
@@ -83,6 +114,22 @@ def test_sddmm(dtype):
         arrays = (case.row_offsets, case.column_indices)
         expected, magnitude = (reference.sddmm(*arrays, f(X), f(Y)) for f in (np.array, np.abs))
         assert_within(C.values, expected, sum_bound(expected, magnitude, d, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_octet_tiles_of_sddmm(dtype):
+    settings = list(itertools.product(BATTERY, range(3)))
+    for name, j in some(settings):
+        i = settings.index((name, j))
+        length, d = (2, 4, 8, 16, 32)[i % 5], (8, 33, 64, 100)[i // 2 % 4]
+        tile = OctetTile(length, 16 * (1 + i % 2), 32, 1 + i % 3 // 2, tf32=dtype == "float32")
+        arrays, case, place = encoded(BATTERY[name], length)
+        A, (X, Y) = vectors(arrays, case, dtype), operands(case, d)
+        default = dtype != "float32" and length > 2 and i % 2
+        C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=on_gpu(None if default else tile))
+        expected, bound = vector_oracle(case, place, A.nnz, dtype, X, Y)
+        # A tensor core rounds its sums toward zero: twice the error of each.
+        assert_within(C.values.reshape(-1), expected, 2 * bound)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,254 @@
+"""SpMM by octet tiles: python -m benchmarks.gpu.octets [--results DIR] [--dry-run]
+
+Column vectors in float16, sums in float32: our default tile and others of its fields, dense
+products, and what cuSPARSE has. Blocked-ELL gets a matrix of its own, of as many numbers in square
+blocks at random places, as in section 7.1 of vectorSparse.
+
+SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+from benchmarks import harness, problems
+from benchmarks.bench_dlmc import vector_length
+from benchmarks.gpu import bench, cusparse, device, ours, peers, run, timing
+from benchmarks.problems import Unavailable
+from benchmarks.summary import table
+from sgap_jax import CVS, OctetTile, Problem, SparseArray, choose_schedule, spmm
+from sgap_jax.runtime.launch import device_arch
+
+# Fields beside those of the default; the sort of a swizzle is not in its time.
+FIELDS = (
+    {"stages": 1},
+    {"stages": 2},
+    {"stages": 4},
+    {"stages": 2, "tile_n": 128},
+    {"tile_k": 32},
+    {"stages": 2, "row_warps": 4},
+    {"stages": 2, "swizzle": True},
+)
+SQUARE = tuple(f"weights_4096_{percent}pct_v8" for percent in (80, 90, 95))
+_ROUNDINGS = 4  # a tensor core sums several products at once and rounds toward zero
+
+
+@jax.jit
+def _dense(A, B):
+    return jnp.matmul(A, B, preferred_element_type=jnp.float32).astype(A.dtype)
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x).astype(np.float16)
+
+
+class Case(bench.Case):
+    """A product in float16; A is a matrix in which each row of a pattern stands V times."""
+
+    def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
+        self.op, self.n, self.device, self.arch = "spmm", n, hardware, arch
+        self.length, (m, k) = vector_length(A), A.shape
+        if self.length == 1:
+            raise ValueError("octets: the matrix has no column vectors")
+        A = A.copy()
+        A.data = half(A.data).astype(np.float32)
+        dense = (half(harness.dense(k, n)),)
+        self.moved = 2 * A.nnz + 4 * A.nnz // self.length + 4 * (m // self.length + 1)
+        self.moved += 2 * n * (m + k)
+        self.bound, self.flops = self.moved / bandwidth, 2 * A.nnz * n
+        self.A, self.sets = A, peers.Sets(A, dense, hardware.sets(self.moved))
+        self.wrong = checker(A, *dense)
+        self._recorded = None
+
+    def rows(self) -> Iterator[bench.Row]:
+        format = CVS(self.length)
+        problem = Problem(
+            "spmm", self.A.shape, self.A.nnz, self.n, 1, "float16", str(format), "cuda"
+        )
+        default = choose_schedule(problem)
+        yield self._row("ours", lambda: self._of(default), str(default))
+        for fields in FIELDS:
+            tile = OctetTile(self.length, **fields)
+            yield self._row("tile", lambda tile=tile: self._of(tile), str(tile))
+        yield self._row("cublas", self._cublas)
+        for name in cusparse.ALGORITHMS:
+            plan = functools.partial(self._cusparse, name)
+            yield self._row(f"cusparse_{name}", plan)
+        yield self._row("jax_dense", self._jax_dense, program=True)
+
+    def _of(self, schedule) -> peers.Plan:
+        A = SparseArray.from_scipy(self.A, format=CVS(self.length)).astype(jnp.float16)
+        (B,) = map(jnp.asarray, self.sets.dense)
+
+        def function(recorder):
+            return spmm(A, B, schedule=dataclasses.replace(recorder, schedule=schedule))
+
+        recorded = ours.launch_of(function)
+        rotating = ours.Rotating(self.device, recorded, self.sets.count)
+        return rotating.run(recorded.call, ours.compiled(recorded.call, self.arch)), rotating.result
+
+    def _cublas(self) -> peers.Plan:
+        data = self.sets.put(self.device, half(self.A.toarray()), *self.sets.dense)
+        matmul = self.device.torch.backends.cuda.matmul
+        matmul.allow_fp16_reduced_precision_reduction = False
+        return peers.kept(self.device, len(data), lambda i: data[i][0] @ data[i][1])
+
+    def _cusparse(self, algorithm: str) -> peers.Plan:
+        values, offsets, indices = self.sets.csr()
+        return self._library(algorithm, half(values), offsets, indices)
+
+    def blocked_ell(self) -> peers.Plan:
+        """A is of square blocks, as many in each block row."""
+        blocks = self.A.tobsr((self.length, self.length))
+        each = blocks.nnz // self.length**2 // (self.A.shape[0] // self.length)
+        indices = blocks.indices.reshape(-1, each).astype(np.int32)
+        values = blocks.data.reshape(-1, each, self.length, self.length).transpose(0, 2, 1, 3)
+        values = half(values).reshape(self.A.shape[0], each * self.length)
+        return self._library("blocked_ell", values, indices)
+
+    def _library(self, algorithm: str, *arrays: np.ndarray) -> peers.Plan:
+        if self.device.dry:
+            raise Unavailable("cuSPARSE needs a GPU; left out of a dry run")
+        (B,), C = self.sets.dense, np.empty((self.A.shape[0], self.n), np.float16)
+        data = self.sets.put(self.device, *arrays, B, C)
+        torch = self.device.torch
+        products = [cusparse.Product(torch, algorithm, x[:-2], *x[-2:]) for x in data]
+        return lambda i: products[i].enqueue(), lambda: self.device.get(data[0][-1])
+
+    def _jax_dense(self) -> peers.Plan:
+        data = [
+            tuple(jnp.array(x, copy=True) for x in (half(self.A.toarray()), *self.sets.dense))
+            for _ in range(self.sets.count)
+        ]
+        return lambda i: _dense(*data[i % len(data)]), lambda: np.asarray(_dense(*data[0]))
+
+
+def checker(A, B: np.ndarray):
+    """Error over its bound: float32 sums of products in any order, rounded once to float16."""
+    A, B = A.astype(np.float64), B.astype(np.float64)
+    rows = np.random.default_rng(0).permutation(A.shape[0])[
+        : max(bench.MOST_CHECKED // B.shape[1], 1)
+    ]
+    A = A[rows]
+    expected, magnitude = A @ B, abs(A) @ np.abs(B)
+    half_float, sums = np.finfo(np.float16), float(np.finfo(np.float32).eps)
+    terms = np.diff(A.indptr)[:, None]
+    allowed = _ROUNDINGS * (terms + 1) * sums * magnitude + float(half_float.eps) * np.abs(expected)
+    allowed += float(half_float.smallest_subnormal)
+
+    def wrong(result: object) -> float:
+        found = np.asarray(result, np.float64).reshape(-1, B.shape[1])[rows]
+        return float(np.max(np.abs(found - expected) / allowed, initial=0.0))
+
+    return wrong
+
+
+def in_blocks(A, length: int) -> sp.csr_matrix:
+    """As many numbers as A in square blocks, the same number of them in each block row."""
+    (m, k), rng = A.shape, np.random.default_rng(4)
+    rows, columns = m // length, k // length
+    each = min(max(round(A.nnz / length**2 / rows), 1), columns)
+    chosen = np.sort(np.argsort(rng.random((rows, columns)), axis=1)[:, :each])
+    data = rng.standard_normal((rows * each, length, length)).astype(np.float32)
+    offsets = np.arange(rows + 1) * each
+    blocks = sp.bsr_matrix((data, chosen.reshape(-1), offsets), shape=(m, columns * length))
+    return blocks.tocsr()
+
+
+def summary(rows: list[bench.Row], about: dict) -> str:
+    """Useful TFLOP/s by problem and contender; of our tiles the fastest, by name."""
+    lines = [
+        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
+        "float16, useful TFLOP/s.",
+        "",
+    ]
+    if about["dry_run"]:
+        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
+    if about["not_started"]:
+        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    names = [
+        name for name in dict.fromkeys(str(row["contender"]) for row in rows) if name != "tile"
+    ]
+    body = []
+    for problem, n in dict.fromkeys((row["problem"], row["n"]) for row in rows):
+        found = [row for row in rows if (row["problem"], row["n"]) == (problem, n) and "us" in row]
+        speed = {
+            name: f"{1e-3 * row['gflops']:.1f}" for row in found for name in [row["contender"]]
+        }
+        best = min((row for row in found if row["schedule"]), key=lambda row: row["us"], default={})
+        cells = [speed.get(name, "not measured") for name in names]
+        body.append([str(problem), str(n), *cells, f"`{best.get('schedule', 'not measured')}`"])
+    return "\n".join([*lines, *table(["problem", "n", *names, "fastest tile"], body)])
+
+
+def said(row: bench.Row) -> bench.Row:
+    value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
+    named = f"{row['contender']} {row['schedule']}".strip()
+    print(f"{row['problem']} n={row['n']} {named}: {value}", flush=True)
+    return row
+
+
+def tiny() -> problems.BenchmarkProblem:
+    """A small pattern for the emulator."""
+    make = functools.partial(problems.vectors, lambda: problems.uniform(6, 40, 0.2), 8)
+    return problems.BenchmarkProblem("small_v8", "V=8 80%", "generated", make, frozenset())
+
+
+def chosen(args: argparse.Namespace) -> list[problems.BenchmarkProblem]:
+    if args.dry_run:
+        return [tiny()]
+    found = problems.select("octets", args.problems)
+    return found if args.problems else found + problems.select("vectors")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
+    )
+    parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all with vectors")
+    parser.add_argument("--dry-run", action="store_true", help="on the emulator, a tiny problem")
+    args = parser.parse_args(argv)
+    start, seconds = time.monotonic(), float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
+    hardware = timing.DryRun() if args.dry_run else timing.Cuda()
+    arch = "sm_90" if args.dry_run else device_arch()
+    bandwidth, folder = hardware.bandwidth(), device.folder(args.results)
+    rows: list[bench.Row] = []
+    not_started: list[str] = []
+    matrices, skipped = run.matrices_of(chosen(args))
+    for problem, A in matrices:
+        n = 8 if args.dry_run else 4096 if problem.name in SQUARE else 256
+        if time.monotonic() - start > seconds:
+            not_started.append(f"{problem.name} n={n}")
+            continue
+        about = {"problem": problem.name, "family": problem.family}
+        about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
+        case = Case(A, n, hardware, bandwidth, arch)
+        rows += [said(about | row) for row in case.rows()]
+        blocks = Case(in_blocks(A, case.length), n, hardware, bandwidth, arch)
+        about |= {"k": blocks.A.shape[1], "nnz": blocks.A.nnz}
+        rows.append(said(about | blocks._row("cusparse_blocked_ell", blocks.blocked_ell)))
+        run.write(folder, {"octets": rows})
+    stamp = device.stamp() | {"versions": device.versions(), "dry_run": args.dry_run}
+    stamp |= {"not_started": not_started, "skipped": skipped}
+    (folder / "octets.json").write_text(json.dumps(stamp, indent=2) + "\n")
+    (folder / "octets.md").write_text(summary(rows, stamp))
+    mine = [row for row in rows if row["contender"] in ("ours", "tile")]
+    if wrong := [row for row in mine if str(row.get("notes", "")).startswith("wrong")]:
+        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
+
+
+if __name__ == "__main__":
+    main()
