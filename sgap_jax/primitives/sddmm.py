@@ -1,6 +1,5 @@
 """SDDMM: the dense-dense product X Y^T, sampled at the entries of a sparse array."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,9 +26,10 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
-from sgap_jax.runtime import launch, nvrtc, sddmm_cuda, sddmm_octet_cuda
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.runtime.vector_plans import VECTOR_PLANS
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 
 def sddmm(
@@ -69,7 +69,8 @@ def sddmm(
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
     Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
-    `AtomicParallelism` and, for column vectors, `OctetTile`; the CPU schedule is `CpuTile`.
+    `AtomicParallelism` and, with CVS(V), `OctetTile` and `SubwarpTile`; the CPU schedule is
+    `CpuTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)
@@ -181,12 +182,6 @@ def _cpu(
     return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
 
 
-_LAUNCH_PLANS: dict[type[Schedule], Callable[..., KernelCall]] = {
-    AtomicParallelism: sddmm_cuda.launch_plan,
-    OctetTile: sddmm_octet_cuda.launch_plan,
-}
-
-
 def _cuda(
     ctx: Any,
     x: Any,
@@ -197,11 +192,14 @@ def _cuda(
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
-    tile = resolve(schedule, problem, *_LAUNCH_PLANS)
-    if vector_length is not None and isinstance(tile, AtomicParallelism):
-        return None  # points are of entries
-    products = (avals[2].shape[0], avals[3].shape[0])
-    call = _LAUNCH_PLANS[type(tile)](problem, tile, products)
+    plans, products = VECTOR_PLANS["sddmm"], (avals[2].shape[0], avals[3].shape[0])
+    tile = resolve(schedule, problem, AtomicParallelism, *plans)
+    if isinstance(tile, AtomicParallelism):
+        if vector_length is not None:
+            return None  # points are of entries
+        call = launch_plan(problem, tile, products)
+    else:
+        call = plans[type(tile)](problem, tile, products)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 

@@ -32,8 +32,9 @@ from sgap_jax.primitives._define import (
     transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
-from sgap_jax.runtime import launch, nvrtc, spmm_octet_cuda
+from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
 from sgap_jax.schedules.cpu import scatter
 
@@ -72,7 +73,8 @@ def spmm(
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
     Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CUDA schedules are
-    `AtomicParallelism` and, for column vectors, `OctetTile`; the CPU schedule is `CpuTile`.
+    `AtomicParallelism` and, with CVS(V), `OctetTile` and `SubwarpTile`; the CPU schedule is
+    `CpuTile`.
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
@@ -243,11 +245,12 @@ def _cuda(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
-    point = resolve(schedule, problem, AtomicParallelism, OctetTile)
-    products = (avals[0].shape[0], avals[-1].shape[0])
-    if isinstance(point, OctetTile):
-        return _cuda_octet(ctx, problem, point, products, operands, avals)
-    assert isinstance(point, AtomicParallelism)
+    plans, products = VECTOR_PLANS["spmm"], (avals[0].shape[0], avals[-1].shape[0])
+    point = resolve(schedule, problem, AtomicParallelism, *plans)
+    if not isinstance(point, AtomicParallelism):
+        call = plans[type(point)](problem, point, products)
+        operands, avals = _operands_of(point, ctx, operands, avals)
+        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     if vector_length is not None:
         return None  # points are of entries
     call = launch_plan(problem, point, products)
@@ -258,16 +261,15 @@ def _cuda(
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 
 
-def _cuda_octet(
-    ctx: Any, problem: Problem, tile: OctetTile, products: Any, operands: Any, avals: Any
-) -> Any:
-    call = spmm_octet_cuda.launch_plan(problem, tile, products)
-    if tile.swizzle:  # in place of the permutation, which a product with A has not
+def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:
+    """Of the kernel of a tile of vectors, from those of all kernels, and their avals."""
+    if isinstance(tile, OctetTile) and tile.swizzle:
+        # In place of the permutation, which a product with A has not.
         values, offsets, indices, _, x = operands
         (order,) = jax_lowering(ctx, _longest_first, offsets, avals[1])
-        operands = (values, offsets, indices, order, x)
-        avals = (*avals[:3], avals[1].update(shape=(avals[1].shape[0] - 1,)), avals[4])
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+        rows = avals[1].update(shape=(avals[1].shape[0] - 1,))
+        return (values, offsets, indices, order, x), (*avals[:3], rows, avals[4])
+    return operands, avals
 
 
 def _longest_first(offsets: Any) -> Any:

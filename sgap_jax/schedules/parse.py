@@ -8,6 +8,7 @@ from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
+from sgap_jax.schedules.subwarp import SubwarpTile
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _POINT = re.compile(
@@ -18,6 +19,7 @@ _CALLS: dict[str, type[Schedule]] = {
     "CpuTile": CpuTile,
     "OctetTile": OctetTile,
     "Reference": Reference,
+    "SubwarpTile": SubwarpTile,
 }
 
 

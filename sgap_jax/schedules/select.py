@@ -9,7 +9,8 @@ from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Reference, Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference, Schedule
+from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
 
 _SMALL_SDDMM = 1 << 17  # nonzeros
 _PACKED_BYTES = {"float32": 4, "float64": 8}
@@ -17,13 +18,16 @@ _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
 _ROW_USES = 40  # nonzeros per row of the dense operand
 _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does not know of
+_MOST_COLUMNS = 1 << 20  # of tiles of 32, of which a launch has 65535
+_MOST_OF_VECTORS = 1 << 19  # of tiles of 16
+_LINE = 128  # bytes that a gather reads at once
 
 
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
     On CUDA a tile of column vectors where `_tile` has one, else a point of the atomic-parallelism
-    space, as `_point` says; on other platforms the plain-JAX lowering.
+    space, as `_point` says; on platforms other than these two the plain-JAX lowering.
 
     On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
     cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5
@@ -49,20 +53,23 @@ def choose_schedule(problem: Problem) -> Schedule:
 
 
 def _tile(problem: Problem) -> Schedule | None:
-    """The default for column vectors on CUDA; None where points on their entries are all there is.
+    """The default of column vectors on CUDA; None where no kernel takes them: a point, of entries.
 
     Not measured here yet.
 
     - spmm of 16-bit numbers: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x of the CUDA
       cores in the paper (vectorSparse, section 7.2.1, a V100).
     - sddmm of them: likewise, 1.27x to 3.03x there (section 7.3.1).
+    - The rest, products with the transpose too: CUDA cores.
     """
-    if problem.dtype not in ("float16", "bfloat16") or problem.vector_length not in (4, 8, 16, 32):
+    V = problem.vector_length
+    if problem.op not in ("spmm", "sddmm") or problem.dtype not in KERNEL_DTYPES or V is None:
         return None
-    if problem.op == "sddmm":
-        return _sampled_octets(problem, problem.vector_length)
-    octets = problem.op == "spmm" and not problem.permuted
-    return _octets(problem, problem.vector_length) if octets else None
+    if problem.dtype in ("float16", "bfloat16") and V in (4, 8, 16, 32) and not problem.permuted:
+        octets = _sampled_octets(problem, V) if problem.op == "sddmm" else _octets(problem, V)
+        if octets is not None:
+            return octets
+    return _subwarp(problem) if V in LENGTHS and problem.n <= _MOST_OF_VECTORS else None
 
 
 def _octets(problem: Problem, length: int) -> OctetTile | None:
@@ -94,6 +101,26 @@ def _sampled_octets(problem: Problem, length: int) -> OctetTile:
     step, half = (64, 32) if d % 8 == 0 else (48, 16) if d % 4 == 0 else (32, 16)
     short = problem.nnz < 32 * problem.shape[0]
     return OctetTile(length, tile_n=16 if short else 32, tile_k=half if length == 32 else step)
+
+
+def _subwarp(problem: Problem) -> SubwarpTile:
+    """On CUDA cores, the same bits at each call. Not measured here yet.
+
+    - A lane loads up to 16 bytes of a row of B at once, as they are aligned, and a subwarp a line
+      of 128 bytes (vectorSparse, sections 5.1 and 6.1: 8 lanes of LDG.128, its guideline V).
+    - Where B has fewer columns, the lanes left share the vectors of a row, as many as these have on
+      average: ours, after `_point`. In sddmm fewer features have fewer lanes.
+    """
+    V, n, load = problem.vector_length, problem.n, widest_load(problem)
+    assert V is not None
+    lanes = min(_LINE // (load * BYTES[problem.dtype]), 32)
+    across = min(1 << (max(-(-n // load), 1) - 1).bit_length(), lanes)
+    if problem.op == "sddmm":
+        return SubwarpTile(V, subwarp=across)
+    rows = problem.shape[0] if problem.permuted else -(-problem.shape[0] // V)
+    vectors = max(problem.nnz // V // max(rows, 1), 1)
+    split = min(lanes // across, 1 << vectors.bit_length() - 1)
+    return SubwarpTile(V, subwarp=across * split, split=split)
 
 
 def _point(problem: Problem) -> AtomicParallelism:
@@ -131,7 +158,7 @@ def _point(problem: Problem) -> AtomicParallelism:
     if n <= 32:
         group = 8 if row_length >= 8 else 4
         return _rows(col, group, tile_size=8, worker_dim_r=Fraction(1, 2))
-    if n <= 1 << 20:
+    if n <= _MOST_COLUMNS:
         return _rows(col, 1)
     return _rows(4, 1, block_size=1024, tile_size=4096)
 

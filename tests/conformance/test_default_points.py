@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cuda_sources import require_nvrtc, resources
 
-from sgap_jax.runtime.default_calls import LAUNCH_PLANS, TILES, default_calls
+from sgap_jax.runtime.default_calls import LAUNCH_PLANS, default_calls
 from sgap_jax.runtime.precompiled import ARCHITECTURES
 
 
@@ -19,4 +19,4 @@ def test_default_points_stay_in_registers(name, arch):
         found = pool.map(lambda source: resources(source, arch), sources)
         for source, (registers, stack, spills) in zip(sources, found, strict=True):
             assert (stack, spills) == (0, 0), source
-            assert registers <= (128 if name in TILES else 64), source
+            assert registers <= 64, source
