@@ -26,9 +26,16 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
-from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime import launch, nvrtc, sddmm_paper_cuda
 from sgap_jax.runtime.sddmm_cuda import launch_plan
-from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules import (
+    AtomicParallelism,
+    CpuTile,
+    PaperOctetTile,
+    Problem,
+    Schedule,
+    WarpTile,
+)
 
 
 def sddmm(
@@ -190,10 +197,15 @@ def _cuda(
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
-    point = resolve(schedule, problem, AtomicParallelism)
-    if vector_length is not None:
+    point = resolve(schedule, problem, AtomicParallelism, WarpTile, PaperOctetTile)
+    products = (avals[2].shape[0], avals[3].shape[0])
+    if isinstance(point, WarpTile | PaperOctetTile):
+        call = sddmm_paper_cuda.launch_plan(problem, point, products)
+    elif vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, (avals[2].shape[0], avals[3].shape[0]))
+    else:
+        assert isinstance(point, AtomicParallelism)
+        call = launch_plan(problem, point, products)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 

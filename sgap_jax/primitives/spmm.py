@@ -31,9 +31,16 @@ from sgap_jax.primitives._define import (
     transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
-from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime import launch, nvrtc, spmm_paper_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
-from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules import (
+    AtomicParallelism,
+    CpuTile,
+    PaperOctetTile,
+    Problem,
+    Schedule,
+    WarpTile,
+)
 from sgap_jax.schedules.cpu import scatter
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
@@ -241,10 +248,16 @@ def _cuda(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
-    point = resolve(schedule, problem, AtomicParallelism)
+    point = resolve(schedule, problem, AtomicParallelism, WarpTile, PaperOctetTile)
+    products = (avals[0].shape[0], avals[-1].shape[0])
+    if isinstance(point, WarpTile | PaperOctetTile):
+        call = spmm_paper_cuda.launch_plan(problem, point, products)
+        operands, avals = ((*x[:3], x[4]) for x in (operands, avals))  # no permutation
+        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     if vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
+    assert isinstance(point, AtomicParallelism)
+    call = launch_plan(problem, point, products)
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(point, problem.dtype)))

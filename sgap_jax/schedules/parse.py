@@ -6,14 +6,21 @@ from fractions import Fraction
 
 from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
+from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
+from sgap_jax.schedules.warp import WarpTile
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _POINT = re.compile(
     rf"\{{\s*<\s*({_NUMBER})\s*(nnz|row)\s*,\s*({_NUMBER})\s*col\s*>\s*,\s*([0-9]+)\s*\}}"
     rf"((?:[\s,]+\w+={_NUMBER})*)"
 )
-_CALLS: dict[str, type[Schedule]] = {"CpuTile": CpuTile, "Reference": Reference}
+_CALLS: dict[str, type[Schedule]] = {
+    "CpuTile": CpuTile,
+    "Reference": Reference,
+    "WarpTile": WarpTile,
+    "PaperOctetTile": PaperOctetTile,
+}
 
 
 def parse(text: str) -> Schedule:
