@@ -16,12 +16,12 @@ REGISTERS = {("a", "f16"): 8, ("a", "bf16"): 2, ("b", "f16"): 8, ("b", "bf16"): 
 BASE, LEADING = 32, 16  # bytes that the start, and the leading dimension, are multiples of
 
 
-def placement(matrix, register, element, kind):
-    """(rows, columns) that the 32 lanes hold: a stride of 7 numbers, so nothing is where a kernel
-    might guess."""
+def placement(matrix, register, element, kind, layout="row"):
+    """(rows, columns) that the 32 lanes hold: strides of their own for each layout, so that nothing
+    is where a kernel might guess and load and mma must agree on it."""
     rows, columns = SHAPES[matrix]
     place = (register * 32 + np.arange(32)) * pieces(kind)[0] + element
-    place = place * 7 % (rows * columns)
+    place = place * {"row": 7, "col": 11}[layout] % (rows * columns)
     return place // columns, place % columns
 
 
@@ -37,8 +37,8 @@ def matrix_instruction(blocks, instruction, active):
     )
 
 
-def is_by_rows(instruction):
-    return next(m for m in instruction.modifiers if m in ("row", "col")) == "row"
+def layouts(instruction):
+    return [modifier for modifier in instruction.modifiers if modifier in ("row", "col")]
 
 
 def registers(operand, matrix, kind, instruction):
@@ -61,11 +61,13 @@ def elements(blocks, instruction, address, leading, matrix, kind, active):
         if (wrong := np.flatnonzero(numbers % unit)).size:
             what = f"misaligned {name}: {numbers[wrong[0]]:#x} is no multiple of {unit} bytes"
             raise blocks.fault(what, lanes[wrong[0]], instruction)
-    lane, by_rows, space = blocks.lane[lanes], is_by_rows(instruction), space_of(instruction)
+    lane, (layout,), space = blocks.lane[lanes], layouts(instruction), space_of(instruction)
     for register in range(REGISTERS.get((matrix, kind), 8)):
         for element in range(pieces(kind)[0]):
-            rows, columns = placement(matrix, register, element, kind)
-            outer, inner = (rows, columns) if by_rows else (columns, rows)
+            # In memory D may lie as it likes: there its layout is no other fragment.
+            own = "row" if matrix == "d" else layout
+            rows, columns = placement(matrix, register, element, kind, own)
+            outer, inner = (rows, columns) if layout == "row" else (columns, rows)
             offsets = outer[lane] * step + inner[lane] * width
             ((place, positions, _),) = blocks.locate(
                 space, address, width, lanes, instruction, offsets
@@ -120,19 +122,18 @@ def multiply(blocks, instruction, active):
         raise NotImplementedError(f"types of {instruction}")
     target, *sources = instruction.operands
 
-    def gathered(operand, matrix, kind):
+    def gathered(operand, matrix, kind, layout):
         whole = np.zeros((blocks.n // 32, *SHAPES[matrix]))
         for i, register in enumerate(registers(operand, matrix, kind, instruction)):
             numbers = operand_numbers(blocks, register, kind)
             for element in range(numbers.shape[2]):
-                rows, columns = placement(matrix, i, element, kind)
+                rows, columns = placement(matrix, i, element, kind, layout)
                 whole[:, rows, columns] = numbers[:, :, element]
         return whole
 
-    a, b, c = (
-        gathered(x, m, k) for x, m, k in zip(sources, "abc", (kind, kind, "f32"), strict=True)
-    )
-    result = a @ b + c
+    (a, b, c), (a_layout, b_layout) = sources, layouts(instruction)
+    result = gathered(a, "a", kind, a_layout) @ gathered(b, "b", kind, b_layout)
+    result += gathered(c, "c", "f32", "row")
     for i, register in enumerate(registers(target, "d", "f32", instruction)):
         rows, columns = placement("d", i, 0, "f32")
         own = result[:, rows, columns].astype(LIFTED["f32"]).reshape(-1)
