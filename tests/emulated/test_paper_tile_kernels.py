@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import sddmm_oracle
 import spmm_oracle
-from battery import BATTERY, cast, from_row_lengths
+from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
-from emulated_launch import emulate
 from emulator import Fault
+from paper_tiles import assert_sampled, product, sampled
 from tolerance import assert_within
 from vector_cases import encoded
 
-from sgap_jax import PaperOctetTile, Problem, WarpTile
-from sgap_jax.runtime import sddmm_paper_cuda, spmm_paper_cuda
+from sgap_jax import PaperOctetTile, WarpTile
 
 # (tile, dtype)
 PRODUCTS = [
@@ -49,53 +48,11 @@ def _nvrtc():
     require_nvrtc()
 
 
-def identify(value):
-    return str(value)
-
-
-def problem_of(op, case, tile, arrays, dtype, n, batch):
-    nnz = arrays[1].size * tile.vector_length
-    name = f"CVS({tile.vector_length})"
-    return Problem(op, case.shape, nnz, n, batch, dtype, name, platform="cuda")
-
-
-def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
-    """C [batch, m, n] of the kernel; values [Bv, vectors, V] and B [Bb, k, n] are rounded."""
-    offsets, indices, own = arrays
-    values, B = cast(own[None] if values is None else values, dtype), cast(B, dtype)
-    batch = max(len(values), len(B))
-    problem = problem_of("spmm", case, tile, arrays, dtype, B.shape[2], batch)
-    call = spmm_paper_cuda.launch_plan(problem, tile, (len(values), len(B)))
-    call = call if change is None else change(call)
-    shape = (batch, case.shape[0], B.shape[2])
-    (C,) = emulate(call, (values, offsets, indices, B), [(shape, B.dtype)], **where)
-    return C
-
-
-def sampled(case, arrays, tile, dtype, X, Y, change=None, **where):
-    """values [batch, vectors, V] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded."""
-    offsets, indices, _ = arrays
-    X, Y = cast(X, dtype), cast(Y, dtype)
-    batch = max(len(X), len(Y))
-    problem = problem_of("sddmm", case, tile, arrays, dtype, X.shape[2], batch)
-    call = sddmm_paper_cuda.launch_plan(problem, tile, (len(X), len(Y)))
-    call = call if change is None else change(call)
-    shape = (batch, len(indices), tile.vector_length)
-    (values,) = emulate(call, (offsets, indices, X, Y), [(shape, X.dtype)], **where)
-    return values
-
-
 def check_product(name, tile, dtype, n, **where):
     arrays, entries, _ = encoded(BATTERY[name], tile.vector_length)
     B = spmm_oracle.dense_operand(entries, n)
     C = product(entries, arrays, tile, dtype, B[None], **where)
     assert_within(C[0], *spmm_oracle.oracle(entries, dtype, B))
-
-
-def assert_sampled(values, entries, place, dtype, X, Y):
-    values = np.asarray(values).reshape(-1)
-    assert_within(values[place], *sddmm_oracle.oracle(entries, dtype, X, Y))
-    assert not np.delete(values, place).any()  # rows past the end, and padding: zeros, not NaN
 
 
 def check_sampled(name, tile, dtype, d, **where):
@@ -105,24 +62,24 @@ def check_sampled(name, tile, dtype, d, **where):
     assert_sampled(values[0], entries, place, dtype, X, Y)
 
 
-@pytest.mark.parametrize(("tile", "dtype", "name"), battery(PRODUCTS), ids=identify)
+@pytest.mark.parametrize(("tile", "dtype", "name"), battery(PRODUCTS), ids=str)
 def test_products_of_the_battery(tile, dtype, name):
     check_product(name, tile, dtype, 9 if name in LARGE else 72)
 
 
-@pytest.mark.parametrize(("tile", "dtype", "name"), battery(SAMPLED), ids=identify)
+@pytest.mark.parametrize(("tile", "dtype", "name"), battery(SAMPLED), ids=str)
 def test_sampled_products_of_the_battery(tile, dtype, name):
     check_sampled(name, tile, dtype, 9 if name in LARGE else 72)
 
 
 @pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=str)
 def test_every_number_of_columns(tile, dtype, n):
     check_product("padded", tile, dtype, n)
 
 
 @pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize(("tile", "dtype"), SAMPLED, ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), SAMPLED, ids=str)
 def test_every_number_of_features(tile, dtype, d):
     check_sampled("padded", tile, dtype, d)
 
@@ -140,7 +97,7 @@ def few(call):
 
 
 @pytest.mark.parametrize("own", ["values", "B", "both"])
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=str)
 def test_batches_of_products(tile, dtype, own):
     arrays, entries, place = encoded(BATTERY["padded"], tile.vector_length)
     batch, rng = 3, np.random.default_rng(0)
@@ -155,7 +112,7 @@ def test_batches_of_products(tile, dtype, own):
 
 
 @pytest.mark.parametrize("own", ["X", "Y", "both"])
-@pytest.mark.parametrize(("tile", "dtype"), SAMPLED[::3], ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), SAMPLED[::3], ids=str)
 def test_batches_of_sampled_products(tile, dtype, own):
     arrays, entries, place = encoded(BATTERY["full"], tile.vector_length, padding=40)
     batch, rng = 3, np.random.default_rng(0)
@@ -175,7 +132,7 @@ def test_windows_of_a_long_row_in_one_block():
 
 
 @pytest.mark.parametrize("n", [8, 9])
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=str)
 def test_vectors_not_stored_do_not_touch_nan(tile, dtype, n):
     arrays, entries, _ = encoded(from_row_lengths("few", 90, [1] * 43), tile.vector_length)
     B, bad = spmm_oracle.dense_operand(entries, n), entries.column_indices[[0, -1]]
@@ -189,7 +146,7 @@ def test_vectors_not_stored_do_not_touch_nan(tile, dtype, n):
 
 
 @pytest.mark.parametrize("d", [8, 9])
-@pytest.mark.parametrize(("tile", "dtype"), SAMPLED, ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), SAMPLED, ids=str)
 def test_rows_not_sampled_do_not_touch_nan(tile, dtype, d):
     arrays, entries, place = encoded(BATTERY["every_length"], tile.vector_length)
     X, Y = sddmm_oracle.operands(entries, d)
@@ -201,7 +158,7 @@ def test_rows_not_sampled_do_not_touch_nan(tile, dtype, d):
     assert not np.delete(values, place).any()  # those of rows that do not exist too, where Y is NaN
 
 
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS, ids=str)
 def test_a_vector_that_does_not_exist_is_not_row_0(tile, dtype):
     case = dataclasses.replace(
         from_row_lengths("last", 9, [0, 3]), column_indices=np.array([4, 6, 7], np.int32)
@@ -212,7 +169,7 @@ def test_a_vector_that_does_not_exist_is_not_row_0(tile, dtype):
     assert np.isfinite(product(entries, arrays, tile, dtype, B[None]).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=str)
 def test_padding_may_hold_any_index(tile, dtype):
     arrays, entries, place = encoded(BATTERY["padded"], tile.vector_length, padding=70)
     arrays[1][arrays[0][-1] :] = 2**31 - 1
@@ -224,7 +181,7 @@ def test_padding_may_hold_any_index(tile, dtype):
     assert_within(C[0], *spmm_oracle.oracle(entries, dtype, B))
 
 
-@pytest.mark.parametrize(("tile", "dtype"), [PRODUCTS[0], PRODUCTS[3]], ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), [PRODUCTS[0], PRODUCTS[3]], ids=str)
 def test_offsets_that_nobody_checked_stay_within_bounds(tile, dtype):
     # Each in [0, vectors], in no order: no meaning, but an end.
     arrays, entries, _ = encoded(BATTERY["padded"], 8)
@@ -254,114 +211,7 @@ def test_results_are_rounded_once():
         np.testing.assert_array_equal(C, np.full((1, 8, 8), 2050, np.float16))
 
 
-WARP, OCTET = WarpTile(4), PaperOctetTile(4, tile_k=12)
-REG = PaperOctetTile(4)
-SHUFFLE = PaperOctetTile(8, partials="shuffle")
-SPMM_BUGS = [
-    ("spmm_warp.cuh", "if (first + k < last) {", "if (true) {", WARP),
-    ("spmm_warp.cuh", "first + k < last && start < columns", "start < columns", WARP),
-    ("spmm_warp.cuh", "valid ? columns - start : 0", "valid ? 8 : 0", WARP),
-    ("spmm_warp.cuh", "__syncwarp();\n        tile.Multiply(d);", "tile.Multiply(d);", WARP),
-    ("spmm_warp.cuh", "tile.Multiply(d);\n        __syncwarp();", "tile.Multiply(d);", WARP),
-    (
-        "spmm_warp.cuh",
-        "__syncwarp();\n      tile.template StoreRows",
-        "tile.template StoreRows",
-        WARP,
-    ),
-    ("spmm_warp.cuh", "k * kRowPitch + half * kHalf", "k * kRowPitch", WARP),
-    ("spmm_warp.cuh", "m - first_row < kVectorLength ? m - first_row :", "", WARP),
-    ("wmma.cuh", '"col.row.m8n32k16.f32.f32"', '"row.row.m8n32k16.f32.f32"', WARP),
-    ("spmm_paper_octet.cuh", "exists ? kVectorLength : 0", "kVectorLength", OCTET),
-    ("spmm_paper_octet.cuh", "exists ? left : 0", "left", OCTET),
-    ("spmm_paper_octet.cuh", "p + kTileK <= last", "p < last", OCTET),
-    ("spmm_paper_octet.cuh", "p + k - lane.t < last", "p + k < last", OCTET),
-    ("spmm_paper_octet.cuh", "vectors.words[k] + 2 * half", "vectors.words[k]", PaperOctetTile(8)),
-    ("spmm_paper_octet.cuh", "odd ? other : own", "own", PaperOctetTile(8)),
-    ("spmm_paper_octet.cuh", "odd ? d[j][i] : d[j][4 + i], 1", "d[j][4 + i], 1", PaperOctetTile(8)),
-    ("spmm_paper_octet.cuh", "if (row < rows && left > 0)", "if (left > 0)", OCTET),
-    (
-        "spmm_paper_octet.cuh",
-        "__syncwarp();\n        vectors.LoadFrom",
-        "vectors.LoadFrom",
-        OCTET,
-    ),
-    ("mma_m8n8k4.cuh", "m8n8k4.col.row", "m8n8k4.col.col", OCTET),
-]
-SDDMM_BUGS = [
-    ("sddmm_warp.cuh", "row < rows && start < features", "start < features", WARP),
-    ("sddmm_warp.cuh", "__shfl_sync(~0u, index, j)", "index", WARP),
-    ("sddmm_warp.cuh", "__syncwarp();\n        tile.Multiply(sums);", "tile.Multiply(sums);", WARP),
-    ("sddmm_warp.cuh", "tile.Multiply(sums);\n        __syncwarp();", "tile.Multiply(sums);", WARP),
-    (
-        "sddmm_warp.cuh",
-        "v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f",
-        "sums[v * kSumPitch + threadIdx.x]",
-        WARP,
-    ),
-    ("sddmm_warp.cuh", "if (threadIdx.x < vectors) {", "{", WARP),
-    ("sddmm_warp.cuh", "ClearPadding<32>(", "if (false) ClearPadding<32>(", WARP),
-    ("sddmm_paper_octet.cuh", "near_start ^ 32", "near_start", REG),
-    (
-        "sddmm_paper_octet.cuh",
-        "threadIdx.x >= 16 ? far.at[i] : near.at[i]",
-        "near.at[i]",
-        REG,
-    ),
-    ("sddmm_paper_octet.cuh", "sums[s][1][i ^ 4]", "sums[s][1][i]", PaperOctetTile(8)),
-    ("sddmm_paper_octet.cuh", "if constexpr (kShuffle) y_part.ExchangeGroups();", "", SHUFFLE),
-    ("sddmm_paper_octet.cuh", "if constexpr (kShuffle) x_part.ExchangeGroups();", "", SHUFFLE),
-    ("sddmm_paper_octet.cuh", "upper ? low : high, 8", "upper ? high : low, 8", REG),
-    (
-        "sddmm_paper_octet.cuh",
-        "odd ? pair[0] : pair[1], 4",
-        "odd ? pair[1] : pair[0], 4",
-        REG,
-    ),
-    ("sddmm_paper_octet.cuh", "second ? own[i] : own[i + 2], 2", "own[i], 2", REG),
-    ("sddmm_paper_octet.cuh", "Narrow(v < rows ?", "Narrow(true ?", REG),
-    ("sddmm_paper_octet.cuh", "if (place < vectors) {", "{", REG),
-    ("mma_m8n8k4.cuh", "m8n8k4.row.col", "m8n8k4.row.row", REG),
-]
-
-
-def without_column_0(case):
-    """No vector names row 0 of B and of Y, which what does not exist might be taken for."""
-    (m, k), columns = case.shape, case.column_indices + 1
-    return dataclasses.replace(case, shape=(m, k + 1), column_indices=columns)
-
-
-@pytest.mark.parametrize(("header", "right", "wrong", "tile"), SPMM_BUGS, ids=identify)
-def test_planted_bugs_of_products_are_caught(header, right, wrong, tile, planted):
-    case = without_column_0(BATTERY["every_length"])
-    arrays, entries, _ = encoded(case, tile.vector_length)
-
-    def check():
-        B = spmm_oracle.dense_operand(entries, 65)
-        expected = spmm_oracle.oracle(entries, "float16", B)
-        B[0] = np.nan
-        assert_within(product(entries, arrays, tile, "float16", B[None])[0], *expected)
-
-    planted(header, right, wrong, check)
-
-
-@pytest.mark.parametrize(("header", "right", "wrong", "tile"), SDDMM_BUGS, ids=identify)
-def test_planted_bugs_of_sampled_products_are_caught(header, right, wrong, tile, planted):
-    case = without_column_0(BATTERY["every_length"])
-    arrays, entries, place = encoded(case, tile.vector_length)
-
-    def check():
-        X, Y = sddmm_oracle.operands(entries, 70)
-        Y[0] = np.nan
-        values = sampled(entries, arrays, tile, "float16", X[None], Y[None])
-        assert_sampled(values[0], entries, place, "float16", X, Y)
-        values = sampled(entries, arrays, tile, "float16", X[None], np.nan * Y[None])
-        assert not np.delete(values.reshape(-1), place).any()
-
-    planted(header, right, wrong, check)
-
-
-@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=identify)
+@pytest.mark.parametrize(("tile", "dtype"), PRODUCTS[::3], ids=str)
 def test_blocks_in_any_order_give_the_same_bits(tile, dtype):
     arrays, entries, _ = encoded(BATTERY["every_length"], 8)
     B = spmm_oracle.dense_operand(entries, 72)[None]
