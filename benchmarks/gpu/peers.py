@@ -43,7 +43,7 @@ class Sets:
         return [[device.tensor(x) for x in arrays] for _ in range(count)]
 
 
-def _kept(device, count: int, function: Callable[[int], object]) -> Plan:
+def kept(device, count: int, function: Callable[[int], object]) -> Plan:
     """Results are kept, one for each set, so that none is freed within a capture."""
     results: list = [None] * count
 
@@ -61,7 +61,7 @@ def torch_csr(device, sets: Sets) -> Plan:
         torch.sparse_csr_tensor(offsets, indices, values, sets.A.shape)
         for values, offsets, indices, _ in data
     ]
-    return _kept(device, sets.count, lambda i: A[i] @ data[i][3])
+    return kept(device, sets.count, lambda i: A[i] @ data[i][3])
 
 
 def torch_bsr(device, sets: Sets) -> Plan:
@@ -76,7 +76,7 @@ def torch_bsr(device, sets: Sets) -> Plan:
         torch.sparse_bsr_tensor(offsets, indices, values, A.shape)
         for values, offsets, indices, _ in data
     ]
-    return _kept(device, sets.count, lambda i: T[i] @ data[i][3])
+    return kept(device, sets.count, lambda i: T[i] @ data[i][3])
 
 
 def torch_dense(device, sets: Sets) -> Plan:
@@ -85,7 +85,7 @@ def torch_dense(device, sets: Sets) -> Plan:
     most = max(2, (4 << 30) // (4 * int(np.prod(sets.A.shape))))
     data = sets.put(device, sets.A.toarray(), B, most=most)
     torch.backends.cuda.matmul.allow_tf32 = False
-    return _kept(device, len(data), lambda i: data[i][0] @ data[i][1])
+    return kept(device, len(data), lambda i: data[i][0] @ data[i][1])
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def torch_compile(device, sets: Sets) -> Plan:
     values, _, indices = sets.csr()
     data = sets.put(device, common.rows_of(sets.A), indices, values, B)
     product, m = _compiled_scatter(torch), sets.A.shape[0]
-    return _kept(device, sets.count, lambda i: product(*data[i], m))
+    return kept(device, sets.count, lambda i: product(*data[i], m))
 
 
 def cusparse_plan(algorithm: str, device, sets: Sets) -> Plan:
@@ -127,7 +127,7 @@ def torch_sampled(device, sets: Sets) -> Plan:
     def sampled(i: int):
         return torch.sparse.sampled_addmm(A[i], data[i][3], data[i][4].t(), beta=0).values()
 
-    return _kept(device, sets.count, sampled)
+    return kept(device, sets.count, sampled)
 
 
 def torch_softmax(device, sets: Sets) -> Plan:
@@ -135,7 +135,7 @@ def torch_softmax(device, sets: Sets) -> Plan:
     index = np.stack([common.rows_of(A), A.indices]).astype(np.int64)
     data = sets.put(device, index, A.data)
     T = [torch.sparse_coo_tensor(i, values, A.shape, is_coalesced=True) for i, values in data]
-    return _kept(device, sets.count, lambda i: torch.sparse.softmax(T[i], 1).values())
+    return kept(device, sets.count, lambda i: torch.sparse.softmax(T[i], 1).values())
 
 
 def _program(function, operands: tuple, sets: Sets, most: int | None = None) -> Plan:

@@ -15,6 +15,7 @@ import time
 from benchmarks import problems
 from benchmarks.gpu import device, summary, timing
 from benchmarks.gpu.bench import MOST_POINTS, OURS, Case, Row
+from sgap_jax.runtime.launch import device_arch
 
 # In the order of the goals, so that a run that ends early has them.
 PLAN = tuple(("spmm", n) for n in (4, 64, 1, 16, 128))
@@ -32,10 +33,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     start, seconds = time.monotonic(), float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
     hardware = timing.DryRun() if args.dry_run else timing.Cuda()
-    arch = "sm_90" if args.dry_run else _arch()
+    arch = "sm_90" if args.dry_run else device_arch()
     bandwidth = hardware.bandwidth()
     folder = device.folder(args.results)
-    matrices, skipped = _matrices(args)
+    found = problems.select("ci" if args.dry_run else "default", args.problems)
+    found += problems.select("gpu") if not (args.dry_run or args.problems) else []
+    matrices, skipped = matrices_of(found)
     rows: dict[str, list[Row]] = {"spmm": [], "sddmm": [], "softmax": [], "points": []}
     not_started = []
     for op, n in DRY_PLAN if args.dry_run else PLAN:
@@ -52,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
             if op == "spmm" and n == 4:
                 few = 3 if args.dry_run else MOST_POINTS
                 rows["points"] += [about | row for row in case.search(few)]
-            _write(folder, rows)
+            write(folder, rows)
     about = device.stamp() | {"versions": device.versions(), "gb_per_s": 1e-9 * bandwidth}
     about |= {"dry_run": args.dry_run, "not_started": not_started, "skipped": skipped}
     about["seconds"] = round(time.monotonic() - start)
@@ -64,16 +67,8 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
 
 
-def _arch() -> str:
-    from sgap_jax.runtime.launch import device_arch
-
-    return device_arch()
-
-
-def _matrices(args: argparse.Namespace) -> tuple[list, list[str]]:
+def matrices_of(found: list[problems.BenchmarkProblem]) -> tuple[list, list[str]]:
     """(problem, matrix) of all that are there, and the names of those that are not."""
-    found = problems.select("ci" if args.dry_run else "default", args.problems)
-    found += problems.select("gpu") if not (args.dry_run or args.problems) else []
     matrices, skipped = [], []
     for problem in found:
         try:
@@ -90,7 +85,7 @@ def _said(op: str, row: Row) -> Row:
     return row
 
 
-def _write(folder: pathlib.Path, rows: dict[str, list[Row]]) -> None:
+def write(folder: pathlib.Path, rows: dict[str, list[Row]]) -> None:
     stamp = device.stamp()
     for name, found in rows.items():
         if not found:
