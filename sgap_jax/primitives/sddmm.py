@@ -1,5 +1,6 @@
 """SDDMM: the dense-dense product X Y^T, sampled at the entries of a sparse array."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,8 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
-from sgap_jax.runtime import launch, nvrtc, sddmm_paper_cuda
-from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.runtime import launch, nvrtc, sddmm_cuda, sddmm_paper_cuda
+from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import (
     AtomicParallelism,
     CpuTile,
@@ -75,7 +76,8 @@ def sddmm(
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
     Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
-    `AtomicParallelism`, the CPU schedule is `CpuTile`.
+    `AtomicParallelism` and, for column vectors, `WarpTile` and `PaperOctetTile`; the CPU schedule
+    is `CpuTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)
@@ -187,6 +189,13 @@ def _cpu(
     return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
 
 
+_LAUNCH_PLANS: dict[type[Schedule], Callable[..., KernelCall]] = {
+    AtomicParallelism: sddmm_cuda.launch_plan,
+    WarpTile: sddmm_paper_cuda.launch_plan,
+    PaperOctetTile: sddmm_paper_cuda.launch_plan,
+}
+
+
 def _cuda(
     ctx: Any,
     x: Any,
@@ -197,15 +206,11 @@ def _cuda(
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
-    point = resolve(schedule, problem, AtomicParallelism, WarpTile, PaperOctetTile)
-    products = (avals[2].shape[0], avals[3].shape[0])
-    if isinstance(point, WarpTile | PaperOctetTile):
-        call = sddmm_paper_cuda.launch_plan(problem, point, products)
-    elif vector_length is not None:
+    tile = resolve(schedule, problem, *_LAUNCH_PLANS)
+    if vector_length is not None and isinstance(tile, AtomicParallelism):
         return None  # points are of entries
-    else:
-        assert isinstance(point, AtomicParallelism)
-        call = launch_plan(problem, point, products)
+    products = (avals[2].shape[0], avals[3].shape[0])
+    call = _LAUNCH_PLANS[type(tile)](problem, tile, products)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 

@@ -254,9 +254,9 @@ def _cuda(
         call = spmm_paper_cuda.launch_plan(problem, point, products)
         operands, avals = ((*x[:3], x[4]) for x in (operands, avals))  # no permutation
         return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    assert isinstance(point, AtomicParallelism)
     if vector_length is not None:
         return None  # points are of entries
-    assert isinstance(point, AtomicParallelism)
     call = launch_plan(problem, point, products)
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
