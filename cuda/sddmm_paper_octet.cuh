@@ -25,6 +25,7 @@
 #include "mma.cuh"
 #include "mma_m8n8k4.cuh"
 #include "sddmm.cuh"
+#include "store_halves.cuh"
 
 namespace sgap {
 
@@ -154,14 +155,12 @@ __global__ void __launch_bounds__(32, 8)
       }
       float found[8];
       ReduceOctets(sums, found);
-      Pack<float16, kVectorLength> vector;
+      float vector[kVectorLength];
 #pragma unroll
       for (int v = 0; v < kVectorLength; ++v) {
-        Narrow(v < rows ? found[v] : 0.0f, vector.at[v]);  // not times zero: Y may have NaN
+        vector[v] = v < rows ? found[v] : 0.0f;  // not times zero: Y may have NaN
       }
-      if (place < vectors) {
-        reinterpret_cast<Pack<float16, kVectorLength>*>(out)[window + place] = vector;
-      }
+      if (place < vectors) StoreHalves(out + (window + place) * kVectorLength, vector);
     }
   }
 }

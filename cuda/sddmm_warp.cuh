@@ -14,6 +14,7 @@
 #pragma once
 
 #include "sddmm.cuh"
+#include "store_halves.cuh"
 #include "wmma.cuh"
 
 namespace sgap {
@@ -70,13 +71,13 @@ struct SddmmWarpTile {
 
   // The vector of this lane.
   __device__ void StoreVector(T* values, unsigned rows) const {
-    Pack<T, kVectorLength> vector;
+    float vector[kVectorLength];
 #pragma unroll
     for (int v = 0; v < kVectorLength; ++v) {
       // Not times zero: there may be NaN in Y.
-      Narrow(v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f, vector.at[v]);
+      vector[v] = v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f;
     }
-    *reinterpret_cast<Pack<T, kVectorLength>*>(values) = vector;
+    StoreHalves(values, vector);
   }
 };
 

@@ -13,6 +13,7 @@
 // from the last offset on are padding. The same bits at each call.
 #pragma once
 
+#include "store_halves.cuh"
 #include "wmma.cuh"
 
 namespace sgap {
@@ -79,7 +80,7 @@ struct SpmmWarpTile {
       float own[kChunk];
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) own[j] = sums[row * kSumPitch + start + j];
-      Store<kVector>(c + row * n + start, columns - start, own);
+      StoreColumns<kVector>(c + row * n + start, columns - start, own);
     }
   }
 };

@@ -28,10 +28,10 @@ class PaperOctetTile(Schedule):
 
     Operands are exchanged: gathered rows are the left one, loaded as they come, 16 bytes a lane and
     eight lanes a line of 128 bytes; vectors are the right one, of which V < 8 leaves a part idle.
-    float16, sums in float32, the same bits at each call. The instruction is Volta's: it compiles
-    for every later architecture, into others, and is slow there. A row to compare with, to repeat
-    the paper's figures: `choose_schedule` never picks it, and `OctetTile` is the same idea for the
-    mma of sm_80 and later.
+    float16, sums in float32, the same bits at each call. The instruction is Volta's: for sm_80 and
+    later it compiles to shuffles and multiply-adds, and no tensor core works. A row to compare
+    with, to repeat the paper's figures: `choose_schedule` never picks it, and `OctetTile` is the
+    same idea for the mma of sm_80 and later.
 
     Attributes:
       vector_length: V of the format, 2, 4 or 8.

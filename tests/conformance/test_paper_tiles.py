@@ -51,6 +51,9 @@ def test_the_kernels_have_the_instructions_and_the_loads_of_the_paper():
         sampled = ptx("sddmm", PaperOctetTile(8), n)
         assert sampled.count("mma.sync.aligned.m8n8k4.row.col") == 4 * 4
         assert sampled.count("ld.global.nc.v4.u32") == (2 + 4 * 2 if wide else 0)
+        for source in (octets, ptx("spmm", WarpTile(8), n)):
+            assert ("st.global.v4.b32" in source) == wide
+        assert "st.global.v4.b32" in sampled and "st.global.v4.b32" in ptx("sddmm", WarpTile(8), n)
         assert ptx("spmm", WarpTile(8), n).count("wmma.mma.sync.aligned.col.row.m8n32k16") == 2
         assert ptx("sddmm", WarpTile(8), n).count("wmma.mma.sync.aligned.row.col.m8n32k16") == 4
     # Shuffled operands: 4 registers of X, 4 of each of 4 sub-tiles; else 8 sums of each at the end.
