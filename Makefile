@@ -30,7 +30,7 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets clean
+  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-figures clean
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -42,6 +42,7 @@ help:
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make gpu-octets on an NVIDIA GPU: column vectors on tensor cores; RESULTS=folder"
+	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
 demo: $(STAMPS)/package $(STAMPS)/group-demo
@@ -129,6 +130,9 @@ gpu-bench: gpu-install
 
 gpu-octets: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.octets --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+
+gpu-figures: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.figures --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -32,11 +32,13 @@ from sgap_jax.runtime.native import info as info
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules import CpuTile as CpuTile
 from sgap_jax.schedules import OctetTile as OctetTile
+from sgap_jax.schedules import PaperOctetTile as PaperOctetTile
 from sgap_jax.schedules import Problem as Problem
 from sgap_jax.schedules import Reference as Reference
 from sgap_jax.schedules import Schedule as Schedule
 from sgap_jax.schedules import ScheduleError as ScheduleError
 from sgap_jax.schedules import SubwarpTile as SubwarpTile
+from sgap_jax.schedules import WarpTile as WarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points
 

@@ -69,8 +69,8 @@ def sddmm(
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
     Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
-    `AtomicParallelism` and, with CVS(V), `OctetTile` and `SubwarpTile`; the CPU schedule is
-    `CpuTile`.
+    `AtomicParallelism` and, with CVS(V), `OctetTile`, `SubwarpTile`, `WarpTile` and
+    `PaperOctetTile`; the CPU schedule is `CpuTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)

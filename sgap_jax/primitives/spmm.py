@@ -35,7 +35,15 @@ from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
 from sgap_jax.runtime.vector_plans import VECTOR_PLANS
-from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
+from sgap_jax.schedules import (
+    AtomicParallelism,
+    CpuTile,
+    OctetTile,
+    PaperOctetTile,
+    Problem,
+    Schedule,
+    WarpTile,
+)
 from sgap_jax.schedules.cpu import scatter
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
@@ -73,8 +81,8 @@ def spmm(
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
     Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CUDA schedules are
-    `AtomicParallelism` and, with CVS(V), `OctetTile` and `SubwarpTile`; the CPU schedule is
-    `CpuTile`.
+    `AtomicParallelism` and, with CVS(V), `OctetTile`, `SubwarpTile`, `WarpTile` and
+    `PaperOctetTile`; the CPU schedule is `CpuTile`.
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
@@ -263,6 +271,8 @@ def _cuda(
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:
     """Of the kernel of a tile of vectors, from those of all kernels, and their avals."""
+    if isinstance(tile, WarpTile | PaperOctetTile):
+        return (*operands[:3], operands[4]), (*avals[:3], avals[4])  # no permutation
     if isinstance(tile, OctetTile) and tile.swizzle:
         # In place of the permutation, which a product with A has not.
         values, offsets, indices, _, x = operands

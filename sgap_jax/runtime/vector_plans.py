@@ -4,23 +4,31 @@ from collections.abc import Callable
 
 from sgap_jax.runtime import (
     sddmm_octet_cuda,
+    sddmm_paper_cuda,
     sddmm_subwarp_cuda,
     spmm_octet_cuda,
+    spmm_paper_cuda,
     spmm_subwarp_cuda,
 )
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules.octet import OctetTile
+from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.schedule import Schedule
 from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.warp import WarpTile
 
 # (problem, schedule, products) -> launch
 VECTOR_PLANS: dict[str, dict[type[Schedule], Callable[..., KernelCall]]] = {
     "spmm": {
         OctetTile: spmm_octet_cuda.launch_plan,
         SubwarpTile: spmm_subwarp_cuda.launch_plan,
+        WarpTile: spmm_paper_cuda.launch_plan,
+        PaperOctetTile: spmm_paper_cuda.launch_plan,
     },
     "sddmm": {
         OctetTile: sddmm_octet_cuda.launch_plan,
         SubwarpTile: sddmm_subwarp_cuda.launch_plan,
+        WarpTile: sddmm_paper_cuda.launch_plan,
+        PaperOctetTile: sddmm_paper_cuda.launch_plan,
     },
 }

@@ -7,8 +7,10 @@ from fractions import Fraction
 from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.octet import OctetTile
+from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
 from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.warp import WarpTile
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _POINT = re.compile(
@@ -18,8 +20,10 @@ _POINT = re.compile(
 _CALLS: dict[str, type[Schedule]] = {
     "CpuTile": CpuTile,
     "OctetTile": OctetTile,
+    "PaperOctetTile": PaperOctetTile,
     "Reference": Reference,
     "SubwarpTile": SubwarpTile,
+    "WarpTile": WarpTile,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from cuda_sources import require_nvrtc
 
 from benchmarks import problems
-from benchmarks.gpu import bench, octets, ours, peers, run, summary, timing
+from benchmarks.gpu import bench, figures, octets, ours, peers, run, summary, timing
 from benchmarks.problems import Unavailable
 from sgap_jax.runtime.default_calls import OF_VECTORS
 
@@ -291,3 +291,43 @@ def test_each_goal_is_computed_from_its_rows(tmp_path):
         "20.00",
         "1.50",  # c has too few nonzeros to count
     ]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_figures_of_the_paper_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    command = ["--dry-run", "--results", str(tmp_path)]
+    if wrong:
+        monkeypatch.setattr(figures, "FIGURES", {"figure17": "spmm"})
+        with pytest.raises(SystemExit, match="results of ours are wrong, the first: .*small_v8"):
+            figures.main(command)
+        return
+    figures.main(command)
+    (folder,) = tmp_path.iterdir()
+    for name, op in figures.FIGURES.items():
+        rows = read(folder / f"{name}.csv")
+        assert [row["contender"] for row in rows] == [figures.DENSE, *figures.SCHEDULES[op]]
+        timed = {row["contender"] for row in rows if row["us"]}
+        assert {"cublas", "wmma"} < timed and any(name.startswith("mma") for name in timed)
+        for row in rows:
+            assert bool(row["us"]) != bool(row.get("notes")) and row["device"], row
+    text = (folder / "figures.md").read_text()
+    assert "no figure here says anything about a GPU" in text and "### Figure 19, sddmm" in text
+    assert json.loads((folder / "figures.json").read_text())["not_started"] == []
+
+
+def test_speedups_are_over_the_dense_product_of_the_same_case():
+    found = figures.speedups(
+        [
+            {"problem": p, "family": "f", "n": n, "contender": c, "us": us}
+            for p, n, c, us in (
+                ("a", 64, "cublas", 8.0),
+                ("a", 64, "mma", 2.0),
+                ("a", 128, "cublas", 9.0),
+                ("a", 128, "mma", 18.0),
+                ("b", 64, "mma", 1.0),
+            )
+        ]
+    )
+    assert found == {("f", "mma"): [4.0, 0.5]}

@@ -42,6 +42,8 @@ def granules_of(entry):
     for instruction in entry.instructions:
         if instruction.opcode in ("ld", "st", "atom", "red"):
             width = WIDTHS[instruction.types[-1]]
+        elif instruction.opcode == "wmma" and "mma" not in instruction.modifiers:
+            width = WIDTHS[instruction.types[-1]]
         elif instruction.opcode == "cp":
             width = 4
         elif instruction.opcode == "ldmatrix":

@@ -179,9 +179,9 @@ class Blocks:
         value = base.bits if isinstance(base, Immediate) else self._address_of(base)
         return np.full(len(lanes), value + operand.offset, np.int64)
 
-    def locate(self, space, operand, width, lanes, instruction):
+    def locate(self, space, operand, width, lanes, instruction, offsets=0):
         """(space, positions in its bytes, lanes): checked for alignment and bounds."""
-        addresses = self.addresses(operand, lanes)
+        addresses = self.addresses(operand, lanes) + offsets
         if space != "generic":
             yield self._check(space, addresses, width, lanes, instruction)
             return

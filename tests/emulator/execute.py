@@ -10,6 +10,7 @@ from .choose import logic, move, select, set_number, set_predicate
 from .convert import convert
 from .tensor_core import MATRICES
 from .warp import COLLECTIVES, complete, deadlock
+from .wmma import matrix_instruction
 
 
 def nothing(blocks, instruction, active):
@@ -43,7 +44,7 @@ PER_LANE = {
     "setp": set_predicate,
     "set": set_number,
 }
-GATHERING = {**COLLECTIVES, **MATRICES}
+GATHERING = {**COLLECTIVES, **MATRICES, "wmma": matrix_instruction}
 HANDLERS = {
     **PER_LANE,
     **GATHERING,

@@ -2,6 +2,7 @@
 
 g = lane / 4 and t = lane % 4. Products and sums are formed in float64 and rounded once: a tensor
 core truncates in places that NVIDIA does not document, so compare with a bound, or use integers.
+wmma, whose fragments have no documented layout, is in wmma.py.
 """
 
 import re
@@ -58,6 +59,8 @@ def gather(blocks, operand, matrix, kind, shape):
 
 def multiply_accumulate(blocks, instruction, active):
     """mma.sync: D = A B + C of one warp."""
+    if "m8n8k4" in instruction.modifiers:
+        return multiply_octets(blocks, instruction, active)
     shape = next((m for m in instruction.modifiers if re.fullmatch(r"m16n8k(4|8|16)", m)), None)
     instruction.allow(*ALIGNED, "row", "col", shape)
     kinds = instruction.types
@@ -78,6 +81,46 @@ def multiply_accumulate(blocks, instruction, active):
             rows, columns = placement("c", i, element, kinds[0])
             own[:, :, element] = result[:, rows, columns]
         blocks.write(register, own.reshape(-1), packed, active)
+
+
+def octet_placement(matrix, layout, i):
+    """(rows, columns) that the 32 lanes hold in element i of a fragment of m8n8k4."""
+    lane = np.arange(32)
+    own, half = lane % 4, lane // 16 * 4
+    if matrix == "c":
+        return (lane & 1) + (i & 2) + half, (i & 4) + (lane & 2) + (i & 1)
+    along, across = (own + half, i + 0 * lane) if layout == "k" else (i + half, own)
+    return (along, across) if matrix == "a" else (across, along)
+
+
+def multiply_octets(blocks, instruction, active):
+    """mma.m8n8k4: four products, each of lanes 4 q to 4 q + 3 and, 16 on, of its high group."""
+    instruction.allow(*ALIGNED, "row", "col", "m8n8k4")
+    if instruction.types != ["f32", "f16", "f16", "f32"]:
+        raise NotImplementedError(f"types of {instruction}")
+    a_layout, b_layout = (m for m in instruction.modifiers if m in ("row", "col"))
+    target, a, b, c = instruction.operands
+    if [len(x.parts) for x in (target, a, b, c)] != [8, 2, 2, 8]:
+        raise NotImplementedError(f"operands of {instruction}")
+    octet = np.arange(32) % 16 // 4
+    # A row of A, or a column of B, in one lane: consecutive elements are along k.
+    layouts = {"a": "k" if a_layout == "row" else "", "b": "k" if b_layout == "col" else ""}
+
+    def gathered(operand, matrix, kind, shape):
+        whole = np.zeros((blocks.n // 32, 4, *shape))
+        count = pieces(kind)[0]
+        for i, register in enumerate(operand.parts):
+            numbers = operand_numbers(blocks, register, kind)
+            for element in range(count):
+                place = octet_placement(matrix, layouts.get(matrix), count * i + element)
+                whole[:, octet, *place] = numbers[:, :, element]
+        return whole
+
+    result = gathered(a, "a", "f16", (8, 4)) @ gathered(b, "b", "f16", (4, 8))
+    result += gathered(c, "c", "f32", (8, 8))
+    for i, register in enumerate(target.parts):
+        own = result[:, octet, *octet_placement("c", None, i)].astype(np.float32)
+        blocks.write(register, own.reshape(-1), "f32", active)
 
 
 def load_matrices(blocks, instruction, active):

@@ -7,7 +7,7 @@ from .parse import Pair
 from .values import LIFTED
 
 FULL = 0xFFFFFFFF
-WHOLE_WARP = ("ldmatrix", "movmatrix", "mma")
+WHOLE_WARP = ("ldmatrix", "movmatrix", "mma", "wmma")
 
 
 def warp_bits(mask):

@@ -1,0 +1,233 @@
+"""Figures 17 and 19 of vectorSparse: python -m benchmarks.gpu.figures [--results DIR] [--dry-run]
+
+Speedup over cuBLAS in half precision of SpMM (17) and SDDMM (19) with column vectors, each by its
+schedule, on the pruned layers whose patterns the data set has (section 7.1: each position of one
+is a vector of V rows): float16, sums in float32, widths 64, 128 and 256. "mma (arch)" of Figure 19
+needs a tensor core that was never built.
+
+SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import harness, problems
+from benchmarks.bench_dlmc import vector_length
+from benchmarks.gpu import bench, device, ours, peers, timing
+from benchmarks.gpu.bench import Row
+from benchmarks.gpu.run import matrices_of, write
+from benchmarks.summary import table
+from sgap_jax import CVS, Schedule, SparseArray, sddmm, spmm
+from sgap_jax.runtime.launch import device_arch
+from sgap_jax.schedules.emulated import Emulated
+
+FIGURES = {"figure17": "spmm", "figure19": "sddmm"}
+WIDTHS = (256, 64, 128)  # that of the paper's profiles first: a run may end early
+MOST_DENSE = 4 << 30  # bytes of the dense matrices of all sets
+# By the names of the paper's legends, and those of schedules that it has not.
+SCHEDULES = {
+    "spmm": {
+        "fpu": "SubwarpTile(vector_length={V})",
+        "wmma": "WarpTile(vector_length={V})",
+        "mma": "PaperOctetTile(vector_length={V})",
+        "octet": "OctetTile(vector_length={V})",
+    },
+    "sddmm": {
+        "fpu": "SubwarpTile(vector_length={V})",
+        "wmma": "WarpTile(vector_length={V})",
+        "mma (reg)": "PaperOctetTile(vector_length={V}, partials='registers')",
+        "mma (shfl)": "PaperOctetTile(vector_length={V}, partials='shuffle')",
+        "octet": "OctetTile(vector_length={V})",
+    },
+}
+DENSE = "cublas"
+# A tensor core sums several products at once and rounds toward zero.
+_ROUNDINGS = 4
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float16)
+
+
+def checker(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int):
+    """Error over its bound: sums in float32 of products in any order, rounded once to float16."""
+    out, sums = np.finfo(np.float16), np.finfo(np.float32).eps
+    allowed = _ROUNDINGS * (terms + 1) * sums * magnitude + out.eps * np.abs(expected)
+    allowed += out.smallest_subnormal
+
+    def wrong(result) -> float:
+        error = np.abs(np.asarray(result, np.float64).reshape(expected.shape) - expected)
+        return float(np.max(error / allowed, initial=0.0))
+
+    return wrong
+
+
+class Case(bench.Case):
+    """An operation on vectors in float16; A is a matrix in which each pattern's row is V times."""
+
+    def __init__(self, op: str, A, n: int, hardware, bandwidth: float, arch: str) -> None:
+        self.op, self.n, self.device, self.arch = op, n, hardware, arch
+        self.length, (m, k) = vector_length(A), A.shape
+        A = A.copy()
+        A.data = A.data.astype(np.float16).astype(np.float32)
+        self.vectors = SparseArray.from_scipy(A, format=CVS(self.length)).astype(jnp.float16)
+        sizes = (k,) if op == "spmm" else (m, k)
+        dense = tuple(half(harness.dense(size, n, seed=2 + i)) for i, size in enumerate(sizes))
+        # Values, indices and offsets; dense operands and the result.
+        self.moved = 2 * A.nnz + 4 * A.nnz // self.length + 4 * (m // self.length + 1)
+        self.moved += 2 * n * (m + k)
+        self.bound, self.flops = self.moved / bandwidth, 2 * A.nnz * n
+        self.A, self.sets = A, peers.Sets(A, dense, hardware.sets(self.moved))
+        self.wrong = self._checker()
+
+    def rows(self) -> Iterator[Row]:
+        yield self._row(DENSE, self._dense)
+        for name, text in SCHEDULES[self.op].items():
+            text = text.format(V=self.length)
+            yield self._row(name, lambda text=text: self._of_schedule(text), text)
+
+    def _of_schedule(self, text: str) -> peers.Plan:
+        schedule = Schedule.parse(text)
+        dense = [jnp.asarray(x) for x in self.sets.dense]
+
+        def function(recorder: Emulated):
+            asked = dataclasses.replace(recorder, schedule=schedule)
+            if self.op == "spmm":
+                return spmm(self.vectors, *dense, schedule=asked)
+            return sddmm(self.vectors, *dense, schedule=asked).values
+
+        recorded = ours.launch_of(function)
+        rotating = ours.Rotating(self.device, recorded, self.sets.count)
+        return rotating.run(recorded.call, ours.compiled(recorded.call, self.arch)), rotating.result
+
+    def _dense(self) -> peers.Plan:
+        """The dense product: of A with its zeros, or all of X Y^T."""
+        torch = self.device.torch
+        left = half(self.A.toarray()) if self.op == "spmm" else self.sets.dense[0]
+        right = self.sets.dense[-1]
+        data = self.sets.put(self.device, left, right, most=max(2, MOST_DENSE // left.nbytes))
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+        def product(i: int):
+            return data[i][0] @ (data[i][1] if self.op == "spmm" else data[i][1].T)
+
+        call, result = peers.kept(self.device, len(data), product)
+        if self.op == "spmm":
+            return call, result
+        rows, columns = self._places()
+        return call, lambda: result()[rows, columns]
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, columns) of the vectors' numbers, [vectors, V] each."""
+        offsets = np.asarray(self.vectors.row_offsets)
+        first = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * self.length
+        rows = first[:, None] + np.arange(self.length)
+        columns = np.asarray(self.vectors.column_indices)[:, None]
+        return rows, np.broadcast_to(columns, rows.shape)
+
+    def _checker(self):
+        dense = [x.astype(np.float64) for x in self.sets.dense]
+        if self.op == "spmm":
+            A, (B,) = self.A.astype(np.float64), dense
+            return checker(A @ B, abs(A) @ np.abs(B), np.diff(A.indptr)[:, None])
+        rows, columns = self._places()
+        expected, magnitude = (
+            (f(dense[0]) @ f(dense[1]).T)[rows, columns] for f in (np.array, np.abs)
+        )
+        return checker(expected, magnitude, self.n)
+
+
+def speedups(rows: list[Row]) -> dict[tuple[str, str], list[float]]:
+    """(family of the problem, contender) -> time of the dense product over its own, by case."""
+    dense = {(r["problem"], r["n"]): r["us"] for r in rows if r["contender"] == DENSE and "us" in r}
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        case = row["problem"], row["n"]
+        if row["contender"] != DENSE and "us" in row and case in dense:
+            key = str(row["family"]), str(row["contender"])
+            found.setdefault(key, []).append(float(dense[case]) / float(row["us"]))
+    return found
+
+
+def summary(rows: dict[str, list[Row]], about: dict) -> str:
+    lines = [
+        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
+        "speedup over cuBLAS in half precision, geometric mean (cases).",
+        "",
+    ]
+    if about["dry_run"]:
+        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
+    if about["not_started"]:
+        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    for name, op in FIGURES.items():
+        found, contenders = speedups(rows[name]), list(SCHEDULES[op])
+        body = []
+        for family in dict.fromkeys(str(row["family"]) for row in rows[name]):
+            cells = [found.get((family, contender), []) for contender in contenders]
+            means = [
+                f"{statistics.geometric_mean(x):.2f} ({len(x)})" if x else "not measured"
+                for x in cells
+            ]
+            body.append([family, *means])
+        lines += [f"### Figure {name[-2:]}, {op}", "", *table(["pattern", *contenders], body)]
+    return "\n".join(lines)
+
+
+def tiny() -> problems.BenchmarkProblem:
+    """A small pattern for the emulator."""
+    make = functools.partial(problems.vectors, lambda: problems.uniform(6, 40, 0.2), 8)
+    return problems.BenchmarkProblem("small_v8", "V=8 80%", "generated", make, frozenset())
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
+    )
+    parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all with vectors")
+    parser.add_argument("--dry-run", action="store_true", help="on the emulator, a tiny problem")
+    args = parser.parse_args(argv)
+    start, seconds = time.monotonic(), float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
+    hardware = timing.DryRun() if args.dry_run else timing.Cuda()
+    arch = "sm_90" if args.dry_run else device_arch()
+    bandwidth, folder = hardware.bandwidth(), device.folder(args.results)
+    chosen = [tiny()] if args.dry_run else problems.select("vectors", args.problems)
+    matrices, skipped = matrices_of(chosen)
+    rows: dict[str, list[Row]] = {name: [] for name in FIGURES}
+    not_started = []
+    for n in (8,) if args.dry_run else WIDTHS:
+        for (problem, A), (name, op) in itertools.product(matrices, FIGURES.items()):
+            if time.monotonic() - start > seconds:
+                not_started.append(f"{op} {problem.name} n={n}")
+                continue
+            about = {"problem": problem.name, "family": problem.family}
+            about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
+            for row in Case(op, A, n, hardware, bandwidth, arch).rows():
+                rows[name].append(about | row)
+                value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
+                print(f"{name} {problem.name} n={n} {row['contender']}: {value}", flush=True)
+            write(folder, rows)
+    about = device.stamp() | {"versions": device.versions(), "dry_run": args.dry_run}
+    about |= {"not_started": not_started, "skipped": skipped}
+    (folder / "figures.json").write_text(json.dumps(about, indent=2) + "\n")
+    (folder / "figures.md").write_text(summary(rows, about))
+    ours_rows = [row for found in rows.values() for row in found if row["contender"] != DENSE]
+    if wrong := [row for row in ours_rows if str(row.get("notes", "")).startswith("wrong")]:
+        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The kernels of vectorSparse's own tiles on the emulator, on the vectors of vector_cases."""
+
+import numpy as np
+import sddmm_oracle
+from battery import cast
+from emulated_launch import emulate
+from tolerance import assert_within
+
+from sgap_jax import Problem
+from sgap_jax.runtime import sddmm_paper_cuda, spmm_paper_cuda
+
+
+def problem_of(op, case, tile, arrays, dtype, n, batch):
+    nnz = arrays[1].size * tile.vector_length
+    name = f"CVS({tile.vector_length})"
+    return Problem(op, case.shape, nnz, n, batch, dtype, name, platform="cuda")
+
+
+def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
+    """C [batch, m, n] of the kernel; values [Bv, vectors, V] and B [Bb, k, n] are rounded."""
+    offsets, indices, own = arrays
+    values, B = cast(own[None] if values is None else values, dtype), cast(B, dtype)
+    batch = max(len(values), len(B))
+    problem = problem_of("spmm", case, tile, arrays, dtype, B.shape[2], batch)
+    call = spmm_paper_cuda.launch_plan(problem, tile, (len(values), len(B)))
+    call = call if change is None else change(call)
+    shape = (batch, case.shape[0], B.shape[2])
+    (C,) = emulate(call, (values, offsets, indices, B), [(shape, B.dtype)], **where)
+    return C
+
+
+def sampled(case, arrays, tile, dtype, X, Y, change=None, **where):
+    """values [batch, vectors, V] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded."""
+    offsets, indices, _ = arrays
+    X, Y = cast(X, dtype), cast(Y, dtype)
+    batch = max(len(X), len(Y))
+    problem = problem_of("sddmm", case, tile, arrays, dtype, X.shape[2], batch)
+    call = sddmm_paper_cuda.launch_plan(problem, tile, (len(X), len(Y)))
+    call = call if change is None else change(call)
+    shape = (batch, len(indices), tile.vector_length)
+    (values,) = emulate(call, (offsets, indices, X, Y), [(shape, X.dtype)], **where)
+    return values
+
+
+def assert_sampled(values, entries, place, dtype, X, Y):
+    values = np.asarray(values).reshape(-1)
+    assert_within(values[place], *sddmm_oracle.oracle(entries, dtype, X, Y))
+    assert not np.delete(values, place).any()  # rows past the end, and padding: zeros, not NaN
