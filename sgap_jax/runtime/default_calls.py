@@ -2,8 +2,9 @@
 
 For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
 features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
-float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
-problems share a kernel. float64 and points that a caller names are compiled where they run.
+float32, bfloat16 and float16, with and without a permutation where the operation has one, and for
+the softmax column vectors of the usual lengths. Many problems share a kernel. float64 and points
+that a caller names are compiled where they run.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -11,7 +12,7 @@ Imports no JAX: the build runs it before the package can be imported.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 from sgap_jax.runtime import (
@@ -44,23 +45,30 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 
+# Those of them that have column vectors too.
+ON_VECTORS = ("sparse_softmax", "sparse_softmax_jacobian")
+
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
+VECTORS = ("CVS(2)", "CVS(4)", "CVS(8)", "CVS(16)")
 _ROWS = 10_000
 
 
-def default_problems(op: str) -> Iterator[Problem]:
+def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
     """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
-    for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
+    for n, dtype, length, through, format in itertools.product(
+        columns, DTYPES, ROW_LENGTHS, permuted, formats
+    ):
         yield Problem(
             op,
             (_ROWS, _ROWS),
             _ROWS * length,
             n=n,
             dtype=dtype,
+            format=format,
             platform="cuda",
             permuted=through,
         )
@@ -70,7 +78,7 @@ def default_problems(op: str) -> Iterator[Problem]:
 def default_calls(name: str) -> dict[str, KernelCall]:
     """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
     (op, plan), calls = LAUNCH_PLANS[name], {}
-    for problem in default_problems(op):
+    for problem in default_problems(op, ("CSR", *VECTORS) if name in ON_VECTORS else ("CSR",)):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
         call = plan(problem, point)
