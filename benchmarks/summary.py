@@ -16,7 +16,16 @@ import re
 import statistics
 
 from benchmarks import machine
-from benchmarks.peers import dlmc, gradient, messages, sddmm, softmax, spmm
+from benchmarks.peers import (
+    dlmc,
+    dlmc_sddmm,
+    dlmc_softmax,
+    gradient,
+    messages,
+    sddmm,
+    softmax,
+    spmm,
+)
 
 OPS = {
     "spmm": ("SpMM", spmm),
@@ -24,11 +33,16 @@ OPS = {
     "gradient": ("value and gradient of SpMM", gradient),
     "softmax": ("sparse softmax", softmax),
     "dlmc": ("SpMM with column vectors", dlmc),
+    "dlmc_sddmm": ("SDDMM with column vectors", dlmc_sddmm),
+    "dlmc_softmax": ("sparse softmax with column vectors", dlmc_softmax),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
 }
 DOCS = machine.ROOT / "docs"
 PLOT = DOCS / "img" / "performance.svg"
+VECTORS_PLOT = DOCS / "img" / "vectors.svg"
+VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
+WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
 
 Row = dict[str, str]
@@ -42,6 +56,10 @@ COMPARISONS = (
     ("softmax", "sparse softmax", softmax.GOAL),
     ("dlmc", "SpMM with column vectors", dlmc.GOAL),
     ("dlmc", "SpMM with column vectors, against dense", ("jax_dense",)),
+    ("dlmc_sddmm", "SDDMM with column vectors", dlmc_sddmm.GOAL),
+    ("dlmc_sddmm", "SDDMM with column vectors, against dense and gather", ("jax_dense",)),
+    ("dlmc_softmax", "sparse softmax with column vectors", dlmc_softmax.GOAL),
+    ("dlmc_softmax", "sparse softmax with column vectors, against dense", ("jax_dense",)),
     ("messages_max", "message passing, maximum", messages.GOAL),
     ("messages_mean", "message passing, mean", messages.GOAL),
 )
@@ -94,7 +112,7 @@ def overview(results: dict[str, list[Row]]) -> list[str]:
             continue
         ratios = [best(row, peers) for row in compared]
         worst = compared[ratios.index(min(ratios))]
-        where = worst["problem"] + (f", n = {worst['n']}" if op != "softmax" else "")
+        where = worst["problem"] + (f", n = {worst['n']}" if op not in WITHOUT_COLUMNS else "")
         share = sum(x >= 1 for x in ratios) / len(ratios)
         fraction = mean(numbers(rows, "fraction_of_bound"))
         everyone = mean([best(row, tuple(OPS[op][1].PEERS)) for row in compared])
@@ -152,12 +170,7 @@ def donated(rows: list[Row]) -> list[str]:
 
 
 def plot(results: dict[str, list[Row]], path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
-    from matplotlib import pyplot
-
+    matplotlib, pyplot = plotting()
     figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
     axes = [axes] if len(results) == 1 else axes
     for axis, (op, rows) in zip(axes, results.items(), strict=True):
@@ -182,6 +195,65 @@ def plot(results: dict[str, list[Row]], path: pathlib.Path) -> None:
         if len(widths) > 1:
             axis.legend(fontsize=6, ncols=2, handletextpad=0.1, columnspacing=0.6)
     axes[0].set_ylabel("time of the best peer / our time")
+    save(figure, path)
+
+
+def boxes(results: dict[str, list[Row]], path: pathlib.Path) -> None:
+    """Time of the dense product over ours by sparsity, a box of all problems and widths for each V:
+    figures 17 and 19 of the vectorSparse paper."""
+    matplotlib, pyplot = plotting()
+    figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6))
+    axes = [axes] if len(results) == 1 else axes
+    for axis, (op, rows) in zip(axes, results.items(), strict=True):
+        groups: dict[tuple[int, int], list[float]] = {}
+        for row in rows:
+            length, percent = re.fullmatch(r"V=(\d+) (\d+)%", row["family"]).groups()
+            if row.get("x_jax_dense"):
+                groups.setdefault((int(length), int(percent)), []).append(float(row["x_jax_dense"]))
+        lengths, percents = (sorted({key[i] for key in groups}) for i in (0, 1))
+        colours = matplotlib.colormaps["viridis"].resampled(max(len(lengths), 2))
+        for place, length in enumerate(lengths):
+            shift = 0.8 * ((place + 0.5) / len(lengths) - 0.5)
+            own = [percent for percent in percents if (length, percent) in groups]
+            drawn = axis.boxplot(
+                [groups[length, percent] for percent in own],
+                positions=[percents.index(percent) + shift for percent in own],
+                widths=0.7 / len(lengths),
+                patch_artist=True,
+                showfliers=False,
+                whis=(0, 100),
+                medianprops=dict(color="white", lw=0.8),
+            )
+            for box in drawn["boxes"]:
+                box.set_facecolor(colours(place))
+            means = [mean(groups[length, percent]) for percent in own]
+            middle = [percents.index(percent) + shift for percent in own]
+            axis.plot(middle, means, "-", lw=0.8, color=colours(place), label=f"V={length}")
+        axis.axhline(1, color="black", lw=0.8)
+        axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.grid(axis="y", which="both", lw=0.3)
+        axis.set_title(OPS[op][0], fontsize=9)
+        axis.set_xlabel("sparsity")
+        axis.legend(fontsize=6, ncols=2)
+    axes[0].set_ylabel("time of the dense form / our time")
+    save(figure, path)
+
+
+def plotting():
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
+    from matplotlib import pyplot
+
+    return matplotlib, pyplot
+
+
+def save(figure, path: pathlib.Path) -> None:
+    from matplotlib import pyplot
+
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
@@ -230,8 +302,19 @@ def main(argv: list[str] | None = None) -> None:
     if args.print:
         print("\n".join(pages))
         return
-    plot(results, PLOT)
-    put(DOCS / "performance.md", [*pages, f"![ratios](img/{PLOT.name})", ""])
+    if others := {op: rows for op, rows in results.items() if op not in VECTORS}:
+        plot(others, PLOT)
+        pages += [f"![ratios](img/{PLOT.name})", ""]
+    if of_vectors := {op: rows for op, rows in results.items() if op in VECTORS}:
+        boxes(of_vectors, VECTORS_PLOT)
+        pages += [
+            "Column vectors: time of the dense form over ours by sparsity; boxes over problems and "
+            "widths, whiskers to the least and the greatest, lines through the geometric means.",
+            "",
+            f"![column vectors](img/{VECTORS_PLOT.name})",
+            "",
+        ]
+    put(DOCS / "performance.md", pages)
     put(machine.ROOT / "README.md", summary)
 
 
