@@ -19,7 +19,7 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
 )
-from sgap_jax.primitives._vectors import as_stored, stored_values
+from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
@@ -74,10 +74,13 @@ def sparse_softmax(
 
 @partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)
 def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | None) -> jax.Array:
-    by_rows = row_vectors(A)
-    if factor is not None:
-        by_rows = by_rows.with_values(stored_values(by_rows) * factor.astype(A.dtype))
-    params = dict(scale=scale, **of_rows(by_rows), schedule=schedule)
+    by_rows, zero = row_vectors(A), jnp.zeros((), A.dtype)
+    of = of_rows(by_rows)
+    if factor is not None:  # NaN in what is no entry would reach its gradient
+        stored = _stored(by_rows.values.shape[0], by_rows.row_offsets, **of)
+        scaled = jnp.where(stored, by_rows.values, zero) * factor.astype(A.dtype)
+        by_rows = by_rows.with_values(scaled)
+    params = dict(scale=scale, **of, schedule=schedule)
     values = bind(sparse_softmax_p, by_rows.values[None], by_rows.row_offsets, **params)[0]
     if by_rows.format == A.format:
         return values
@@ -106,14 +109,15 @@ def _jacobian_abstract_eval(p: Any, t: Any, offsets: Any, **_: Any) -> Any:
     return out_aval(p, (joint_batch(p.shape[0], t.shape[0]), *p.shape[1:]), p.dtype)
 
 
-def _inside(x: Any, offsets: Any, rows: int, vector_length: int | None) -> Any:
-    """x, zero in rows past the end of the matrix, which only vectors have."""
+def _stored(count: Any, offsets: Any, rows: int, vector_length: int | None) -> Any:
+    """Of each number of one product: whether it is of a row, neither padding nor past the end."""
+    vector = positions(count)
     if vector_length is None:
-        return x
+        return vector < offsets[-1]
     blocks = offsets.shape[0] - 1
-    vector, lane = positions(x.shape[1])[:, None], positions(vector_length)[None]
-    inside = (vector < offsets[blocks - 1]) | (lane < rows - (blocks - 1) * vector_length)
-    return jnp.where(inside[None], x, 0)
+    vector, lane = vector[:, None], positions(vector_length)[None]
+    whole = (vector < offsets[blocks - 1]) | (lane < rows - (blocks - 1) * vector_length)
+    return whole & (vector < offsets[-1])
 
 
 def _reference(
@@ -127,8 +131,8 @@ def _reference(
     # An all -infinity row would subtract infinities; shifting by zero makes it exp(-inf) = 0.
     e = jnp.exp(v - row_spread(jnp.where(jnp.isneginf(peak), 0, peak), offsets, count))
     total = row_spread(row_segments(jax.ops.segment_sum, e, offsets), offsets, count)
-    out = jnp.where(total != 0, e / jnp.where(total == 0, 1, total), 0)  # the padding has no total
-    return _inside(out, offsets, rows, vector_length).astype(values.dtype)
+    stored = _stored(count, offsets, rows, vector_length)[None] & (total != 0)
+    return jnp.where(stored, e / jnp.where(total == 0, 1, total), 0).astype(values.dtype)
 
 
 def _jacobian_reference(
@@ -147,9 +151,8 @@ def _jacobian_reference(
         return jnp.zeros(shape, dtype)
     p, t = (jnp.broadcast_to(x.astype(wide), shape) for x in (p, t))
     dots = row_spread(row_segments(jax.ops.segment_sum, p * t, offsets), offsets, count)
-    stored = (positions(count) < offsets[-1]).reshape(1, -1, *[1] * (p.ndim - 2))
-    out = jnp.where(stored, scale * p * (t - dots), 0)
-    return _inside(out, offsets, rows, vector_length).astype(dtype)
+    stored = _stored(count, offsets, rows, vector_length)[None]
+    return jnp.where(stored, scale * p * (t - dots), 0).astype(dtype)
 
 
 # The Jacobian has the schedules of the softmax.
