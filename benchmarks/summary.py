@@ -13,9 +13,8 @@ import json
 import math
 import pathlib
 import re
-import statistics
 
-from benchmarks import machine
+from benchmarks import machine, plots
 from benchmarks.peers import (
     dlmc,
     dlmc_sddmm,
@@ -26,6 +25,7 @@ from benchmarks.peers import (
     softmax,
     spmm,
 )
+from benchmarks.ratios import Row, fresh, mean, numbers
 
 OPS = {
     "spmm": ("SpMM", spmm),
@@ -44,8 +44,6 @@ VECTORS_PLOT = DOCS / "img" / "vectors.svg"
 VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
 WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
-
-Row = dict[str, str]
 
 # What the overview compares: operation, title, peers of whom the fastest counts in each case.
 COMPARISONS = (
@@ -76,14 +74,6 @@ def load(folder: pathlib.Path) -> dict[str, list[Row]]:
     return found
 
 
-def numbers(rows: list[Row], column: str) -> list[float]:
-    return [float(row[column]) for row in rows if row.get(column)]
-
-
-def mean(values: list[float]) -> float:
-    return statistics.geometric_mean(values) if values else math.nan
-
-
 def short(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
@@ -91,10 +81,6 @@ def short(value: float) -> str:
 def table(head: list[str], body: list[list[str]]) -> list[str]:
     lines = [head, ["---"] * len(head), *body]
     return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]
-
-
-def fresh(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not row["schedule"].endswith("donated")]
 
 
 def best(row: Row, peers: tuple[str, ...]) -> float:
@@ -169,97 +155,6 @@ def donated(rows: list[Row]) -> list[str]:
     return table([*head, "x best peer that also writes in place"], body) if body else []
 
 
-def plot(results: dict[str, list[Row]], path: pathlib.Path) -> None:
-    matplotlib, pyplot = plotting()
-    figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
-    axes = [axes] if len(results) == 1 else axes
-    for axis, (op, rows) in zip(axes, results.items(), strict=True):
-        rows = [row for row in fresh(rows) if row["x_best"]]
-        families = list(dict.fromkeys(row["family"] for row in rows))
-        widths = sorted({int(row["n"]) for row in rows})
-        colours = matplotlib.colormaps["viridis"].resampled(max(len(widths), 2))
-        for place, n in enumerate(widths):
-            part = [row for row in rows if int(row["n"]) == n]
-            shift = 0.6 * ((place + 0.5) / len(widths) - 0.5)
-            x = [families.index(row["family"]) + shift for row in part]
-            axis.plot(x, numbers(part, "x_best"), "o", ms=3.5, color=colours(place), label=f"n={n}")
-        axis.axhline(1, color="black", lw=0.8)
-        average = mean(numbers(rows, "x_best"))
-        axis.axhline(average, color="tab:red", lw=1, ls="--")
-        axis.set_title(f"{OPS[op][0]}\nmean {average:.2f}x", fontsize=9)
-        axis.set_xticks(range(len(families)), families, rotation=45, ha="right")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}x")
-        axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}x" if 0.3 <= x < 6 else "")
-        axis.grid(axis="y", which="both", lw=0.3)
-        if len(widths) > 1:
-            axis.legend(fontsize=6, ncols=2, handletextpad=0.1, columnspacing=0.6)
-    axes[0].set_ylabel("time of the best peer / our time")
-    save(figure, path)
-
-
-def boxes(results: dict[str, list[Row]], path: pathlib.Path) -> None:
-    """Time of the dense product over ours by sparsity, a box of all problems and widths for each V:
-    figures 17 and 19 of the vectorSparse paper."""
-    matplotlib, pyplot = plotting()
-    figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6))
-    axes = [axes] if len(results) == 1 else axes
-    for axis, (op, rows) in zip(axes, results.items(), strict=True):
-        groups: dict[tuple[int, int], list[float]] = {}
-        for row in rows:
-            length, percent = re.fullmatch(r"V=(\d+) (\d+)%", row["family"]).groups()
-            if row.get("x_jax_dense"):
-                groups.setdefault((int(length), int(percent)), []).append(float(row["x_jax_dense"]))
-        lengths, percents = (sorted({key[i] for key in groups}) for i in (0, 1))
-        colours = matplotlib.colormaps["viridis"].resampled(max(len(lengths), 2))
-        for place, length in enumerate(lengths):
-            shift = 0.8 * ((place + 0.5) / len(lengths) - 0.5)
-            own = [percent for percent in percents if (length, percent) in groups]
-            drawn = axis.boxplot(
-                [groups[length, percent] for percent in own],
-                positions=[percents.index(percent) + shift for percent in own],
-                widths=0.7 / len(lengths),
-                patch_artist=True,
-                showfliers=False,
-                whis=(0, 100),
-                medianprops=dict(color="white", lw=0.8),
-            )
-            for box in drawn["boxes"]:
-                box.set_facecolor(colours(place))
-            means = [mean(groups[length, percent]) for percent in own]
-            middle = [percents.index(percent) + shift for percent in own]
-            axis.plot(middle, means, "-", lw=0.8, color=colours(place), label=f"V={length}")
-        axis.axhline(1, color="black", lw=0.8)
-        axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}x")
-        axis.grid(axis="y", which="both", lw=0.3)
-        axis.set_title(OPS[op][0], fontsize=9)
-        axis.set_xlabel("sparsity")
-        axis.legend(fontsize=6, ncols=2)
-    axes[0].set_ylabel("time of the dense form / our time")
-    save(figure, path)
-
-
-def plotting():
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
-    from matplotlib import pyplot
-
-    return matplotlib, pyplot
-
-
-def save(figure, path: pathlib.Path) -> None:
-    from matplotlib import pyplot
-
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
 def source(results: dict[str, list[Row]], folder: pathlib.Path) -> list[str]:
     about = json.loads((folder / "machine.json").read_text())
     rows = [row for found in results.values() for row in found]
@@ -302,11 +197,12 @@ def main(argv: list[str] | None = None) -> None:
     if args.print:
         print("\n".join(pages))
         return
+    titles = {op: title for op, (title, _) in OPS.items()}
     if others := {op: rows for op, rows in results.items() if op not in VECTORS}:
-        plot(others, PLOT)
+        plots.scatter(others, titles, PLOT)
         pages += [f"![ratios](img/{PLOT.name})", ""]
     if of_vectors := {op: rows for op, rows in results.items() if op in VECTORS}:
-        boxes(of_vectors, VECTORS_PLOT)
+        plots.boxes(of_vectors, titles, VECTORS_PLOT)
         pages += [
             "Column vectors: time of the dense form over ours by sparsity; boxes over problems and "
             "widths, whiskers to the least and the greatest, lines through the geometric means.",
