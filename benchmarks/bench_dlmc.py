@@ -1,17 +1,20 @@
-"""C = A B for A of column vectors: python -m benchmarks.bench_dlmc [--problems NAME ...] [--n N]
+"""Products, sampled products and softmax of column vectors: python -m benchmarks.bench_dlmc
+
+    [--op spmm sddmm softmax] [--problems NAME ...] [--n N]
 
 Patterns of pruned networks (DLMC); each position of one is a vector of V rows, as in section 7.1 of
-the vectorSparse paper. The bound is the machine's rate of multiply-adds alone: that of its sgemm.
+the vectorSparse paper. The bound of the products is the machine's rate of multiply-adds alone: that
+of its sgemm.
 """
 
+import argparse
 import functools
 
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, machine, problems
-from benchmarks.bench_spmm import checker, product
-from benchmarks.peers import dlmc as peers
+from benchmarks import bench_sddmm, bench_softmax, bench_spmm, harness, machine, problems
+from benchmarks.peers import dlmc, dlmc_sddmm, dlmc_softmax
 from sgap_jax import CVS, Problem, SparseArray, choose_schedule
 
 N = (32, 64, 128, 256)
@@ -36,33 +39,111 @@ def same_columns(A, length: int) -> bool:
     return bool((A.indices == A.indices[expected]).all())
 
 
-def cases(A, n: int):
-    """Nothing for a matrix without vectors."""
-    length = vector_length(A)
-    if length == 1:
+def encoded(A, length: int):
+    """A in CVS(length), and a function that makes an array of its values one of entries."""
+    places = A.copy()
+    places.data = np.arange(A.nnz, dtype=np.float64)
+    places = np.asarray(SparseArray.from_scipy(places, format=CVS(length)).values).reshape(-1)
+    places = places.astype(np.int64)  # float32 without x64: exact up to 2^24
+    assert np.array_equal(np.sort(places), np.arange(A.nnz))
+
+    def entries(values):
+        values = np.asarray(values)
+        if values.shape != (A.nnz // length, length):
+            return values
+        result = np.empty(A.nnz, values.dtype)
+        result[places] = values.reshape(-1)
+        return result
+
+    return SparseArray.from_scipy(A, format=CVS(length)), entries
+
+
+def label(op: str, A, length: int, n: int = 1) -> str:
+    format = str(CVS(length))
+    problem = Problem(op, shape=A.shape, nnz=A.nnz, n=n, format=format)
+    return f"{choose_schedule(problem)}, {format}"
+
+
+def fma_bound(flops: float) -> tuple[float, str]:
+    return flops / (machine.probe().fma_gflops * 1e9), "FMA"
+
+
+# The cases of each operation: none for a matrix without vectors.
+
+
+def spmm_cases(A, n: int):
+    if (length := vector_length(A)) == 1:
         return
     (m, k), B = A.shape, harness.dense(A.shape[1], n)
-    format = CVS(length)
-    ours, dense = SparseArray.from_scipy(A, format=format), jnp.asarray(B)
-    problem = Problem("spmm", shape=(m, k), nnz=A.nnz, n=n, format=str(format))
-    flops = 2 * A.nnz * n
+    ours, dense = SparseArray.from_scipy(A, format=CVS(length)), jnp.asarray(B)
     yield harness.Case(
         n=n,
-        schedule=f"{choose_schedule(problem)}, {format}",
-        ours=lambda: product(ours, dense).block_until_ready(),
-        peers={name: functools.partial(f, A, B) for name, f in peers.PEERS.items()},
-        wrong=checker(A, B),
-        flops=flops,
+        schedule=label("spmm", A, length, n),
+        ours=lambda: bench_spmm.product(ours, dense).block_until_ready(),
+        peers={name: functools.partial(f, A, B) for name, f in dlmc.PEERS.items()},
+        wrong=bench_spmm.checker(A, B),
+        flops=2 * A.nnz * n,
         moved=4 * A.nnz + 4 * A.nnz // length + 4 * (m // length + 1) + 4 * n * (m + k),
-        bound=(flops / (machine.probe().fma_gflops * 1e9), "FMA"),
+        bound=fma_bound(2 * A.nnz * n),
     )
 
 
+def sddmm_cases(A, d: int):
+    if (length := vector_length(A)) == 1:
+        return
+    m, k = A.shape
+    X, Y = harness.dense(m, d), harness.dense(k, d, seed=3)
+    ours, entries = encoded(A, length)
+    operands, wrong = (ours, jnp.asarray(X), jnp.asarray(Y)), bench_sddmm.checker(A, X, Y)
+    yield harness.Case(
+        n=d,
+        schedule=label("sddmm", A, length, d),
+        ours=lambda: bench_sddmm.sampled_product(*operands).block_until_ready(),
+        peers={name: functools.partial(f, A, X, Y) for name, f in dlmc_sddmm.PEERS.items()},
+        wrong=lambda result: wrong(entries(result)),
+        flops=2 * A.nnz * d,
+        moved=4 * A.nnz + 4 * A.nnz // length + 4 * (m // length + 1) + 4 * d * (m + k),
+        bound=fma_bound(2 * A.nnz * d),
+    )
+
+
+def softmax_cases(A, n: int):
+    if (length := vector_length(A)) == 1:
+        return
+    ours, entries = encoded(A, length)
+    wrong = bench_softmax.checker(A)
+    moved = 8 * A.nnz + 4 * (A.shape[0] // length + 1)  # values in, probabilities out, offsets
+    yield harness.Case(
+        n=n,
+        schedule=label("sparse_softmax", A, length),
+        ours=lambda: bench_softmax.softmax(ours).block_until_ready(),
+        peers={name: functools.partial(f, A) for name, f in dlmc_softmax.PEERS.items()},
+        wrong=lambda result: wrong(entries(result)),
+        flops=4 * A.nnz,  # as bench_softmax counts
+        moved=moved,
+        bound=machine.probe().bound(4 * A.nnz, moved),
+    )
+
+
+# Operation -> name of the results, cases, peers that count, whether it has dense columns.
+OPS = {
+    "spmm": ("dlmc", spmm_cases, dlmc.GOAL, True),
+    "sddmm": ("dlmc_sddmm", sddmm_cases, dlmc_sddmm.GOAL, True),
+    "softmax": ("dlmc_softmax", softmax_cases, dlmc_softmax.GOAL, False),
+}
+
+
 def main(argv: list[str] | None = None) -> None:
-    args = harness.arguments(__doc__, N).parse_args(argv)
+    parser = harness.arguments(__doc__, N)
+    parser.add_argument("--op", nargs="+", choices=OPS, default=list(OPS), help="default: all")
+    args = parser.parse_args(argv)
     if args.quick and not args.tag:
         args.tag = "vectors_quick"
-    harness.run("dlmc", cases, peers.GOAL, args, N, tag="vectors")
+    alone = argparse.Namespace(**{name: x for name, x in vars(args).items() if name != "n"})
+    for op in args.op:
+        name, cases, goal, wide = OPS[op]
+        widths = N if wide else (1,)
+        harness.run(name, cases, goal, args if wide else alone, widths, tag="vectors")
 
 
 if __name__ == "__main__":

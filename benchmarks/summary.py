@@ -13,10 +13,19 @@ import json
 import math
 import pathlib
 import re
-import statistics
 
-from benchmarks import machine
-from benchmarks.peers import dlmc, gradient, messages, sddmm, softmax, spmm
+from benchmarks import machine, plots
+from benchmarks.peers import (
+    dlmc,
+    dlmc_sddmm,
+    dlmc_softmax,
+    gradient,
+    messages,
+    sddmm,
+    softmax,
+    spmm,
+)
+from benchmarks.ratios import Row, fresh, mean, numbers
 
 OPS = {
     "spmm": ("SpMM", spmm),
@@ -24,14 +33,17 @@ OPS = {
     "gradient": ("value and gradient of SpMM", gradient),
     "softmax": ("sparse softmax", softmax),
     "dlmc": ("SpMM with column vectors", dlmc),
+    "dlmc_sddmm": ("SDDMM with column vectors", dlmc_sddmm),
+    "dlmc_softmax": ("sparse softmax with column vectors", dlmc_softmax),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
 }
 DOCS = machine.ROOT / "docs"
 PLOT = DOCS / "img" / "performance.svg"
+VECTORS_PLOT = DOCS / "img" / "vectors.svg"
+VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
+WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
-
-Row = dict[str, str]
 
 # What the overview compares: operation, title, peers of whom the fastest counts in each case.
 COMPARISONS = (
@@ -42,6 +54,10 @@ COMPARISONS = (
     ("softmax", "sparse softmax", softmax.GOAL),
     ("dlmc", "SpMM with column vectors", dlmc.GOAL),
     ("dlmc", "SpMM with column vectors, against dense", ("jax_dense",)),
+    ("dlmc_sddmm", "SDDMM with column vectors", dlmc_sddmm.GOAL),
+    ("dlmc_sddmm", "SDDMM with column vectors, against dense and gather", ("jax_dense",)),
+    ("dlmc_softmax", "sparse softmax with column vectors", dlmc_softmax.GOAL),
+    ("dlmc_softmax", "sparse softmax with column vectors, against dense", ("jax_dense",)),
     ("messages_max", "message passing, maximum", messages.GOAL),
     ("messages_mean", "message passing, mean", messages.GOAL),
 )
@@ -58,14 +74,6 @@ def load(folder: pathlib.Path) -> dict[str, list[Row]]:
     return found
 
 
-def numbers(rows: list[Row], column: str) -> list[float]:
-    return [float(row[column]) for row in rows if row.get(column)]
-
-
-def mean(values: list[float]) -> float:
-    return statistics.geometric_mean(values) if values else math.nan
-
-
 def short(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
@@ -73,10 +81,6 @@ def short(value: float) -> str:
 def table(head: list[str], body: list[list[str]]) -> list[str]:
     lines = [head, ["---"] * len(head), *body]
     return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]
-
-
-def fresh(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not row["schedule"].endswith("donated")]
 
 
 def best(row: Row, peers: tuple[str, ...]) -> float:
@@ -94,7 +98,7 @@ def overview(results: dict[str, list[Row]]) -> list[str]:
             continue
         ratios = [best(row, peers) for row in compared]
         worst = compared[ratios.index(min(ratios))]
-        where = worst["problem"] + (f", n = {worst['n']}" if op != "softmax" else "")
+        where = worst["problem"] + (f", n = {worst['n']}" if op not in WITHOUT_COLUMNS else "")
         share = sum(x >= 1 for x in ratios) / len(ratios)
         fraction = mean(numbers(rows, "fraction_of_bound"))
         everyone = mean([best(row, tuple(OPS[op][1].PEERS)) for row in compared])
@@ -151,43 +155,6 @@ def donated(rows: list[Row]) -> list[str]:
     return table([*head, "x best peer that also writes in place"], body) if body else []
 
 
-def plot(results: dict[str, list[Row]], path: pathlib.Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
-    axes = [axes] if len(results) == 1 else axes
-    for axis, (op, rows) in zip(axes, results.items(), strict=True):
-        rows = [row for row in fresh(rows) if row["x_best"]]
-        families = list(dict.fromkeys(row["family"] for row in rows))
-        widths = sorted({int(row["n"]) for row in rows})
-        colours = matplotlib.colormaps["viridis"].resampled(max(len(widths), 2))
-        for place, n in enumerate(widths):
-            part = [row for row in rows if int(row["n"]) == n]
-            shift = 0.6 * ((place + 0.5) / len(widths) - 0.5)
-            x = [families.index(row["family"]) + shift for row in part]
-            axis.plot(x, numbers(part, "x_best"), "o", ms=3.5, color=colours(place), label=f"n={n}")
-        axis.axhline(1, color="black", lw=0.8)
-        average = mean(numbers(rows, "x_best"))
-        axis.axhline(average, color="tab:red", lw=1, ls="--")
-        axis.set_title(f"{OPS[op][0]}\nmean {average:.2f}x", fontsize=9)
-        axis.set_xticks(range(len(families)), families, rotation=45, ha="right")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}x")
-        axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}x" if 0.3 <= x < 6 else "")
-        axis.grid(axis="y", which="both", lw=0.3)
-        if len(widths) > 1:
-            axis.legend(fontsize=6, ncols=2, handletextpad=0.1, columnspacing=0.6)
-    axes[0].set_ylabel("time of the best peer / our time")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
 def source(results: dict[str, list[Row]], folder: pathlib.Path) -> list[str]:
     about = json.loads((folder / "machine.json").read_text())
     rows = [row for found in results.values() for row in found]
@@ -230,8 +197,20 @@ def main(argv: list[str] | None = None) -> None:
     if args.print:
         print("\n".join(pages))
         return
-    plot(results, PLOT)
-    put(DOCS / "performance.md", [*pages, f"![ratios](img/{PLOT.name})", ""])
+    titles = {op: title for op, (title, _) in OPS.items()}
+    if others := {op: rows for op, rows in results.items() if op not in VECTORS}:
+        plots.scatter(others, titles, PLOT)
+        pages += [f"![ratios](img/{PLOT.name})", ""]
+    if of_vectors := {op: rows for op, rows in results.items() if op in VECTORS}:
+        plots.boxes(of_vectors, titles, VECTORS_PLOT)
+        pages += [
+            "Column vectors: time of the dense form over ours by sparsity; boxes over problems and "
+            "widths, whiskers to the least and the greatest, lines through the geometric means.",
+            "",
+            f"![column vectors](img/{VECTORS_PLOT.name})",
+            "",
+        ]
+    put(DOCS / "performance.md", pages)
     put(machine.ROOT / "README.md", summary)
 
 

@@ -31,11 +31,12 @@ void PickTask(const PickArgs& args, int64_t task) {
 // The sum of x * d where arg is q, over n columns.
 template <typename T>
 Accumulator<T> PickedDot(const T* x, const T* d, const int32_t* arg, int64_t n, int32_t q) {
-  return Reduce<T>(n, Accumulator<T>(0), Add(), [&](int64_t c, int count) {
+  const OneRow<T> all = {n};
+  return Reduce(all, Accumulator<T>(0), Add(), [&](int64_t c, int count) {
     const auto picked = LoadPositions<T>(arg + c, count) == Lane<T>(q);
     const auto product = LoadCount(x + c, count) * LoadCount(d + c, count);
     return picked ? product : decltype(product){};
-  });
+  })[0];
 }
 
 template <typename T>

@@ -34,10 +34,15 @@ nb::dict Targets() {
   add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
   add("sgap_sddmm_cvs_v1", sgap::SddmmCvs);
   add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
+  add("sgap_sparse_softmax_cvs_v1", sgap::SparseSoftmaxCvs);
   add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
+  add("sgap_sparse_softmax_jacobian_cvs_v1", sgap::SparseSoftmaxJacobianCvs);
   add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
+  add("sgap_row_sum_cvs_v1", sgap::RowSumCvs);
   add("sgap_row_max_csr_v1", sgap::RowMaxCsr);
+  add("sgap_row_max_cvs_v1", sgap::RowMaxCvs);
   add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
+  add("sgap_row_broadcast_cvs_v1", sgap::RowBroadcastCvs);
   add("sgap_check_csr_v1", sgap::CheckCsr);
   return targets;
 }

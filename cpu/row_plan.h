@@ -36,20 +36,31 @@ struct ProductPlan {
   }
 };
 
+// Vectors of a task that has about so many numbers.
+inline int64_t ChunkOfVectors(int64_t chunk_nonzeros, int64_t length) {
+  return chunk_nonzeros > length ? chunk_nonzeros / length : 1;
+}
+
 struct RowPlan {
   RowPartition partition;
   std::vector<RowTask> piece_tasks;
   std::vector<double> partials, totals;
 
-  RowPhases Cut(const int32_t* offsets, int64_t m, int64_t batch, int64_t chunk_nonzeros) {
-    partition = PartitionRows(offsets, m, chunk_nonzeros, /*split_rows=*/true);
+  // Block rows of `length` of the `rows` rows; a task has about chunk_nonzeros numbers.
+  RowPhases Cut(const int32_t* offsets, int64_t rows, int64_t length, int64_t batch,
+                int64_t chunk_nonzeros) {
+    const int64_t block_rows = (rows + length - 1) / length;
+    partition = PartitionRows(offsets, block_rows, ChunkOfVectors(chunk_nonzeros, length),
+                              /*split_rows=*/true);
     for (const RowTask& task : partition.tasks) {
       if (task.piece >= 0) piece_tasks.push_back(task);
     }
-    partials.resize(size_t(batch) * partition.pieces * 2);
-    totals.resize(size_t(batch) * partition.splits.size() * 2);
+    partials.resize(size_t(batch) * partition.pieces * 2 * length);
+    totals.resize(size_t(batch) * partition.splits.size() * 2 * length);
     RowPhases phases;
     phases.offsets = offsets;
+    phases.rows = rows;
+    phases.length = length;
     phases.tasks = partition.tasks.data();
     phases.row_tasks = static_cast<int64_t>(partition.tasks.size());
     phases.splits = partition.splits.data();

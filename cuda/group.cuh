@@ -1,4 +1,5 @@
-// Reductions over a group: kGroup neighbouring lanes of a warp (Sgap, section 4).
+// Reductions over a group: kGroup neighbouring lanes of a warp (Sgap, section 4), or kGroup lanes
+// kSide apart, kSide groups then lying side by side.
 // Every lane of the group must call; the masks name exactly these lanes, so groups of one warp may
 // be at different places.
 #pragma once
@@ -24,28 +25,31 @@ struct Greater {
   __device__ double operator()(double x, double y) const { return x > y || x != x ? x : y; }
 };
 
-template <int kGroup>
+template <int kGroup, int kSide = 1>
 struct Group {
-  enum { kWarp = 32 };
-  static_assert(kGroup >= 1 && kGroup <= kWarp && (kGroup & (kGroup - 1)) == 0,
-                "a group is 1, 2, 4, 8, 16 or 32 lanes");
+  enum { kWarp = 32, kLanes = kGroup * kSide };  // of all groups side by side
+  static_assert(kLanes >= 1 && kLanes <= kWarp && (kLanes & (kLanes - 1)) == 0,
+                "a group is 1, 2, 4, 8, 16 or 32 lanes, and so are those side by side");
 
-  unsigned lane = threadIdx.x % kGroup;  // within the group
-  unsigned mask = (kGroup == kWarp ? ~0u : (1u << kGroup) - 1)
-                  << (threadIdx.x % kWarp - threadIdx.x % kGroup);
+  unsigned lane = threadIdx.x / kSide % kGroup;  // within the group
+  unsigned side = threadIdx.x % kSide;           // which of the groups
+  unsigned mask = (kLanes == kWarp ? ~0u : (1u << kLanes) - 1)
+                  << (threadIdx.x % kWarp - threadIdx.x % kLanes);
 
   // Parallel reduction: the sum (or what else Combine makes of two) over all lanes, in every lane,
   // in the same order each time.
   template <class Combine = Add, class A, int kColumns>
   __device__ void Reduce(A (&sums)[kColumns]) const {
 #pragma unroll
-    for (int distance = kGroup / 2; distance > 0; distance /= 2) {
+    for (int distance = kLanes / 2; distance >= kSide; distance /= 2) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        sums[j] = Combine()(sums[j], __shfl_xor_sync(mask, sums[j], distance, kGroup));
+        sums[j] = Combine()(sums[j], __shfl_xor_sync(mask, sums[j], distance, kLanes));
       }
     }
   }
+
+  // What follows is for neighbouring lanes, kSide = 1.
 
   // The same for several sums with fewer shuffles: as the lanes halve, each half goes on with half
   // of the sums, until one is left. Lane l ends with the kCount / kGroup sums from number

@@ -18,11 +18,11 @@ __device__ inline double Exp(double x) { return exp(x); }
 
 // The terms of a row are exp(size * (sign * v - peak)), peak being the greatest sign * v: no
 // overflow whatever the scale, and no multiply and subtract that could contract.
-template <class T, int kGroup>
+template <class T, int kGroup, int kLength>
 struct SoftmaxTerms {
   using A = Accumulator<T>;
   enum { kKept = sizeof(A) == 8 ? 1 : kLoads };  // several float64 exponentials would spill
-  using Values = Window<T, kGroup, kKept>;
+  using Values = Window<T, kGroup, kKept, kLength>;
 
   A size, sign;
 
@@ -62,27 +62,27 @@ struct SoftmaxTerms {
 
 // out = softmax(scale * values) in each row; scale_bits are those of a double. NaN or +infinity
 // among scale * values makes a row NaN; a row of -infinity alone gets zeros.
-template <class T, int kGroup, int kRows, int kBlock>
+template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                         T* __restrict__ out, long long m, long long nnz, long long products,
                         long long scale_bits) {
   using A = Accumulator<T>;
-  const Group<kGroup> group;
-  const GroupRows<kGroup, kRows, kBlock> own(m);
-  const SoftmaxTerms<T, kGroup> terms(__longlong_as_double(scale_bits));
+  const RowGroup<kGroup, kLength> group;
+  const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
+  const SoftmaxTerms<T, kGroup, kLength> terms(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
 #pragma unroll 1
-    for (Size row = own.begin; row < own.end; ++row) {
-      const LaneRow lane(row_offsets, row, group.lane);
+    for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
+      const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
       const T* read = values + product * nnz + lane.first;
       T* write = out + product * nnz + lane.first;
-      typename SoftmaxTerms<T, kGroup>::Values window;
+      typename SoftmaxTerms<T, kGroup, kLength>::Values window;
       A peak = Least<A>(), sum[1] = {0};
 #pragma unroll 1
       for (unsigned p = 0; p < lane.left; p += window.kEntries) {
         const A before = peak;
-        peak = terms.Read(read + p, lane.left - p, peak, window);
+        peak = terms.Read(read + Size(p) * kLength, lane.left - p, peak, window);
         if (p != 0) sum[0] *= terms.Term(before, peak);
         sum[0] += terms.Exponentiate(lane.left - p, peak, window);
       }
@@ -97,20 +97,20 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 #pragma unroll 1
       for (unsigned p = 0; p < lane.left; p += window.kEntries) {
         if (!kept) {
-          terms.Read(read + p, lane.left - p, peak, window);
+          terms.Read(read + Size(p) * kLength, lane.left - p, peak, window);
           terms.Exponentiate(lane.left - p, greatest[0], window);
         }
 #pragma unroll
         for (A& term : window.at) term *= factor;
-        window.Write(write + p, lane.left - p);
+        window.Write(write + Size(p) * kLength, lane.left - p);
       }
     }
-    ClearPadding(out + product * nnz, row_offsets[m], nnz);
+    ClearPadding<kLength>(out + product * nnz, row_offsets, m, nnz);
   }
 }
 
 // out = scale p (t - sum over the row of p t): the softmax with probabilities p, along t.
-template <class T, int kGroup, int kRows, int kBlock>
+template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxJacobianKernel(const T* __restrict__ probabilities, const T* __restrict__ tangent,
                                 const Index* __restrict__ row_offsets, T* __restrict__ out,
@@ -118,22 +118,22 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                                 long long probabilities_stride, long long tangent_stride,
                                 long long scale_bits) {
   using A = Accumulator<T>;
-  const Group<kGroup> group;
-  const GroupRows<kGroup, kRows, kBlock> own(m);
+  const RowGroup<kGroup, kLength> group;
+  const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   const A scale = A(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
 #pragma unroll 1
-    for (Size row = own.begin; row < own.end; ++row) {
-      const LaneRow lane(row_offsets, row, group.lane);
+    for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
+      const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
       const T* read_p = probabilities + product * probabilities_stride + lane.first;
       const T* read_t = tangent + product * tangent_stride + lane.first;
       T* write = out + product * nnz + lane.first;
-      Window<T, kGroup, kLoads> p, t;
+      Window<T, kGroup, kLoads, kLength> p, t;
       A dot[1] = {0};
 #pragma unroll 1
       for (unsigned i = 0; i < lane.left; i += p.kEntries) {
-        p.Read(read_p + i, lane.left - i, 0);
-        t.Read(read_t + i, lane.left - i, 0);
+        p.Read(read_p + Size(i) * kLength, lane.left - i, 0);
+        t.Read(read_t + Size(i) * kLength, lane.left - i, 0);
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) dot[0] += p.at[j] * t.at[j];
       }
@@ -142,15 +142,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 #pragma unroll 1
       for (unsigned i = 0; i < lane.left; i += p.kEntries) {
         if (!kept) {
-          p.Read(read_p + i, lane.left - i, 0);
-          t.Read(read_t + i, lane.left - i, 0);
+          p.Read(read_p + Size(i) * kLength, lane.left - i, 0);
+          t.Read(read_t + Size(i) * kLength, lane.left - i, 0);
         }
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) p.at[j] *= (t.at[j] - dot[0]) * scale;
-        p.Write(write + i, lane.left - i);
+        p.Write(write + Size(i) * kLength, lane.left - i);
       }
     }
-    ClearPadding(out + product * nnz, row_offsets[m], nnz);
+    ClearPadding<kLength>(out + product * nnz, row_offsets, m, nnz);
   }
 }
 

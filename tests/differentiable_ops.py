@@ -60,21 +60,31 @@ def dense_tensor(v):
     return jnp.zeros(TENSOR.shape).at[TENSOR.coordinates()].set(v)
 
 
-def dense_softmax(v, scale):
-    x = jnp.where(MASK, dense(v) * scale, -jnp.inf)
+VECTOR_MASK = dense_vectors(jnp.ones(VECTORS.values.shape)) != 0
+
+
+def masked_softmax(x, mask):
+    x = jnp.where(mask, x, -jnp.inf)
     peak = jnp.max(x, axis=1, keepdims=True, initial=-1e30)
-    e = jnp.where(MASK, jnp.exp(jnp.where(MASK, x - peak, 0)), 0)
-    return (e / jnp.maximum(e.sum(1, keepdims=True), 1e-300))[ROWS, COLS]
+    e = jnp.where(mask, jnp.exp(jnp.where(mask, x - peak, 0)), 0)
+    return e / jnp.maximum(e.sum(1, keepdims=True), 1e-300)
 
 
-def dense_row_max(v):
-    x = jnp.where(MASK, dense(v), -1e30)
-    return jnp.where(MASK.any(1), x.max(1), 0)
+def dense_softmax(v, scale):
+    return masked_softmax(dense(v) * scale, MASK)[ROWS, COLS]
 
 
-def finite_row_max(v, schedule):
-    s = row_max(A.with_values(v), schedule=schedule)
-    return jnp.where(MASK.any(1), s, 0)
+def dense_softmax_of_vectors(v, scale):
+    return sampled_vectors(masked_softmax(dense_vectors(v) * scale, VECTOR_MASK))
+
+
+def masked_max(x, mask):
+    return jnp.where(mask.any(1), jnp.where(mask, x, -1e30).max(1), 0)
+
+
+def finite_row_max(S, mask, v, schedule):
+    """Zero where a row is empty, rather than -infinity."""
+    return jnp.where(mask.any(1), row_max(S.with_values(v), schedule=schedule), 0)
 
 
 def dense_gspmm(op, reduce):
@@ -185,14 +195,38 @@ OPS = {
         dense_softmax,
         (A.values, jnp.asarray(1.3)),
     ),
+    "sparse_softmax_vectors": (
+        lambda v, s: (
+            sparse_softmax(VECTORS.with_values(v), scale=0.6, schedule=row_schedule(s)).values
+        ),
+        lambda v: dense_softmax_of_vectors(v, 0.6),
+        (normal(*VECTORS.values.shape),),
+    ),
+    "sparse_softmax_vectors_scale": (
+        lambda v, c, s: (
+            sparse_softmax(VECTORS.with_values(v), scale=c, schedule=row_schedule(s)).values
+        ),
+        lambda v, c: dense_softmax_of_vectors(v, c),
+        (normal(*VECTORS.values.shape), jnp.asarray(1.3)),
+    ),
+    "row_sum_vectors": (
+        lambda v, s: row_sum(VECTORS.with_values(v), schedule=row_schedule(s)),
+        lambda v: dense_vectors(v).sum(1),
+        (normal(*VECTORS.values.shape),),
+    ),
+    "row_max_vectors": (
+        lambda v, s: finite_row_max(VECTORS, VECTOR_MASK, v, row_schedule(s)),
+        lambda v: masked_max(dense_vectors(v), VECTOR_MASK),
+        (normal(*VECTORS.values.shape),),
+    ),
     "row_sum": (
         lambda v, s: row_sum(A.with_values(v), schedule=row_schedule(s)),
         lambda v: dense(v).sum(1),
         (A.values,),
     ),
     "row_max": (
-        lambda v, s: finite_row_max(v, row_schedule(s)),
-        dense_row_max,
+        lambda v, s: finite_row_max(A, MASK, v, row_schedule(s)),
+        lambda v: masked_max(dense(v), MASK),
         (A.values,),
     ),
     "gspmm_mul_max": gspmm_case("mul", "max"),

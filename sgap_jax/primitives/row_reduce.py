@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -79,150 +79,205 @@ def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | None) 
 
 @partial(jax.jit, static_argnames=("primitive", "schedule"), inline=True)
 def _rows(A: SparseArray, *, primitive: Any, schedule: Schedule | None) -> jax.Array:
-    A = A.asformat(CSR)
-    return bind(primitive, A.values[None], A.row_offsets, schedule=schedule)[0]
+    A = row_vectors(A)
+    return bind(primitive, A.values[None], A.row_offsets, **of_rows(A), schedule=schedule)[0]
 
 
-def bind_row_sum(values: Any, offsets: Any, schedule: Schedule | None) -> Any:
-    return bind(row_sum_p, values, offsets, schedule=schedule)
+def row_vectors(A: SparseArray) -> SparseArray:
+    """A where it is CSR or CVS(V), else its entries in CSR: of vectors that lie along the columns
+    a row has single numbers."""
+    vectors = A.format.vector_length is not None and A.format.modes[0] == 0
+    return A if vectors else A.asformat(CSR)
 
 
-def bind_row_broadcast(rows: Any, offsets: Any, nnz: int, schedule: Schedule | None) -> Any:
-    return bind(row_broadcast_p, rows, offsets, nnz=nnz, schedule=schedule)
+def of_rows(A: SparseArray) -> dict[str, Any]:
+    """What the primitives on rows are told of an array of `row_vectors`."""
+    return dict(rows=A.shape[0], vector_length=A.format.vector_length)
+
+
+def bind_row_sum(values: Any, offsets: Any, **params: Any) -> Any:
+    return bind(row_sum_p, values, offsets, **params)
+
+
+def bind_row_broadcast(data: Any, offsets: Any, count: int, **params: Any) -> Any:
+    return bind(row_broadcast_p, data, offsets, count=count, **params)
 
 
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
-# row_broadcast_p: rows [B, m], offsets [m+1] -> [B, nnz]; padding entries get zero
+# row_broadcast_p: data [B, m], offsets [m+1] -> [B, nnz], `count` being nnz; padding gets zero
+# `rows` is m. With `vector_length` V they are those of CVS(V): values [B, vectors, V], offsets
+# [ceil(m/V)+1], `count` the vectors. Rows past m, in the last vectors, are not read and get zero.
 
 
-def _row_problem(op: str, ctx: Any, nnz: int, platform: str) -> Problem:
-    (out,), offsets = ctx.avals_out, ctx.avals_in[-1]
-    # The columns do not take part, so their number is left at zero.
-    shape = (offsets.shape[0] - 1, 0)
-    return Problem(op, shape, nnz, 1, out.shape[0], out.dtype.name, platform=platform)
+def value_shape(count: Any, vector_length: int | None) -> tuple:
+    """The shape of one product's values."""
+    return (count,) if vector_length is None else (count, vector_length)
+
+
+def _row_problem(
+    op: str, ctx: Any, count: int, platform: str, *, rows: int, vector_length: int | None
+) -> Problem:
+    (out,) = ctx.avals_out
+    return Problem(
+        op,
+        (rows, 0),  # the columns do not take part, so their number is left at zero
+        nnz=count * (vector_length or 1),
+        batch=out.shape[0],
+        dtype=out.dtype.name,
+        format=str(CSR if vector_length is None else CVS(vector_length)),
+        platform=platform,
+    )
 
 
 def row_lowering(
-    op: str, stem: str, ctx: Any, operands: tuple, nnz: int, schedule: Any, **attrs: Any
+    op: str, stem: str, ctx: Any, operands: tuple, count: int, schedule: Any, of: dict, **attrs: Any
 ) -> Any:
-    """The CPU kernel of an op on rows, cut into tasks as its schedule says."""
-    tile = resolve(schedule, _row_problem(op, ctx, nnz, "cpu"), CpuTile)
+    """The CPU kernel of an op on rows, cut into tasks as its schedule says; `of` is `of_rows`."""
+    tile = resolve(schedule, _row_problem(op, ctx, count, "cpu", **of), CpuTile)
     attrs["chunk_nonzeros"] = tile.nonzeros
-    return ffi_lowering(f"sgap_{stem}_csr_v1", ctx, operands, ctx.avals_in, **attrs)
+    target = f"sgap_{stem}_csr_v1"
+    if of["vector_length"] is not None:
+        target, attrs["rows"] = f"sgap_{stem}_cvs_v1", of["rows"]
+    return ffi_lowering(target, ctx, operands, ctx.avals_in, **attrs)
 
 
 def row_launch_lowering(
     op: str,
     ctx: Any,
     operands: tuple,
-    nnz: int,
+    count: int,
     schedule: Any,
+    of: dict,
     plan: Callable[[Problem, AtomicParallelism], KernelCall],
 ) -> Any:
     """The CUDA kernel of an op on rows, launched as `plan` says."""
-    problem = _row_problem(op, ctx, nnz, "cuda")
+    problem = _row_problem(op, ctx, count, "cuda", **of)
     call = plan(problem, resolve(schedule, problem, AtomicParallelism))
     return launch.lower(ctx, call, operands, compiler=nvrtc)
 
 
-def _reduce_abstract_eval(values: Any, offsets: Any, *, schedule: Any) -> Any:
-    return out_aval(values, (values.shape[0], offsets.shape[0] - 1), values.dtype)
+def _reduce_abstract_eval(
+    values: Any, offsets: Any, *, rows: int, vector_length: int | None, schedule: Any
+) -> Any:
+    assert values.shape[2:] == value_shape(0, vector_length)[1:]
+    return out_aval(values, (values.shape[0], rows), values.dtype)
 
 
-def _broadcast_abstract_eval(rows: Any, offsets: Any, *, nnz: int, schedule: Any) -> Any:
-    assert rows.shape[1] == offsets.shape[0] - 1
-    return out_aval(rows, (rows.shape[0], nnz), rows.dtype)
+def _broadcast_abstract_eval(
+    data: Any, offsets: Any, *, count: int, rows: int, vector_length: int | None, schedule: Any
+) -> Any:
+    assert data.shape[1] == rows
+    return out_aval(data, (data.shape[0], *value_shape(count, vector_length)), data.dtype)
 
 
-def _segments(values: Any, offsets: Any, reduce: Any) -> Any:
-    m = offsets.shape[0] - 1
-    rows = row_of_entry(offsets, values.shape[1])
-    wide = accumulator(values.dtype)
-
-    def one(v: Any) -> Any:
-        return reduce(v.astype(wide), rows, num_segments=m, indices_are_sorted=True)
-
-    return jax.vmap(one)(values).astype(values.dtype)
-
-
-def _row_sum_reference(values: Any, offsets: Any, *, schedule: Any) -> Any:
-    return _segments(values, offsets, jax.ops.segment_sum)
+def row_segments(reduce: Any, values: Any, offsets: Any) -> Any:
+    """[B, block rows, ...] of [B, count, ...], in the dtype of values; what is padding is left
+    out."""
+    blocks = offsets.shape[0] - 1
+    block = row_of_entry(offsets, values.shape[1])
+    return jax.vmap(lambda v: reduce(v, block, num_segments=blocks, indices_are_sorted=True))(
+        values
+    )
 
 
-def _row_max_reference(values: Any, offsets: Any, *, schedule: Any) -> Any:
-    return _segments(values, offsets, jax.ops.segment_max)
+def row_spread(blocks: Any, offsets: Any, count: int) -> Any:
+    """[B, count, ...] of [B, block rows, ...]; zero in the padding."""
+    if blocks.shape[1] == 0:
+        return jnp.zeros((blocks.shape[0], count, *blocks.shape[2:]), blocks.dtype)
+    block = row_of_entry(offsets, count)
+    last = blocks.shape[1] - 1
+    stored = (block <= last).reshape(1, -1, *[1] * (blocks.ndim - 2))
+    return jnp.where(stored, blocks[:, jnp.minimum(block, last)], 0).astype(blocks.dtype)
 
 
-def _row_broadcast_reference(rows: Any, offsets: Any, *, nnz: int, schedule: Any) -> Any:
-    m = offsets.shape[0] - 1
-    if m == 0:
-        return jnp.zeros((rows.shape[0], nnz), rows.dtype)
-    row = row_of_entry(offsets, nnz)
-    return jnp.where(row < m, rows[:, jnp.minimum(row, m - 1)], 0).astype(rows.dtype)
+def _reduce_reference(
+    reduce: Any,
+    values: Any,
+    offsets: Any,
+    *,
+    rows: int,
+    vector_length: int | None,
+    schedule: Any,
+) -> Any:
+    out = row_segments(reduce, values.astype(accumulator(values.dtype)), offsets)
+    return out.reshape(out.shape[0], -1)[:, :rows].astype(values.dtype)
+
+
+def _row_broadcast_reference(
+    data: Any, offsets: Any, *, count: int, rows: int, vector_length: int | None, schedule: Any
+) -> Any:
+    blocks = offsets.shape[0] - 1
+    if vector_length is not None:
+        data = jnp.pad(data, ((0, 0), (0, blocks * vector_length - rows)))
+        data = data.reshape(data.shape[0], blocks, vector_length)
+    return row_spread(data, offsets, count)
 
 
 def _reduce_cpu(op: str) -> Any:
-    def cpu(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
-        return row_lowering(op, op, ctx, operands, ctx.avals_in[0].shape[1], schedule)
+    def cpu(ctx: Any, *operands: Any, schedule: Schedule | None, **of: Any) -> Any:
+        return row_lowering(op, op, ctx, operands, ctx.avals_in[0].shape[1], schedule, of)
 
     return cpu
 
 
 def _reduce_cuda(op: str) -> Any:
-    def cuda(ctx: Any, *operands: Any, schedule: Schedule | None) -> Any:
-        nnz = ctx.avals_in[0].shape[1]
-        return row_launch_lowering(op, ctx, operands, nnz, schedule, launch_plan)
+    def cuda(ctx: Any, *operands: Any, schedule: Schedule | None, **of: Any) -> Any:
+        count = ctx.avals_in[0].shape[1]
+        return row_launch_lowering(op, ctx, operands, count, schedule, of, launch_plan)
 
     return cuda
 
 
-def _broadcast_cpu(ctx: Any, *operands: Any, nnz: int, schedule: Schedule | None) -> Any:
-    return row_lowering("row_broadcast", "row_broadcast", ctx, operands, nnz, schedule)
+def _broadcast_cpu(
+    ctx: Any, *operands: Any, count: int, schedule: Schedule | None, **of: Any
+) -> Any:
+    return row_lowering("row_broadcast", "row_broadcast", ctx, operands, count, schedule, of)
 
 
-def _broadcast_cuda(ctx: Any, *operands: Any, nnz: int, schedule: Schedule | None) -> Any:
-    return row_launch_lowering("row_broadcast", ctx, operands, nnz, schedule, launch_plan)
+def _broadcast_cuda(
+    ctx: Any, *operands: Any, count: int, schedule: Schedule | None, **of: Any
+) -> Any:
+    op = "row_broadcast"
+    return row_launch_lowering(op, ctx, operands, count, schedule, of, launch_plan)
 
 
-def _row_sum_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:
+def _row_sum_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     values, offsets = primals
     (dvalues,) = tangents
-    out = bind_row_sum(values, offsets, schedule)
-    return out, None if dvalues is None else bind_row_sum(dvalues, offsets, schedule)
+    out = bind_row_sum(values, offsets, **params)
+    return out, None if dvalues is None else bind_row_sum(dvalues, offsets, **params)
 
 
-def _row_sum_transpose(
-    cotangent: Any, values: Any, offsets: Any, *, schedule: Any
-) -> tuple[int, Any]:
-    return 0, bind_row_broadcast(cotangent, offsets, values.aval.shape[1], schedule)
+def _row_sum_transpose(cotangent: Any, values: Any, offsets: Any, **params: Any) -> tuple[int, Any]:
+    return 0, bind_row_broadcast(cotangent, offsets, values.aval.shape[1], **params)
 
 
-def _row_broadcast_jvp(primals: Any, tangents: Any, *, nnz: int, schedule: Any) -> tuple:
-    rows, offsets = primals
-    (drows,) = tangents
-    out = bind_row_broadcast(rows, offsets, nnz, schedule)
-    return out, None if drows is None else bind_row_broadcast(drows, offsets, nnz, schedule)
+def _row_broadcast_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    data, offsets = primals
+    (ddata,) = tangents
+    out = bind_row_broadcast(data, offsets, **params)
+    return out, None if ddata is None else bind_row_broadcast(ddata, offsets, **params)
 
 
 def _row_broadcast_transpose(
-    cotangent: Any, rows: Any, offsets: Any, *, nnz: int, schedule: Any
+    cotangent: Any, data: Any, offsets: Any, *, count: int, **params: Any
 ) -> tuple[int, Any]:
-    return 0, bind_row_sum(cotangent, offsets, schedule)
+    return 0, bind_row_sum(cotangent, offsets, **params)
 
 
-def _row_max_jvp(primals: Any, tangents: Any, *, schedule: Any) -> tuple:
+def _row_max_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     # The derivative picks the entries that attain the maximum, and shares it among those that tie.
     # In a row with NaN it is NaN in every entry, as that of jnp.max.
     values, offsets = primals
     (dvalues,) = tangents
-    out = bind(row_max_p, values, offsets, schedule=schedule)
+    out = bind(row_max_p, values, offsets, **params)
     if dvalues is None:
         return out, None
-    spread = bind_row_broadcast(out, offsets, values.shape[1], schedule)
+    spread = bind_row_broadcast(out, offsets, values.shape[1], **params)
     attains = (values == spread) | jnp.isnan(spread)
     wide = accumulator(values.dtype)  # float16 cannot count beyond 65504
-    ties = bind_row_sum(attains.astype(wide), offsets, schedule)
-    picked = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, schedule)
+    ties = bind_row_sum(attains.astype(wide), offsets, **params)
+    picked = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, **params)
     shares = jnp.where(jnp.isnan(out), jnp.nan, jnp.maximum(ties, 1))
     return out, (picked / shares).astype(values.dtype)
 
@@ -231,7 +286,7 @@ row_sum_p = define(
     "row_sum",
     data=1,
     abstract_eval=_reduce_abstract_eval,
-    reference=_row_sum_reference,
+    reference=partial(_reduce_reference, jax.ops.segment_sum),
     cpu=_reduce_cpu("row_sum"),
     jvp=_row_sum_jvp,
     transpose=_row_sum_transpose,
@@ -241,7 +296,7 @@ row_max_p = define(
     "row_max",
     data=1,
     abstract_eval=_reduce_abstract_eval,
-    reference=_row_max_reference,
+    reference=partial(_reduce_reference, jax.ops.segment_max),
     cpu=_reduce_cpu("row_max"),
     jvp=_row_max_jvp,
     transpose=None,

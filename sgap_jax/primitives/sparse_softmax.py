@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.structure import positions
 from sgap_jax.formats.vectors import entries_format
 from sgap_jax.primitives._define import (
     accumulator,
@@ -18,14 +18,18 @@ from sgap_jax.primitives._define import (
     define,
     joint_batch,
     out_aval,
-    row_of_entry,
 )
-from sgap_jax.primitives._vectors import as_stored, stored_values
+from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
+    of_rows,
     row_launch_lowering,
     row_lowering,
+    row_segments,
+    row_spread,
+    row_vectors,
+    value_shape,
 )
 from sgap_jax.runtime.sparse_softmax_cuda import jacobian_launch_plan, launch_plan
 from sgap_jax.schedules import Schedule
@@ -70,89 +74,114 @@ def sparse_softmax(
 
 @partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)
 def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | None) -> jax.Array:
+    by_rows, zero = row_vectors(A), jnp.zeros((), A.dtype)
+    of = of_rows(by_rows)
+    if factor is not None:  # NaN in what is no entry would reach its gradient
+        stored = _stored(by_rows.values.shape[0], by_rows.row_offsets, **of)
+        scaled = jnp.where(stored, by_rows.values, zero) * factor.astype(A.dtype)
+        by_rows = by_rows.with_values(scaled)
+    params = dict(scale=scale, **of, schedule=schedule)
+    values = bind(sparse_softmax_p, by_rows.values[None], by_rows.row_offsets, **params)[0]
+    if by_rows.format == A.format:
+        return values
     vectors = A.format.vector_length is not None
-    csr = A.asformat(CSR)
-    if factor is not None:
-        csr = csr.with_values(stored_values(csr) * factor.astype(A.dtype))
-    params = dict(scale=scale, schedule=schedule)
-    values = bind(sparse_softmax_p, csr.values[None], csr.row_offsets, **params)[0]
-    entries = csr.with_values(values).asformat(entries_format(A.format) if vectors else A.format)
+    entries = by_rows.with_values(values)
+    entries = entries.asformat(entries_format(A.format) if vectors else A.format)
     return as_stored(A, entries.values)
 
 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]
 # sparse_softmax_jacobian_p: p [B|1, nnz], t [B|1, nnz], offsets [m+1]
 #   -> scale p (t - sum_row p t) [B, nnz]
+# With `vector_length` V they are those of CVS(V), [B, vectors, V] for [B, nnz]: see row_reduce.py.
 # The Jacobian diag(p) - p p^T is symmetric, so one primitive serves forward and reverse.
 
 
-def _abstract_eval(values: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
+def _abstract_eval(
+    values: Any, offsets: Any, *, scale: float, rows: int, vector_length: int | None, schedule: Any
+) -> Any:
+    assert values.shape[2:] == value_shape(0, vector_length)[1:]
     return out_aval(values, values.shape, values.dtype)
 
 
-def _jacobian_abstract_eval(p: Any, t: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
-    assert p.dtype == t.dtype and p.shape[1] == t.shape[1]
-    return out_aval(p, (joint_batch(p.shape[0], t.shape[0]), p.shape[1]), p.dtype)
+def _jacobian_abstract_eval(p: Any, t: Any, offsets: Any, **_: Any) -> Any:
+    assert p.dtype == t.dtype and p.shape[1:] == t.shape[1:]
+    return out_aval(p, (joint_batch(p.shape[0], t.shape[0]), *p.shape[1:]), p.dtype)
 
 
-def _reference(values: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
-    m = offsets.shape[0] - 1
-    if m == 0 or values.shape[1] == 0:
+def _stored(count: Any, offsets: Any, rows: int, vector_length: int | None) -> Any:
+    """Of each number of one product: whether it is of a row, neither padding nor past the end."""
+    vector = positions(count)
+    if vector_length is None:
+        return vector < offsets[-1]
+    blocks = offsets.shape[0] - 1
+    vector, lane = vector[:, None], positions(vector_length)[None]
+    whole = (vector < offsets[blocks - 1]) | (lane < rows - (blocks - 1) * vector_length)
+    return whole & (vector < offsets[-1])
+
+
+def _reference(
+    values: Any, offsets: Any, *, scale: float, rows: int, vector_length: int | None, schedule: Any
+) -> Any:
+    count = values.shape[1]
+    if rows == 0 or count == 0:
         return jnp.zeros_like(values)
-    row = row_of_entry(offsets, values.shape[1])
-    inside = jnp.minimum(row, m - 1)
-    options = dict(num_segments=m, indices_are_sorted=True)
-
-    def one(v: Any) -> Any:
-        v = v.astype(accumulator(v.dtype)) * scale
-        peak = jax.ops.segment_max(v, row, **options)
-        # An all -infinity row would subtract infinities; shifting by zero makes it exp(-inf) = 0.
-        e = jnp.exp(v - jnp.where(jnp.isneginf(peak), 0, peak)[inside])
-        total = jax.ops.segment_sum(e, row, **options)[inside]
-        return jnp.where((row < m) & (total != 0), e / jnp.where(total == 0, 1, total), 0)
-
-    return jax.vmap(one)(values).astype(values.dtype)
+    v = values.astype(accumulator(values.dtype)) * scale
+    peak = row_segments(jax.ops.segment_max, v, offsets)
+    # An all -infinity row would subtract infinities; shifting by zero makes it exp(-inf) = 0.
+    e = jnp.exp(v - row_spread(jnp.where(jnp.isneginf(peak), 0, peak), offsets, count))
+    total = row_spread(row_segments(jax.ops.segment_sum, e, offsets), offsets, count)
+    stored = _stored(count, offsets, rows, vector_length)[None] & (total != 0)
+    return jnp.where(stored, e / jnp.where(total == 0, 1, total), 0).astype(values.dtype)
 
 
-def _jacobian_reference(p: Any, t: Any, offsets: Any, *, scale: float, schedule: Any) -> Any:
-    m = offsets.shape[0] - 1
-    shape = (joint_batch(p.shape[0], t.shape[0]), p.shape[1])
-    if m == 0 or p.shape[1] == 0:
-        return jnp.zeros(shape, p.dtype)
-    row = row_of_entry(offsets, p.shape[1])
-    wide = accumulator(p.dtype)
-    dtype = p.dtype
+def _jacobian_reference(
+    p: Any,
+    t: Any,
+    offsets: Any,
+    *,
+    scale: float,
+    rows: int,
+    vector_length: int | None,
+    schedule: Any,
+) -> Any:
+    count, wide, dtype = p.shape[1], accumulator(p.dtype), p.dtype
+    shape = (joint_batch(p.shape[0], t.shape[0]), *p.shape[1:])
+    if rows == 0 or count == 0:
+        return jnp.zeros(shape, dtype)
     p, t = (jnp.broadcast_to(x.astype(wide), shape) for x in (p, t))
-    dots = jax.vmap(lambda x: jax.ops.segment_sum(x, row, num_segments=m, indices_are_sorted=True))(
-        p * t
-    )
-    out = scale * p * (t - dots[:, jnp.minimum(row, m - 1)])
-    return jnp.where(row < m, out, 0).astype(dtype)
+    dots = row_spread(row_segments(jax.ops.segment_sum, p * t, offsets), offsets, count)
+    stored = _stored(count, offsets, rows, vector_length)[None]
+    return jnp.where(stored, scale * p * (t - dots), 0).astype(dtype)
 
 
 # The Jacobian has the schedules of the softmax.
 
 
-def _cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
-    nnz, op = ctx.avals_in[0].shape[1], "sparse_softmax"
-    return row_lowering(op, op, ctx, operands, nnz, schedule, scale=scale)
+def _cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None, **of: Any) -> Any:
+    count, op = ctx.avals_in[0].shape[1], "sparse_softmax"
+    return row_lowering(op, op, ctx, operands, count, schedule, of, scale=scale)
 
 
-def _jacobian_cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
-    nnz, op = ctx.avals_in[0].shape[1], "sparse_softmax"
-    return row_lowering(op, f"{op}_jacobian", ctx, operands, nnz, schedule, scale=scale)
+def _jacobian_cpu(
+    ctx: Any, *operands: Any, scale: float, schedule: Schedule | None, **of: Any
+) -> Any:
+    count, op = ctx.avals_in[0].shape[1], "sparse_softmax"
+    return row_lowering(op, f"{op}_jacobian", ctx, operands, count, schedule, of, scale=scale)
 
 
-def _cuda(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+def _cuda(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None, **of: Any) -> Any:
     plan = partial(launch_plan, scale=scale)
-    nnz = ctx.avals_in[0].shape[1]
-    return row_launch_lowering("sparse_softmax", ctx, operands, nnz, schedule, plan)
+    count, op = ctx.avals_in[0].shape[1], "sparse_softmax"
+    return row_launch_lowering(op, ctx, operands, count, schedule, of, plan)
 
 
-def _jacobian_cuda(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None) -> Any:
+def _jacobian_cuda(
+    ctx: Any, *operands: Any, scale: float, schedule: Schedule | None, **of: Any
+) -> Any:
     p, t, _ = ctx.avals_in
     plan = partial(jacobian_launch_plan, scale=scale, batches=(p.shape[0], t.shape[0]))
-    return row_launch_lowering("sparse_softmax", ctx, operands, p.shape[1], schedule, plan)
+    return row_launch_lowering("sparse_softmax", ctx, operands, p.shape[1], schedule, of, plan)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -164,24 +193,21 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     return p, bind(sparse_softmax_jacobian_p, p, dvalues, offsets, **params)
 
 
-def _jacobian_jvp(primals: Any, tangents: Any, *, scale: float, schedule: Any) -> tuple:
+def _jacobian_jvp(primals: Any, tangents: Any, *, scale: float, **of: Any) -> tuple:
     # J(p, t) = scale (p t - p sum(p t)), hence
     # dJ = scale (dp t - dp sum(p t) - p sum(dp t)) + J(p, dt)
     p, t, offsets = primals
     dp, dt = tangents
-    params = dict(scale=scale, schedule=schedule)
-    out = bind(sparse_softmax_jacobian_p, p, t, offsets, **params)
+    out = bind(sparse_softmax_jacobian_p, p, t, offsets, scale=scale, **of)
 
     def row_dot(a: Any, b: Any) -> Any:
-        return bind_row_broadcast(
-            bind_row_sum(a * b, offsets, schedule), offsets, p.shape[1], schedule
-        )
+        return bind_row_broadcast(bind_row_sum(a * b, offsets, **of), offsets, p.shape[1], **of)
 
     along_p = along_t = None
     if dp is not None:
         along_p = scale * (dp * t - dp * row_dot(p, t) - p * row_dot(dp, t))
     if dt is not None:
-        along_t = bind(sparse_softmax_jacobian_p, p, dt, offsets, **params)
+        along_t = bind(sparse_softmax_jacobian_p, p, dt, offsets, scale=scale, **of)
     return out, along_p, along_t
 
 

@@ -7,7 +7,8 @@ column vectors of the usual lengths the tiles that it picks. Many problems share
 and schedules that a caller names are compiled where they run.
 
 For column vectors of 2, 4, 8 and 16 the kernels of one column and of many, a multiple of what one
-load brings: spmm, its transpose (of whole vectors) and sddmm. The others are too many.
+load brings: spmm, its transpose (of whole vectors) and sddmm; and the softmax. The others are too
+many.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -15,7 +16,7 @@ Imports no JAX: the build runs it before the package can be imported.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 from sgap_jax.runtime import (
@@ -49,7 +50,9 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 
-# The operations that have kernels of column vectors, each by the name of these.
+# Those of them whose points take column vectors too.
+ON_VECTORS = ("sparse_softmax", "sparse_softmax_jacobian")
+# The operations that have tiles of column vectors, each by the name of these.
 OF_VECTORS = {"spmm_vectors": "spmm", "sddmm_vectors": "sddmm"}
 NAMES = (*LAUNCH_PLANS, *OF_VECTORS)
 
@@ -63,17 +66,19 @@ VECTOR_ROWS = ((10_000, 8), (10_000, 512), (1000, 512))
 _ROWS = 10_000
 
 
-def default_problems(op: str) -> Iterator[Problem]:
+def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
     """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
-    for n, dtype, length, through in itertools.product(columns, DTYPES, ROW_LENGTHS, permuted):
+    sizes = (columns, DTYPES, ROW_LENGTHS, permuted, formats)
+    for n, dtype, length, through, format in itertools.product(*sizes):
         yield Problem(
             op,
             (_ROWS, _ROWS),
             _ROWS * length,
             n=n,
             dtype=dtype,
+            format=format,
             platform="cuda",
             permuted=through,
         )
@@ -105,7 +110,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
 
 def _point_calls(name: str) -> Iterator[KernelCall]:
     op, plan = LAUNCH_PLANS[name]
-    for problem in default_problems(op):
+    vectors = tuple(f"CVS({length})" for length in VECTOR_LENGTHS) if name in ON_VECTORS else ()
+    for problem in default_problems(op, ("CSR", *vectors)):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
         yield plan(problem, point)

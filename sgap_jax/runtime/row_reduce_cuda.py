@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.kernels import side_by_side
 from sgap_jax.schedules.problem import Problem
 
 _COMBINE = {"row_sum": "sgap::Add", "row_max": "sgap::Greater"}
@@ -15,7 +16,8 @@ def launch_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
     """The launch of an operation between entries [batch, nnz] and rows [batch, m].
 
     Inputs: values [batch, nnz] (rows [batch, m] for row_broadcast), row_offsets [m+1]. Output: rows
-    (values for row_broadcast), all of one dtype.
+    (values for row_broadcast), all of one dtype. With the format CVS(V) values are
+    [batch, vectors, V], V times `vectors` being nnz, and row_offsets [ceil(m/V)+1].
 
     Args:
       problem: op "row_sum", "row_max" or "row_broadcast" on "cuda".
@@ -41,20 +43,27 @@ def row_launch(
 ) -> KernelCall:
     """The launch of a kernel whose groups take rows in turn.
 
-    Its constants are the dtype, `constants`, r, the rows of a group and the block; its arguments
+    Its constants are the dtype, `constants`, r, the rows of a group, the block and V; its arguments
     `inputs` operands, row_offsets, the output, then m, nnz, the batch and `scalars`.
     """
     schedule.check(problem)
     dtype = TYPES[problem.dtype]
     # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
     rows = max(int(schedule.row or 1), 1) * schedule.walk
-    every: list[str | int] = [dtype, *constants, schedule.group, rows, schedule.block_size]
+    length = problem.vector_length or 1
+    every: list[str | int] = [dtype, *constants, schedule.group, rows, schedule.block_size, length]
     pointers = [*[f"const {dtype}"] * inputs, "const int", dtype]
     arguments = (problem.shape[0], problem.nnz, problem.batch, *scalars)
     return KernelCall(
         source=instantiation(header, kernel, every, pointers, len(arguments)),
         kernel=kernel,
-        grid=(schedule.blocks(problem), 1, grid_z(problem.batch)),
+        grid=(_blocks(problem.shape[0], schedule, rows, length), 1, grid_z(problem.batch)),
         block=(schedule.block_size, 1, 1),
         scalars=arguments,
     )
+
+
+def _blocks(m: int, schedule: AtomicParallelism, rows: int, length: int) -> int:
+    side = side_by_side(length, schedule.group)
+    groups = -(-m // (side * rows)) * side
+    return max(-(-groups * schedule.group // schedule.block_size), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.kernels import ROW_OPS
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
@@ -72,7 +73,7 @@ class CpuTile(Schedule):
         self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
-        if problem.format.startswith("CVS") and problem.op in ("spmm", "sddmm"):
+        if problem.format.startswith("CVS") and problem.op in ("spmm", "sddmm", *ROW_OPS):
             return self._explain_vectors(problem)
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
@@ -107,6 +108,12 @@ class CpuTile(Schedule):
                 f"    for v in range({V}):\n"
                 f"      values[p, v] = dot(X[{V} * b + v, 0:{problem.n}], "
                 f"Y[column_indices[p], 0:{problem.n}])"
+            )
+        if problem.op in ROW_OPS:
+            return (
+                f"{chunk}\n"
+                f"  for b in block rows of chunk: {problem.op} of {V} rows, "
+                f"values[p, v] being of row {V} * b + v"
             )
         tile = self.columns if 0 < self.columns < problem.n else problem.n
         pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""

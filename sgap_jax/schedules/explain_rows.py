@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sgap_jax.schedules.kernels import side_by_side
 from sgap_jax.schedules.problem import Problem
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 def explain_rows(point: AtomicParallelism, problem: Problem) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops. A lane
     that has whole rows is a group of its own."""
+    if problem.vector_length is not None:
+        return _explain_vectors(point, problem, problem.vector_length)
     r, rows = point.group, max(int(point.row or 1), 1) * point.walk
     groups = point.block_size // r
     turns = f", {rows} rows in turn" if rows > 1 else ""
@@ -34,6 +37,33 @@ def explain_rows(point: AtomicParallelism, problem: Problem) -> str:
         *(f"    {line}" for line in _ROW_GROUP[problem.op].format(r=r).splitlines()),
     ]
     return "\n".join(lines)
+
+
+def _explain_vectors(point: AtomicParallelism, problem: Problem, length: int) -> str:
+    """The same where a row is number i % V of the vectors of a block row."""
+    r, rows = point.group, max(int(point.row or 1), 1) * point.walk
+    side, whole = side_by_side(length, r), problem.op in ("row_sum", "row_max")
+    turns = f", {rows} such sets in turn" if rows > 1 else ""
+    lines = [
+        f"{point}: {problem.op} of {problem.shape[0]} rows with {problem.nnz} nonzeros in vectors "
+        f"of {length}",
+        f"group: {f'{r} lanes share a row' if r > 1 else 'one lane has a row'}; {side} rows of a "
+        f"vector lie side by side, in {side * r} lanes of a warp{turns}",
+        f"lane:  one number of {f'every {r}-th' if r > 1 else 'each'} vector",
+        "write: lane 0 of each group, a plain store"
+        if whole
+        else "write: every lane, its own numbers, plain stores; all threads, zeros in the padding",
+        "parallel for i in range(m):  # groups; b, v = divmod(i, V)",
+        f"  parallel for lane in range({r}):",
+        *(f"    {_of_vectors(line)}" for line in _ROW_LANE[problem.op].format(r=r).splitlines()),
+        *(f"  {_of_vectors(line)}" for line in _ROW_GROUP[problem.op].format(r=r).splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def _of_vectors(line: str) -> str:
+    line = line.replace("values[p]", "values[p, v]").replace("out[p]", "out[p, v]")
+    return line.replace("row_offsets[i", "row_offsets[b")
 
 
 _ENTRIES = "for p in range(row_offsets[i] + lane, row_offsets[i + 1], {r}):\n"

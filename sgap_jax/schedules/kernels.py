@@ -44,6 +44,14 @@ def _product(point: AtomicParallelism) -> str | None:
     return "nnz" if point.group == 1 else "nnz_group"
 
 
+def side_by_side(length: int, group: int) -> int:
+    """Rows of a vector that groups of a warp take side by side, as cuda/row_reduce.cuh does."""
+    side = 1
+    while 2 * side * group <= 32 and length % (2 * side) == 0:
+        side *= 2
+    return side
+
+
 def nearest(point: AtomicParallelism, op: str) -> str:
     """A point near a legal one that has a kernel of `op`."""
     col = max(c for c in COLUMNS if c <= max(point.col, 1)) if op not in ROW_OPS else 1

@@ -145,14 +145,17 @@ def _point(problem: Problem) -> AtomicParallelism:
       columns as wide a tile as a block can have, for the limit of a grid: 65535 tiles.
     - sddmm: as dgSPARSE's kernels (csrsddmm_ebalance.cuh): windows of 4 nonzeros, one search for a
       row in each; 32 features a step, fewer lanes where there are fewer.
-    - The operations on rows: as n <= 4.
+    - The operations on rows: as n <= 4. Of column vectors V rows lie side by side in a warp, as far
+      as there is room for their groups: groups of at most 32/V lanes, so that a warp reads
+      consecutive numbers (ours).
     """
     n, row_length = problem.n, problem.nnz / max(problem.shape[0], 1)
     col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
     if problem.op == "sddmm":
         return AtomicParallelism(nnz=4, col=col, group=min(_lanes(n / col), 32 // col))
     if problem.op not in TILED:
-        return _rows(1, _lanes(row_length))
+        most = max(32 // (problem.vector_length or 1), 1)
+        return _rows(1, min(_lanes(row_length), 1 << most.bit_length() - 1))
     if n <= 4:
         return _rows(col, _lanes(row_length))
     if n <= 32:

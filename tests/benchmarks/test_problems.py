@@ -28,7 +28,9 @@ BENCHES = {
     "sddmm": (bench_sddmm.cases, (5, 32)),
     "gradient": (bench_gradient.cases, (32,)),
     "softmax": (bench_softmax.cases, (1,)),
-    "dlmc": (bench_dlmc.cases, (5, 32)),
+    "dlmc": (bench_dlmc.spmm_cases, (5, 32)),
+    "dlmc_sddmm": (bench_dlmc.sddmm_cases, (5, 32)),
+    "dlmc_softmax": (bench_dlmc.softmax_cases, (1,)),
     "messages_max": (functools.partial(bench_messages.cases, "max"), (5, 32)),
     "messages_mean": (functools.partial(bench_messages.cases, "mean"), (5, 32)),
 }
@@ -176,6 +178,26 @@ def test_summary_fills_the_marked_places(tmp_path, monkeypatch):
         assert text.endswith(f"{end}after\n")
         assert text.count("| SpMM | 1 | **") == 1 and "`jax_bcsr` | yes | 1 |" in text
     assert (tmp_path / "img" / "plot.svg").stat().st_size > 1000
+
+
+def test_column_vectors_have_a_picture_of_their_own(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    small = dataclasses.replace(SMALL["small_vectors"], family="V=4 90%")
+    monkeypatch.setattr(problems, "PROBLEMS", (small,))
+    words = ["--problems", small.name, "--n", "8", "--out", str(tmp_path)]
+    bench_dlmc.main(words)
+    assert sorted(path.stem for path in tmp_path.glob("*.csv")) == sorted(summary.VECTORS)
+    page = tmp_path / "performance.md"
+    page.write_text("<!-- benchmarks:begin -->\n<!-- benchmarks:end -->\n")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(summary, "DOCS", tmp_path)
+    monkeypatch.setattr(summary, "VECTORS_PLOT", tmp_path / "img" / "vectors.svg")
+    summary.main(["--results", str(tmp_path)])
+    assert (tmp_path / "img" / "vectors.svg").stat().st_size > 1000
+    text = page.read_text()
+    assert "img/vectors.svg" in text and "performance.svg" not in text
+    for title in ("SpMM", "SDDMM", "sparse softmax"):
+        assert text.count(f"| {title} with column vectors | 1 | **") == 1
 
 
 def test_bound_names_what_limits():

@@ -1,6 +1,7 @@
 """The kernels of the operations on rows compile for every architecture; launches are as planned."""
 
 import dataclasses
+import itertools
 import re
 import struct
 
@@ -133,3 +134,64 @@ def test_explain(op):
     assert "2 rows in turn" in text and "row_offsets[i] + lane, row_offsets[i + 1], 8" in text
     assert ("lane 0 of each group" in text) == (op in ("row_sum", "row_max"))
     assert "one lane has a row" in POINTS[0].explain(problem_of(op))
+
+
+LENGTHS = [2, 3, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op", PLANS)
+def test_vectors_compile_without_spills_or_local_memory(op, arch):
+    for i, (length, point) in enumerate(itertools.product(LENGTHS, POINTS)):
+        # A quarter of them each; every length meets every dtype, and every point each architecture.
+        turn = i + i // len(POINTS) + ARCHITECTURES.index(arch) + list(PLANS).index(op)
+        if turn % 4 and length != 8:
+            continue
+        problem = problem_of(op, dtype=DTYPES[turn // 4 % 4], format=f"CVS({length})")
+        registers, stack, spills = resources(PLANS[op](problem, point).source, arch)
+        assert (stack, spills) == (0, 0), f"{point} of {problem.format} in {problem.dtype}"
+        assert registers <= 64, f"{point} of {problem.format} in {problem.dtype}"
+
+
+@pytest.mark.parametrize("op", PLANS)
+def test_launches_on_vectors(op):
+    def grid(m, length, point):
+        problem = problem_of(op, shape=(m, 0), format=f"CVS({length})")
+        call = PLANS[op](problem, Schedule.parse(point))
+        assert call.scalars[:3] == (m, 20_000, 1) and f", {length}>(" in call.source
+        return call.grid
+
+    # 8 rows of 4 lanes in each warp, 8 warps a block; the same for 2 sets of rows in turn
+    assert grid(1000, 8, "{<1/4 row, 1 col>, 4}") == (16, 1, 1)
+    assert grid(1000, 8, "{<1/4 row, 1 col>, 4} worker_dim_r=1/2") == (8, 1, 1)
+    # the last 4 of 12 rows take lanes of their own, the last of 1001 rows those of 8
+    assert grid(1000, 12, "{<1/8 row, 1 col>, 8}") == (32, 1, 1)
+    assert grid(1001, 8, "{<1 row, 1 col>, 1} block_size=32") == (32, 1, 1)
+    # a row of 3 is on its own, and so is one whose group is a warp
+    assert grid(1000, 3, "{<1/8 row, 1 col>, 8}") == grid(1000, 1, "{<1/8 row, 1 col>, 8}")
+    assert grid(1000, 8, "{<1/32 row, 1 col>, 32}") == (125, 1, 1)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_default_fills_a_warp_with_rows_side_by_side(length):
+    for mean in (0.5, 3, 20, 500):
+        problem = problem_of("sparse_softmax", nnz=int(1000 * mean), format=f"CVS({length})")
+        point = choose_schedule(problem)
+        assert point in POINTS and point.group * length <= 32
+        assert point.group <= max(mean, 1)
+
+
+@pytest.mark.parametrize("op", list(PLANS)[:4])
+def test_explain_vectors(op):
+    text = EIGHT.explain(problem_of(op, format="CVS(2)"))
+    for part in (
+        "vectors of 2",
+        "8 lanes share a row",
+        "2 rows of a vector",
+        "16 lanes",
+        "in turn",
+    ):
+        assert part in text
+    assert "row_offsets[b] + lane, row_offsets[b + 1], 8" in text
+    assert "values[p, v]" in text
+    assert ("lane 0 of each group" in text) == (op in ("row_sum", "row_max"))

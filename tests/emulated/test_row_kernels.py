@@ -11,6 +11,7 @@ from emulated_launch import emulate
 from emulator import Fault
 from row_oracle import row_sum_oracle, softmax_jacobian_oracle, softmax_oracle
 from tolerance import DTYPES, assert_within
+from vector_cases import encoded
 
 from sgap_jax import Problem, Schedule, legal_points, reference
 from sgap_jax.runtime import row_reduce_cuda, sparse_softmax_cuda
@@ -21,6 +22,8 @@ TUNED = list(legal_points(Problem("row_sum", (100, 0), 1000), tunables=True))
 EIGHT = Schedule.parse("{<1/8 row, 1 col>, 8} worker_dim_r=1/2")
 POINT_OPS = list(itertools.product(POINTS, OPS))
 SCALE = -0.75
+LENGTHS = [2, 3, 4, 8, 12, 16, 32, 64]
+INF, NAN = np.inf, np.nan
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +31,11 @@ def _nvrtc():
     require_nvrtc()
 
 
-def launched(op, case, point, dtype, *data, scale=SCALE, change=None, **where):
+def launched(op, case, point, dtype, *data, scale=SCALE, change=None, of="CSR", **where):
     """The output [batch, m or nnz] of the kernel for data operands [1 or batch, nnz or m]."""
     batch, m = max(len(x) for x in data), case.shape[0]
     problem_op = op.removesuffix("_jacobian")
-    problem = Problem(problem_op, (m, 0), case.nnz, 1, batch, dtype, platform="cuda")
+    problem = Problem(problem_op, (m, 0), case.nnz, 1, batch, dtype, of, platform="cuda")
     if op == "sparse_softmax_jacobian":
         batches = (len(data[0]), len(data[1]))
         call = sparse_softmax_cuda.jacobian_launch_plan(problem, point, scale, batches)
@@ -154,7 +157,64 @@ def test_batches(op):
         assert_right(out[i], *expected(op, case, "float32", data[i]))
 
 
-INF, NAN = np.inf, np.nan
+def check_vectors(op, case, length, point, dtype, **where):
+    """The entries' numbers among those of vectors, with NaN for what must not be read."""
+    (offsets, indices, values), case, place = encoded(case, length)
+
+    def in_place(x, fill):
+        out = np.full((len(x), values.size), fill)
+        out[:, place] = x
+        return out
+
+    data = operands(op, case, dtype)
+    stored = data if op == "row_broadcast" else [in_place(x, NAN) for x in data]
+    flat = Case("flat", case.shape, offsets, np.zeros(values.size), None)
+    out = launched(op, flat, point, dtype, *stored, of=f"CVS({length})", **where)
+    exact, bound = expected(op, case, dtype, *(x[0] for x in data))
+    if op not in ("row_sum", "row_max"):
+        exact = in_place(exact[None], 0.0)[0]
+        bound = in_place(np.broadcast_to(bound, exact[place].shape)[None], 0.0)[0]
+    assert_right(out[0], exact, bound)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("op", OPS)
+def test_vectors_at_every_point(op, length):
+    for i, point in enumerate(POINTS):
+        turn = i + LENGTHS.index(length) + OPS.index(op)
+        name = ("every_length", "padded", "empty_rows_at_both_ends", "full")[turn % 4]
+        check_vectors(op, BATTERY[name], length, point, DTYPES[turn // 2 % 4])
+
+
+@pytest.mark.parametrize("name", BATTERY)
+def test_the_battery_as_vectors(name):
+    for i, op in enumerate(OPS):
+        length = LENGTHS[(list(BATTERY).index(name) + i) % len(LENGTHS)]
+        check_vectors(op, BATTERY[name], length, EIGHT, "float32")
+
+
+@pytest.mark.parametrize("point", [POINTS[1], POINTS[4], EIGHT], ids=str)
+@pytest.mark.parametrize("length", [2, 8])
+def test_a_row_of_vectors_sees_nothing_of_its_neighbours(length, point):
+    vectors = max(len(row) for row in SPECIAL_ROWS)
+    offsets = np.array([0, vectors], np.int32)
+    for first in range(0, len(SPECIAL_ROWS) - length + 1, length):
+        # A vector stores a number for each of its rows: shorter ones go on with -infinity.
+        rows = np.full((length, vectors), -INF)
+        for row, special in zip(rows, SPECIAL_ROWS[first:], strict=False):
+            row[: len(special)] = special
+        flat = Case("flat", (length, 0), offsets, np.zeros(rows.size), None)
+        stored = (rows.T.reshape(1, -1),)
+        of = f"CVS({length})"
+        (out,) = launched("sparse_softmax", flat, point, "float32", *stored, scale=1.0, of=of)
+        entries = np.arange(length + 1) * vectors
+        with np.errstate(invalid="ignore"):
+            exact = reference.sparse_softmax(np.float32(rows.reshape(-1)), entries, 1.0)
+        np.testing.assert_allclose(
+            out.reshape(vectors, length).T.reshape(-1), exact, rtol=2e-5, atol=1e-37
+        )
+
+
 SPECIAL_ROWS = [
     [-INF, 1, 2],
     [],
@@ -243,19 +303,25 @@ def check_padded(op, name, point, dtype):
     check(op, "padded", point, dtype)
 
 
+def check_as_vectors(op, name, point, dtype):
+    check_vectors(op, BATTERY[name], 8, point, dtype)  # 34 rows end within a vector
+
+
 PLANTED = [
-    ("group.cuh", "(1u << kGroup) - 1", "(1u << kGroup / 2) - 1", "row_sum", check),
-    ("group.cuh", "distance = kGroup / 2", "distance = kGroup / 4", "row_max", check),
+    ("group.cuh", "(1u << kLanes) - 1", "(1u << kLanes / 2) - 1", "row_sum", check),
+    ("group.cuh", "distance = kLanes / 2", "distance = kLanes / 4", "row_max", check),
     ("group.cuh", "max.NaN.f32", "max.f32", "row_max", check_special),
     ("row_reduce.cuh", "return Least<A>();", "return 0;", "row_max", check),
-    ("row_reduce.cuh", "begin + kRows < m", "begin + kRows < 2 * m", "row_sum", check),
+    ("row_reduce.cuh", "begin + kRows < rows", "begin + kRows < 2 * rows", "row_sum", check),
     ("row_reduce.cuh", "j * kGroup < left ?", "j * kGroup <= left ?", "row_sum", check),
     ("row_reduce.cuh", "if (j * kGroup < left)", "if (j < left)", "sparse_softmax", check),
     ("row_reduce.cuh", "p < lane.left; p += kGroup)", "p + 1 < lane.left; p += kGroup)")
     + ("row_broadcast", check),
-    ("row_reduce.cuh", "entries[lane.first + p] = ", "entries[lane.first] = ", OPS[2], check),
-    ("row_reduce.cuh", "out[p] = T{};", "", "row_broadcast", check_padded),
-    ("row_reduce.cuh", "p = stored + Size(", "p = Size(", "row_broadcast", check_padded),
+    ("row_reduce.cuh", "entries[lane.first + Size(p) * kLength]", "entries[lane.first]")
+    + (OPS[2], check),
+    ("row_reduce.cuh", "p < numbers; p += threads) out[p] = T{};", "p < numbers; p += threads) {}")
+    + ("row_broadcast", check_padded),
+    ("row_reduce.cuh", "p = stored + thread", "p = thread", "row_broadcast", check_padded),
     ("sparse_softmax.cuh", "A peak = Least<A>()", "A peak = 0", OPS[3], check_special),
     ("sparse_softmax.cuh", "sum[0] *= terms.Term(before, peak)", "", OPS[3], check_special),
     ("sparse_softmax.cuh", "kept ? share * inverse : inverse", "inverse", OPS[3], check),
@@ -264,6 +330,19 @@ PLANTED = [
     ("sparse_softmax.cuh", "lane.length <= window.kEntries", "true", OPS[3], check),
     ("sparse_softmax.cuh", "lane.length <= p.kEntries", "true", OPS[4], check),
     ("sparse_softmax.cuh", "peak, j * kGroup < left)", "peak)", OPS[3], check_without_scale),
+    ("group.cuh", "distance >= kSide", "distance > 0", "row_sum", check_as_vectors),
+    ("group.cuh", "threadIdx.x / kSide % kGroup", "threadIdx.x % kGroup", "row_sum")
+    + (check_as_vectors,),
+    ("group.cuh", "side = threadIdx.x % kSide", "side = 0", "row_max", check_as_vectors),
+    ("row_reduce.cuh", "+ row % kLength", "", OPS[3], check_as_vectors),
+    ("row_reduce.cuh", "kStride = kGroup * kLength", "kStride = kGroup", OPS[4], check_as_vectors),
+    ("row_reduce.cuh", "kLength == 1 || row < m", "true", "row_sum", check_as_vectors),
+    ("row_reduce.cuh", "vector < end && Exists(m)", "vector < end", OPS[3], check_as_vectors),
+    ("row_reduce.cuh", "p % kLength >= last", "p % kLength > last", OPS[3], check_as_vectors),
+    ("row_reduce.cuh", "(m + kSide - 1) / kSide", "m / kSide", "row_max", check_as_vectors),
+    ("row_reduce.cuh", "row_offsets[block_rows]", "row_offsets[m]", OPS[4], check_as_vectors),
+    ("sparse_softmax.cuh", "Write(write + Size(p) * kLength", "Write(write + p", OPS[3])
+    + (check_as_vectors,),
 ]
 
 

@@ -8,7 +8,7 @@ from battery import BATTERY, array
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 
-from sgap_jax import COO, CSC, Reference, Schedule, row_max, row_sum, sparse_softmax
+from sgap_jax import COO, CSC, CVS, Reference, Schedule, row_max, row_sum, sparse_softmax
 from sgap_jax.schedules.emulated import Emulated
 
 POINTS = [None, "{<2 row, 1 col>, 1}", "{<1/4 row, 1 col>, 4} worker_dim_r=1/2"]
@@ -22,6 +22,13 @@ OPS = {
     "row_sum": lambda v, s: row_sum(A.with_values(v), schedule=s),
     # The maximum of an empty row is -infinity.
     "row_max": lambda v, s: jnp.where(FULL, row_max(A.with_values(v), schedule=s), 0),
+}
+V = A.asformat(CVS(3))  # the last vectors end past the matrix
+FULL_VECTORS = jnp.asarray(np.repeat(np.diff(V.row_offsets) > 0, 3)[: V.shape[0]])
+VECTOR_OPS = {
+    "sparse_softmax": lambda v, s: sparse_softmax(V.with_values(v), scale=-1.5, schedule=s).values,
+    "row_sum": lambda v, s: row_sum(V.with_values(v), schedule=s),
+    "row_max": lambda v, s: jnp.where(FULL_VECTORS, row_max(V.with_values(v), schedule=s), 0),
 }
 
 
@@ -44,22 +51,49 @@ def close(actual, expected):
     )
 
 
+def derivatives(function, v, t, u):
+    """Forward, second order and third, of a function of values alone."""
+
+    def loss(v):
+        return jnp.sum(jnp.sin(function(v)))
+
+    def second(v, u):
+        return jax.jvp(jax.grad(loss), (v,), (u,))
+
+    return jax.jvp(function, (v,), (t,)), second(v, u), jax.grad(lambda v: second(v, u)[1] @ t)(v)
+
+
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("name", OPS)
 def test_derivatives_to_order_2_are_those_of_the_cpu(name, point):
     v, t, u = (normal(A.nnz, seed=i) for i in range(3))
 
-    def derivatives(schedule):
-        def loss(v):
-            return jnp.sum(jnp.sin(OPS[name](v, schedule)))
+    def of(schedule):
+        return derivatives(lambda v: OPS[name](v, schedule), v, t, u)
 
-        def second(v, u):
-            return jax.jvp(jax.grad(loss), (v,), (u,))
+    close(jax.jit(of, static_argnums=0)(emulated(point)), of(None))
 
-        jvp = jax.jvp(lambda v: OPS[name](v, schedule), (v,), (t,))
-        return jvp, second(v, u), jax.grad(lambda v: second(v, u)[1] @ t)(v)
 
-    close(jax.jit(derivatives, static_argnums=0)(emulated(point)), derivatives(None))
+@pytest.mark.parametrize("name", VECTOR_OPS)
+def test_derivatives_on_vectors_are_those_of_the_cpu(name):
+    v, t, u = (normal(V.nnz, seed=i) for i in range(3))
+
+    def of(schedule):
+        function = lambda v: VECTOR_OPS[name](v.reshape(V.values.shape), schedule)
+        return derivatives(function, v, t, u)
+
+    close(jax.jit(of, static_argnums=0)(emulated(None)), of(None))
+
+
+@pytest.mark.parametrize(("name", "gradient"), [("sparse_softmax", 2), ("row_sum", 2)])
+def test_vectors_lower_to_launches_and_not_to_entries(name, gradient, monkeypatch, tmp_path):
+    monkeypatch.setenv("SGAP_CUDA_ARCH", "sm_90")
+    monkeypatch.setenv("SGAP_CACHE_DIR", str(tmp_path))
+    function = jax.value_and_grad(lambda v: jnp.sum(VECTOR_OPS[name](v, None) ** 2))
+    lowered = jax.jit(function).trace(V.values).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("custom_call @sgap_launch_v1") == gradient
+    assert "stablehlo.scatter" not in text and "stablehlo.gather" not in text
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -203,8 +203,8 @@ def test_a_run_of_empty_rows_is_skipped_in_steps_that_double():
     [
         # lanes past the group fold their own value in once more
         ("group.cuh", "lane + distance < kGroup && other", "other", REPRESENTATIVES[3]),
-        ("group.cuh", "(1u << kGroup) - 1", "(1u << kGroup / 2) - 1", REPRESENTATIVES[1]),
-        ("group.cuh", "distance = kGroup / 2", "distance = kGroup / 4", REPRESENTATIVES[1]),
+        ("group.cuh", "(1u << kLanes) - 1", "(1u << kLanes / 2) - 1", REPRESENTATIVES[1]),
+        ("group.cuh", "distance = kLanes / 2", "distance = kLanes / 4", REPRESENTATIVES[1]),
         # a row that two lanes share is stored, not added
         ("spmm.cuh", "row_end <= last && row_offsets", "row_offsets", REPRESENTATIVES[2]),
         ("spmm.cuh", "row_offsets[row] >= window && ", "", REPRESENTATIVES[3]),

@@ -1,0 +1,98 @@
+"""Pictures of the ratios in the CSV files."""
+
+import pathlib
+import re
+
+from benchmarks.ratios import Row, fresh, mean, numbers
+
+
+def scatter(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.Path) -> None:
+    """Time of the best peer over ours, a panel for each operation."""
+    matplotlib, pyplot = plotting()
+    figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
+    axes = [axes] if len(results) == 1 else axes
+    for axis, (op, rows) in zip(axes, results.items(), strict=True):
+        rows = [row for row in fresh(rows) if row["x_best"]]
+        families = list(dict.fromkeys(row["family"] for row in rows))
+        widths = sorted({int(row["n"]) for row in rows})
+        colours = matplotlib.colormaps["viridis"].resampled(max(len(widths), 2))
+        for place, n in enumerate(widths):
+            part = [row for row in rows if int(row["n"]) == n]
+            shift = 0.6 * ((place + 0.5) / len(widths) - 0.5)
+            x = [families.index(row["family"]) + shift for row in part]
+            axis.plot(x, numbers(part, "x_best"), "o", ms=3.5, color=colours(place), label=f"n={n}")
+        axis.axhline(1, color="black", lw=0.8)
+        average = mean(numbers(rows, "x_best"))
+        axis.axhline(average, color="tab:red", lw=1, ls="--")
+        axis.set_title(f"{titles[op]}\nmean {average:.2f}x", fontsize=9)
+        axis.set_xticks(range(len(families)), families, rotation=45, ha="right")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}x" if 0.3 <= x < 6 else "")
+        axis.grid(axis="y", which="both", lw=0.3)
+        if len(widths) > 1:
+            axis.legend(fontsize=6, ncols=2, handletextpad=0.1, columnspacing=0.6)
+    axes[0].set_ylabel("time of the best peer / our time")
+    save(figure, path)
+
+
+def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.Path) -> None:
+    """Time of the dense product over ours by sparsity, a box of all problems and widths for each V:
+    figures 17 and 19 of the vectorSparse paper."""
+    matplotlib, pyplot = plotting()
+    figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6))
+    axes = [axes] if len(results) == 1 else axes
+    for axis, (op, rows) in zip(axes, results.items(), strict=True):
+        groups: dict[tuple[int, int], list[float]] = {}
+        for row in rows:
+            length, percent = re.fullmatch(r"V=(\d+) (\d+)%", row["family"]).groups()
+            if row.get("x_jax_dense"):
+                groups.setdefault((int(length), int(percent)), []).append(float(row["x_jax_dense"]))
+        lengths, percents = (sorted({key[i] for key in groups}) for i in (0, 1))
+        colours = matplotlib.colormaps["viridis"].resampled(max(len(lengths), 2))
+        for place, length in enumerate(lengths):
+            shift = 0.8 * ((place + 0.5) / len(lengths) - 0.5)
+            own = [percent for percent in percents if (length, percent) in groups]
+            drawn = axis.boxplot(
+                [groups[length, percent] for percent in own],
+                positions=[percents.index(percent) + shift for percent in own],
+                widths=0.7 / len(lengths),
+                patch_artist=True,
+                showfliers=False,
+                whis=(0, 100),
+                medianprops=dict(color="white", lw=0.8),
+            )
+            for box in drawn["boxes"]:
+                box.set_facecolor(colours(place))
+            means = [mean(groups[length, percent]) for percent in own]
+            middle = [percents.index(percent) + shift for percent in own]
+            axis.plot(middle, means, "-", lw=0.8, color=colours(place), label=f"V={length}")
+        axis.axhline(1, color="black", lw=0.8)
+        axis.set_xticks(range(len(percents)), [f"{percent}%" for percent in percents])
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.grid(axis="y", which="both", lw=0.3)
+        axis.set_title(titles[op], fontsize=9)
+        axis.set_xlabel("sparsity")
+        axis.legend(fontsize=6, ncols=2)
+    axes[0].set_ylabel("time of the dense form / our time")
+    save(figure, path)
+
+
+def plotting():
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "sgap_jax", "font.size": 9})
+    from matplotlib import pyplot
+
+    return matplotlib, pyplot
+
+
+def save(figure, path: pathlib.Path) -> None:
+    from matplotlib import pyplot
+
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
