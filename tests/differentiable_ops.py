@@ -7,11 +7,24 @@ from battery import BATTERY, array
 from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
 
-from sgap_jax import CSC, CVS, gsddmm, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
+from sgap_jax import (
+    BCSR,
+    CSC,
+    CVS,
+    gsddmm,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    spmm,
+    spmv,
+)
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
 VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
+BLOCKS = A.asformat(BCSR(3, 4))  # and the last blocks, at both ends
 MASK = jnp.asarray(CASE.dense() != 0)
 M, K = CASE.shape
 ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
@@ -25,14 +38,14 @@ def normal(*shape, seed=0):
     return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape))
 
 
-def dense_vectors(v):
-    return jnp.zeros((M, K)).at[VECTORS.coordinates()].set(v.reshape(-1))  # drops what is outside
+def scattered(A, v):
+    return jnp.zeros((M, K)).at[A.coordinates()].set(v.reshape(-1))  # drops what is outside
 
 
-def sampled_vectors(x):
-    rows, columns = VECTORS.coordinates()
-    inside = jnp.where(rows < M, x[jnp.minimum(rows, M - 1), columns], 0)
-    return inside.reshape(VECTORS.values.shape)
+def sampled(A, x):
+    rows, columns = A.coordinates()
+    inside = x[jnp.minimum(rows, M - 1), jnp.minimum(columns, K - 1)]
+    return jnp.where(rows < M, inside, 0).reshape(A.values.shape)
 
 
 def dense_softmax(v, scale):
@@ -122,17 +135,27 @@ OPS = {
     ),
     "spmm_vectors": (
         lambda v, B, s: spmm(VECTORS.with_values(v), B, schedule=s),
-        lambda v, B: dense_vectors(v) @ B,
+        lambda v, B: scattered(VECTORS, v) @ B,
         (normal(*VECTORS.values.shape), normal(K, 5)),
     ),
     "spmm_vectors_transpose": (
         lambda v, B, s: spmm(VECTORS.with_values(v), B, transpose=True, schedule=s),
-        lambda v, B: dense_vectors(v).T @ B,
+        lambda v, B: scattered(VECTORS, v).T @ B,
         (normal(*VECTORS.values.shape), normal(M, 5)),
     ),
     "sddmm_vectors": (
         lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,
-        lambda X, Y: sampled_vectors(X @ Y.T),
+        lambda X, Y: sampled(VECTORS, X @ Y.T),
+        (normal(M, 4), normal(K, 4)),
+    ),
+    "spmm_blocks": (
+        lambda v, B, s: spmm(BLOCKS.with_values(v), B, schedule=s),
+        lambda v, B: scattered(BLOCKS, v) @ B,
+        (normal(*BLOCKS.values.shape), normal(K, 5)),
+    ),
+    "sddmm_blocks": (
+        lambda X, Y, s: sddmm(BLOCKS, X, Y, schedule=row_schedule(s)).values,
+        lambda X, Y: sampled(BLOCKS, X @ Y.T),
         (normal(M, 4), normal(K, 4)),
     ),
     "sparse_softmax": (
