@@ -28,10 +28,10 @@ _S = TypeVar("_S", bound=Schedule)
 def define(
     name: str,
     *,
-    data: int,
+    data: int | Callable[[dict], int],
     abstract_eval: Callable,
     reference: Callable,
-    cpu: Callable,
+    cpu: Callable | None,
     jvp: Callable,
     transpose: Callable | None,
     batch: Callable | None = None,
@@ -39,11 +39,13 @@ def define(
     entries: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
-    """Makes a primitive of its rules; `data` operands come first, index arrays after.
+    """Makes a primitive of its rules; `data` operands come first, index arrays after. Where their
+    number depends on the parameters it is a function of these, and `batch` is given.
 
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`):
-    only the CPU's kernels take those. Of multiple results only the first has a derivative.
+    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`): for
+    the reference, and where `cuda` returns None, having no kernel for the vectors. Of multiple
+    results only the first has a derivative.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -54,30 +56,33 @@ def define(
     def of_vectors(params: dict) -> bool:
         return entries is not None and params["vector_length"] is not None
 
-    def entries_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        assert entries is not None
-        return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
+    def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
+        if cuda is None or isinstance(params["schedule"], Reference):
+            return None
+        return cuda(ctx, *operands, **params)
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        if of_vectors(params) and isinstance(schedule, Emulated | Reference):
-            return entries_rule(ctx, *operands, **params)
         if isinstance(schedule, Emulated):
+            inner = params | {"schedule": schedule.schedule}
             with launch.handed_to(emulation(schedule.run)), schedule.choosing():
-                return cuda_rule(ctx, *operands, **params | {"schedule": schedule.schedule})
-        rule = reference_rule if isinstance(schedule, Reference) else cpu
-        return rule(ctx, *operands, **params)
+                lowered = launches(ctx, operands, inner)
+            if lowered is not None:
+                return lowered
+            # The call on entries is emulated in its turn.
+            return other_rule(ctx, *operands, **(params if of_vectors(params) else inner))
+        if cpu is None or isinstance(schedule, Reference):
+            return other_rule(ctx, *operands, **params)
+        return cpu(ctx, *operands, **params)
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if of_vectors(params):
-            return entries_rule(ctx, *operands, **params)
-        if cuda is None or isinstance(params["schedule"], Reference):
-            return other_rule(ctx, *operands, **params)
-        return cuda(ctx, *operands, **params)
+        lowered = launches(ctx, operands, params)
+        return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         if of_vectors(params):
-            return entries_rule(ctx, *operands, **params)
+            assert entries is not None
+            return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
         schedule = params["schedule"]
         if not (schedule is None or isinstance(schedule, Reference)):
             raise NotImplementedError(
@@ -93,8 +98,10 @@ def define(
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
         assert len(primals) == len(tangents)
-        assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[data:])
-        parts = jvp(primals, [None if type(t) is ad.Zero else t for t in tangents[:data]], **params)
+        count = data if isinstance(data, int) else data(params)
+        assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[count:])
+        own = [None if type(t) is ad.Zero else t for t in tangents[:count]]
+        parts = jvp(primals, own, **params)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
         tangent = sum(terms[1:], start=terms[0]) if terms else zeros[0]
@@ -112,7 +119,10 @@ def define(
             return grads
 
         ad.primitive_transposes[primitive] = transpose_rule
-    batching.primitive_batchers[primitive] = batch or partial(batch_rule, primitive, data)
+    if batch is None:
+        assert isinstance(data, int)
+        batch = partial(batch_rule, primitive, data)
+    batching.primitive_batchers[primitive] = batch
     return primitive
 
 
@@ -217,8 +227,8 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
-def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
-    """What a kernel is to do: the caller's schedule, checked, or the selector's."""
+def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
+    """What a kernel is to do: the caller's schedule, checked, or the selector's; of these kinds."""
     sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
     if problem.platform == "cuda" and not all(isinstance(size, int) for size in sizes):
         raise NotImplementedError(
@@ -227,10 +237,11 @@ def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
         )
     schedule = default_schedule(problem) if schedule is None else schedule
     schedule.check(problem)
-    if not isinstance(schedule, kind):
+    if not isinstance(schedule, kinds):
+        names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
         raise NotImplementedError(
             f"{problem.op}: no kernel on {problem.platform} obeys {schedule}; "
-            f"{kind.__name__}(...) and Reference() run here"
+            f"{names} and Reference() run here"
         )
     return schedule
 
@@ -238,6 +249,11 @@ def resolve(schedule: Schedule | None, problem: Problem, kind: type[_S]) -> _S:
 def derived(schedule: Schedule | None) -> Schedule | None:
     """The schedule of another op that a derivative rule calls."""
     return None if schedule is None else schedule.derived()
+
+
+def transposed(schedule: Schedule | None) -> Schedule | None:
+    """The schedule of the product with the transpose that a derivative rule calls."""
+    return None if schedule is None else schedule.transposed()
 
 
 def emulation(run: Callable) -> Callable:

@@ -187,11 +187,13 @@ def _cuda(
     y: Any,
     *arrays: Any,
     shape: tuple[int, int],
-    vector_length: None,
+    vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
     point = resolve(schedule, problem, AtomicParallelism)
+    if vector_length is not None:
+        return None  # points are of entries
     call = launch_plan(problem, point, (avals[2].shape[0], avals[3].shape[0]))
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 

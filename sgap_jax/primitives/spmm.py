@@ -28,6 +28,7 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
     structure,
+    transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
@@ -234,13 +235,15 @@ def _cuda(
     *operands: Any,
     shape: tuple[int, int],
     transpose: bool,
-    vector_length: None,
+    vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
     point = resolve(schedule, problem, AtomicParallelism)
+    if vector_length is not None:
+        return None  # points are of entries
     call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
@@ -265,7 +268,7 @@ def _transpose(
 ) -> tuple[int, Any]:
     # dB = A^T dC;  dvalues = (dC B^T) at A's entries, (B dC^T) for a product with A^T
     if is_linear_operand(x):
-        params = dict(transpose=not transpose, schedule=schedule)
+        params = dict(transpose=not transpose, schedule=transposed(schedule))
         return 1, _bind(values, cotangent, *arrays, **of, **params)
     from sgap_jax.primitives import sddmm  # the pair is closed under transposition
 

@@ -53,5 +53,9 @@ class Emulated(Schedule):
         inner = None if self.schedule is None else self.schedule.derived()
         return dataclasses.replace(self, schedule=inner)
 
+    def transposed(self) -> Schedule:
+        inner = None if self.schedule is None else self.schedule.transposed()
+        return dataclasses.replace(self, schedule=inner)
+
     def __str__(self) -> str:
         return f"Emulated({self.schedule})"

@@ -49,6 +49,10 @@ class Schedule:
         """The schedule of another op that a derivative rule calls: tiles do not carry over."""
         return None
 
+    def transposed(self) -> Schedule | None:
+        """The schedule of the product with the transpose, likewise."""
+        return self
+
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")

@@ -1,9 +1,15 @@
+import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
 from cuda_sources import ptx, require_nvrtc
 from emulator import Fault, Memory, Program
+
+from sgap_jax.runtime import nvrtc
+
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 
 
 @pytest.fixture(params=["compute_80", "compute_90"])
@@ -34,5 +40,26 @@ def caught(launch):
         where = r"thread \(\d+, \d+, \d+\) of block \(\d+, \d+, \d+\) at `.+` \(.*\w+\.cu:\d+\)"
         assert re.match(where, message)
         assert re.search(says, message), message
+
+    return run
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """planted(header, right, wrong, check): check() passes, and notices `wrong` for `right`."""
+
+    def run(header, right, wrong, check):
+        folder = shutil.copytree(HEADERS, tmp_path / "cuda")
+        text = (folder / header).read_text()
+        assert text.count(right) == 1
+        (folder / header).write_text(text.replace(right, wrong))
+
+        def broken(source, arch):
+            return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
+
+        check()
+        monkeypatch.setattr("emulated_launch.program", broken)
+        with pytest.raises((Fault, AssertionError)):
+            check()
 
     return run

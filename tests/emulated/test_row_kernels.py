@@ -2,22 +2,19 @@
 
 import dataclasses
 import itertools
-import pathlib
-import shutil
 
 import numpy as np
 import pytest
 from battery import BATTERY, Case, cast, from_row_lengths, rounded
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
-from emulator import Fault, Program
+from emulator import Fault
 from row_oracle import row_sum_oracle, softmax_jacobian_oracle, softmax_oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points, reference
-from sgap_jax.runtime import nvrtc, row_reduce_cuda, sparse_softmax_cuda
+from sgap_jax.runtime import row_reduce_cuda, sparse_softmax_cuda
 
-HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 OPS = ["row_sum", "row_max", "row_broadcast", "sparse_softmax", "sparse_softmax_jacobian"]
 POINTS = list(legal_points(Problem("row_sum", (100, 0), 1000)))
 TUNED = list(legal_points(Problem("row_sum", (100, 0), 1000), tunables=True))
@@ -271,17 +268,6 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("header", "right", "wrong", "op", "checked"), PLANTED)
-def test_planted_bugs_are_caught(header, right, wrong, op, checked, tmp_path, monkeypatch):
-    folder = shutil.copytree(HEADERS, tmp_path / "cuda")
-    text = (folder / header).read_text()
-    assert text.count(right) == 1
-    (folder / header).write_text(text.replace(right, wrong))
-
-    def broken(source, arch):
-        return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
-
+def test_planted_bugs_are_caught(header, right, wrong, op, checked, planted):
     arguments = (op, "every_length", EIGHT, "float32")
-    checked(*arguments)
-    monkeypatch.setattr("emulated_launch.program", broken)
-    with pytest.raises((Fault, AssertionError)):
-        checked(*arguments)
+    planted(header, right, wrong, lambda: checked(*arguments))

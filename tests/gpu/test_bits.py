@@ -11,7 +11,7 @@ from emulated_launch import emulate
 from gpu_session import on_gpu, some
 from tolerance import DTYPES
 
-from sgap_jax import Problem, legal_points, row_max, row_sum, sddmm, spmm
+from sgap_jax import Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.kernels import algorithm
 
@@ -64,6 +64,15 @@ def test_defaults(dtype):
         X, Y = (cast(integers(size, d, seed=1), dtype) for size in case.shape)
         same_bits(lambda s, c=case, Y=Y: spmm(integer_array(c, dtype), Y, schedule=s))
         same_bits(lambda s, c=case, X=X, Y=Y: sddmm(array(c, dtype), X, Y, schedule=s).values)
+        same_bits(
+            lambda s, c=case, Y=Y: gspmm(integer_array(c, dtype), Y, reduce="max", schedule=s)
+        )
+        gradient = jax.grad(
+            lambda Y, s, c=case: gspmm(
+                integer_array(c, dtype), Y, op="add", reduce="min", schedule=s
+            ).sum()
+        )
+        same_bits(lambda s, Y=Y, gradient=gradient: gradient(Y, s))
     for name in some(NAMES, 1):
         same_bits(lambda s, c=BATTERY[name]: row_sum(integer_array(c, dtype), schedule=s))
         same_bits(lambda s, c=BATTERY[name]: row_max(integer_array(c, dtype), schedule=s))

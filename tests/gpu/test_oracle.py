@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
+from gspmm_oracle import away_from_zero
+from gspmm_oracle import oracle as gspmm_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
 
-from sgap_jax import Problem, legal_points, reference, row_max, row_sum, sddmm, sparse_softmax
+from sgap_jax import (
+    Problem,
+    gspmm,
+    legal_points,
+    reference,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+)
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
 from sgap_jax.schedules.kernels import algorithm
@@ -103,3 +114,14 @@ def test_row_reductions(dtype):
         assert_within(row_sum(A, schedule=on_gpu()), expected, bound)
         largest = np.asarray(row_max(A, schedule=on_gpu())).astype(np.float64)
         np.testing.assert_array_equal(largest, reference.row_max(values, offsets))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gspmm(dtype):
+    pairs = (("mul", "max"), ("add", "min"), ("sub", "mean"), ("div", "max"), ("copy", "min"))
+    for i, (name, (op, reduce)) in enumerate(some(itertools.product(BATTERY, pairs), 2)):
+        case, transpose = BATTERY[name], bool(i % 2)
+        A = array(case, dtype).with_values(cast(away_from_zero(case.values), dtype))
+        X = dense_operand(case, (1, 8, 33)[i % 3], transpose)
+        C = gspmm(A, cast(X, dtype), op=op, reduce=reduce, transpose=transpose, schedule=on_gpu())
+        assert_within(C, *gspmm_oracle(case, dtype, X, op, reduce, transpose))

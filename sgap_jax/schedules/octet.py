@@ -1,0 +1,85 @@
+"""Tiles of column vectors on tensor cores: the 1-D octet tiling of vectorSparse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+_DTYPES = {"float16": 16, "bfloat16": 16, "float32": 8}  # k of one mma
+
+
+@dataclasses.dataclass(frozen=True)
+class OctetTile(Schedule):
+    """One warp multiplies tiles of column vectors by gathered rows, on tensor cores.
+
+    Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
+    and the vectors the 8-column one, so V = 8 wastes nothing, V = 16 and 32 share what was
+    gathered among 2 and 4 of them, and V < 8 leaves columns idle. float16 and bfloat16 use
+    m16n8k16, float32 m16n8k8 in tf32; sums are carried in float32.
+
+    Attributes:
+      vector_length: V of the format, 2, 4, 8, 16 or 32.
+      tile_n: what a warp computes for a block row: dense columns (spmm, a multiple of 64) or
+        vectors (sddmm, a multiple of 16).
+      tile_k: of the reduction in one step, a multiple of 16: vectors (spmm), features (sddmm).
+      stages: steps whose loads are under way at once, 1 to 4.
+      row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
+        sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
+      tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
+
+    Raises:
+      ScheduleError: a field is out of its range.
+
+    Source: vectorSparse, sections 5.3 and 6.3 (there m8n8k4 of sm_70), re-derived for the mma of
+    sm_80 and later.
+    """
+
+    vector_length: int = 8
+    tile_n: int = 64
+    tile_k: int = 16
+    stages: int = 1
+    row_warps: int = 1
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("vector_length", (2, 4, 8, 16, 32)),
+            ("tile_n", range(16, 513, 16)),
+            ("tile_k", range(16, 129, 16)),
+            ("stages", range(1, 5)),
+            ("row_warps", (1, 2, 4, 8, 16)),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value not in allowed:
+                words = str(allowed) if isinstance(allowed, tuple) else _in_words(allowed)
+                raise ScheduleError(f"OctetTile: {name} must be {words}, got {value!r}")
+        if type(self.tf32) is not bool:
+            raise ScheduleError(f"OctetTile: tf32 must be a bool, got {self.tf32!r}")
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a product has the same bits at each call."""
+        return True
+
+    def check(self, problem: Problem) -> None:
+        # Replaced as the kernels come: see the branches for spmm and sddmm.
+        raise NotImplementedError(f"{problem.op}: no kernel for {self}")
+
+    def transposed(self) -> None:
+        """The transpose of column vectors is row vectors, which share no gathered row."""
+        return None
+
+    def __str__(self) -> str:
+        given = ", ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name == "vector_length" or getattr(self, field.name) != field.default
+        )
+        return f"OctetTile({given})"
+
+
+def _in_words(allowed: range) -> str:
+    step = f" multiple of {allowed.step}" if allowed.step > 1 else "n int"
+    return f"a{step} from {allowed[0]} to {allowed[-1]}"
