@@ -47,11 +47,11 @@ def normal(*shape, seed=0):
     return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape))
 
 
-def scattered(A, v):
+def dense_vectors(v, A=VECTORS):
     return jnp.zeros((M, K)).at[A.coordinates()].set(v.reshape(-1))  # drops what is outside
 
 
-def sampled(A, x):
+def sampled_vectors(x, A=VECTORS):
     rows, columns = A.coordinates()
     inside = x[jnp.minimum(rows, M - 1), jnp.minimum(columns, K - 1)]
     return jnp.where(rows < M, inside, 0).reshape(A.values.shape)
@@ -148,27 +148,27 @@ OPS = {
     ),
     "spmm_vectors": (
         lambda v, B, s: spmm(VECTORS.with_values(v), B, schedule=s),
-        lambda v, B: scattered(VECTORS, v) @ B,
+        lambda v, B: dense_vectors(v) @ B,
         (normal(*VECTORS.values.shape), normal(K, 5)),
     ),
     "spmm_vectors_transpose": (
         lambda v, B, s: spmm(VECTORS.with_values(v), B, transpose=True, schedule=s),
-        lambda v, B: scattered(VECTORS, v).T @ B,
+        lambda v, B: dense_vectors(v).T @ B,
         (normal(*VECTORS.values.shape), normal(M, 5)),
     ),
     "sddmm_vectors": (
         lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,
-        lambda X, Y: sampled(VECTORS, X @ Y.T),
+        lambda X, Y: sampled_vectors(X @ Y.T),
         (normal(M, 4), normal(K, 4)),
     ),
     "spmm_blocks": (
         lambda v, B, s: spmm(BLOCKS.with_values(v), B, schedule=s),
-        lambda v, B: scattered(BLOCKS, v) @ B,
+        lambda v, B: dense_vectors(v, BLOCKS) @ B,
         (normal(*BLOCKS.values.shape), normal(K, 5)),
     ),
     "sddmm_blocks": (
         lambda X, Y, s: sddmm(BLOCKS, X, Y, schedule=row_schedule(s)).values,
-        lambda X, Y: sampled(BLOCKS, X @ Y.T),
+        lambda X, Y: sampled_vectors(X @ Y.T, BLOCKS),
         (normal(M, 4), normal(K, 4)),
     ),
     "einsum_mttkrp": (
@@ -183,7 +183,7 @@ OPS = {
     ),
     "einsum_to_a_column": (
         lambda v, X, y, s: einsum("ij,rs,i->js", VECTORS.with_values(v), X, y),
-        lambda v, X, y: jnp.einsum("ij,rs,i->js", scattered(VECTORS, v), X, y),
+        lambda v, X, y: jnp.einsum("ij,rs,i->js", dense_vectors(v), X, y),
         (normal(*VECTORS.values.shape), normal(3, 2), normal(M)),
     ),
     "sparse_softmax": (
