@@ -8,6 +8,7 @@ from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
 
 from sgap_jax import (
+    BCSR,
     COO,
     CSC,
     CVS,
@@ -26,6 +27,7 @@ from sgap_jax import (
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
 VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
+BLOCKS = A.asformat(BCSR(3, 4))  # and the last blocks, at both ends
 TENSOR = SparseArray.from_coordinates(
     [(0, 1, 2), (0, 3, 0), (2, 1, 2), (2, 3, 1), (3, 0, 0)],
     np.arange(1.0, 6),
@@ -50,10 +52,10 @@ def dense_vectors(v, of=VECTORS):
     return jnp.zeros((M, K)).at[of.coordinates()].set(v.reshape(-1))  # drops what is outside
 
 
-def sampled_vectors(x):
-    rows, columns = VECTORS.coordinates()
-    inside = jnp.where(rows < M, x[jnp.minimum(rows, M - 1), columns], 0)
-    return inside.reshape(VECTORS.values.shape)
+def sampled_vectors(x, A=VECTORS):
+    rows, columns = A.coordinates()
+    inside = x[jnp.minimum(rows, M - 1), jnp.minimum(columns, K - 1)]
+    return jnp.where(rows < M, inside, 0).reshape(A.values.shape)
 
 
 def dense_tensor(v):
@@ -168,6 +170,16 @@ OPS = {
     "sddmm_vectors": (
         lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,
         lambda X, Y: sampled_vectors(X @ Y.T),
+        (normal(M, 4), normal(K, 4)),
+    ),
+    "spmm_blocks": (
+        lambda v, B, s: spmm(BLOCKS.with_values(v), B, schedule=s),
+        lambda v, B: dense_vectors(v, BLOCKS) @ B,
+        (normal(*BLOCKS.values.shape), normal(K, 5)),
+    ),
+    "sddmm_blocks": (
+        lambda X, Y, s: sddmm(BLOCKS, X, Y, schedule=row_schedule(s)).values,
+        lambda X, Y: sampled_vectors(X @ Y.T, BLOCKS),
         (normal(M, 4), normal(K, 4)),
     ),
     "einsum_mttkrp": (

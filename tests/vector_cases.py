@@ -1,32 +1,40 @@
-"""Matrices of the battery as column vectors, and the same numbers as entries, in NumPy."""
+"""Matrices of the battery as column vectors and blocks, the same numbers as entries in NumPy, and
+what holds for the results."""
 
 import numpy as np
-from battery import Case, cast
+from battery import Case, cast, rounded
+from conftest import row_schedule
+from spmm_oracle import dense_operand, oracle
+from tolerance import assert_within, sum_bound
 
-from sgap_jax import CVS, SparseArray
+from sgap_jax import BCSR, CVS, SparseArray, reference, sddmm, spmm
 
 
-def encoded(case, length, padding=3):
-    """(row_offsets, column_indices, values) of CVS(length), the CSR case of the same entries, and
-    the place of each of those in the flat values.
+def encoded(case, length, padding=3, width=None):
+    """(row_offsets, column_indices, values) of CVS(length), or with `width` of BCSR(length, width),
+    the CSR case of the same entries, and the place of each of those in the flat values.
 
-    Vectors form where any row has an entry, and all their numbers are random; what is no entry (the
-    vectors of the padding, rows past the end of the matrix) is NaN and must not be read.
+    Vectors and blocks form where any of their places has an entry, and all their numbers are
+    random; what is no entry (the padding, rows and columns past the end of the matrix) is NaN and
+    must not be read.
     """
-    (m, k), rng = case.shape, np.random.default_rng(length)
-    key = np.unique(case.rows // length * max(k, 1) + case.column_indices[: case.stored])
-    block, column = key // max(k, 1), key % max(k, 1)
-    count, blocks = len(key), -(-m // length)
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=blocks))])
-    indices = np.concatenate([column, rng.integers(0, k, padding) if k else []])
-    values = rng.standard_normal((len(indices), length))
+    (m, k), rng, block = case.shape, np.random.default_rng(length), (length, width or 1)
+    down, across = -(-m // block[0]), max(-(-k // block[1]), 1)
+    columns = case.column_indices[: case.stored] // block[1]
+    key = np.unique(case.rows // length * across + columns)
+    count = len(key)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(key // across, minlength=down))])
+    indices = np.concatenate([key % across, rng.integers(0, across, padding) if k else []])
+    values = rng.standard_normal((len(indices), *block))
     rows = np.full(values.shape, m)
-    rows[:count] = block[:, None] * length + np.arange(length)
-    values[rows >= m] = np.nan
-    columns = np.broadcast_to(indices[:, None], values.shape).reshape(-1)
-    inside = np.flatnonzero(rows.reshape(-1) < m)
-    place = inside[np.lexsort((columns[inside], rows.reshape(-1)[inside]))]
-    lengths = np.bincount(rows.reshape(-1)[place], minlength=m)
+    rows[:count] = (key // across * length)[:, None, None] + np.arange(length)[:, None]
+    columns = indices[:, None, None] * block[1] + np.arange(block[1])
+    columns = np.broadcast_to(columns, values.shape).reshape(-1)
+    outside = (rows.reshape(-1) >= m) | (columns >= k)
+    values.reshape(-1)[outside] = np.nan
+    inside, rows = np.flatnonzero(~outside), rows.reshape(-1)
+    place = inside[np.lexsort((columns[inside], rows[inside]))]
+    lengths = np.bincount(rows[place], minlength=m)
     entries = Case(
         case.name,
         case.shape,
@@ -34,11 +42,61 @@ def encoded(case, length, padding=3):
         columns[place].astype(np.int32),
         values.reshape(-1)[place],
     )
+    values = values if width else values[:, :, 0]
     return (offsets.astype(np.int32), indices.astype(np.int32), values), entries, place
 
 
 def vectors(arrays, case, dtype):
     offsets, indices, values = arrays
+    format = (CVS if values.ndim == 2 else BCSR)(*values.shape[1:])
     return SparseArray.from_arrays(
-        cast(values, dtype), offsets, indices, shape=case.shape, format=CVS(values.shape[1])
+        cast(values, dtype), offsets, indices, shape=case.shape, format=format
     )
+
+
+def spmm_is_right(arrays, case, dtype, n, transpose, schedule=None):
+    B = dense_operand(case, n, transpose)
+    A = vectors(arrays, case, dtype)
+    C = spmm(A, cast(B, dtype), transpose=transpose, schedule=schedule)
+    assert C.dtype == dtype
+    assert_within(C, *oracle(case, dtype, B, transpose))
+
+
+def sddmm_is_right(arrays, case, place, dtype, d, schedule=None):
+    rng = np.random.default_rng(d)
+    X, Y = rng.standard_normal((case.shape[0], d)), rng.standard_normal((case.shape[1], d))
+    A = vectors(arrays, case, dtype)
+    C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=row_schedule(schedule))
+    assert C.dtype == dtype and C.format == A.format and C.values.shape == A.values.shape
+    X, Y = rounded(X, dtype), rounded(Y, dtype)
+    structure = (case.row_offsets, case.column_indices)
+    expected, bound = np.zeros(A.nnz), np.zeros(A.nnz)
+    expected[place] = reference.sddmm(*structure, X, Y)
+    magnitude = reference.sddmm(*structure, np.abs(X), np.abs(Y))
+    bound[place] = sum_bound(expected[place], magnitude, d, dtype)
+    assert_within(C.values.reshape(-1), expected, bound)  # what is no entry is exactly zero
+
+
+def stored_mask(dense, format):
+    """What an array of these entries stores inside the matrix: whole vectors or blocks."""
+    height, width = (*format.block_shape, 1, 1)[:2]
+    mask = np.transpose(dense != 0, format.modes)
+    (m, k), beyond = (
+        mask.shape,
+        [(0, -n % s) for n, s in zip(mask.shape, (height, width), strict=True)],
+    )
+    tiles = np.pad(mask, beyond).reshape(-(-m // height), height, -(-k // width), width)
+    whole = tiles.any((1, 3)).repeat(height, 0).repeat(width, 1)[:m, :k]
+    return np.transpose(whole, format.modes)
+
+
+def same(A, dense, format):
+    """A is sound, of this format, and stands for `dense`."""
+    A.checked()
+    assert A.shape == dense.shape and A.format == format
+    assert A.values.shape == (A.index_arrays[1][1].shape[0], *format.block_shape)
+    assert A.nnz == A.values.size
+    np.testing.assert_array_equal(A.todense(), dense)
+    mask = stored_mask(dense, format)
+    np.testing.assert_array_equal(A.row_lengths, mask.sum(1))
+    np.testing.assert_array_equal(A.T.row_lengths, mask.sum(0))

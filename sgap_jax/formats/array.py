@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ class SparseArray:
         CSR     ((), (row_offsets [m + 1], column_indices [nnz]))
         CSC     ((), (column_offsets [k + 1], row_indices [nnz]))
         CVS(V)  ((), (row_offsets [ceil(m / V) + 1], column_indices [vectors])), values [vectors, V]
+        BCSR(r, c)
+                ((), (row_offsets [ceil(m / r) + 1], block columns [blocks])), values [blocks, r, c]
         COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
 
     `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
@@ -127,20 +130,20 @@ class SparseArray:
         shape: tuple[int, int],
         format: Format = CSR,
     ) -> SparseArray:
-        """The arrays of CSR, for format=CSC column offsets and row indices, or of CVS(V), taken as
-        they are.
+        """The arrays of CSR, for format=CSC column offsets and row indices, of CVS(V) or of
+        BCSR(r, c), taken as they are.
 
         Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
         and rise strictly in each row, else ValueError. Traced structure cannot be looked at: pass
         it through `checked()` if it may be wrong. What nnz exceeds row_offsets[m] by is padding.
+        What vectors and blocks hold outside the matrix is ignored: NaN there reaches nothing.
         """
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
 
     @property
     def nnz(self) -> int:
-        """Stored entries (static), padding and the zeros inside vectors included."""
-        length = self.format.vector_length
-        return int(self.values.shape[-1] if length is None else self.values.shape[-2] * length)
+        """Stored numbers (static), padding and the zeros inside vectors and blocks included."""
+        return math.prod(self.values.shape[-1 - len(self.format.block_shape) :])
 
     @property
     def ndim(self) -> int:
@@ -163,22 +166,22 @@ class SparseArray:
 
     @property
     def row_offsets(self) -> Any:
-        """[m + 1] of CSR, [ceil(m / V) + 1] of CVS(V)."""
+        """[m + 1] of CSR, [ceil(m / V) + 1] of CVS(V), [ceil(m / r) + 1] of BCSR(r, c)."""
         return self._offsets(CSR, "row_offsets")
 
     @property
     def column_offsets(self) -> Any:
-        """[k + 1] of CSC, [ceil(k / V) + 1] of CVS(V).transposed."""
+        """[k + 1] of CSC; of CVS(V).transposed and BCSR(r, c).transposed their block columns."""
         return self._offsets(CSC, "column_offsets")
 
     @property
     def row_indices(self) -> Any:
-        """[nnz] of CSC and COO; of CVS(V).transposed one for each vector."""
+        """[nnz] of CSC and COO; one per vector or block of CVS(V) and BCSR(r, c) transposed."""
         return self._indices(0, "row_indices", COO)
 
     @property
     def column_indices(self) -> Any:
-        """[nnz] of CSR and COO; of CVS(V) one for each vector."""
+        """[nnz] of CSR and COO; of CVS(V) one for each vector, of BCSR(r, c) block columns."""
         return self._indices(1, "column_indices", CSR)
 
     @property
@@ -204,31 +207,36 @@ class SparseArray:
         return self.index_arrays[modes.index(mode)][-1]
 
     def coordinates(self) -> tuple[jax.Array, ...]:
-        """One [nnz] index array per dimension; padding gets the size of the dimension."""
+        """One [nnz] index array per dimension, in the order of the flat values; padding, and what
+        vectors and blocks hold outside the matrix, get the size of the dimension."""
         return convert.coordinates(self)
 
     def with_values(self, values: ArrayLike) -> SparseArray:
-        """The same structure with other values of any numeric dtype: [nnz], or [vectors, V] for
-        CVS(V). ValueError otherwise."""
-        what, length = "SparseArray.with_values", self.format.vector_length
-        stored = self.nnz // (length or 1)
-        values = checks.check_values(values, stored, what, length)
+        """The same structure with other values of any numeric dtype: [nnz], [vectors, V] for
+        CVS(V), [blocks, r, c] for BCSR(r, c). ValueError otherwise."""
+        what, block = "SparseArray.with_values", self.format.block_shape
+        stored = self.values.shape[-1 - len(block)]
+        values = checks.check_values(values, stored, what, block)
         return replace(self, values=checks.to_jax_values(values, None, what))
 
     def astype(self, dtype: DTypeLike) -> SparseArray:
         """The same structure with the values cast."""
         return replace(self, values=self.values.astype(dtype))
 
-    def asformat(self, format: Format) -> SparseArray:
-        """The same matrix in CSR, CSC or COO; works on traced arrays and never sorts.
+    def asformat(self, format: Format, *, max_fill_in: float | None = None) -> SparseArray:
+        """The same matrix in another format; to CSR, CSC and COO also on traced arrays, and without
+        a sort.
 
-        Between CSR and COO the values are shared; to the other orientation they are permuted.
-        From CVS(V) every number of a vector becomes an entry, zeros included. To CVS(V), which
-        takes a concrete structure, vectors form where any of their rows has an entry; the zeros
-        that this adds are entries (of a softmax, of a mean), and `fill_in` says how many.
-        NotImplementedError for a format that cannot be stored.
+        Between CSR and COO the values are shared; to the other orientation they are permuted. From
+        CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from BCSR(r, c) to
+        CVS(r) every column of a block a vector. To vectors and blocks, which takes a concrete
+        structure, they form where any of their places has an entry; the zeros that fill them up
+        are entries from then on.
+
+        `max_fill_in`: how many numbers may be stored for each entry, at least 1; where
+        `fill_in(A, format)` is more, ValueError before the values are allocated. None: no limit.
         """
-        return convert.asformat(self, format)
+        return convert.asformat(self, format, max_fill_in)
 
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
@@ -292,7 +300,7 @@ class SparseArray:
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
         shape = getattr(self.values, "shape", ())
-        block = 0 if self.format.vector_length is None else 1
+        block = len(self.format.block_shape)
         known = isinstance(shape, tuple) and len(shape) > block
         nnz = str(self.nnz) if known else "?"
         density = f"{self.density:.4g}" if known else "?"

@@ -52,9 +52,8 @@ def check_numeric(dtype: Any, what: str, name: str = "values") -> None:
         raise ValueError(f"{what}: {name}: expected a dtype that JAX has, got {dtype}")
 
 
-def check_values(values: Any, nnz: int | None, what: str, vector_length: int | None = None) -> Any:
-    """`values` as an array (traced or NumPy) of a numeric dtype and of shape [nnz], for CVS(V)
-    [nnz, V]."""
+def check_values(values: Any, nnz: int | None, what: str, block: tuple[int, ...] = ()) -> Any:
+    """`values` as an array (traced or NumPy) of a numeric dtype and of shape [nnz, *block]."""
     if not isinstance(values, jax.Array):
         try:
             values = np.asarray(values)
@@ -63,7 +62,6 @@ def check_values(values: Any, nnz: int | None, what: str, vector_length: int | N
     check_numeric(values.dtype, what)
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
-    block = () if vector_length is None else (vector_length,)
     if values.shape != (values.shape[:1] if nnz is None else (nnz,)) + block:
         expected = ", ".join(map(str, ("nnz" if nnz is None else nnz, *block)))
         raise ValueError(f"{what}: values: expected shape [{expected}], got {list(values.shape)}")
@@ -187,6 +185,17 @@ def density(nnz: int, shape: tuple[int, ...]) -> float:
     """Stored entries over all entries; 0 for an empty shape."""
     total = math.prod(shape)
     return nnz / total if total else 0.0
+
+
+def check_limit(limit: Any, name: str, what: str) -> float:
+    """A ratio of at least 1."""
+    try:
+        number = float(limit)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not number >= 1:
+        raise ValueError(f"{what}: {name}: expected a number of at least 1, got {limit!r}")
+    return number
 
 
 def check_scalar(scalar: Any, what: str) -> Any:

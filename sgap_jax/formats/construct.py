@@ -7,6 +7,7 @@ behind our back and explicit zeros stay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,6 +122,7 @@ def assemble(
     duplicates: str,
     dtype: Any,
     what: str,
+    max_fill_in: float | None = None,
 ) -> dict[str, Any]:
     """The fields of a SparseArray from one index array per mode, in any order of entries.
 
@@ -154,11 +156,11 @@ def assemble(
             values = _merge_duplicates(values, first)
             levels = [index[first] for index in levels]
     values = checks.to_jax_values(values, dtype, what)
-    if (length := format.vector_length) is not None:
-        block, column, place = vectors.encode(levels[0], levels[1], length)
-        levels = [block, column]
-        values = vectors.fill_values(values, place, len(levels[0]), length)
-        sizes[0] = vectors.block_rows(sizes[0], length)
+    if format.block_shape:
+        *levels, place = vectors.encode(levels[0], levels[1], format)
+        vectors.check_fill_in(len(levels[0]), len(place), format, max_fill_in, what)
+        values = vectors.fill_values(values, place, len(levels[0]), format)
+        sizes = vectors.grid(shape, format)
     return {
         "values": values,
         **_index_fields(levels, sizes, format),
@@ -197,14 +199,13 @@ def from_arrays(
     shape = checks.check_shape(shape, what)
     if require_stored(format, len(shape), what).is_coordinate:
         raise ValueError(
-            f"{what}: format: expected CSR, CSC or CVS(V), got {format}; use from_coordinates"
+            f"{what}: format: expected CSR, CSC, CVS(V) or BCSR(r, c), got {format}; "
+            "use from_coordinates"
         )
     names = ("row_offsets", "column_indices")
     if format.order is not None:
         names = ("column_offsets", "row_indices")
-    outer, inner = (shape[mode] for mode in format.modes)
-    if format.vector_length is not None:
-        outer = vectors.block_rows(outer, format.vector_length)
+    outer, inner = vectors.grid(shape, format)
     given = offsets, indices
     offsets = checks.check_indices(offsets, names[0], 1, what)
     indices = checks.check_indices(indices, names[1], 1, what)
@@ -212,8 +213,8 @@ def from_arrays(
         raise ValueError(
             f"{what}: {names[0]}: expected shape [{outer + 1}], got {list(offsets.shape)}"
         )
-    checks.check_nnz(indices.shape[0], what)
-    values = checks.check_values(values, indices.shape[0], what, format.vector_length)
+    checks.check_nnz(indices.shape[0] * math.prod(format.block_shape), what)
+    values = checks.check_values(values, indices.shape[0], what, format.block_shape)
     if checks.is_traced(offsets, indices):
         # Saturated, not wrapped: an index out of range must stay so for `checked()`.
         arrays = [_saturated(jnp.asarray(a)).astype(jnp.int32) for a in given]

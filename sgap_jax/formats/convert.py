@@ -40,8 +40,8 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
         used = A.index_arrays[0][0][1]
         levels = [level[-1] for level in A.index_arrays]
     else:
-        if A.format.vector_length is not None:
-            return _vector_coordinates(A)
+        if A.format.block_shape:
+            return _block_coordinates(A)
         offsets, inner = A.index_arrays[1]
         used, levels = offsets[-1], [structure.segment_of_entry(offsets, A.nnz), inner]
     real = structure.positions(A.nnz) < used
@@ -49,12 +49,17 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
 
-def _vector_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     """Of the flat values: what lies past the end of the matrix counts as padding."""
+    offsets, indices = A.index_arrays[1]
+    (height, width), count = vectors.tile(A.format), indices.shape[0]
+    first = structure.segment_of_entry(offsets, count) * height, indices * width
+    row = first[0][:, None, None] + structure.positions(height)[None, :, None]
+    column = first[1][:, None, None] + structure.positions(width)[None, None]
     outer, inner = (A.shape[mode] for mode in A.format.modes)
-    row, column = vectors.positions(A)[1], jnp.repeat(A.index_arrays[1][1], A.values.shape[-1])
-    real = row < outer
-    levels = jnp.where(real, row, outer), jnp.where(real, column, inner)
+    stored = (structure.positions(count) < offsets[-1])[:, None, None]
+    real = stored & (row < outer) & (column < inner)
+    levels = [jnp.where(real, x, n).reshape(-1) for x, n in ((row, outer), (column, inner))]
     return tuple(levels[A.format.modes.index(mode)] for mode in range(2))
 
 
@@ -66,7 +71,7 @@ def todense(A: SparseArray) -> jax.Array:
 
 def row_lengths(A: SparseArray) -> jax.Array:
     require_matrix(A, "row_lengths")
-    if A.format.vector_length is not None:
+    if A.format.block_shape:
         A = vectors.expand(A)
     if A.format.modes[0] == 0:
         return jnp.diff(compressed(A)[0])
@@ -74,15 +79,19 @@ def row_lengths(A: SparseArray) -> jax.Array:
     return jnp.diff(A.transposed[0])
 
 
-def asformat(A: SparseArray, format: Format) -> SparseArray:
-    """CSR, CSC or COO of a matrix, through the cached transpose; vectors from concrete entries."""
-    format = require_stored(format, A.ndim, "SparseArray.asformat")
+def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
+    """CSR, CSC or COO of a matrix, through the cached transpose; vectors and blocks from concrete
+    entries."""
+    what = "SparseArray.asformat"
+    format = require_stored(format, A.ndim, what)
+    limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
     if format == A.format:
         return A
-    if A.format.vector_length is not None:
-        return asformat(vectors.expand(A), format)
-    if format.vector_length is not None:
-        return _as_vectors(A, format)
+    if A.format.block_shape:
+        split = vectors.split_blocks(A)
+        return split if split.format == format else asformat(vectors.expand(split), format, limit)
+    if format.block_shape:
+        return _as_blocks(A, format, limit)
     if A.ndim != 2:
         raise NotImplementedError(
             f"SparseArray.asformat: tensors are not reordered; the nearest is {A.format}"
@@ -103,11 +112,11 @@ def asformat(A: SparseArray, format: Format) -> SparseArray:
     )
 
 
-def _as_vectors(A: SparseArray, format: Format) -> SparseArray:
+def _as_blocks(A: SparseArray, format: Format, max_fill_in: float | None) -> SparseArray:
     what = "SparseArray.asformat"
     if checks.is_traced(*jax.tree.leaves(A.index_arrays)):
         raise ValueError(
-            f"{what}: {format} of a traced structure: the number of vectors is a static size; "
+            f"{what}: {format} of a traced structure: how much it stores is a static size; "
             "convert outside jit and use with_values inside"
         )
     A = asformat(A, vectors.entries_format(format))
@@ -120,6 +129,7 @@ def _as_vectors(A: SparseArray, format: Format) -> SparseArray:
         duplicates="error",
         dtype=None,
         what=what,
+        max_fill_in=max_fill_in,
     )
     return replace(A, **fields)
 
@@ -141,9 +151,7 @@ def checked(A: SparseArray) -> SparseArray:
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
     offsets, indices = A.index_arrays[1]
-    rows, columns = (A.shape[mode] for mode in A.format.modes)
-    if A.format.vector_length is not None:
-        rows = vectors.block_rows(rows, A.format.vector_length)
+    rows, columns = vectors.grid(A.shape, A.format)
     stored = A.values.shape[0]
     if offsets.shape != (rows + 1,) or indices.shape != (stored,):
         raise ValueError(
@@ -165,11 +173,11 @@ def _check_concrete(A: SparseArray) -> None:
     what = "SparseArray.checked"
     checks.check_shape(A.shape, what)
     require_stored(A.format, A.ndim, what)
-    length = A.format.vector_length
-    checks.check_values(A.values, None, what, length)
+    block = A.format.block_shape
+    checks.check_values(A.values, None, what, block)
     sizes = [A.shape[mode] for mode in A.format.modes]
-    if length is not None:
-        sizes[0] = vectors.block_rows(sizes[0], length)
+    if block:
+        sizes = vectors.grid(A.shape, A.format)
     if A.format.is_coordinate:
         used, levels = _check_coordinates(A, sizes, what)
         if A.ndim != 2:
@@ -178,7 +186,7 @@ def _check_concrete(A: SparseArray) -> None:
     else:
         offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
         indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
-        checks.check_values(A.values, indices.shape[0], what, length)
+        checks.check_values(A.values, indices.shape[0], what, block)
         checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
     expected = construct.transpose_structure(offsets, indices, sizes[1])
     names = ("transposed offsets", "transposed indices", "permutation")

@@ -165,7 +165,7 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
     """Values and one index array per dimension, without padding."""
     if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
-    if A.format.vector_length is not None:
+    if A.format.block_shape:
         A = vectors.expand(A)
     if A.format.is_coordinate:
         used = int(A.index_arrays[0][0][1])
@@ -187,10 +187,9 @@ def widen(values: np.ndarray) -> np.ndarray:
 def to_scipy(A: SparseArray) -> Any:
     values, coordinates = to_numpy(A, "SparseArray.to_scipy")
     values = widen(values)
-    length = A.format.vector_length
-    if length is not None and A.format.order is None and A.shape[0] % length == 0:
-        return _to_bsr(A, length)
-    if length is not None:
+    if is_bsr(A):
+        return scipy.sparse.bsr_array(bsr_arrays(A), shape=A.shape)
+    if A.format.block_shape:
         A = vectors.expand(A)
     if A.format in (CSR, CSC):
         cls = scipy.sparse.csr_array if A.format == CSR else scipy.sparse.csc_array
@@ -208,11 +207,19 @@ def to_scipy(A: SparseArray) -> Any:
         ) from None
 
 
-def _to_bsr(A: SparseArray, length: int) -> Any:
+def is_bsr(A: SparseArray) -> bool:
+    """Whether SciPy's BSR has the same arrays: blocks by rows, none of which leaves the matrix."""
+    if not A.format.block_shape or A.format.order is not None:
+        return False
+    return all(size % side == 0 for size, side in zip(A.shape, vectors.tile(A.format), strict=True))
+
+
+def bsr_arrays(A: SparseArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Blocks [blocks, r, c], block columns and offsets without padding, copied."""
     offsets, indices = (np.array(x) for x in A.index_arrays[1])
     used = int(offsets[-1])
-    blocks = widen(np.asarray(A.values))[:used, :, None].copy()
-    return scipy.sparse.bsr_array((blocks, indices[:used], offsets), A.shape, None, (length, 1))
+    blocks = widen(np.asarray(A.values))[:used].copy()
+    return blocks.reshape(-1, *vectors.tile(A.format)), indices[:used], offsets
 
 
 def to_bcsr(A: SparseArray) -> Any:

@@ -70,7 +70,7 @@ def write(path: str | os.PathLike[str], A: SparseArray) -> None:
         raise ValueError(
             f"write: A: {suffix} holds matrices, got shape {A.shape}; use .tns or .npz"
         )
-    if suffix == ".smtx" or A.format.vector_length is not None:
+    if suffix == ".smtx" or (A.format.block_shape and not interop.is_bsr(A)):
         A = A.asformat(CSR)
     values, coordinates = interop.to_numpy(A, "write")
     # Built aside and renamed: a reader never sees half a file, and a failure leaves the old one.

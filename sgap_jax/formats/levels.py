@@ -90,7 +90,7 @@ class Format:
     @property
     def ndim(self) -> int:
         """Number of tensor modes: levels less trailing blocks."""
-        return sum(not (isinstance(lv, Dense) and lv.size is not None) for lv in self.levels)
+        return len(self.levels) - len(self.block_shape)
 
     @property
     def modes(self) -> tuple[int, ...]:
@@ -103,12 +103,18 @@ class Format:
         return Format(self.levels, tuple(self.ndim - 1 - mode for mode in self.modes))
 
     @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Sizes of the trailing dense block, along the modes in their stored order: (V,) of CVS(V),
+        (r, c) of BCSR(r, c), () where entries are stored one by one."""
+        sizes = (level.size for level in self.levels if isinstance(level, Dense))
+        return tuple(size for size in sizes if size is not None)
+
+    @property
     def vector_length(self) -> int | None:
         """V of CVS(V) and of its transpose, in which a row vector of V is stored; else None."""
-        block = self.levels[-1]
-        if len(self.levels) != 3 or self.levels[:2] != (Dense(), Compressed()):
-            return None
-        return block.size if isinstance(block, Dense) else None
+        block = self.block_shape
+        vectors = len(block) == 1 and self.levels[:-1] == (Dense(), Compressed())
+        return block[0] if vectors else None
 
     @property
     def is_coordinate(self) -> bool:
@@ -120,11 +126,10 @@ class Format:
             return _NAMES[self]
         if self.is_coordinate:
             return "COO" if self.order is None else f"COO(order={self.order})"
-        sizes = [lv.size for lv in self.levels if isinstance(lv, Dense) and lv.size is not None]
-        if (length := self.vector_length) is not None:
-            return f"CVS({length})" + ("" if self.order is None else ".transposed")
-        if self.order is None and len(sizes) == 2 and self == BCSR(*sizes):
-            return f"BCSR({sizes[0]}, {sizes[1]})"
+        if _is_blocked(self):
+            name = "CVS" if len(self.block_shape) == 1 else "BCSR"
+            suffix = "" if self.order is None else ".transposed"
+            return f"{name}({', '.join(map(str, self.block_shape))}){suffix}"
         if self == CSF(len(self.levels)):
             return f"CSF({len(self.levels)})"
         order = "" if self.order is None else f", order={self.order}"
@@ -153,7 +158,8 @@ def CSF(ndim: int) -> Format:
 
 
 def BCSR(rows: int, columns: int) -> Format:
-    """CSR of dense blocks of `rows` x `columns`."""
+    """Block CSR: dense blocks of `rows` x `columns`, aligned to multiples of both (vectorSparse,
+    figure 7). `BCSR(r, c).transposed` stores them by block columns, over the same arrays."""
     return Format((Dense(), Compressed(), Dense(rows), Dense(columns)))
 
 
@@ -166,9 +172,15 @@ CSR = Format((Dense(), Compressed()))
 CSC = Format((Dense(), Compressed()), order=(1, 0))
 COO = Format(_coordinate_levels(2))
 
-_LONGEST_VECTOR = 1024  # beyond it a position in a block row may leave int32
+_LONGEST_SIDE = 1024  # of a block: beyond it a position in a block row may leave int32
 
 _NAMES = {CSR: "CSR", CSC: "CSC", COO: "COO"}
+
+
+def _is_blocked(format: Format) -> bool:
+    """CVS(V), BCSR(r, c) or a transpose of one."""
+    block = format.block_shape
+    return len(block) in (1, 2) and format.levels[: -len(block)] == (Dense(), Compressed())
 
 
 def require_stored(format: Format, ndim: int, what: str) -> Format:
@@ -181,18 +193,16 @@ def require_stored(format: Format, ndim: int, what: str) -> Format:
         raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")
     if format == COO and ndim >= 1:
         return Format(_coordinate_levels(ndim))
-    stored = format in (CSR, CSC) or format.is_coordinate or format.vector_length is not None
-    nearest = "CSR" if ndim == 2 else "COO"
-    sizes = [lv.size for lv in format.levels if isinstance(lv, Dense) and lv.size is not None]
-    if len(sizes) == 2 and format == BCSR(*sizes):
-        nearest = f"CVS({sizes[0]}), which stores each column of a block as a vector"
-    if not stored:
+    if not (format in (CSR, CSC) or format.is_coordinate or _is_blocked(format)):
         raise NotImplementedError(
             f"{what}: format: {format} can be described but not stored yet; "
-            f"the nearest is {nearest}"
+            f"the nearest is {'CSR' if ndim == 2 else 'COO'}"
         )
-    if (format.vector_length or 1) > _LONGEST_VECTOR:
-        raise ValueError(f"{what}: format: vectors have up to {_LONGEST_VECTOR} rows, got {format}")
+    if max(format.block_shape, default=1) > _LONGEST_SIDE:
+        raise ValueError(
+            f"{what}: format: vectors and blocks have up to {_LONGEST_SIDE} rows and columns, "
+            f"got {format}"
+        )
     if format.ndim != ndim:
         raise ValueError(
             f"{what}: format: {format} is for {format.ndim} dimensions, got {ndim}; "

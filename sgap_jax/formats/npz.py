@@ -1,4 +1,5 @@
-"""NumPy archives: arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout.
+"""NumPy archives: arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout
+(csr, csc, coo; bsr for vectors and blocks).
 
 Never a pickle. The header of every member is compared with the size of the file before its data
 are read.
@@ -87,11 +88,14 @@ def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
     if not 1 <= declared.size <= 64 or declared.min() < 0 or declared.max() > checks.INT32_MAX:
         _fail(path, f"shape: sizes of 0 .. {checks.INT32_MAX}", declared[:8])
     shape = tuple(int(size) for size in declared)
-    values = checks.check_values(arrays["data"], None, path)
     format = _text(arrays.get("format"), "csr")
+    if "indptr" in arrays and format == "bsr":
+        coordinates, values = _bsr_entries(path, arrays, shape)
+        return Contents(shape, coordinates, values, _dtype(path, arrays))
+    values = checks.check_values(arrays["data"], None, path)
     if "indptr" in arrays:
         if format not in ("csr", "csc") or len(shape) != 2:
-            _fail(path, "a matrix in format csr, csc or coo", f"{format} of shape {shape}")
+            _fail(path, "a matrix in format csr, csc, bsr or coo", f"{format} of shape {shape}")
         modes = (0, 1) if format == "csr" else (1, 0)
         offsets, indices = arrays["indptr"], arrays["indices"]
         names = ("indptr", "indices")
@@ -104,12 +108,39 @@ def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
         coordinates = [checks.check_indices(arrays[n], n, 1, path) for n in ("row", "col")]
     if len(coordinates) != len(shape) or any(len(c) != len(values) for c in coordinates):
         _fail(path, f"{len(shape)} coordinates for each of {len(values)} values", "other counts")
+    return Contents(shape, coordinates, values, _dtype(path, arrays))
+
+
+def _dtype(path: str, arrays: dict[str, np.ndarray]) -> Any:
     asked = arrays.get("dtype")
     try:
-        dtype: Any = None if asked is None else jnp.dtype(_text(asked, ""))
+        return None if asked is None else jnp.dtype(_text(asked, ""))
     except TypeError as error:
         raise ValueError(f"{path}: dtype: expected the name of a dtype, got {error}") from error
-    return Contents(shape, coordinates, values, dtype)
+
+
+def _bsr_entries(
+    path: str, arrays: dict[str, np.ndarray], shape: tuple[int, ...]
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Coordinates and values of every number of the blocks."""
+    data, names = arrays["data"], ("indptr", "indices")
+    sides = data.shape[1:]
+    if len(sides) != 2 or len(shape) != 2 or 0 in sides or np.any(np.array(shape) % sides):
+        _fail(path, f"data: blocks [blocks, r, c] that divide {shape}", f"shape {data.shape}")
+    blocks = tuple(n // side for n, side in zip(shape, sides, strict=True))
+    values = checks.check_values(data, None, path, sides)
+    offsets, indices = arrays["indptr"], arrays["indices"]
+    corners = construct.expand_compressed(offsets, indices, blocks, (0, 1), names, path)
+    if not len(values) == len(indices) == len(corners[0]):
+        _fail(path, f"data and indptr[-1] of {len(indices)} blocks as in indices", len(values))
+    checks.check_range(corners[1], blocks[1], "indices", path)
+    # Without blocks their sides can be any size, in an array of no bytes.
+    lanes = np.ogrid[: sides[0], : sides[1]] if data.size else np.ogrid[:1, :1]
+    places = [
+        corner[:, None, None] * side + lane.astype(np.int32)
+        for corner, side, lane in zip(corners, sides, lanes, strict=True)
+    ]
+    return [np.broadcast_to(x, data.shape).reshape(-1) for x in places], values.reshape(-1)
 
 
 def write(stream: BinaryIO, A: Any) -> None:
@@ -120,6 +151,9 @@ def write(stream: BinaryIO, A: Any) -> None:
         arrays["format"] = b"csr" if A.format == CSR else b"csc"
         offsets, indices = A.index_arrays[1]
         arrays |= {"indptr": np.asarray(offsets), "indices": np.asarray(indices)[: len(values)]}
+    elif interop.is_bsr(A):
+        names = ("data", "indices", "indptr")
+        arrays |= dict(zip(names, interop.bsr_arrays(A), strict=True), format=b"bsr")
     else:
         arrays["format"] = b"coo"
         if A.ndim == 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,16 +15,17 @@ from sgap_jax.formats.levels import CSR, Format, require_stored
 
 
 def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray:
-    """The largest entries of a matrix, or for CVS(V) its vectors of largest Euclidean norm.
+    """The largest entries of a matrix, or its vectors or blocks of largest Euclidean norm.
 
         keep the round((1 - sparsity) N) groups g of largest |W[g]|_2, of N in all
 
-    A group is an entry, for CVS(V) a V x 1 column vector (those at the end of an m that V does not
-    divide are shorter). Among equal norms those that come first by rows stay.
+    A group is an entry, for CVS(V) a V x 1 column vector, for BCSR(r, c) an r x c block (those at
+    the end of sizes that V, r or c do not divide are smaller). Among equal norms those that come
+    first by rows stay.
 
     Args:
       W: concrete dense [m, k], of a real floating dtype.
-      format: of the result; its vectors are the groups.
+      format: of the result; its vectors or blocks are the groups.
       sparsity: share of groups to drop, from 0 to 1.
 
     Returns:
@@ -33,7 +34,8 @@ def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray
     Raises:
       ValueError: W is traced, not a matrix or not real, or sparsity is out of range.
 
-    Source: vectorSparse, section 7.1 (grain V x 1); Gale et al., SC20 (magnitude pruning).
+    Source: vectorSparse, sections 7.1 (grain V x 1) and 8 (blocks, for training); Gale et al., SC20
+    (magnitude pruning).
     """
     if checks.is_traced(W):
         raise ValueError("prune: W: expected a concrete array: what is kept is a static size")
@@ -56,11 +58,12 @@ def random(
     dtype: DTypeLike = jnp.float32,
     seed: int | np.random.Generator = 0,
 ) -> SparseArray:
-    """A matrix with stored entries (for CVS(V) vectors) at random places, each equally likely.
+    """A matrix with stored entries (for CVS(V) vectors, for BCSR(r, c) blocks) at random places,
+    each equally likely.
 
     Args:
       shape: (m, k).
-      density: share of entries (vectors) that are stored, from 0 to 1.
+      density: share of entries (vectors, blocks) that are stored, from 0 to 1.
       format: of the result.
       dtype: a real floating dtype; the values are standard normal.
       seed: of the structure and the values.
@@ -101,31 +104,27 @@ def _share(op: str, name: str, value: Any) -> float:
     return number
 
 
-def _grid(shape: tuple[int, ...], format: Format) -> tuple[int, int]:
-    """Groups along the outer and the inner mode."""
-    outer, inner = (shape[mode] for mode in format.modes)
-    return vectors.block_rows(outer, format.vector_length or 1), inner
-
-
 def _groups(shape: tuple[int, ...], format: Format) -> int:
-    return operator.mul(*_grid(shape, format))
+    return math.prod(vectors.grid(shape, format))
 
 
 def _squared_norms(W: np.ndarray, format: Format) -> np.ndarray:
-    """[groups along the outer mode, inner]: in float64, in which no float16 overflows."""
+    """[groups along the outer mode, along the inner]: in float64, in which no float16 overflows."""
     squares = np.transpose(W.astype(np.float64) ** 2, format.modes)
-    length = format.vector_length or 1
-    padded = np.pad(squares, ((0, -squares.shape[0] % length), (0, 0)))
-    return padded.reshape(len(padded) // length, length, squares.shape[1]).sum(1)
+    (height, width), (down, across) = vectors.tile(format), vectors.grid(W.shape, format)
+    beyond = down * height - squares.shape[0], across * width - squares.shape[1]
+    padded = np.pad(squares, [(0, size) for size in beyond])
+    return padded.reshape(down, height, across, width).sum((1, 3))
 
 
 def _of_groups(chosen: np.ndarray, shape: tuple[int, ...], format: Format, values: Any) -> Any:
     """The matrix that stores these groups, counted along the inner mode first."""
-    length, (_, inner) = format.vector_length or 1, _grid(shape, format)
-    chosen = np.sort(chosen)
-    outer = (chosen // max(inner, 1) * length)[:, None] + np.arange(length)
-    levels = outer.reshape(-1), np.repeat(chosen % max(inner, 1), length)
-    inside = levels[0] < shape[format.modes[0]]
+    (height, width), (_, across) = vectors.tile(format), vectors.grid(shape, format)
+    down, along = np.divmod(np.sort(chosen), max(across, 1))
+    outer = (down * height)[:, None, None] + np.arange(height)[:, None]
+    inner = (along * width)[:, None, None] + np.arange(width)
+    levels = [x.reshape(-1) for x in np.broadcast_arrays(outer, inner)]
+    inside = (levels[0] < shape[format.modes[0]]) & (levels[1] < shape[format.modes[1]])
     rows, columns = (levels[format.modes.index(mode)][inside] for mode in range(2))
     coordinates = np.stack([rows, columns], axis=1)
     return SparseArray.from_coordinates(coordinates, values(rows, columns), shape, format=format)

@@ -1,5 +1,7 @@
 """Column vectors as operands of spmm_p and sddmm_p, and as entries where no kernel takes them.
 
+A block of BCSR(r, c) is c vectors of length r: no primitive knows of blocks.
+
 The primitives keep vectors as they are, derivatives included. What has no kernels for them, the
 reference and on CUDA some lengths, expands them while it is lowered: gradients there run that
 platform's kernels.
@@ -16,15 +18,18 @@ from sgap_jax.formats.structure import positions
 
 
 def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
-    """CSR or CVS(V) with A's values in A's order, and whether it is A^T rather than A."""
+    """CSR or CVS(V) with A's values in A's order, and whether it is A^T rather than A.
+
+    BCSR(r, c) is given as CVS(r); `join_blocks` takes values in that order back.
+    """
     by_columns = A.format.modes[0] == 1
-    A = A.T if by_columns else A
+    A = vectors.split_blocks(A.T if by_columns else A)
     return (A.asformat(CSR) if A.format.vector_length is None else A), by_columns
 
 
 def as_stored(A: SparseArray, values: Any) -> Any:
     """The values of A's entries, in the order of CSR or CSC, as A stores them."""
-    return values if A.format.vector_length is None else vectors.collect(A, values)
+    return vectors.collect(A, values) if A.format.block_shape else values
 
 
 def stored_values(A: SparseArray) -> Any:

@@ -26,7 +26,7 @@ def gsddmm(
         jax.vmap(lambda x, y: gsddmm(A, x, y, op="add").values, in_axes=1, out_axes=1)(X, Y)
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); only its structure is read.
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; only its structure is read.
       X: dense [m, d], or [m] for one feature; float32, float64, bfloat16 or float16.
       Y: dense [k, d], or [k].
       op: "mul" (an `sddmm`), "add" (with one feature the logits of GAT), "sub", "div" (a product

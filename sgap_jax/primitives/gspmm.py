@@ -57,7 +57,7 @@ def gspmm(
     `row_max` shares it.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V), in which every number of a vector is an entry,
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR, in which every number of a vector is an entry,
         zeros too; float32, float64, bfloat16 or float16 (others run with `schedule=Reference()`).
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
@@ -101,7 +101,7 @@ def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> N
 def _gspmm(
     A: SparseArray, X: Any, *, op: str, reduce: str, transpose: bool, schedule: Schedule | None
 ) -> jax.Array:
-    if A.format.vector_length is not None:
+    if A.format.block_shape:
         A = vectors.expand(A)
     dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
     if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -32,7 +33,7 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     Differentiable to any order in A.values.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:
@@ -56,7 +57,7 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     `jnp.max`.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:
@@ -74,7 +75,7 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | None) -> jax.Array:
     check_sparse(op, "A", A)
     check_schedule(op, schedule)
-    return _rows(A, primitive=primitive, schedule=schedule)
+    return _rows(split_blocks(A), primitive=primitive, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("primitive", "schedule"), inline=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.vectors import join_blocks
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -49,7 +50,7 @@ def sddmm(
     and Y are products of SpMM.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V). Its structure says which entries are computed;
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR. Its structure says which entries are computed;
         its values are read only with `weighted`.
       X: dense [m, d]; float32, float64, bfloat16 or float16.
       Y: dense [k, d].
@@ -100,7 +101,7 @@ def _sddmm(
         values = values * scale.astype(dtype)
     if weighted:
         values = values * stored_values(base).astype(dtype)
-    return values
+    return join_blocks(A, values)
 
 
 # Operands of the primitive: x [B|1, m, d], y [B|1, k, d], row_offsets [m+1], column_indices [nnz],

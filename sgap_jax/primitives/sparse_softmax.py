@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
-from sgap_jax.formats.vectors import entries_format
+from sgap_jax.formats.vectors import entries_format, join_blocks, split_blocks
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -48,7 +48,7 @@ def sparse_softmax(
     array.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16.
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16.
       scale: scalar factor inside the exponential; a Python number is fused into the kernel, an
         array multiplies the values first, in A's dtype.
       schedule: how to run; None lets `choose_schedule` pick.
@@ -69,7 +69,8 @@ def sparse_softmax(
     check_schedule("sparse_softmax", schedule)
     array = check_scale("sparse_softmax", scale)
     factor, scale = (array, 1.0) if isinstance(scale, jax.Array) else (None, float(scale))
-    return A.with_values(_softmax(A, factor, scale=scale, schedule=schedule))
+    values = _softmax(split_blocks(A), factor, scale=scale, schedule=schedule)
+    return A.with_values(join_blocks(A, values))
 
 
 @partial(jax.jit, static_argnames=("scale", "schedule"), inline=True)

@@ -63,7 +63,7 @@ def spmm(
     values is an SDDMM: no scatter, and nothing of size nnz x n.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO or CVS(V); float32, float64, bfloat16 or float16 (other
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16 (other
         dtypes run with `schedule=Reference()`).
       B: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       transpose: multiply by A^T.

@@ -60,7 +60,7 @@ STRUCTURE = [
     (dict(shape=(3, 4, 5)), ["format", "CSR is for 2 dimensions", "got 3"]),
     (dict(shape=(0, 4)), ["row_offsets", "[1]", "[4]"]),
     (dict(shape=(3, 0)), ["column_indices[0]", "size 0"]),
-    (dict(format=COO), ["format", "CSR, CSC or CVS", "from_coordinates"]),
+    (dict(format=COO), ["format", "CSR, CSC, CVS(V) or BCSR(r, c)", "from_coordinates"]),
     (dict(format="CSR"), ["format", "'CSR'"]),
     (dict(format=CSC, shape=(4, 3), offsets=OFFSETS[:-1]), ["column_offsets", "[4]"]),
     (dict(format=CSC, shape=(4, 3), indices=changed(INDICES, 1, 4)), ["row_indices[1]", "0 .. 3"]),

@@ -63,8 +63,14 @@ class Evil:
         (dict(data=np.eye(3)), ["values", "[3, 3]"]),
         (dict(data=np.array(["a", "b", "c"])), ["values", "numeric"]),
         (dict(data=np.array(["2020"] * 3, "M8[Y]")), ["values", "numeric"]),
-        (dict(format="bsr"), ["csr, csc or coo", "bsr"]),
-        (dict(format=np.arange(3)), ["csr, csc or coo"]),
+        (dict(format="dia"), ["csr, csc, bsr or coo", "dia"]),
+        (dict(format=np.arange(3)), ["csr, csc, bsr or coo"]),
+        (dict(format="bsr"), ["blocks [blocks, r, c]", "(3,)"]),
+        (dict(format="bsr", data=np.ones((3, 2, 2))), ["blocks", "divide (2, 3)", "(3, 2, 2)"]),
+        (dict(format="bsr", data=np.ones((3, 0, 1))), ["blocks", "(3, 0, 1)"]),
+        (dict(format="bsr", data=np.ones((3, 2, 1))), ["indptr", "[2]", "[3]"]),
+        (dict(format="bsr", data=np.ones((2, 1, 1))), ["3 blocks", "2"]),
+        (dict(format="bsr", data=np.ones((3, 1, 3))), ["indices[1]", "0 .. 0", "1"]),
         (dict(dtype="complicated"), ["dtype", "complicated"]),
         (dict(dtype="O"), ["dtype", "numeric"]),
     ],
@@ -114,13 +120,22 @@ def test_npz_bomb(tmp_path):
     assert peak_while_refused(path, "expands less than 256") < 2**25
 
 
+def test_a_block_of_any_size_in_no_bytes(tmp_path):
+    huge = 2**31 - 2
+    arrays = dict(indices=np.zeros(0, int), indptr=np.zeros(2, int), shape=(huge, 1), format="bsr")
+    path = npz(tmp_path / "bad.npz", **arrays)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("data.npy", header((0, huge, 1)))
+    assert peak_while_refused(path, "GiB") < 2**25
+
+
 def same(A, B):
     return np.array_equal(A.todense(), B.todense()) and A.shape == B.shape
 
 
 def test_scipy_and_plain_layouts(tmp_path):
     dense = np.asarray(GOOD.todense())
-    for kind in ("csr", "csc", "coo"):
+    for kind in ("csr", "csc", "coo", "bsr"):
         scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.coo_array(dense).asformat(kind))
         assert same(read(tmp_path / "a.npz").checked(), GOOD)
         write(tmp_path / "b.npz", GOOD)

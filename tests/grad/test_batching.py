@@ -10,7 +10,7 @@ from battery import from_row_lengths
 from conftest import row_schedule
 from differentiable_ops import CASES, close, function_of, normal
 
-from sgap_jax import SparseArray, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm
+from sgap_jax import BCSR, CVS, SparseArray, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm
 
 SIZE = 3
 
@@ -112,6 +112,50 @@ def test_vmap_over_the_structure(name, backend):
         for i, A in enumerate(arrays):
             one = jax.grad(lambda v: jnp.sum(jnp.sin(f(A.with_values(v), x_of(i)))))(A.values)  # noqa: B023
             close(grads[i], one)
+
+
+def structures_of(format):
+    """Three patterns of one shape in this format, each with a capacity for the largest."""
+    rng, shape = np.random.default_rng(5), (5, 7)
+    arrays = [
+        SparseArray.from_dense(rng.standard_normal(shape) * (rng.random(shape) < d), format=format)
+        for d in (0.1, 0.6, 0.3)
+    ]
+    capacity = max(len(A.values) for A in arrays)
+
+    def padded(A):
+        beyond = capacity - len(A.values)
+        offsets, indices = A.index_arrays[1]
+        return SparseArray.from_arrays(
+            jnp.pad(A.values, [(0, beyond), *[(0, 0)] * (A.values.ndim - 1)]),
+            offsets,
+            jnp.pad(indices, (0, beyond)),
+            shape=shape,
+            format=format,
+        )
+
+    arrays = [padded(A) for A in arrays]
+    return arrays, jax.tree.map(lambda *x: jnp.stack(x), *arrays)
+
+
+@pytest.mark.parametrize("format", [CVS(2), BCSR(2, 3), BCSR(3, 2).transposed], ids=str)
+def test_vmap_over_patterns_of_vectors_and_blocks(format):
+    arrays, stacked = structures_of(format)
+    assert len({int(A.index_arrays[1][0][-1]) for A in arrays}) == 3
+
+    def heads(A, Q, K, V):
+        P = sparse_softmax(sddmm(A, Q, K), scale=0.5)
+        return spmm(P, V), spmm(A, V), spmm(A, Q, transpose=True), row_sum(A)
+
+    Q, K, V = normal(3, 5, 4), normal(3, 7, 4), normal(3, 7, 2)
+    total = lambda v, A, *x: sum(jnp.sum(jnp.sin(y)) for y in heads(A.with_values(v), *x))
+    both = lambda v, A, *x: (heads(A.with_values(v), *x), jax.grad(total, (0, 2))(v, A, *x))
+    got = jax.jit(jax.vmap(both))(stacked.values, stacked, Q, K, V)
+    one = jax.jit(both)
+    each = [one(A.values, A, Q[i], K[i], V[i]) for i, A in enumerate(arrays)]
+    close(got, jax.tree.map(lambda *x: jnp.stack(x), *each))
+    for i, A in enumerate(arrays):
+        close(got[0][1][i], A.todense() @ V[i])
 
 
 def test_vmap_over_nothing():

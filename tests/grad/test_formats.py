@@ -7,7 +7,7 @@ import pytest
 from battery import BATTERY, array
 from differentiable_ops import close, normal
 
-from sgap_jax import COO, CSC, CVS, SparseArray, row_sum, sddmm, sparse_softmax, spmm
+from sgap_jax import BCSR, COO, CSC, CVS, SparseArray, row_sum, sddmm, sparse_softmax, spmm
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 M, K = CASE.shape
@@ -19,6 +19,8 @@ STORAGE = {
     "COO of the transpose": lambda A: A.asformat(CSC).T.asformat(COO).T,
     "CVS": lambda A: A.asformat(CVS(3)),
     "CVS of the transpose": lambda A: A.T.asformat(CVS(4)).T,
+    "BCSR": lambda A: A.asformat(BCSR(3, 2)),
+    "BCSR of the transpose": lambda A: A.T.asformat(BCSR(3, 4)).T,
 }
 
 

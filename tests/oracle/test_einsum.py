@@ -7,7 +7,7 @@ import pytest
 from battery import BATTERY, array, cast, rounded
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax import COO, CSC, CSR, CVS, CpuTile, Reference, SparseArray, einsum, spmm
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, CpuTile, Reference, SparseArray, einsum, spmm
 
 SIZES = {"i": 6, "j": 5, "k": 4, "l": 3, "r": 7, "s": 2}
 MATRIX = [
@@ -106,7 +106,7 @@ def check(subscripts, given, whole, dtype):
 def test_matrices_in_every_format(subscripts):
     given, whole, place = operands(subscripts)
     sparse_output = subscripts.partition("->")[2] == "ij" or subscripts == "ij"
-    for format in (COO, CSR, CSC, CVS(1), CVS(4), COO.transposed, CVS(2).transposed):
+    for format in (COO, CSR, CSC, CVS(1), CVS(4), COO.transposed, CVS(2).transposed, BCSR(3, 2)):
         if format.vector_length and format.order is not None:
             A = given[place].T.asformat(CVS(2)).T
         elif format == COO.transposed:

@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from battery import BATTERY, cast, from_row_lengths, rounded
-from conftest import row_schedule
+from battery import BATTERY, cast, from_row_lengths
 from spmm_oracle import dense_operand, oracle
-from tolerance import DTYPES, assert_within, sum_bound
-from vector_cases import encoded, vectors
+from tolerance import DTYPES, assert_within
+from vector_cases import encoded, sddmm_is_right, spmm_is_right, vectors
 
-from sgap_jax import CVS, CpuTile, Reference, choose_schedule, reference, sddmm, spmm
+from sgap_jax import CVS, CpuTile, Reference, choose_schedule, sddmm, spmm
 from sgap_jax.schedules import Problem
 from sgap_jax.schedules.cpu import scatter
 
@@ -20,29 +19,6 @@ LENGTHS = [1, 2, 3, 4, 8, 16]
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100, 130]
 SCHEDULES = [None, CpuTile(columns=16, nonzeros=64, packed=True)]
 lengths = pytest.mark.parametrize("length", LENGTHS)
-
-
-def spmm_is_right(arrays, case, dtype, n, transpose, schedule=None):
-    B = dense_operand(case, n, transpose)
-    A = vectors(arrays, case, dtype)
-    C = spmm(A, cast(B, dtype), transpose=transpose, schedule=schedule)
-    assert C.dtype == dtype
-    assert_within(C, *oracle(case, dtype, B, transpose))
-
-
-def sddmm_is_right(arrays, case, place, dtype, d, schedule=None):
-    rng = np.random.default_rng(d)
-    X, Y = rng.standard_normal((case.shape[0], d)), rng.standard_normal((case.shape[1], d))
-    A = vectors(arrays, case, dtype)
-    C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=row_schedule(schedule))
-    assert C.dtype == dtype and C.format == A.format and C.values.shape == A.values.shape
-    X, Y = rounded(X, dtype), rounded(Y, dtype)
-    structure = (case.row_offsets, case.column_indices)
-    expected, bound = np.zeros(A.nnz), np.zeros(A.nnz)
-    expected[place] = reference.sddmm(*structure, X, Y)
-    magnitude = reference.sddmm(*structure, np.abs(X), np.abs(Y))
-    bound[place] = sum_bound(expected[place], magnitude, d, dtype)
-    assert_within(C.values.reshape(-1), expected, bound)  # what is no entry is exactly zero
 
 
 @lengths

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sgap_jax import COO, CSC, CSR, SparseArray, read, write
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, fill_in, read, write
 
 STORED = [CSR, CSC, COO, COO.transposed]
 DTYPES = [np.float32, np.float64, np.complex64, np.int32]
@@ -17,6 +17,10 @@ law = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 formats = st.sampled_from(STORED)
+# Of the sizes 0, 1, 2 and 5 that `entries` draws, some end with a block and some within one.
+BLOCKED = [CVS(2), CVS(5).transposed, BCSR(2, 2), BCSR(5, 1), BCSR(2, 3).transposed]
+blocked = st.sampled_from(BLOCKED)
+some = settings(law, max_examples=6)  # each is a dozen compilations
 
 
 @st.composite
@@ -104,6 +108,35 @@ def test_conversion_is_canonical(data, first, second, third):
     A = SparseArray.from_coordinates(*data, format=first)
     direct = SparseArray.from_coordinates(*data, format=third)
     identical(A.asformat(second).asformat(third).checked(), direct)
+
+
+@some
+@given(entries(), blocked, st.sampled_from([*STORED, *BLOCKED]))
+def test_blocks_come_back_from_every_format(data, format, second):
+    A = SparseArray.from_coordinates(*data, format=format).checked()
+    np.testing.assert_array_equal(A.todense(), dense_of(*data))
+    B = A.asformat(second).checked()
+    np.testing.assert_array_equal(B.todense(), dense_of(*data))
+    back = B.asformat(format).checked()
+    np.testing.assert_array_equal(back.todense(), dense_of(*data))
+    # The zeros inside blocks are entries by now, so that none is lost: B may have added some.
+    assert back.nnz == A.nnz or second.block_shape
+    identical(A.T.T, A)
+    np.testing.assert_array_equal(A.T.todense(), dense_of(*data).T)
+    entries_ = SparseArray.from_coordinates(*data)
+    assert A.nnz == round(fill_in(entries_, format) * entries_.nnz)
+
+
+@some
+@given(entries(dtypes=[np.float32, np.complex64, np.int32]), blocked)
+def test_blocks_in_peers_and_files(tmp_path, data, format):
+    A = SparseArray.from_coordinates(*data, format=format)
+    identical(SparseArray.from_scipy(A.to_scipy(), format=format), A)
+    write(tmp_path / "a.npz", A)
+    identical(read(tmp_path / "a.npz", format=format, dtype=A.dtype), A)
+    if A.nnz and all(A.shape):
+        identical(SparseArray.from_bcoo(A.to_bcoo(), format=format), A)
+        identical(SparseArray.from_bcsr(A.to_bcsr(), format=format), A)
 
 
 @law
