@@ -1,0 +1,109 @@
+// Tensor cores: D += A B by one warp, with A 16 x kDepth and B kDepth x 8, and what makes their
+// fragments of numbers as they lie in memory.
+//
+// With g = lane / 4 and t = lane % 4 (PTX ISA, 9.7.14) a lane has
+//
+//           float16, bfloat16: kDepth = 16,           float as tf32: kDepth = 8,
+//           two numbers a register, at k and k + 1    one number a register
+//   A a[0]  row g,     k = 2t                         row g,     k = t
+//     a[1]  row g + 8, k = 2t                         row g + 8, k = t
+//     a[2]  row g,     k = 2t + 8                     row g,     k = t + 4
+//     a[3]  row g + 8, k = 2t + 8                     row g + 8, k = t + 4
+//   B b[0]  k = 2t,     column g                      k = t,     column g
+//     b[1]  k = 2t + 8, column g                      k = t + 4, column g
+//   D d[0], d[1]  row g,     columns 2t and 2t + 1    the same
+//     d[2], d[3]  row g + 8, columns 2t and 2t + 1
+//
+// The order of k is free where A and B have the same. Rows of A and columns of B are independent:
+// what is in one of them reaches no other row or column of D, NaN included.
+#pragma once
+
+#include "types.cuh"
+
+namespace sgap {
+
+template <class T>
+struct MmaOf {
+  enum { kDepth = 16 };
+};
+template <>
+struct MmaOf<float> {
+  enum { kDepth = 8 };
+};
+
+// All lanes of the warp call. Sums are carried in float32; a tensor core rounds them toward zero.
+template <class T>
+__device__ void MultiplyAdd(const unsigned (&a)[4], const unsigned (&b)[2], float (&d)[4]);
+
+template <>
+__device__ inline void MultiplyAdd<float16>(const unsigned (&a)[4], const unsigned (&b)[2],
+                                            float (&d)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+__device__ inline void MultiplyAdd<bfloat16>(const unsigned (&a)[4], const unsigned (&b)[2],
+                                             float (&d)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Registers of RoundToTf32.
+template <>
+__device__ inline void MultiplyAdd<float>(const unsigned (&a)[4], const unsigned (&b)[2],
+                                          float (&d)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// To nearest, ties away from zero: left to the tensor core, the low bits are cut off.
+__device__ inline unsigned RoundToTf32(float x) {
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+  return rounded;
+}
+
+// Two 16-bit numbers as a register: the lower halves of x and y, or the upper ones.
+__device__ inline unsigned PackLow(unsigned x, unsigned y) { return __byte_perm(x, y, 0x5410); }
+__device__ inline unsigned PackHigh(unsigned x, unsigned y) { return __byte_perm(x, y, 0x7632); }
+
+// An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives columns 2t and 2t + 1 of row g, and
+// gets rows 2t and 2t + 1 of column g. All lanes of the warp call.
+__device__ inline unsigned TransposeMatrix(unsigned pair) {
+  unsigned turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
+__device__ inline unsigned Bits(float x) { return __float_as_uint(x); }
+__device__ inline unsigned Bits(float16 x) { return x.bits; }
+__device__ inline unsigned Bits(bfloat16 x) { return x.bits; }
+
+// Consecutive numbers as kWords registers, zeros from number `left` on. With kVector all of them or
+// none exist, aligned as a Pack; otherwise the first `left` do.
+template <bool kVector, int kWords, class T>
+__device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned left) {
+  enum { kInWord = 4 / sizeof(T) };
+  Pack<unsigned, kWords> words = {};
+  if constexpr (kVector) {
+    if (left > 0) words = *reinterpret_cast<const Pack<unsigned, kWords>*>(numbers);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWords * kInWord; ++j) {
+      if (j < left) words.at[j / kInWord] |= Bits(numbers[j]) << (32 / kInWord * (j % kInWord));
+    }
+  }
+  return words;
+}
+
+}  // namespace sgap
