@@ -31,6 +31,7 @@ from sgap_jax.primitives.spmm import spmv as spmv
 from sgap_jax.runtime.native import info as info
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules import CpuTile as CpuTile
+from sgap_jax.schedules import OctetTile as OctetTile
 from sgap_jax.schedules import Problem as Problem
 from sgap_jax.schedules import Reference as Reference
 from sgap_jax.schedules import Schedule as Schedule

@@ -215,10 +215,14 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
 
 
+def jax_lowering(ctx: Any, function: Callable, value: Any, aval: Any) -> Any:
+    """What plain JAX makes of a lowered value of `aval`."""
+    return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=[aval]), value)
+
+
 def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
     """A lowered value of `aval` in another dtype."""
-    cast = mlir.lower_fun(lambda x: x.astype(dtype), multiple_results=False)
-    return cast(ctx.replace(avals_in=[aval]), value)
+    return jax_lowering(ctx, lambda x: x.astype(dtype), value, aval)
 
 
 def empty_index() -> tuple[Any, Any]:

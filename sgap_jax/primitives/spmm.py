@@ -23,6 +23,7 @@ from sgap_jax.primitives._define import (
     empty_index,
     ffi_lowering,
     is_linear_operand,
+    jax_lowering,
     joint_batch,
     out_aval,
     resolve,
@@ -31,9 +32,9 @@ from sgap_jax.primitives._define import (
     transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
-from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime import launch, nvrtc, spmm_octet_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
-from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
 from sgap_jax.schedules.cpu import scatter
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
@@ -241,15 +242,35 @@ def _cuda(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
-    point = resolve(schedule, problem, AtomicParallelism)
+    point = resolve(schedule, problem, AtomicParallelism, OctetTile)
+    products = (avals[0].shape[0], avals[-1].shape[0])
+    if isinstance(point, OctetTile):
+        return _cuda_octet(ctx, problem, point, products, operands, avals)
+    assert isinstance(point, AtomicParallelism)
     if vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
+    call = launch_plan(problem, point, products)
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(point, problem.dtype)))
     (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
+
+
+def _cuda_octet(
+    ctx: Any, problem: Problem, tile: OctetTile, products: Any, operands: Any, avals: Any
+) -> Any:
+    call = spmm_octet_cuda.launch_plan(problem, tile, products)
+    if tile.swizzle:  # in place of the permutation, which a product with A has not
+        values, offsets, indices, _, x = operands
+        (order,) = jax_lowering(ctx, _longest_first, offsets, avals[1])
+        operands = (values, offsets, indices, order, x)
+        avals = (*avals[:3], avals[1].update(shape=(avals[1].shape[0] - 1,)), avals[4])
+    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+
+
+def _longest_first(offsets: Any) -> Any:
+    return jnp.argsort(jnp.diff(offsets), descending=True).astype(offsets.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

@@ -1,5 +1,6 @@
 from sgap_jax.schedules.atomic import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile as CpuTile
+from sgap_jax.schedules.octet import OctetTile as OctetTile
 from sgap_jax.schedules.problem import Problem as Problem
 from sgap_jax.schedules.schedule import Reference as Reference
 from sgap_jax.schedules.schedule import Schedule as Schedule

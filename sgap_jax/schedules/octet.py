@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.octet_spmm import check_spmm, explain_spmm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
-_DTYPES = {"float16": 16, "bfloat16": 16, "float32": 8}  # k of one mma
+_DTYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class OctetTile(Schedule):
       stages: steps whose loads are under way at once, 1 to 4.
       row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
         sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
+      swizzle: block rows are taken longest first (spmm), for patterns with a few long ones; costs a
+        sort of the block rows at each call, and changes no bit of the result.
       tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
 
     Raises:
@@ -41,6 +44,7 @@ class OctetTile(Schedule):
     tile_k: int = 16
     stages: int = 1
     row_warps: int = 1
+    swizzle: bool = False
     tf32: bool = False
 
     def __post_init__(self) -> None:
@@ -55,8 +59,10 @@ class OctetTile(Schedule):
             if type(value) is not int or value not in allowed:
                 words = str(allowed) if isinstance(allowed, tuple) else _in_words(allowed)
                 raise ScheduleError(f"OctetTile: {name} must be {words}, got {value!r}")
-        if type(self.tf32) is not bool:
-            raise ScheduleError(f"OctetTile: tf32 must be a bool, got {self.tf32!r}")
+        for name in ("swizzle", "tf32"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
 
     @property
     def deterministic(self) -> bool:
@@ -64,12 +70,38 @@ class OctetTile(Schedule):
         return True
 
     def check(self, problem: Problem) -> None:
-        # Replaced as the kernels come: see the branches for spmm and sddmm.
-        raise NotImplementedError(f"{problem.op}: no kernel for {self}")
+        self.check_kernel(problem, "cuda")
+        if problem.op != "spmm":
+            raise NotImplementedError(
+                f"{problem.op}: {self} has a kernel of spmm; schedule=None runs here"
+            )
+        if problem.vector_length is None:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
+                f"convert with A.asformat(CVS({self.vector_length}))"
+            )
+        if problem.vector_length != self.vector_length:
+            raise ScheduleError(
+                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
+            )
+        if problem.dtype not in _DTYPES:
+            raise NotImplementedError(
+                f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
+                f"cast to one of {', '.join(_DTYPES)} or leave the schedule out"
+            )
+        if problem.dtype == "float32" and not self.tf32:
+            raise ScheduleError(
+                f"{problem.op}: {self} would round float32 to the 10 bits of tf32; allow it with "
+                "tf32=True, or leave the schedule out"
+            )
+        check_spmm(self, problem)
 
     def transposed(self) -> None:
         """The transpose of column vectors is row vectors, which share no gathered row."""
         return None
+
+    def explain(self, problem: Problem) -> str:
+        return explain_spmm(self, problem)
 
     def __str__(self) -> str:
         given = ", ".join(

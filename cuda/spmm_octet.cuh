@@ -1,0 +1,306 @@
+// SpMM over column vectors on tensor cores, C = A B: the 1-D octet tiling of vectorSparse, section
+// 5.3, re-derived for the mma of sm_80 and later (there m8n8k4 of sm_70).
+//
+// kLength  V, rows of a vector: 2, 4, 8, 16 or 32
+// kPanels  tile_n in panels, columns of B that 8 lanes load 16 bytes of: 64, or 32 of float
+// kQuads   tile_k in quads: 16 vectors, four of them a lane's own
+// kStages  steps of tile_k vectors whose gathered rows are in registers or on their way
+// kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
+// kVector  n is a multiple of the columns in 16 bytes
+// kOrdered block rows are taken in the order of `order`; else it is not read
+//
+// Operands are swapped: C^T (16 columns x 8 rows) += B^T (16 columns x k) A^T (k x 8 rows), so that
+// V = 8 fills an mma, and longer vectors share what was gathered. With g = lane / 4 and t = lane %
+// 4 a lane loads columns 8g to 8g + 7 (float: 4g to 4g + 3) of a panel, of the rows of B that
+// vectors 4t to 4t + 3 of a quad name: each row is one line of 128 bytes. Columns pair up in four
+// mma (two of float), vectors along k in an order that both operands have:
+//
+//   16-bit  A fragment: row g, g + 8 = columns 8g + 2i, 8g + 2i + 1; k = 2t, 2t + 1, 2t + 8, 2t + 9
+//           = vectors 4t to 4t + 3: a PRMT joins two rows' halves
+//           B fragment: 8 vectors x 8 rows as they are stored, turned by one movmatrix
+//   float   the same with k = t, t + 4, two vectors an mma; values as they are stored
+//
+// A lane ends with 16 bytes of each of its V / 4 rows of C (one, of lanes t < V, where V < 8 leaves
+// columns of the mma idle), and stores them as they are.
+//
+// Grid: x over block rows, y over tiles of columns, z over products that share the structure. A
+// vector that does not exist is a zero times a zero: nothing is loaded for it. Accumulates in
+// float32, in an order that the schedule and the structure fix: the same bits at each call.
+#pragma once
+
+#include "mma.cuh"
+
+namespace sgap {
+
+template <class T, int kLength, int kPanels>
+struct Octet {
+  enum {
+    kQuad = 16,
+    kChunk = 16 / sizeof(T),                 // columns of a lane in a panel
+    kPanel = 8 * kChunk,                     // columns of a panel
+    kTiles = kLength > 8 ? kLength / 8 : 1,  // mma that share an A fragment
+    kRows = kLength > 4 ? kLength / 4 : 1,   // rows of C of a lane
+    kPairs = kChunk / 2,                     // mma of a panel and a tile
+    kHeld = sizeof(T) == 2 ? 2 : 4,          // vectors of a quad whose values a lane loads
+    kSums = kPanels * kPairs * kTiles,       // mma accumulators of a lane
+  };
+};
+
+// A quad as a lane has it: its four rows of B, and the values that it gives.
+template <class T, int kLength, int kPanels>
+struct Quad {
+  using O = Octet<T, kLength, kPanels>;
+  Pack<unsigned, 4> rows[4][kPanels];
+  Pack<unsigned, O::kTiles> values[O::kHeld];
+
+  __device__ void MultiplyInto(float (&sums)[O::kSums][4]) const {
+    constexpr int kSteps = 16 / MmaOf<T>::kDepth;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      unsigned b[O::kTiles][2];
+#pragma unroll
+      for (int h = 0; h < O::kTiles; ++h) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const unsigned word = values[2 * s + j].at[h];
+          b[h][j] = sizeof(T) == 2 ? TransposeMatrix(word) : RoundToTf32(__uint_as_float(word));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kPanels * O::kPairs; ++i) {
+        unsigned a[4];
+        Columns(s, i / O::kPairs, i % O::kPairs, a);
+#pragma unroll
+        for (int h = 0; h < O::kTiles; ++h) MultiplyAdd<T>(a, b[h], sums[i * O::kTiles + h]);
+      }
+    }
+  }
+
+  // The A fragment of columns 2 * pair and 2 * pair + 1 of the lane in a panel.
+  __device__ void Columns(int s, int panel, int pair, unsigned (&a)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if constexpr (sizeof(T) == 2) {
+        const unsigned x = rows[2 * j][panel].at[pair], y = rows[2 * j + 1][panel].at[pair];
+        a[2 * j] = PackLow(x, y);
+        a[2 * j + 1] = PackHigh(x, y);
+      } else {
+        const Pack<unsigned, 4>& row = rows[2 * s + j][panel];
+        a[2 * j] = RoundToTf32(__uint_as_float(row.at[2 * pair]));
+        a[2 * j + 1] = RoundToTf32(__uint_as_float(row.at[2 * pair + 1]));
+      }
+    }
+  }
+};
+
+// What a lane loads of a block row, step after step: the columns of one step ahead of its values
+// and rows of B, so that a load never waits for the address of another.
+template <class T, int kLength, int kPanels, int kQuads, int kWarps, bool kVector>
+struct OctetLane {
+  using O = Octet<T, kLength, kPanels>;
+  enum { kStride = kWarps * kQuads * O::kQuad };  // vectors from a step of the warp to its next
+
+  const Index* columns;
+  const T* values;
+  const char* b;       // at the lane's first column
+  unsigned row_bytes;  // of B
+  unsigned left;       // columns from the lane's first to the last of all
+  int columns_left;    // vectors of the block row from the one at `columns` on: none where <= 0
+  int values_left;
+  Index found[kQuads][4];  // columns of vectors 4t to 4t + 3 of each quad; -1 where there is none
+
+  // `vector` is the first of a warp's first step, at the start of the operands; `count` of the
+  // block row are from that one on.
+  __device__ OctetLane(const Index* column_indices, const T* all_values, const T* b,
+                       unsigned vector, int count, unsigned n, unsigned left, unsigned lane)
+      : b(reinterpret_cast<const char*>(b)), row_bytes(n * sizeof(T)), left(left) {
+    const unsigned g = lane / 4, t = lane % 4;
+    columns = column_indices + vector + 4 * t;
+    columns_left = left > 0 ? count - int(4 * t) : 0;
+    const unsigned own = sizeof(T) == 2 ? g / 2 * 4 + g % 2 : 4 * t;
+    // Of a vector: two rows for each mma that they are an operand of, one of float.
+    unsigned row = sizeof(T) == 2 ? O::kRows * t : O::kTiles * g;
+    bool idle = false;
+    if (kLength < 8) {  // row r is column 2r of the mma
+      row = sizeof(T) == 2 ? t : g / 2;
+      idle = row >= kLength || (sizeof(T) == 4 && g % 2 == 1);
+    }
+    values = all_values + Size(vector + own) * kLength + row;
+    values_left = idle ? 0 : count - int(own);
+  }
+
+  __device__ void Find() {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = q * O::kQuad + j;
+        found[q][j] = columns_left > at ? columns[at] : -1;
+      }
+    }
+    columns += kStride;
+    columns_left -= kStride;
+  }
+
+  // The compiler would extend both before the loop and multiply 64 by 64 bits in it.
+  __device__ Size RowAt(Index column) const {
+    Size bytes;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(column), "r"(row_bytes));
+    return bytes;
+  }
+
+  // The step whose columns were found; finds those of the next.
+  __device__ void Load(Quad<T, kLength, kPanels> (&step)[kQuads]) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int j = 0; j < O::kHeld; ++j) {
+        const int at = q * O::kQuad + (sizeof(T) == 2 ? 2 * j : j);
+        const T* vector = values + at * kLength;
+        if constexpr (kLength >= 8) {
+          step[q].values[j] = LoadWords<true, O::kTiles>(vector, values_left > at);
+        } else {
+          step[q].values[j].at[0] = values_left > at ? Bits(*vector) : 0;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Index column = found[q][j];
+        const T* row = reinterpret_cast<const T*>(b + RowAt(column));
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) {
+          const unsigned at = i * O::kPanel;
+          const bool exists = column >= 0 && (kPanels == 1 || left > at);
+          step[q].rows[j][i] = LoadWords<kVector, 4>(row + at, exists ? left - at : 0);
+        }
+      }
+    }
+    values += kStride * kLength;
+    values_left -= kStride;
+    Find();
+  }
+};
+
+// 16 bytes of a row, rounded once. The compiler makes four stores of what C++ can say here.
+template <bool kVector, class T, int kCount>
+__device__ inline void StoreChunk(T* row, unsigned left, const float (&sums)[kCount]) {
+  if constexpr (kVector) {
+    constexpr int kInWord = 4 / sizeof(T);
+    unsigned words[4] = {};
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      T narrow;
+      Narrow(sums[j], narrow);
+      words[j / kInWord] |= Bits(narrow) << (32 / kInWord * (j % kInWord));
+    }
+    asm volatile(
+        "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
+        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
+        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+        : "memory");
+  } else {
+    Store<false>(row, left, sums);
+  }
+}
+
+// The lane's part of rows first_row to first_row + kLength - 1 of C; c is at its first column.
+template <class T, int kLength, int kPanels, bool kVector>
+__device__ inline void StoreRows(T* c, Size first_row, Size m, unsigned n, unsigned left,
+                                 unsigned t,
+                                 const float (&sums)[Octet<T, kLength, kPanels>::kSums][4]) {
+  using O = Octet<T, kLength, kPanels>;
+#pragma unroll
+  for (int r = 0; r < O::kRows; ++r) {
+    const Size row = first_row + O::kRows * t + r;
+    if (t * O::kRows >= kLength || row >= m) continue;
+    // The row's tile, and which of a lane's two columns of it.
+    const int h = sizeof(T) == 2 ? r / 2 : r % O::kTiles;
+    const int e = sizeof(T) == 2 ? r % 2 : r / O::kTiles;
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) {
+      const unsigned at = i * O::kPanel;
+      if (left <= at) continue;
+      float chunk[O::kChunk];
+#pragma unroll
+      for (int j = 0; j < O::kChunk; ++j) {
+        chunk[j] = sums[(i * O::kPairs + j / 2) * O::kTiles + h][j % 2 * 2 + e];
+      }
+      StoreChunk<kVector>(c + row * n + at, left - at, chunk);
+    }
+  }
+}
+
+// Adds up what the warps of a block have, pair by pair, into the first one's.
+template <int kWarps, int kSums>
+__device__ inline void AddWarps(unsigned warp, unsigned lane, float (&sums)[kSums][4]) {
+  if constexpr (kWarps > 1) {
+    constexpr unsigned kHalf = kWarps / 2;
+    __shared__ Pack<float, 4> given[kHalf][kSums][32];
+    __syncthreads();  // the last product's have been read
+#pragma unroll
+    for (unsigned half = kHalf; half > 0; half /= 2) {
+      if (warp >= half && warp < 2 * half) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          given[warp % kHalf][i][lane] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+        }
+      }
+      __syncthreads();
+      if (warp < half) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const Pack<float, 4> more = given[(warp + half) % kHalf][i][lane];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[i][j] += more.at[j];
+        }
+      }
+    }
+  }
+}
+
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, bool kVector,
+          bool kOrdered>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                    const Index* __restrict__ column_indices, const Index* __restrict__ order,
+                    const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
+                    long long values_stride, long long b_stride, long long products) {
+  using O = Octet<T, kLength, kPanels>;
+  if (m == 0) return;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Size block_row = kOrdered ? Size(unsigned(order[blockIdx.x])) : blockIdx.x;
+  const Size column = Size(blockIdx.y) * (kPanels * O::kPanel) + lane / 4 * O::kChunk;
+  const unsigned left = column < n ? unsigned(n - column) : 0;
+  const unsigned first = row_offsets[block_row], last = row_offsets[block_row + 1];
+  constexpr unsigned kStep = kQuads * O::kQuad;
+  const unsigned start = first + warp * kStep;
+  const unsigned count = start < last ? last - start : 0;  // of the warp's steps and between them
+  const int own = (count + kWarps * kStep - 1) / (kWarps * kStep);
+
+  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+    OctetLane<T, kLength, kPanels, kQuads, kWarps, kVector> operands(
+        column_indices, values + product * values_stride, b + product * b_stride + column, start,
+        int(count), unsigned(n), left, lane);
+    Quad<T, kLength, kPanels> held[kStages][kQuads];
+    float sums[O::kSums][4] = {};
+    operands.Find();
+#pragma unroll
+    for (int s = 0; s + 1 < kStages; ++s) operands.Load(held[s]);
+#pragma unroll 1
+    for (int i = 0; i < own; i += kStages) {
+#pragma unroll
+      for (int s = 0; s < kStages; ++s) {
+        if (i + s >= own) break;
+        operands.Load(held[(s + kStages - 1) % kStages]);
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) held[s][q].MultiplyInto(sums);
+      }
+    }
+    AddWarps<kWarps>(warp, lane, sums);
+    if (warp > 0) continue;
+    StoreRows<T, kLength, kPanels, kVector>(c + product * m * n + column, block_row * kLength,
+                                            Size(m), unsigned(n), left, lane % 4, sums);
+  }
+}
+
+}  // namespace sgap
