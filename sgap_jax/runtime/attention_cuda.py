@@ -69,9 +69,11 @@ def forward_plan(
       schedule: as `AttentionTile.check` takes it.
       scale: of the scores; an argument of the kernel.
     """
-    constants, groups = _by_rows(problem, schedule, shapes, held=1)
     operand, wide = _types(problem)
     pointers = [f"const {x}" for x in (operand, operand, operand, wide, wide, "int", "int", "int")]
+    if schedule.octet:
+        return _octet_call(problem, schedule, shapes, [*pointers, operand, wide], scale)
+    constants, groups = _by_rows(problem, schedule, shapes, held=1)
     return _call(
         "attention.cuh",
         "AttentionKernel",
@@ -81,6 +83,38 @@ def forward_plan(
         shapes.heads,
         _scalars(problem, shapes, scale),
         shapes.batch,
+    )
+
+
+def _octet_call(
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    pointers: list[str],
+    scale: float,
+) -> KernelCall:
+    length, *_ = _steps(problem, schedule, shapes)
+    steps, panels = max(-(-problem.n // 32), 1), max(-(-shapes.value_depth // 64), 1)
+    # Tiles of 8 rows: their queries and sums stay within half the registers of a lane.
+    tiles = max(n for n in (1, 2, 4) if n == 1 or n * (4 * steps + 16 * panels) <= 128)
+    rows = min(length, 8 * tiles)
+    group = shapes.heads // max(shapes.key_heads, 1)
+    heads = max(n for n in (1, 2, 4) if n == 1 or (group % n == 0 and n * rows <= 8 * tiles))
+    aligned = problem.n % 8 == 0 and shapes.value_depth % 8 == 0
+    operand, _ = _types(problem)
+    scalars = _scalars(problem, shapes, scale)
+    constants: list = [operand, length, rows, heads, steps, panels, schedule.share, aligned]
+    kernel = "AttentionOctetKernel"
+    return KernelCall(
+        source=instantiation("attention_octet.cuh", kernel, constants, pointers, len(scalars)),
+        kernel=kernel,
+        grid=(
+            max(-(-problem.shape[0] // length) * (length // rows), 1),
+            max(shapes.heads // heads, 1),
+            grid_z(shapes.batch),
+        ),
+        block=(32 * schedule.share, 1, 1),
+        scalars=scalars,
     )
 
 

@@ -24,16 +24,21 @@ class AttentionTile(Schedule):
         works on up to 8 rows of a column vector, which share what it gathers.
       share: groups that share the rows, 1 to 16: each takes every share-th of their keys, and what
         they have is merged by its logarithm of sums, in order.
+      octet: the forward pass on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes
+        up to 32 rows of vectors and of heads that share keys, and `share` warps take every
+        share-th step. float16 and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded
+        to the operands' dtype before they meet v. Gradients run as without it.
 
     Raises:
       ScheduleError: a field is out of its range.
 
-    Source: vectorSparse, section 6.1 (subwarps that share features) and 7.4; the softmax in one
-    pass after Milakov and Gimelshein, 2018.
+    Source: vectorSparse, sections 6.1 (subwarps that share features), 5.3 and 6.3 (octets), 7.4;
+    the softmax in one pass after Milakov and Gimelshein, 2018.
     """
 
     lanes: int = 16
     share: int = 1
+    octet: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("lanes", _LANES), ("share", _SHARES)):
@@ -42,6 +47,8 @@ class AttentionTile(Schedule):
                 raise ScheduleError(
                     f"AttentionTile: {name} must be one of {allowed}, got {value!r}"
                 )
+        if type(self.octet) is not bool:
+            raise ScheduleError(f"AttentionTile: octet must be a bool, got {self.octet!r}")
         if self.lanes * self.share > BLOCK:
             raise ScheduleError(
                 f"AttentionTile: {self.share} groups of {self.lanes} lanes are more than the "
@@ -71,6 +78,11 @@ class AttentionTile(Schedule):
                 f"attention: no kernel of {self} for vectors of {length} rows; there are those for "
                 f"{', '.join(map(str, _LENGTHS))}, and Unfused() takes all"
             )
+        if self.octet and (length < 8 or problem.dtype not in ("float16", "bfloat16")):
+            raise NotImplementedError(
+                f"attention: {self} is for float16 and bfloat16 in vectors of 8, 16 or 32 rows, "
+                f"got {problem.dtype} in {problem.format}"
+            )
         self.check_kernel(problem, "cuda")
         self.check_depth(problem.n)
 
@@ -84,6 +96,8 @@ class AttentionTile(Schedule):
             )
 
     def explain(self, problem: Problem) -> str:
+        if self.octet:
+            return self._explain_octet(problem)
         length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
         steps = self.steps(problem.n)
         rows = self.rows(length, 2 * steps * _COLUMNS)
@@ -99,9 +113,21 @@ class AttentionTile(Schedule):
             "out = acc / total;  lse = peak + log(total)"
         )
 
+    def _explain_octet(self, problem: Problem) -> str:
+        return (
+            f"{self}: attention over {problem.nnz} entries of {list(problem.shape)}\n"
+            f"warp: rows of a block row, in tiles of 8; {self.share} warps share them\n"
+            "for 16 vectors of the block row:\n"
+            "  S^T[16, 8] = K[column_indices, :] Q^T    # mma m16n8k16, gathered rows as A\n"
+            "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"
+            "  O^T[:, 8] += V[column_indices, :]^T P^T    # mma, P stays in registers\n"
+            "merge the warps; out = O / total;  lse = peak + log(total)"
+        )
+
     def __str__(self) -> str:
         share = f", share={self.share}" if self.share > 1 else ""
-        return f"AttentionTile(lanes={self.lanes}{share})"
+        octet = ", octet=True" if self.octet else ""
+        return f"AttentionTile(lanes={self.lanes}{share}{octet})"
 
 
 def default_tile(problem: Problem) -> AttentionTile | None:
@@ -109,7 +135,8 @@ def default_tile(problem: Problem) -> AttentionTile | None:
 
     Not measured here yet. As few lanes as hold a row's features 4 apiece, so that more rows are
     under way; shares where the rows are long and few, so that every multiprocessor has some (2^16
-    lanes are a quarter of what an H200 has at once).
+    lanes are a quarter of what an H200 has at once). Tensor cores where vectors fill an octet: a
+    gathered row then serves 8 rows at a tenth of the instructions (vectorSparse, Figure 17).
     """
     lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
     length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
@@ -119,7 +146,8 @@ def default_tile(problem: Problem) -> AttentionTile | None:
         if blocks * problem.batch * lanes * share >= 1 << 16:
             break
         share *= 2
-    tile = AttentionTile(lanes, min(share, _SHARES[-1]))
+    octet = length >= 8 and problem.dtype in ("float16", "bfloat16") and problem.n <= 256
+    tile = AttentionTile(lanes, min(share, _SHARES[-1]), octet and length in _LENGTHS)
     try:
         tile.check(problem)
     except NotImplementedError:

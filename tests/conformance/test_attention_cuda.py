@@ -41,6 +41,30 @@ def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
             assert registers <= 255
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_octets_compile_without_spills_or_local_memory(arch):
+    require_nvrtc()
+    cases = [
+        (8, 64, 4),
+        (8, 128, 1),
+        (16, 64, 1),
+        (32, 64, 2),
+        (32, 128, 4),
+        (8, 256, 2),
+        (8, 40, 1),
+    ]
+    for at, (length, depth, group) in enumerate(cases):
+        dtype = ("float16", "bfloat16")[at % 2]
+        format = str(CVS(length))
+        problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)
+        shapes = dataclasses.replace(SHAPES, key_heads=4 // group, value_depth=depth)
+        tile = AttentionTile(32, (1, 4)[at % 2], octet=True)
+        call = forward_plan(problem, tile, shapes, 0.1)
+        assert call.kernel == "AttentionOctetKernel"
+        _, stack, spills = resources(call.source, arch)
+        assert (stack, spills) == (0, 0), f"{tile} for {problem}"
+
+
 def test_launches():
     problem = dataclasses.replace(PROBLEM, format="CVS(8)")
     shapes = dataclasses.replace(SHAPES, batch=3, many=frozenset({"q", "lse"}), bias="heads")
@@ -52,6 +76,10 @@ def test_launches():
     assert (keys.grid, keys.zero) == ((225, 2, 3), ())
     assert forward.scalars[:8] == (1000, 900, 4, 2, 64, 64, 2500, 3)
     assert forward.scalars[9] == 2 + 4 + 32 + 8192
+    half = dataclasses.replace(problem, dtype="bfloat16")
+    octet = forward_plan(half, AttentionTile(16, 2, octet=True), shapes, 0.1)
+    # two heads that share keys in a block of two warps
+    assert (octet.grid, octet.block) == ((125, 2, 3), (64, 1, 1))
 
 
 def test_the_default():
@@ -60,6 +88,8 @@ def test_the_default():
     assert default_tile(dataclasses.replace(PROBLEM, n=4)) == AttentionTile(8)
     few = dataclasses.replace(PROBLEM, shape=(8, 9000), nnz=72_000, format="CVS(8)", batch=1)
     assert default_tile(few) == AttentionTile(16, 8)
+    half = dataclasses.replace(PROBLEM, format="CVS(8)", dtype="bfloat16")
+    assert default_tile(half) == AttentionTile(16, 1, octet=True)
     assert default_tile(dataclasses.replace(PROBLEM, n=1000)) is None
     assert default_tile(dataclasses.replace(PROBLEM, format="CVS(3)")) is None
 
@@ -70,6 +100,7 @@ def test_errors():
         (dict(share=3), "share must be one of"),
         (dict(lanes=32, share=16), "more than the 128 threads"),
         (dict(lanes=16.0), "lanes must be one of"),
+        (dict(octet=1), "octet must be a bool"),
     ]:
         with pytest.raises(ScheduleError, match=says):
             AttentionTile(**given)
@@ -77,6 +108,10 @@ def test_errors():
         AttentionTile().check(dataclasses.replace(PROBLEM, op="spmm"))
     with pytest.raises(NotImplementedError, match="vectors of 3 rows"):
         AttentionTile().check(dataclasses.replace(PROBLEM, format="CVS(3)"))
+    for format, dtype in (("CVS(8)", "float32"), ("CVS(4)", "float16"), ("CSR", "float16")):
+        with pytest.raises(NotImplementedError, match="8, 16 or 32 rows, got"):
+            problem = dataclasses.replace(PROBLEM, format=format, dtype=dtype)
+            AttentionTile(octet=True).check(problem)
     with pytest.raises(NotImplementedError, match="up to 128 features, got 129"):
         AttentionTile(8).check(dataclasses.replace(PROBLEM, n=129))
     with pytest.raises(NotImplementedError, match="up to 128 features, got 200"):

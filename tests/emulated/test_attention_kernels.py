@@ -219,6 +219,23 @@ def test_lanes_and_shares(tile, dtype):
     check("full", Setting(length=32, dtype=dtype, depth=64, value_depth=40, batch=1), tile)
 
 
+OCTETS = [AttentionTile(8, octet=True), AttentionTile(16, 4, octet=True)]
+
+
+@pytest.mark.parametrize("tile", OCTETS, ids=str)
+@pytest.mark.parametrize("length", [8, 16, 32])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_octets(dtype, length, tile):
+    of = Setting(length, dtype=dtype, batch=1)
+    i = length // 8 + (dtype == "float16")
+    for name in ("every_length", "padded", "no_entries", "full", "wide", "one_column")[i % 2 :: 2]:
+        check(name, dataclasses.replace(of, heads=4, depth=16, value_depth=8), tile)
+    every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
+    check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), tile)
+    of = dataclasses.replace(of, depth=72, value_depth=64, heads=2, key_heads=2, bias="shared")
+    check("padded", of, tile)
+
+
 def test_what_is_masked_is_not_read():
     """NaN in keys and values that no entry names, and behind masks."""
     case, setting = BATTERY["every_length"], Setting(length=4, is_causal=True, lengths=True)
@@ -252,12 +269,27 @@ def test_what_is_masked_is_not_read():
         ("attention_backward.cuh", "column <= rows[a]", "true"),
         ("attention_backward.cuh", "MergeShares<kGroup, kShare, kBlock>(of_value, AddAll());", ""),
         ("attention_backward.cuh", "entry += kShare * kAtOnce", "entry += kAtOnce"),
+        ("attention_octet.cuh", "g / 2 * 4 + g % 2 + 2 * i, last", "g + 8 * i, last"),
+        ("attention_octet.cuh", "p + 4 * t + i", "p + 4 * i + t"),
+        ("attention_octet.cuh", "sums[i][2 + e] *= factor;", ""),
+        ("attention_octet.cuh", "p += kWarps * 16", "p += 16"),
+        ("attention_octet.cuh", "i % kOfHead * 8 + 2 * t;", "2 * t;"),
+        (
+            "attention_octet.cuh",
+            "TransposeMatrix(PackPair<T>(s[2], s[3]))",
+            "PackPair<T>(s[2], s[3])",
+        ),
+        ("attention_octet.cuh", "Size(column) < end ? column", "true ? column"),
+        ("mma.cuh", "0x7632", "0x5410"),
     ],
 )
 def test_planted_bugs_are_caught(header, right, wrong, planted):
+    of_octets = header in ("attention_octet.cuh", "mma.cuh")
     setting = Setting(length=4, bias="heads", lengths=True, is_causal=True, heads=4, key_heads=2)
+    if of_octets:
+        setting = dataclasses.replace(setting, length=16, dtype="float16", value_depth=65)
 
     def once():
-        check("every_length", setting, AttentionTile(8, 4))
+        check("every_length", setting, AttentionTile(8, 2 if of_octets else 4, of_octets))
 
     planted(header, right, wrong, once)
