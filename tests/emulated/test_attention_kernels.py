@@ -289,7 +289,11 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
     if of_octets:
         setting = dataclasses.replace(setting, length=16, dtype="float16", value_depth=65)
 
+    tile = AttentionTile(8, 2 if of_octets else 4, of_octets)
+
     def once():
-        check("every_length", setting, AttentionTile(8, 2 if of_octets else 4, of_octets))
+        check("every_length", setting, tile)
+        if of_octets:  # many steps for each warp
+            check("wide", dataclasses.replace(setting, is_causal=False), tile)
 
     planted(header, right, wrong, once)
