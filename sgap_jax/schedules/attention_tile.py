@@ -86,13 +86,17 @@ class AttentionTile(Schedule):
         self.check_kernel(problem, "cuda")
         self.check_depth(problem.n)
 
+    @property
+    def most_features(self) -> int:
+        """Of a head that the kernels take."""
+        return self.lanes * _COLUMNS * _MOST_STEPS
+
     def check_depth(self, depth: int) -> None:
         """Raises NotImplementedError for a head of so many features."""
-        most = self.lanes * _COLUMNS * _MOST_STEPS
-        if depth > most:
+        if depth > self.most_features:
             raise NotImplementedError(
-                f"attention: {self} takes heads of up to {most} features, got {depth}; "
-                "more lanes take more, and Unfused() all"
+                f"attention: {self} takes heads of up to {self.most_features} features, "
+                f"got {depth}; more lanes take more, and Unfused() all"
             )
 
     def explain(self, problem: Problem) -> str:

@@ -5,9 +5,11 @@ import re
 from fractions import Fraction
 
 from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
+from sgap_jax.schedules.attention_tile import AttentionTile
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
+from sgap_jax.schedules.unfused import Unfused
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _POINT = re.compile(
@@ -15,9 +17,11 @@ _POINT = re.compile(
     rf"((?:[\s,]+\w+={_NUMBER})*)"
 )
 _CALLS: dict[str, type[Schedule]] = {
+    "AttentionTile": AttentionTile,
     "CpuTile": CpuTile,
     "OctetTile": OctetTile,
     "Reference": Reference,
+    "Unfused": Unfused,
 }
 
 
