@@ -37,6 +37,8 @@ nb::dict Targets() {
   add("sgap_sparse_softmax_cvs_v1", sgap::SparseSoftmaxCvs);
   add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
   add("sgap_sparse_softmax_jacobian_cvs_v1", sgap::SparseSoftmaxJacobianCvs);
+  add("sgap_attention_cvs_v1", sgap::AttentionCvs);
+  add("sgap_attention_backward_cvs_v1", sgap::AttentionBackwardCvs);
   add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
   add("sgap_row_sum_cvs_v1", sgap::RowSumCvs);
   add("sgap_row_max_csr_v1", sgap::RowMaxCsr);

@@ -19,6 +19,7 @@ from sgap_jax.formats.prune import prune as prune
 from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
 from sgap_jax.formats.vectors import fill_in as fill_in
+from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm
@@ -30,6 +31,7 @@ from sgap_jax.primitives.spmm import spmm as spmm
 from sgap_jax.primitives.spmm import spmv as spmv
 from sgap_jax.runtime.native import info as info
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
+from sgap_jax.schedules import AttentionTile as AttentionTile
 from sgap_jax.schedules import CpuTile as CpuTile
 from sgap_jax.schedules import OctetTile as OctetTile
 from sgap_jax.schedules import PaperOctetTile as PaperOctetTile
@@ -38,6 +40,7 @@ from sgap_jax.schedules import Reference as Reference
 from sgap_jax.schedules import Schedule as Schedule
 from sgap_jax.schedules import ScheduleError as ScheduleError
 from sgap_jax.schedules import SubwarpTile as SubwarpTile
+from sgap_jax.schedules import Unfused as Unfused
 from sgap_jax.schedules import WarpTile as WarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points

@@ -43,9 +43,10 @@ def define(
     number depends on the parameters it is a function of these, and `batch` is given.
 
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`): for
-    the reference, and where `cuda` returns None, having no kernel for the vectors. Of multiple
-    results only the first has a derivative.
+    reference runs. Without `cpu` that is what every platform runs, and its parts obey the schedule.
+    `entries` is the same call on entries, for one on vectors (`vector_length`): for the reference,
+    and where `cuda` returns None, having no kernel for the vectors. Of multiple results only the
+    first has a derivative, or the jvp gives a list of tangents.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -69,10 +70,12 @@ def define(
                 lowered = launches(ctx, operands, inner)
             if lowered is not None:
                 return lowered
-            # The call on entries is emulated in its turn.
-            return other_rule(ctx, *operands, **(params if of_vectors(params) else inner))
-        if cpu is None or isinstance(schedule, Reference):
+            # What it is made of instead is emulated in its turn.
+            rule = other_rule if of_vectors(params) else reference_rule
+            return rule(ctx, *operands, **params)
+        if isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
+        assert cpu is not None
         return cpu(ctx, *operands, **params)
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -91,9 +94,12 @@ def define(
             )
         return reference_rule(ctx, *operands, **params)
 
-    mlir.register_lowering(primitive, other_rule)
-    mlir.register_lowering(primitive, cpu_rule, platform="cpu")
-    mlir.register_lowering(primitive, cuda_rule, platform="cuda")
+    if cpu is None:
+        mlir.register_lowering(primitive, reference_rule)
+    else:
+        mlir.register_lowering(primitive, other_rule)
+        mlir.register_lowering(primitive, cpu_rule, platform="cpu")
+        mlir.register_lowering(primitive, cuda_rule, platform="cuda")
 
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
@@ -104,6 +110,8 @@ def define(
         parts = jvp(primals, own, **params)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
+        if terms and isinstance(terms[0], list):  # a tangent of every result
+            return out, [sum(parts[1:], start=parts[0]) for parts in zip(*terms, strict=True)]
         tangent = sum(terms[1:], start=terms[0]) if terms else zeros[0]
         return out, [tangent, *zeros[1:]] if multiple_results else tangent
 
@@ -111,11 +119,15 @@ def define(
     if transpose is not None:
 
         def transpose_rule(cotangent: Any, *operands: Any, **params: Any) -> list:
-            if type(cotangent) is ad.Zero:
-                return [None] * len(operands)
-            index, result = transpose(cotangent, *operands, **params)
             grads: list = [None] * len(operands)
-            grads[index] = as_cotangent(result, operands[index].aval)
+            if all(type(c) is ad.Zero for c in (cotangent if multiple_results else [cotangent])):
+                return grads
+            if multiple_results:
+                cotangent = [ad.instantiate_zeros(c) for c in cotangent]
+            found = transpose(cotangent, *operands, **params)
+            # One linear operand and its cotangent, or those of several by index.
+            for index, result in (found if isinstance(found, dict) else dict([found])).items():
+                grads[index] = as_cotangent(result, operands[index].aval)
             return grads
 
         ad.primitive_transposes[primitive] = transpose_rule

@@ -1,4 +1,5 @@
 from sgap_jax.schedules.atomic import AtomicParallelism as AtomicParallelism
+from sgap_jax.schedules.attention_tile import AttentionTile as AttentionTile
 from sgap_jax.schedules.cpu import CpuTile as CpuTile
 from sgap_jax.schedules.octet import OctetTile as OctetTile
 from sgap_jax.schedules.paper_octet import PaperOctetTile as PaperOctetTile
@@ -9,4 +10,5 @@ from sgap_jax.schedules.schedule import ScheduleError as ScheduleError
 from sgap_jax.schedules.select import choose_schedule as choose_schedule
 from sgap_jax.schedules.space import legal_points as legal_points
 from sgap_jax.schedules.subwarp import SubwarpTile as SubwarpTile
+from sgap_jax.schedules.unfused import Unfused as Unfused
 from sgap_jax.schedules.warp import WarpTile as WarpTile

@@ -5,11 +5,13 @@ import re
 from fractions import Fraction
 
 from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
+from sgap_jax.schedules.attention_tile import AttentionTile
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
 from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.unfused import Unfused
 from sgap_jax.schedules.warp import WarpTile
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
@@ -18,12 +20,14 @@ _POINT = re.compile(
     rf"((?:[\s,]+\w+={_NUMBER})*)"
 )
 _CALLS: dict[str, type[Schedule]] = {
+    "AttentionTile": AttentionTile,
     "CpuTile": CpuTile,
     "OctetTile": OctetTile,
     "PaperOctetTile": PaperOctetTile,
     "Reference": Reference,
     "SubwarpTile": SubwarpTile,
     "WarpTile": WarpTile,
+    "Unfused": Unfused,
 }
 
 

@@ -5,12 +5,14 @@ from fractions import Fraction
 from typing import Any
 
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.attention_tile import default_tile
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
+from sgap_jax.schedules.unfused import Unfused
 
 _SMALL_SDDMM = 1 << 17  # nonzeros
 _PACKED_BYTES = {"float32": 4, "float64": 8}
@@ -41,6 +43,9 @@ def choose_schedule(problem: Problem) -> Schedule:
     d = 64: 2048 nonzeros against 8192 gave 1.90x on 42,000 nonzeros and 1.21x, 1.01x and 0.94x on
     about 100,000; from 200,000 on it lost 1 to 6%.
     """
+    if problem.op == "attention" and problem.platform != "cpu":
+        tile = default_tile(problem) if problem.platform == "cuda" else None
+        return tile or Unfused()
     if problem.platform == "cuda":
         return _tile(problem) or _point(problem)
     if problem.platform != "cpu":

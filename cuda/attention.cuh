@@ -1,0 +1,336 @@
+// Attention over stored entries on CUDA cores, in column vectors of kLength rows (1: CSR), and its
+// gradients. In one head, for a row i and the keys j that it stores,
+//
+//   s[j] = scale q[i] . k[j] + bias[i, j],  lse = log(sum exp(s[j]) + exp(sink)),
+//   out[i] = sum exp(s[j] - lse) v[j]
+//
+// and backward, from lse and delta[i] = dout[i] . out[i] - dlse[i],
+//
+//   p = exp(s - lse),  ds = p (dout[i] . v[j] - delta[i]),
+//   dq[i] = scale sum ds k[j],  dk[j] = scale sum ds q[i],  dv[j] = sum p dout[i],  dbias = ds.
+//
+// kLength      V, rows of a vector
+// kRows        of these, rows that a group takes at once: they share what it gathers
+// kGroup       lanes that share the features: each has kColumns neighbouring ones of every
+//              kGroup * kColumns, kSteps of q and k, kValueSteps of v and out
+// kShare       groups side by side that share the rows, each taking every kShare-th of their
+//              entries; what they have is merged in order, so the bits are the same at each call
+// kVector      both depths are multiples of kColumns
+//
+// Grid: x over rows (keys, for dk and dv), y over heads, z over sequences. The softmax is that of
+// one pass (Milakov and Gimelshein, 2018): a row's sums are rescaled where its maximum grows.
+// Nothing of an entry that is masked is read into a sum. Accumulates in float32, float64 for
+// float64.
+#pragma once
+
+#include "sparse_softmax.cuh"
+
+namespace sgap {
+
+__device__ inline float Log(float x) { return logf(x); }
+__device__ inline double Log(double x) { return log(x); }
+
+enum AttentionFlag {
+  kCausal = 1,  // entries (i, j) with j > i are masked
+  kHasBias = 2,
+  kBiasOfHeads = 4,
+  kHasSinks = 8,
+  kHasLengths = 16,
+  // Operands that differ from sequence to sequence.
+  kManyQ = 32,
+  kManyK = 64,
+  kManyV = 128,
+  kManyBias = 256,
+  kManySinks = 512,
+  kManyLengths = 1024,
+  kManyOut = 2048,
+  kManyDelta = 4096,
+  kManyLse = 8192,
+};
+
+// Sizes and flags of one call, and where a head of a sequence begins. q and out are [B, m, heads,
+// ...], k and v [B, keys, key_heads, ...], bias [B, heads, vectors, kLength], lse [B, m, heads].
+struct AttentionCall {
+  Size m, keys, heads, key_heads, depth, value_depth, vectors;
+  unsigned flags;
+
+  __device__ bool Has(AttentionFlag flag) const { return flags & flag; }
+  __device__ Size Of(AttentionFlag many, Size product) const { return Has(many) ? product : 0; }
+
+  template <class T>
+  __device__ T* Rows(T* all, AttentionFlag many, Size product, Size rows, Size all_heads, Size head,
+                     Size width) const {
+    return all + (Of(many, product) * rows * all_heads + head) * width;
+  }
+  template <class A>
+  __device__ A* Bias(A* all, Size product, Size head, Size length) const {
+    const Size heads_of_bias = Has(kBiasOfHeads) ? heads : 1;
+    const Size at = Of(kManyBias, product) * heads_of_bias + (Has(kBiasOfHeads) ? head : 0);
+    return all + at * vectors * length;
+  }
+  template <class A>
+  __device__ A* OfRows(A* all, AttentionFlag many, Size product, Size head) const {
+    return all + Of(many, product) * m * heads + head;
+  }
+  __device__ Size End(const Index* lengths, Size product) const {
+    return Has(kHasLengths) ? Size(lengths[Of(kManyLengths, product)]) : keys;
+  }
+};
+
+// The features of a row that a lane has: kSteps packs.
+template <class T, int kGroup, int kSteps, int kColumns, bool kVector>
+struct Features {
+  Pack<T, kColumns> at[kSteps];
+
+  // Zeros where the row does not exist.
+  __device__ void Load(const T* row, bool exists, unsigned depth, unsigned lane) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const unsigned first = (s * kGroup + lane) * kColumns;
+      at[s] =
+          sgap::Load<kVector, kColumns>(row + first, exists && first < depth ? depth - first : 0);
+    }
+  }
+  __device__ Accumulator<T> Number(int i) const { return Widen(at[i / kColumns].at[i % kColumns]); }
+  __device__ Accumulator<T> Dot(const Features& other) const {
+    Accumulator<T> sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSteps * kColumns; ++i) sum += Number(i) * other.Number(i);
+    return sum;
+  }
+  // sums += factor * row
+  __device__ void AddTo(Accumulator<T> factor, Accumulator<T> (&sums)[kSteps * kColumns]) const {
+#pragma unroll
+    for (int i = 0; i < kSteps * kColumns; ++i) sums[i] += factor * Number(i);
+  }
+  static __device__ void Store(T* row, unsigned depth, unsigned lane, Accumulator<T> factor,
+                               const Accumulator<T> (&sums)[kSteps * kColumns]) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const unsigned first = (s * kGroup + lane) * kColumns;
+      Accumulator<T> own[kColumns];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) own[j] = sums[s * kColumns + j] * factor;
+      if (first < depth) sgap::Store<kVector>(row + first, depth - first, own);
+    }
+  }
+};
+
+// Numbers of each lane of the groups that share rows, combined into the first group's: halving
+// what is left, in the same order each time. All threads of the block call.
+template <int kGroup, int kShare, int kBlock, int kCount, class A, class Combine>
+__device__ inline void MergeShares(A (&own)[kCount], Combine combine) {
+  if constexpr (kShare > 1) {
+    __shared__ A given[kCount][kBlock];
+    const unsigned share = threadIdx.x / kGroup % kShare;
+#pragma unroll
+    for (unsigned half = kShare / 2; half > 0; half /= 2) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) given[i][threadIdx.x] = own[i];
+      __syncthreads();
+      if (share >= half) continue;
+      A other[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) other[i] = given[i][threadIdx.x + half * kGroup];
+      combine(own, other);
+    }
+    __syncthreads();
+  }
+}
+
+struct AddAll {
+  template <class A, int kCount>
+  __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) own[i] += other[i];
+  }
+};
+
+// exp(x - peak); zero under a peak of -infinity, where there is nothing.
+template <class A>
+__device__ inline A TermUnder(A peak, A x) {
+  return Exp(peak == Least<A>() ? Least<A>() : x - peak);
+}
+
+// One row's softmax as far as it is known: terms are relative to the peak.
+template <class A, int kNumbers>
+struct Online {
+  A numbers[kNumbers + 2];  // sums of v, the total, the peak: together, to be merged
+
+  __device__ A& total() { return numbers[kNumbers]; }
+  __device__ A& peak() { return numbers[kNumbers + 1]; }
+  __device__ void Clear() {
+#pragma unroll
+    for (int i = 0; i <= kNumbers; ++i) numbers[i] = 0;
+    peak() = Least<A>();
+  }
+  __device__ void Raise(A greatest) {
+    const A factor = TermUnder(greatest, peak());
+#pragma unroll
+    for (int i = 0; i <= kNumbers; ++i) numbers[i] *= factor;
+    peak() = greatest;
+  }
+};
+
+struct MergeOnline {
+  template <class A, int kCount>
+  __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
+    const A peak = Greater()(own[kCount - 1], other[kCount - 1]);
+    const A mine = TermUnder(peak, own[kCount - 1]), theirs = TermUnder(peak, other[kCount - 1]);
+#pragma unroll
+    for (int i = 0; i < kCount - 1; ++i) own[i] = own[i] * mine + other[i] * theirs;
+    own[kCount - 1] = peak;
+  }
+};
+
+// What a group works on: rows `row` to row + kRows - 1, which are rows `part` and on of the vectors
+// first to last - 1, of which it takes every kShare-th window of kAtOnce.
+template <int kLength, int kRows, int kGroup, int kShare, int kBlock>
+struct GroupVectors {
+  enum { kAtOnce = kRows >= 4 ? 1 : 4 / kRows };
+
+  Size row;
+  unsigned part, first, last, share, steps;
+
+  __device__ GroupVectors(const Index* row_offsets, Size m) {
+    constexpr int kParts = kLength / kRows;
+    const Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup / kShare;
+    const Size block_row = group / kParts;
+    part = unsigned(group % kParts) * kRows;
+    row = block_row * kLength + part;
+    const bool valid = row < m;
+    first = valid ? row_offsets[block_row] : 0;
+    last = valid ? row_offsets[block_row + 1] : 0;
+    share = threadIdx.x / kGroup % kShare;
+    const unsigned window = kAtOnce * kShare;
+    steps = (last - first + window - 1) / window;
+  }
+  // The a-th vector of a step.
+  __device__ unsigned At(unsigned step, int a) const {
+    return first + (step * kShare + share) * kAtOnce + a;
+  }
+};
+
+// The scores of a window's vectors, of those rows that exist; -infinity where an entry is masked.
+template <int kLength, int kRows, int kAtOnce, class A>
+__device__ inline void Score(const AttentionCall& call, Size row, unsigned part, Size end, A scale,
+                             const A* bias, unsigned p, const Index (&columns)[kAtOnce],
+                             A (&s)[kAtOnce * kRows]) {
+#pragma unroll
+  for (int a = 0; a < kAtOnce; ++a) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Index column = columns[a];
+      A& score = s[a * kRows + r];
+      const bool kept = column >= 0 && row + r < call.m && Size(column) < end &&
+                        (!call.Has(kCausal) || Size(column) <= row + r);
+      score *= scale;
+      if (kept && call.Has(kHasBias)) score += bias[Size(p + a) * kLength + part + r];
+      if (!kept) score = Least<A>();
+    }
+  }
+}
+
+template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
+          int kShare, int kBlock, bool kVector>
+__global__ void __launch_bounds__(kBlock, 1)
+    AttentionKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+                    const Accumulator<T>* __restrict__ bias,
+                    const Accumulator<T>* __restrict__ sinks, const Index* __restrict__ lengths,
+                    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+                    T* __restrict__ out, Accumulator<T>* __restrict__ lse, long long m,
+                    long long keys, long long heads, long long key_heads, long long depth,
+                    long long value_depth, long long vectors, long long batch, long long scale_bits,
+                    long long flags) {
+  using A = Accumulator<T>;
+  using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
+  using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
+  using State = Online<A, kValueSteps * kColumns>;
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const Group<kGroup> group;
+  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
+  constexpr int kAtOnce = own.kAtOnce;
+  const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
+  const A scale = A(__longlong_as_double(scale_bits));
+  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
+    const T* queries = call.Rows(q, kManyQ, product, call.m, call.heads, head, call.depth);
+    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
+    const T* of_values =
+        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
+    const A* own_bias = call.Bias(bias, product, head, kLength);
+    const Size end = call.End(lengths, product);
+    Keys query[kRows];
+    State states[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool exists = own.row + r < call.m;
+      query[r].Load(queries + (own.row + r) * call.heads * depth, exists, depth, group.lane);
+      states[r].Clear();
+    }
+#pragma unroll 1
+    for (unsigned step = 0; step < own.steps; ++step) {
+      Index columns[kAtOnce];
+      A s[kAtOnce * kRows];
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        const unsigned p = own.At(step, a);
+        columns[a] = p < own.last ? column_indices[p] : -1;
+        Keys key;
+        key.Load(of_keys + Size(unsigned(columns[a])) * call.key_heads * depth, columns[a] >= 0,
+                 depth, group.lane);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) s[a * kRows + r] = query[r].Dot(key);
+      }
+      group.Reduce(s);
+      Score<kLength, kRows>(call, own.row, own.part, end, scale, own_bias, own.At(step, 0), columns,
+                            s);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        A greatest = states[r].peak();
+#pragma unroll
+        for (int a = 0; a < kAtOnce; ++a) greatest = Greater()(greatest, s[a * kRows + r]);
+        states[r].Raise(greatest);
+      }
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        Values value;
+        value.Load(of_values + Size(unsigned(columns[a])) * call.key_heads * value_depth,
+                   columns[a] >= 0, value_depth, group.lane);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          // Not zero times what may be NaN. The same in all lanes of the group.
+          if (s[a * kRows + r] == Least<A>()) continue;
+          const A term = TermUnder(states[r].peak(), s[a * kRows + r]);
+          states[r].total() += term;
+#pragma unroll
+          for (int i = 0; i < kValueSteps * kColumns; ++i) {
+            states[r].numbers[i] += term * value.Number(i);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      MergeShares<kGroup, kShare, kBlock>(states[r].numbers, MergeOnline());
+      const Size row = own.row + r;
+      if (row >= call.m || own.share != 0) continue;
+      if (call.Has(kHasSinks)) {
+        const A sink = sinks[call.Of(kManySinks, product) * call.heads + head];
+        states[r].Raise(Greater()(states[r].peak(), sink));
+        states[r].total() += TermUnder(states[r].peak(), sink);
+      }
+      const A total = states[r].total();
+      A numbers[kValueSteps * kColumns];
+#pragma unroll
+      for (int i = 0; i < kValueSteps * kColumns; ++i) numbers[i] = states[r].numbers[i];
+      const Size at = (product * call.m + row) * call.heads + head;
+      Values::Store(out + at * value_depth, value_depth, group.lane, total == 0 ? A(0) : 1 / total,
+                    numbers);
+      if (group.lane == 0) lse[at] = total == 0 ? Least<A>() : states[r].peak() + Log(total);
+    }
+  }
+}
+
+}  // namespace sgap

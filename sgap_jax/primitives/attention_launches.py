@@ -1,0 +1,105 @@
+"""The lowerings of attention and its gradients to launches of CUDA kernels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.primitives._define import resolve
+from sgap_jax.primitives.attention_unfused import absent
+from sgap_jax.runtime import launch, nvrtc
+from sgap_jax.runtime.attention_cuda import (
+    AttentionShapes,
+    forward_plan,
+    keys_backward_plan,
+    rows_backward_plan,
+)
+from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
+
+
+def forward(
+    ctx: Any,
+    *operands: Any,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    scale: float,
+    is_causal: bool,
+    schedule: Schedule | None,
+) -> Any:
+    """attention_p as one launch, or None where it is unfused."""
+    names = ("q", "k", "v", "bias", "sinks", "lengths")
+    avals = dict(zip(names, ctx.avals_in[:6], strict=True))
+    shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
+    problem = _problem(avals["q"], shapes, ctx.avals_in[7], shape, vector_length)
+    tile = _tile(schedule, problem, shapes)
+    if tile is None:
+        return None
+    call = forward_plan(problem, tile, shapes, scale)
+    return launch.lower(ctx, call, operands[:8], ctx.avals_in[:8], compiler=nvrtc)
+
+
+def backward(
+    ctx: Any,
+    *operands: Any,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    scale: float,
+    is_causal: bool,
+    wrt_bias: bool,
+    schedule: Schedule | None,
+) -> Any:
+    """attention_backward_p as two launches, by rows and by keys, or None where it is unfused."""
+    names = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse")
+    avals = dict(zip(names, ctx.avals_in[:8], strict=True))
+    shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
+    problem = _problem(avals["q"], shapes, ctx.avals_in[9], shape, vector_length)
+    tile = _tile(schedule, problem, shapes)
+    if tile is None:
+        return None
+    dq, dk, dv, dbias = ctx.avals_out
+    call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
+    rows = launch.lower(ctx, call, operands[:10], ctx.avals_in[:10], [dq, dbias], compiler=nvrtc)
+    given = ((*operands[:8], *operands[10:]), (*ctx.avals_in[:8], *ctx.avals_in[10:]))
+    call = keys_backward_plan(problem, tile, shapes, scale)
+    keys = launch.lower(ctx, call, *given, [dk, dv], compiler=nvrtc)
+    return [rows[0], *keys, rows[1]]
+
+
+def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionShapes:
+    heads, bias = avals["q"].shape[2], avals["bias"]
+    return AttentionShapes(
+        heads=heads,
+        key_heads=avals["k"].shape[2],
+        value_depth=avals["v"].shape[3],
+        batch=batch,
+        many=frozenset(name for name, aval in avals.items() if aval.shape[0] != 1),
+        bias=None if absent(bias) else "heads" if bias.shape[1] != 1 else "shared",
+        sinks="sinks" in avals and not absent(avals["sinks"]),
+        lengths=not absent(avals["lengths"]),
+        is_causal=is_causal,
+    )
+
+
+def _problem(
+    q: Any, shapes: AttentionShapes, indices: Any, shape: tuple[int, int], length: int | None
+) -> Problem:
+    return Problem(
+        "attention",
+        shape,
+        nnz=indices.shape[0] * (length or 1),
+        n=q.shape[3],
+        batch=shapes.batch * shapes.heads,
+        dtype=q.dtype.name,
+        format=str(CSR if length is None else CVS(length)),
+        platform="cuda",
+    )
+
+
+def _tile(
+    schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
+) -> AttentionTile | None:
+    tile = resolve(schedule, problem, AttentionTile, Unfused)
+    if not isinstance(tile, AttentionTile):
+        return None
+    # The selector does not see the width of v.
+    fits = schedule is not None or shapes.value_depth <= tile.most_features
+    return tile if fits else None

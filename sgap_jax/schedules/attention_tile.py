@@ -1,0 +1,159 @@
+"""The schedule of the fused attention kernels on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+_LANES = (8, 16, 32)
+_SHARES = (1, 2, 4, 8, 16)
+_COLUMNS = 4  # features that a lane loads together
+_MOST_STEPS = 4  # of a lane's packs of features
+_LENGTHS = (1, 2, 4, 8, 16, 32)
+BLOCK = 128  # threads
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionTile(Schedule):
+    """Scores, softmax and product of a row in one pass, in the registers of a group of lanes.
+
+    Attributes:
+      lanes: 8, 16 or 32, that divide the features of a row among them, 4 side by side. A group
+        works on up to 8 rows of a column vector, which share what it gathers.
+      share: groups that share the rows, 1 to 16: each takes every share-th of their keys, and what
+        they have is merged by its logarithm of sums, in order.
+      octet: the forward pass on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes
+        up to 32 rows of vectors and of heads that share keys, and `share` warps take every
+        share-th step. float16 and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded
+        to the operands' dtype before they meet v. Gradients run as without it.
+
+    Raises:
+      ScheduleError: a field is out of its range.
+
+    Source: vectorSparse, sections 6.1 (subwarps that share features), 5.3 and 6.3 (octets), 7.4;
+    the softmax in one pass after Milakov and Gimelshein, 2018.
+    """
+
+    lanes: int = 16
+    share: int = 1
+    octet: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("lanes", _LANES), ("share", _SHARES)):
+            value = getattr(self, name)
+            if type(value) is not int or value not in allowed:
+                raise ScheduleError(
+                    f"AttentionTile: {name} must be one of {allowed}, got {value!r}"
+                )
+        if type(self.octet) is not bool:
+            raise ScheduleError(f"AttentionTile: octet must be a bool, got {self.octet!r}")
+        if self.lanes * self.share > BLOCK:
+            raise ScheduleError(
+                f"AttentionTile: {self.share} groups of {self.lanes} lanes are more than the "
+                f"{BLOCK} threads of a block"
+            )
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the result has the same bits at each call."""
+        return True
+
+    def steps(self, depth: int) -> int:
+        """Packs of features of a lane."""
+        return max(-(-depth // (self.lanes * _COLUMNS)), 1)
+
+    def rows(self, length: int, numbers: int) -> int:
+        """Rows of vectors of `length` that a group works on at once, each of which takes so many
+        32-bit registers of a lane: up to 8 rows, and 72 registers."""
+        return max(r for r in (1, 2, 4, 8) if length % r == 0 and (r == 1 or r * numbers <= 72))
+
+    def check(self, problem: Problem) -> None:
+        if problem.op != "attention":
+            raise ScheduleError(f"{self} is for sparse_attention, not for {problem.op}")
+        length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+        if length not in _LENGTHS:
+            raise NotImplementedError(
+                f"attention: no kernel of {self} for vectors of {length} rows; there are those for "
+                f"{', '.join(map(str, _LENGTHS))}, and Unfused() takes all"
+            )
+        if self.octet and (length < 8 or problem.dtype not in ("float16", "bfloat16")):
+            raise NotImplementedError(
+                f"attention: {self} is for float16 and bfloat16 in vectors of 8, 16 or 32 rows, "
+                f"got {problem.dtype} in {problem.format}"
+            )
+        self.check_kernel(problem, "cuda")
+        self.check_depth(problem.n)
+
+    @property
+    def most_features(self) -> int:
+        """Of a head that the kernels take."""
+        return self.lanes * _COLUMNS * _MOST_STEPS
+
+    def check_depth(self, depth: int) -> None:
+        """Raises NotImplementedError for a head of so many features."""
+        if depth > self.most_features:
+            raise NotImplementedError(
+                f"attention: {self} takes heads of up to {self.most_features} features, "
+                f"got {depth}; more lanes take more, and Unfused() all"
+            )
+
+    def explain(self, problem: Problem) -> str:
+        if self.octet:
+            return self._explain_octet(problem)
+        length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+        steps = self.steps(problem.n)
+        rows = self.rows(length, 2 * steps * _COLUMNS)
+        shared = f", with {self.share - 1} others" if self.share > 1 else ""
+        return (
+            f"{self}: attention over {problem.nnz} entries of {list(problem.shape)}\n"
+            f"group: {self.lanes} lanes, {rows} rows of a block row of {length}{shared}\n"
+            f"lane:  {_COLUMNS} features of every {self.lanes * _COLUMNS}, in {steps} steps\n"
+            "for p in vectors of the block row:        # one gather for all rows of the group\n"
+            "  s = scale * (q . K[column_indices[p]]) + bias[p]   # summed over the lanes\n"
+            "  raise the peak, rescale acc and total\n"
+            "  acc += exp(s - peak) * V[column_indices[p]];  total += exp(s - peak)\n"
+            "out = acc / total;  lse = peak + log(total)"
+        )
+
+    def _explain_octet(self, problem: Problem) -> str:
+        return (
+            f"{self}: attention over {problem.nnz} entries of {list(problem.shape)}\n"
+            f"warp: rows of a block row, in tiles of 8; {self.share} warps share them\n"
+            "for 16 vectors of the block row:\n"
+            "  S^T[16, 8] = K[column_indices, :] Q^T    # mma m16n8k16, gathered rows as A\n"
+            "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"
+            "  O^T[:, 8] += V[column_indices, :]^T P^T    # mma, P stays in registers\n"
+            "merge the warps; out = O / total;  lse = peak + log(total)"
+        )
+
+    def __str__(self) -> str:
+        share = f", share={self.share}" if self.share > 1 else ""
+        octet = ", octet=True" if self.octet else ""
+        return f"AttentionTile(lanes={self.lanes}{share}{octet})"
+
+
+def default_tile(problem: Problem) -> AttentionTile | None:
+    """What `choose_schedule` picks for attention on CUDA, or None where there is no kernel.
+
+    Not measured here yet. As few lanes as hold a row's features 4 apiece, so that more rows are
+    under way; shares where the rows are long and few, so that every multiprocessor has some (2^16
+    lanes are a quarter of what an H200 has at once). Tensor cores where vectors fill an octet: a
+    gathered row then serves 8 rows at a tenth of the instructions (vectorSparse, Figure 17).
+    """
+    lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
+    length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+    blocks = max(-(-problem.shape[0] // length), 1)
+    keys, share = problem.nnz // length // blocks, 1
+    while share < BLOCK // lanes and keys >= 64 * share:
+        if blocks * problem.batch * lanes * share >= 1 << 16:
+            break
+        share *= 2
+    octet = length >= 8 and problem.dtype in ("float16", "bfloat16") and problem.n <= 256
+    tile = AttentionTile(lanes, min(share, _SHARES[-1]), octet and length in _LENGTHS)
+    try:
+        tile.check(problem)
+    except NotImplementedError:
+        return None
+    return tile

@@ -1,0 +1,123 @@
+"""The attention kernels compile for every architecture, in registers; launches are as planned."""
+
+import dataclasses
+
+import pytest
+from cuda_sources import require_nvrtc, resources
+
+from sgap_jax import CVS, Problem, ScheduleError
+from sgap_jax.runtime.attention_cuda import (
+    AttentionShapes,
+    forward_plan,
+    keys_backward_plan,
+    rows_backward_plan,
+)
+from sgap_jax.schedules.attention_tile import AttentionTile, default_tile
+
+PROBLEM = Problem("attention", (1000, 900), 20_000, n=64, batch=4, platform="cuda")
+SHAPES = AttentionShapes(heads=4, key_heads=2, value_depth=64)
+TILES = (AttentionTile(8), AttentionTile(16), AttentionTile(32), AttentionTile(16, 8))
+
+
+def plans(problem, tile, shapes=SHAPES):
+    yield forward_plan(problem, tile, shapes, 0.1)
+    yield rows_backward_plan(problem, tile, shapes, 0.1, wrt_bias=True)
+    yield keys_backward_plan(problem, tile, shapes, 0.1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
+    require_nvrtc()
+    i = ["float32", "float64", "bfloat16", "float16"].index(dtype)
+    for at, (length, depth) in enumerate([(1, 64), (8, 64), (8, 128), (2, 17), (32, 64)]):
+        format = "CSR" if length == 1 else str(CVS(length))
+        tile = TILES[(at + i) % 4]
+        problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)
+        shapes = dataclasses.replace(SHAPES, value_depth=depth)
+        for call in plans(problem, tile, shapes):
+            registers, stack, spills = resources(call.source, arch)
+            assert (stack, spills) == (0, 0), f"{call.kernel} of {tile} for {problem}"
+            assert registers <= 255
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_octets_compile_without_spills_or_local_memory(arch):
+    require_nvrtc()
+    cases = [
+        (8, 64, 4),
+        (8, 128, 1),
+        (16, 64, 1),
+        (32, 64, 2),
+        (32, 128, 4),
+        (8, 256, 2),
+        (8, 40, 1),
+    ]
+    for at, (length, depth, group) in enumerate(cases):
+        dtype = ("float16", "bfloat16")[at % 2]
+        format = str(CVS(length))
+        problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)
+        shapes = dataclasses.replace(SHAPES, key_heads=4 // group, value_depth=depth)
+        tile = AttentionTile(32, (1, 4)[at % 2], octet=True)
+        call = forward_plan(problem, tile, shapes, 0.1)
+        assert call.kernel == "AttentionOctetKernel"
+        _, stack, spills = resources(call.source, arch)
+        assert (stack, spills) == (0, 0), f"{tile} for {problem}"
+
+
+def test_launches():
+    problem = dataclasses.replace(PROBLEM, format="CVS(8)")
+    shapes = dataclasses.replace(SHAPES, batch=3, many=frozenset({"q", "lse"}), bias="heads")
+    forward, rows, keys = plans(problem, AttentionTile(16, 2), shapes)
+    # 125 block rows, 8 rows at once; 32 lanes for each
+    assert (forward.grid, forward.block) == ((32, 4, 3), (128, 1, 1))
+    # by rows 4 at once, for what a gradient holds; by keys 900 groups of 32
+    assert (rows.grid, rows.zero) == ((63, 4, 3), (1,))
+    assert (keys.grid, keys.zero) == ((225, 2, 3), ())
+    assert forward.scalars[:8] == (1000, 900, 4, 2, 64, 64, 2500, 3)
+    assert forward.scalars[9] == 2 + 4 + 32 + 8192
+    half = dataclasses.replace(problem, dtype="bfloat16")
+    octet = forward_plan(half, AttentionTile(16, 2, octet=True), shapes, 0.1)
+    # two heads that share keys in a block of two warps
+    assert (octet.grid, octet.block) == ((125, 2, 3), (64, 1, 1))
+
+
+def test_the_default():
+    assert default_tile(PROBLEM) == AttentionTile(16)
+    assert default_tile(dataclasses.replace(PROBLEM, n=128)) == AttentionTile(32)
+    assert default_tile(dataclasses.replace(PROBLEM, n=4)) == AttentionTile(8)
+    few = dataclasses.replace(PROBLEM, shape=(8, 9000), nnz=72_000, format="CVS(8)", batch=1)
+    assert default_tile(few) == AttentionTile(16, 8)
+    half = dataclasses.replace(PROBLEM, format="CVS(8)", dtype="bfloat16")
+    assert default_tile(half) == AttentionTile(16, 1, octet=True)
+    assert default_tile(dataclasses.replace(PROBLEM, n=1000)) is None
+    assert default_tile(dataclasses.replace(PROBLEM, format="CVS(3)")) is None
+
+
+def test_errors():
+    for given, says in [
+        (dict(lanes=12), "lanes must be one of"),
+        (dict(share=3), "share must be one of"),
+        (dict(lanes=32, share=16), "more than the 128 threads"),
+        (dict(lanes=16.0), "lanes must be one of"),
+        (dict(octet=1), "octet must be a bool"),
+    ]:
+        with pytest.raises(ScheduleError, match=says):
+            AttentionTile(**given)
+    with pytest.raises(ScheduleError, match="not for spmm"):
+        AttentionTile().check(dataclasses.replace(PROBLEM, op="spmm"))
+    with pytest.raises(NotImplementedError, match="vectors of 3 rows"):
+        AttentionTile().check(dataclasses.replace(PROBLEM, format="CVS(3)"))
+    for format, dtype in (("CVS(8)", "float32"), ("CVS(4)", "float16"), ("CSR", "float16")):
+        with pytest.raises(NotImplementedError, match="8, 16 or 32 rows, got"):
+            problem = dataclasses.replace(PROBLEM, format=format, dtype=dtype)
+            AttentionTile(octet=True).check(problem)
+    with pytest.raises(NotImplementedError, match="up to 128 features, got 129"):
+        AttentionTile(8).check(dataclasses.replace(PROBLEM, n=129))
+    with pytest.raises(NotImplementedError, match="up to 128 features, got 200"):
+        forward_plan(PROBLEM, AttentionTile(8), dataclasses.replace(SHAPES, value_depth=200), 1.0)
+    with pytest.raises(NotImplementedError, match="not on cpu"):
+        AttentionTile().check(dataclasses.replace(PROBLEM, platform="cpu"))
+    assert "16 lanes, 8 rows of a block row of 8" in AttentionTile().explain(
+        dataclasses.replace(PROBLEM, format="CVS(8)")
+    )
