@@ -129,6 +129,7 @@ gpu-bench: gpu-install
 
 gpu-octets: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.octets --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+	$(GPU_RUN) -m benchmarks.gpu.octets_sddmm --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
