@@ -130,6 +130,7 @@ gpu-bench: gpu-install
 
 gpu-octets: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.octets --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+	$(GPU_RUN) -m benchmarks.gpu.octets_sddmm --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 gpu-figures: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.figures --results "$(abspath $(RESULTS))" $(GPU_ARGS)

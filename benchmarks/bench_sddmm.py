@@ -17,12 +17,16 @@ ENTRIES_AT_ONCE = 1 << 16
 
 
 def dots(A, X, Y) -> np.ndarray:
-    """X[i] . Y[j] in float64 for each entry (i, j), in slices that bound the memory."""
-    rows, result = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr)), np.empty(A.nnz)
-    X, Y = X.astype(np.float64), Y.astype(np.float64)
-    for start in range(0, A.nnz, ENTRIES_AT_ONCE):
+    """X[i] . Y[j] in float64 for each entry (i, j)."""
+    return dots_at(np.repeat(np.arange(A.shape[0]), np.diff(A.indptr)), A.indices, X, Y)
+
+
+def dots_at(rows, columns, X, Y) -> np.ndarray:
+    """The same at places of one's own, in slices that bound the memory."""
+    result, X, Y = np.empty(rows.size), X.astype(np.float64), Y.astype(np.float64)
+    for start in range(0, rows.size, ENTRIES_AT_ONCE):
         part = slice(start, start + ENTRIES_AT_ONCE)
-        np.einsum("pd,pd->p", X[rows[part]], Y[A.indices[part]], out=result[part])
+        np.einsum("pd,pd->p", X[rows[part]], Y[columns[part]], out=result[part])
     return result
 
 

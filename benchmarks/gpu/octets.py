@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from benchmarks.bench_dlmc import vector_length
 from benchmarks.gpu import bench, cusparse, device, ours, peers, run, timing
 from benchmarks.problems import Unavailable
 from benchmarks.summary import table
-from sgap_jax import CVS, OctetTile, Problem, SparseArray, choose_schedule, spmm
+from sgap_jax import CVS, Format, OctetTile, Problem, SparseArray, choose_schedule
 from sgap_jax.runtime.launch import device_arch
 
 # Fields beside those of the default; the sort of a swizzle is not in its time.
@@ -88,12 +88,14 @@ class Case(bench.Case):
             yield self._row(f"cusparse_{name}", plan)
         yield self._row("jax_dense", self._jax_dense, program=True)
 
-    def _of(self, schedule) -> peers.Plan:
-        A = SparseArray.from_scipy(self.A, format=CVS(self.length)).astype(jnp.float16)
-        (B,) = map(jnp.asarray, self.sets.dense)
+    def _of(self, schedule, format: Format | None = None) -> peers.Plan:
+        format = CVS(self.length) if format is None else format
+        A = SparseArray.from_scipy(self.A, format=format).astype(jnp.float16)
+        dense = [jnp.asarray(x) for x in self.sets.dense]
 
         def function(recorder):
-            return spmm(A, B, schedule=dataclasses.replace(recorder, schedule=schedule))
+            chosen = dataclasses.replace(recorder, schedule=schedule)
+            return bench.OPERATIONS[self.op](A, *dense, chosen)
 
         recorded = ours.launch_of(function)
         rotating = ours.Rotating(self.device, recorded, self.sets.count)
@@ -136,23 +138,28 @@ class Case(bench.Case):
 
 
 def checker(A, B: np.ndarray):
-    """Error over its bound: float32 sums of products in any order, rounded once to float16."""
+    """Error over its bound, of a sample of the rows."""
     A, B = A.astype(np.float64), B.astype(np.float64)
     rows = np.random.default_rng(0).permutation(A.shape[0])[
         : max(bench.MOST_CHECKED // B.shape[1], 1)
     ]
     A = A[rows]
     expected, magnitude = A @ B, abs(A) @ np.abs(B)
-    half_float, sums = np.finfo(np.float16), float(np.finfo(np.float32).eps)
-    terms = np.diff(A.indptr)[:, None]
-    allowed = _ROUNDINGS * (terms + 1) * sums * magnitude + float(half_float.eps) * np.abs(expected)
-    allowed += float(half_float.smallest_subnormal)
+    most = allowed(expected, magnitude, np.diff(A.indptr)[:, None])
 
     def wrong(result: object) -> float:
         found = np.asarray(result, np.float64).reshape(-1, B.shape[1])[rows]
-        return float(np.max(np.abs(found - expected) / allowed, initial=0.0))
+        return float(np.max(np.abs(found - expected) / most, initial=0.0))
 
     return wrong
+
+
+def allowed(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int) -> np.ndarray:
+    """The bound: float32 sums of `terms` products in any order, rounded once to float16."""
+    half_float, sums = np.finfo(np.float16), float(np.finfo(np.float32).eps)
+    of_sums = _ROUNDINGS * (terms + 1) * sums * magnitude
+    rounded = float(half_float.eps) * np.abs(expected)
+    return of_sums + rounded + float(half_float.smallest_subnormal)
 
 
 def in_blocks(A, length: int) -> sp.csr_matrix:
@@ -213,8 +220,35 @@ def chosen(args: argparse.Namespace) -> list[problems.BenchmarkProblem]:
     return found if args.problems else found + problems.select("vectors")
 
 
+def widths(problem: problems.BenchmarkProblem) -> tuple[int, ...]:
+    return (4096,) if problem.name in SQUARE else (256,)
+
+
+def rows_of(A, n: int, *where) -> Iterator[bench.Row]:
+    """Of a matrix, and of the other one that blocked-ELL gets."""
+    case = Case(A, n, *where)
+    yield from case.rows()
+    blocks = Case(in_blocks(A, case.length), n, *where)
+    row = blocks._row("cusparse_blocked_ell", blocks.blocked_ell)
+    yield row | {"k": blocks.A.shape[1], "nnz": blocks.A.nnz}
+
+
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    measure("octets", __doc__, widths, rows_of, argv)
+
+
+def measure(
+    name: str,
+    about_it: str | None,
+    widths: Callable[[problems.BenchmarkProblem], tuple[int, ...]],
+    rows_of: Callable[..., Iterator[bench.Row]],
+    argv: list[str] | None,
+) -> None:
+    """Runs the cases of all problems and writes `name`.csv, .json and .md.
+
+    rows_of(A, n, hardware, bandwidth, arch) gives the rows of a case.
+    """
+    parser = argparse.ArgumentParser(description=about_it)
     parser.add_argument(
         "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
     )
@@ -228,23 +262,19 @@ def main(argv: list[str] | None = None) -> None:
     rows: list[bench.Row] = []
     not_started: list[str] = []
     matrices, skipped = run.matrices_of(chosen(args))
-    for problem, A in matrices:
-        n = 8 if args.dry_run else 4096 if problem.name in SQUARE else 256
+    tiny_width = (8,) if args.dry_run else ()
+    for problem, A, n in [(*pair, n) for pair in matrices for n in tiny_width or widths(pair[0])]:
         if time.monotonic() - start > seconds:
             not_started.append(f"{problem.name} n={n}")
             continue
         about = {"problem": problem.name, "family": problem.family}
         about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
-        case = Case(A, n, hardware, bandwidth, arch)
-        rows += [said(about | row) for row in case.rows()]
-        blocks = Case(in_blocks(A, case.length), n, hardware, bandwidth, arch)
-        about |= {"k": blocks.A.shape[1], "nnz": blocks.A.nnz}
-        rows.append(said(about | blocks._row("cusparse_blocked_ell", blocks.blocked_ell)))
-        run.write(folder, {"octets": rows})
+        rows += [said(about | row) for row in rows_of(A, n, hardware, bandwidth, arch)]
+        run.write(folder, {name: rows})
     stamp = device.stamp() | {"versions": device.versions(), "dry_run": args.dry_run}
     stamp |= {"not_started": not_started, "skipped": skipped}
-    (folder / "octets.json").write_text(json.dumps(stamp, indent=2) + "\n")
-    (folder / "octets.md").write_text(summary(rows, stamp))
+    (folder / f"{name}.json").write_text(json.dumps(stamp, indent=2) + "\n")
+    (folder / f"{name}.md").write_text(summary(rows, stamp))
     mine = [row for row in rows if row["contender"] in ("ours", "tile")]
     if wrong := [row for row in mine if str(row.get("notes", "")).startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")

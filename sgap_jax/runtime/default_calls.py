@@ -61,8 +61,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
 VECTOR_LENGTHS = (2, 4, 8, 16)
 VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
-# Rows, and numbers in each: few vectors, many, and as many as several warps share.
-VECTOR_ROWS = ((10_000, 8), (10_000, 512), (1000, 512))
+# Rows, and numbers in each: many block rows and few, which several warps share; short ones.
+VECTOR_ROWS = {"spmm": ((10_000, 512), (1000, 512)), "sddmm": ((10_000, 512), (10_000, 8))}
 _ROWS = 10_000
 
 
@@ -86,7 +86,7 @@ def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Pro
 
 def vector_problems(op: str) -> Iterator[Problem]:
     """The same of column vectors."""
-    sizes = (VECTOR_COLUMNS[op], DTYPES, VECTOR_LENGTHS, VECTOR_ROWS)
+    sizes = (VECTOR_COLUMNS[op], DTYPES, VECTOR_LENGTHS, VECTOR_ROWS[op])
     permuted = (False, True) if op in TILED else (False,)
     for n, dtype, length, (rows, row), through in itertools.product(*sizes, permuted):
         yield Problem(

@@ -10,8 +10,19 @@ import pytest
 from cuda_sources import require_nvrtc
 
 from benchmarks import problems
-from benchmarks.gpu import bench, figures, octets, ours, peers, run, summary, timing
+from benchmarks.gpu import (
+    bench,
+    figures,
+    octets,
+    octets_sddmm,
+    ours,
+    peers,
+    run,
+    summary,
+    timing,
+)
 from benchmarks.problems import Unavailable
+from sgap_jax import CVS, SparseArray, sddmm
 from sgap_jax.runtime.default_calls import OF_VECTORS
 
 
@@ -125,6 +136,35 @@ def test_octet_tiles_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch
     text = (folder / "octets.md").read_text()
     assert "no figure here says anything about a GPU" in text and "not measured" in text
     assert json.loads((folder / "octets.json").read_text())["not_started"] == []
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_octet_tiles_of_sddmm_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    command = ["--dry-run", "--results", str(tmp_path)]
+    if wrong:
+        monkeypatch.setattr(octets_sddmm, "FIELDS", ())
+        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_v8"):
+            octets_sddmm.main(command)
+        return
+    octets_sddmm.main(command)
+    (folder,) = tmp_path.iterdir()
+    rows = read(folder / "octets_sddmm.csv")
+    names = ["ours", *["tile"] * len(octets_sddmm.FIELDS), "entries", "cublas", "jax_dense"]
+    assert [row["contender"] for row in rows] == names and all(row["us"] for row in rows)
+    assert "no figure here says anything about a GPU" in (folder / "octets_sddmm.md").read_text()
+    assert json.loads((folder / "octets_sddmm.json").read_text())["not_started"] == []
+
+
+@pytest.mark.parametrize("length", [2, 8])
+def test_the_values_of_vectors_are_checked_where_they_stand(length):
+    A = problems.vectors(lambda: problems.uniform(5, 30, 0.2), length)
+    X, Y = (np.random.default_rng(i).standard_normal((size, 4)) for i, size in enumerate(A.shape))
+    exact = sddmm(SparseArray.from_scipy(A, format=CVS(length)), X, Y).values
+    wrong = octets_sddmm.checker(A, length, X, Y)
+    assert wrong(exact) <= 1 and wrong(X @ Y.T) <= 1
+    assert wrong(np.asarray(exact)[::-1]) > 1 and wrong(X @ Y[::-1].T) > 1
 
 
 def test_blocks_have_as_many_numbers_as_the_vectors():
