@@ -10,6 +10,8 @@ using Size = unsigned long long;  // every address: a row times its columns over
 // Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
 // spills on the way.
 enum { kThreads = 1024 };
+// Of kernels whose lanes keep the sums of many rows: 128 registers each.
+enum { kTileThreads = 512 };
 
 struct float16 {
   unsigned short bits;

@@ -35,6 +35,7 @@ from sgap_jax.schedules import Problem as Problem
 from sgap_jax.schedules import Reference as Reference
 from sgap_jax.schedules import Schedule as Schedule
 from sgap_jax.schedules import ScheduleError as ScheduleError
+from sgap_jax.schedules import SubwarpTile as SubwarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points
 

@@ -28,6 +28,7 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 
@@ -190,10 +191,14 @@ def _cuda(
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
-    point = resolve(schedule, problem, AtomicParallelism)
+    plans, products = VECTOR_PLANS["sddmm"], (avals[2].shape[0], avals[3].shape[0])
+    point = resolve(schedule, problem, AtomicParallelism, *plans)
+    if not isinstance(point, AtomicParallelism):
+        call = plans[type(point)](problem, point, products)
+        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     if vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, (avals[2].shape[0], avals[3].shape[0]))
+    call = launch_plan(problem, point, products)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 

@@ -33,6 +33,7 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 from sgap_jax.schedules.cpu import scatter
 
@@ -241,10 +242,14 @@ def _cuda(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
-    point = resolve(schedule, problem, AtomicParallelism)
+    plans, products = VECTOR_PLANS["spmm"], (avals[0].shape[0], avals[-1].shape[0])
+    point = resolve(schedule, problem, AtomicParallelism, *plans)
+    if not isinstance(point, AtomicParallelism):
+        call = plans[type(point)](problem, point, products)
+        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     if vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, (avals[0].shape[0], avals[-1].shape[0]))
+    call = launch_plan(problem, point, products)
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(point, problem.dtype)))

@@ -28,3 +28,8 @@ class Problem:
     format: str = "CSR"
     platform: str = "cpu"
     permuted: bool = False
+
+    @property
+    def vector_length(self) -> int | None:
+        """V where the sparse operand is in CVS(V), else None."""
+        return int(self.format[4:-1]) if self.format.startswith("CVS(") else None

@@ -7,7 +7,8 @@ from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Reference, Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference, Schedule
+from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
 
 _SMALL_SDDMM = 1 << 17  # nonzeros
 _PACKED_BYTES = {"float32": 4, "float64": 8}
@@ -15,13 +16,15 @@ _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
 _ROW_USES = 40  # nonzeros per row of the dense operand
 _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does not know of
+_MOST_COLUMNS = 1 << 20  # of a usual launch: it has 65535 tiles of them
+_LINE = 128  # bytes that a gather reads at once
 
 
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
-    On CUDA a point of the atomic-parallelism space, as `_point` says; on other platforms the
-    plain-JAX lowering.
+    On CUDA a point of the atomic-parallelism space, as `_point` says, or for column vectors a tile
+    of them, as `_tile` says; on platforms other than these two the plain-JAX lowering.
 
     On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
     cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5
@@ -36,7 +39,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     about 100,000; from 200,000 on it lost 1 to 6%.
     """
     if problem.platform == "cuda":
-        return _point(problem)
+        return _tile(problem) or _point(problem)
     if problem.platform != "cpu":
         return Reference()
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
@@ -44,6 +47,37 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and _packing_pays(problem):
         return CpuTile(columns=_SLAB_ROW // _PACKED_BYTES[problem.dtype], packed=True)
     return CpuTile()
+
+
+def _tile(problem: Problem) -> Schedule | None:
+    """The default of column vectors on CUDA; None where no kernel takes them: a point, of entries.
+
+    Not measured here yet. Tensor cores take the 16-bit types, CUDA cores the rest.
+    """
+    of_vectors = problem.op in ("spmm", "sddmm") and problem.vector_length in LENGTHS
+    if not of_vectors or problem.dtype not in KERNEL_DTYPES or problem.n > _MOST_COLUMNS:
+        return None
+    return _subwarp(problem)
+
+
+def _subwarp(problem: Problem) -> SubwarpTile:
+    """On CUDA cores, the same bits at each call. Not measured here yet.
+
+    - A lane loads up to 16 bytes of a row of B at once, as they are aligned, and a subwarp a line
+      of 128 bytes (vectorSparse, sections 5.1 and 6.1: 8 lanes of LDG.128, its guideline V).
+    - Where B has fewer columns, the lanes left share the vectors of a row, as many as these have on
+      average: ours, after `_point`. In sddmm fewer features have fewer lanes.
+    """
+    V, n, load = problem.vector_length, problem.n, widest_load(problem)
+    assert V is not None
+    lanes = min(_LINE // (load * BYTES[problem.dtype]), 32)
+    across = min(1 << (max(-(-n // load), 1) - 1).bit_length(), lanes)
+    if problem.op == "sddmm":
+        return SubwarpTile(V, subwarp=across)
+    rows = problem.shape[0] if problem.permuted else -(-problem.shape[0] // V)
+    vectors = max(problem.nnz // V // max(rows, 1), 1)
+    split = min(lanes // across, 1 << vectors.bit_length() - 1)
+    return SubwarpTile(V, subwarp=across * split, split=split)
 
 
 def _point(problem: Problem) -> AtomicParallelism:
@@ -81,7 +115,7 @@ def _point(problem: Problem) -> AtomicParallelism:
     if n <= 32:
         group = 8 if row_length >= 8 else 4
         return _rows(col, group, tile_size=8, worker_dim_r=Fraction(1, 2))
-    if n <= 1 << 20:
+    if n <= _MOST_COLUMNS:
         return _rows(col, 1)
     return _rows(4, 1, block_size=1024, tile_size=4096)
 

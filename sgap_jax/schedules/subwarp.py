@@ -1,0 +1,178 @@
+"""Tiles of column vectors on CUDA cores: the 1-D subwarp tiling of vectorSparse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+LENGTHS = (1, 2, 4, 8, 16, 32)  # of vectors that kernels exist for
+BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_LOAD = 16  # bytes that one instruction loads
+_WINDOW = 16  # vectors of a subwarp in sddmm
+_GRID_Y = 65535
+_GRID_X = 2**31 - 1
+_POWERS = tuple(1 << i for i in range(11))
+_ALLOWED = {
+    "vector_length": LENGTHS,
+    "tile_n": (None, *_POWERS),
+    "tile_k": (None, *_POWERS),
+    "subwarp": _POWERS[:6],
+    "split": _POWERS[:6],
+    "block_size": (32, 64, 128, 256, 512),  # cuda/types.cuh: kTileThreads
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SubwarpTile(Schedule):
+    """A subwarp, neighbouring lanes of a warp, computes a tile of a product with column vectors.
+
+    In spmm a tile is the V rows of a block row times `tile_n` columns (of A^T B, one row times
+    these): each lane gathers its columns of a row of B in one load and keeps sums of V rows, or of
+    a part of them where all do not fit in registers. In sddmm the lanes share the features, and
+    reduce by shuffles what they have of `tile_n` vectors. Every dtype; the same bits at each call.
+
+    Attributes:
+      vector_length: V of the format, 1, 2, 4, 8, 16 or 32.
+      tile_n: what a subwarp computes: dense columns (spmm) or vectors (sddmm), a power of two.
+        None: as many columns as are aligned loads of at most 16 bytes; 16 vectors.
+      tile_k: of the reduction in one step, a power of two: vectors, at most, as registers allow
+        (spmm), or features (sddmm). None: what registers allow; as many features as are aligned
+        loads of at most 16 bytes.
+      subwarp: lanes of a tile, 1, 2, 4, 8, 16 or 32.
+      split: lanes that share the columns of a tile, each taking every split-th vector, for narrow
+        B; their sums are reduced by shuffles. A power of two up to `subwarp`; spmm only.
+      block_size: threads of a block, a power of two from 32 to 512.
+
+    Raises:
+      ScheduleError: a field is out of its range.
+
+    Source: vectorSparse, sections 5.1 and 6.1 (extended there from Sputnik); `split` is ours.
+    """
+
+    vector_length: int = 8
+    tile_n: int | None = None
+    tile_k: int | None = None
+    subwarp: int = 8
+    split: int = 1
+    block_size: int = 128
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if (value is not None and type(value) is not int) or value not in allowed:
+                words = ", ".join(map(str, allowed))
+                raise ScheduleError(f"SubwarpTile: {name} must be one of {words}, got {value!r}")
+        if self.split > self.subwarp:
+            raise ScheduleError(
+                f"SubwarpTile: split={self.split} lanes share a column, more than the "
+                f"{self.subwarp} of a subwarp"
+            )
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a product has the same bits at each call."""
+        return True
+
+    def lane_columns(self, problem: Problem) -> int:
+        """Dense columns (spmm) or features (sddmm) of one load of a lane."""
+        lanes = self.subwarp // (self.split if problem.op == "spmm" else 1)
+        tile = self.tile_n if problem.op == "spmm" else self.tile_k
+        if tile is None:
+            return widest_load(problem)
+        if not lanes <= tile <= lanes * _LOAD // BYTES[problem.dtype]:
+            name = "tile_n" if problem.op == "spmm" else "tile_k"
+            raise ScheduleError(
+                f"{problem.op}: {self}: {name} is what {lanes} lanes load, each up to {_LOAD} "
+                f"bytes of {problem.dtype}: {lanes} to {lanes * _LOAD // BYTES[problem.dtype]}"
+            )
+        return tile // lanes
+
+    def tile_columns(self, problem: Problem) -> int:
+        """Dense columns of a tile (spmm)."""
+        return self.lane_columns(problem) * self.subwarp // self.split
+
+    def lane_rows(self, problem: Problem) -> int:
+        """Rows of a vector of which a lane has the sums: up to 8, and 32 registers; in sddmm 4, as
+        it has those of 4 vectors."""
+        if problem.permuted:
+            return 1
+        if problem.op == "sddmm":
+            return min(self.vector_length, 4)
+        sums = self.lane_columns(problem) * (2 if problem.dtype == "float64" else 1)
+        return min(self.vector_length, 8, 32 // sums)
+
+    def parts(self, problem: Problem) -> int:
+        """Subwarps that divide the rows of a vector among them."""
+        return 1 if problem.permuted else self.vector_length // self.lane_rows(problem)
+
+    def tiles_of_block(self, problem: Problem) -> int:
+        """Tiles side by side along the dense columns: those that fill a warp, whose lanes then have
+        equally many vectors."""
+        across = -(-max(problem.n, 1) // self.tile_columns(problem))
+        fit = max(32 // (self.subwarp * self.parts(problem)), 1)
+        return min(1 << (across - 1).bit_length(), fit)
+
+    def windows(self) -> int:
+        """Vectors of a subwarp (sddmm)."""
+        return _WINDOW if self.tile_n is None else self.tile_n
+
+    def blocks(self, problem: Problem) -> tuple[int, int]:
+        """Blocks along the sparse operand, and along the dense columns."""
+        if problem.op == "sddmm":
+            tiles, across = -(-problem.nnz // self.vector_length // self.windows()), 1
+        else:
+            width = self.tiles_of_block(problem)
+            across = max(-(-problem.n // (width * self.tile_columns(problem))), 1)
+            rows = 1 if problem.permuted else self.vector_length
+            tiles = -(-problem.shape[0] // rows) * width
+        lanes = tiles * self.parts(problem) * self.subwarp
+        return max(-(-lanes // self.block_size), 1), across
+
+    def check(self, problem: Problem) -> None:
+        if problem.op not in ("spmm", "sddmm"):
+            raise NotImplementedError(
+                f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
+            )
+        if problem.vector_length is None:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
+                f"convert with A.asformat(CVS({self.vector_length}))"
+            )
+        if problem.vector_length != self.vector_length:
+            raise ScheduleError(
+                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
+            )
+        self.check_kernel(problem, "cuda")
+        if problem.op == "sddmm" and self.split != 1:
+            raise ScheduleError(
+                f"sddmm: {self}: all lanes of a subwarp share the features; leave split out"
+            )
+        self.lane_columns(problem)
+        along, across = self.blocks(problem)
+        if along > _GRID_X or across > _GRID_Y:
+            raise ScheduleError(
+                f"{problem.op}: {self}: {along} x {across} blocks exceed the {_GRID_X} x {_GRID_Y} "
+                "of a launch; give a larger block_size or tile_n"
+            )
+
+    def explain(self, problem: Problem) -> str:
+        from sgap_jax.schedules.explain_subwarp import explain_subwarp
+
+        return explain_subwarp(self, problem)
+
+    def __str__(self) -> str:
+        given = ", ".join(
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name == "vector_length" or getattr(self, field.name) != field.default
+        )
+        return f"SubwarpTile({given})"
+
+
+def widest_load(problem: Problem) -> int:
+    """The numbers of one load along the dense columns (features): up to 16 bytes, aligned in every
+    row."""
+    size = BYTES[problem.dtype]
+    return next(c for c in (8, 4, 2, 1) if c * size <= _LOAD and problem.n % c == 0)

@@ -1,0 +1,417 @@
+"""The kernels of column vectors on CUDA cores, run by the emulator, against the oracle."""
+
+import dataclasses
+import itertools
+import zlib
+
+import numpy as np
+import pytest
+from battery import BATTERY, cast, from_row_lengths
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from emulator import Fault
+from sddmm_oracle import operands
+from sddmm_oracle import oracle as sampled_oracle
+from spmm_oracle import dense_operand, oracle
+from tolerance import DTYPES, assert_within
+from vector_cases import encoded
+
+from sgap_jax import CVS, Problem, SubwarpTile
+from sgap_jax.runtime import sddmm_subwarp_cuda, spmm_subwarp_cuda
+from sgap_jax.schedules.subwarp import LENGTHS
+
+# All but the matrices whose long rows take the emulator long.
+NAMES = [name for name in BATTERY if name not in ("skewed", "tall", "one_heavy_row")]
+COLUMNS = [0, 1, 2, 3, 4, 8, 12, 17, 33]
+WIDE = {"float64": 2, "float32": 4, "bfloat16": 8, "float16": 8}  # numbers of 16 bytes
+SHAPES = [  # (subwarp, split, block_size, tile_k)
+    (1, 1, 32, None),
+    (2, 2, 64, 2),
+    (4, 1, 128, None),
+    (8, 1, 128, 4),
+    (8, 2, 64, 8),
+    (8, 8, 128, None),
+    (16, 4, 256, 64),
+    (32, 1, 32, 1),
+    (32, 32, 128, None),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def by_columns(offsets, indices, k):
+    """(offsets, block rows, permutation) of A^T; the padding stays last."""
+    stored, count = offsets[-1], len(indices)
+    order = np.argsort(indices[:stored], kind="stable")
+    blocks = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    padding = np.arange(stored, count)
+    counts = np.bincount(indices[:stored], minlength=k)
+    return (
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        np.concatenate([blocks[order], 0 * padding]).astype(np.int32),
+        np.concatenate([order, padding]).astype(np.int32),
+    )
+
+
+def problem_of(op, shape, values, n, dtype, batch=1, permuted=False):
+    count, length = values.shape[-2:]
+    format = str(CVS(length))
+    return Problem(op, shape, count * length, n, batch, dtype, format, "cuda", permuted)
+
+
+def product(arrays, case, tile, dtype, B, transpose=False, change=None, **where):
+    """C [batch, m, n] of the kernel; values [vectors, V] or [Bv, vectors, V], B [Bb, k, n]."""
+    offsets, indices, values = arrays
+    values = cast(values if values.ndim == 3 else values[None], dtype)
+    B = cast(B, dtype)
+    shape = case.shape[::-1] if transpose else case.shape
+    structure = (offsets, indices, np.zeros(0, np.int32))
+    structure = by_columns(offsets, indices, case.shape[1]) if transpose else structure
+    batch = max(len(values), len(B))
+    problem = problem_of("spmm", shape, values, B.shape[2], dtype, batch, transpose)
+    call = spmm_subwarp_cuda.launch_plan(problem, tile, (len(values), len(B)))
+    call = call if change is None else change(call)
+    out = [((batch, shape[0], B.shape[2]), values.dtype)]
+    return emulate(call, (values, *structure, B), out, **where)[0]
+
+
+def check(name, tile, dtype, n, transpose, **where):
+    arrays, case, _ = encoded(BATTERY[name], tile.vector_length)
+    B = dense_operand(case, n, transpose)
+    C = product(arrays, case, tile, dtype, B[None], transpose, **where)
+    assert_within(C[0], *oracle(case, dtype, B, transpose))
+
+
+def sampled(arrays, case, tile, dtype, X, Y, change=None, **where):
+    """values [batch, vectors, V] of the kernel; X [Bx, m, d], Y [By, k, d]."""
+    offsets, indices, values = arrays
+    X, Y = cast(X, dtype), cast(Y, dtype)
+    batch = max(len(X), len(Y))
+    problem = problem_of("sddmm", case.shape, values, X.shape[2], dtype, batch)
+    call = sddmm_subwarp_cuda.launch_plan(problem, tile, (len(X), len(Y)))
+    call = call if change is None else change(call)
+    return emulate(call, (offsets, indices, X, Y), [((batch, *values.shape), X.dtype)], **where)[0]
+
+
+def sampled_is_right(values, case, place, dtype, X, Y):
+    """What is no entry is exactly zero: padding, and rows past the end of the matrix."""
+    expected, bound = np.zeros(values.size), np.zeros(values.size)
+    expected[place], bound[place] = sampled_oracle(case, dtype, X, Y)
+    assert_within(values.reshape(-1), expected, bound)
+
+
+def check_sampled(name, tile, dtype, d, **where):
+    arrays, case, place = encoded(BATTERY[name], tile.vector_length)
+    X, Y = operands(case, d)
+    values = sampled(arrays, case, tile, dtype, X[None], Y[None], **where)
+    sampled_is_right(values[0], case, place, dtype, X, Y)
+
+
+def drawn(key, few):
+    """A few of the matrices, others for each key."""
+    start = zlib.crc32(repr(key).encode())
+    return [NAMES[(start + i * 5) % len(NAMES)] for i in range(few)]
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length_and_shape(length, shape, transpose):
+    subwarp, split, block, tile_k = shape
+    tile = SubwarpTile(length, None, tile_k, subwarp, split, block)
+    i = LENGTHS.index(length) + SHAPES.index(shape) * 5 + transpose
+    dtype = DTYPES[i % 4]
+    # A float64 multiply-add in one rounding takes the emulator long.
+    columns = [n for n in COLUMNS if dtype != "float64" or n <= 4]
+    for name in drawn((length, shape, transpose), 2):
+        check(name, tile, dtype, columns[i % len(columns)], transpose)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_every_dtype_and_width_of_a_load(transpose, dtype):
+    for columns in (1, 2, 4, 8):
+        if columns > WIDE[dtype]:
+            continue
+        tile = SubwarpTile(4, tile_n=2 * columns, subwarp=4, split=2)
+        for n in (columns * 3, columns * 3 + 1):  # in vectors, and one by one
+            check("every_length", tile, dtype, n, transpose)
+
+
+@pytest.mark.parametrize("name", BATTERY)
+def test_the_battery(name):
+    i = list(BATTERY).index(name)
+    check(name, SubwarpTile(8), "float32", 8, False)
+    check(name, SubwarpTile(LENGTHS[i % 6], split=2), "float32", 5, True)
+    check_sampled(name, SubwarpTile(LENGTHS[i % 6], subwarp=4), "float32", 5)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (2, 1), (4, 4), (8, 2), (16, 8), (32, 32)], ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length_and_shape_of_sddmm(length, shape):
+    subwarp, window = shape
+    tile = SubwarpTile(length, tile_n=window, subwarp=subwarp, block_size=64)
+    i = LENGTHS.index(length) + 7 * subwarp
+    d = [0, 1, 3, 4, 8, 16, 35][i % 7]
+    for name in drawn((length, shape), 2):
+        check_sampled(name, tile, DTYPES[i % 4], min(d, 16 * subwarp))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_width_of_features(dtype):
+    for columns in (1, 2, 4, 8):
+        if columns > WIDE[dtype]:
+            continue
+        tile = SubwarpTile(4, tile_k=4 * columns, subwarp=4)
+        for d in (columns * 7, columns * 7 + 1):
+            check_sampled("padded", tile, dtype, d)
+
+
+def test_code_for_older_architectures():
+    check("every_length", SubwarpTile(8), "float16", 8, False, arch="compute_80")
+    check("every_length", SubwarpTile(8), "float16", 8, True, arch="compute_80")
+    check_sampled("every_length", SubwarpTile(8), "float16", 8, arch="compute_80")
+
+
+def few_blocks(call):
+    """Fewer blocks in z than products, as where there are more than a grid can have."""
+    return dataclasses.replace(call, grid=(*call.grid[:2], 2))
+
+
+@pytest.mark.parametrize("own", ["values", "B", "both"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_batches(transpose, own):
+    tile, rng, batch = SubwarpTile(4, split=2), np.random.default_rng(0), 3
+    (offsets, indices, values), case, place = encoded(BATTERY["padded"], 4)
+    several = np.where(
+        np.isnan(values), np.nan, rng.standard_normal((batch if own != "B" else 1, *values.shape))
+    )
+    B = np.stack([dense_operand(case, 4, transpose, i) for i in range(batch)])
+    B = B[: batch if own != "values" else 1]
+    arrays = (offsets, indices, several)
+    C = product(arrays, case, tile, "float32", B, transpose, change=few_blocks)
+    for i in range(batch):
+        numbers = several[i % len(several)].reshape(-1)[place]
+        expected = oracle(case, "float32", B[i % len(B)], transpose, values=numbers)
+        assert_within(C[i], *expected)
+
+
+@pytest.mark.parametrize("own", ["X", "Y", "both"])
+def test_batches_of_sddmm(own):
+    arrays, case, place = encoded(BATTERY["padded"], 4)
+    rng, batch = np.random.default_rng(0), 3
+    X = rng.standard_normal((batch if own != "Y" else 1, case.shape[0], 6))
+    Y = rng.standard_normal((batch if own != "X" else 1, case.shape[1], 6))
+    values = sampled(arrays, case, SubwarpTile(4), "float32", X, Y, change=few_blocks)
+    for i in range(batch):
+        sampled_is_right(values[i], case, place, "float32", X[i % len(X)], Y[i % len(Y)])
+
+
+@pytest.mark.parametrize("length", [2, 8])
+@pytest.mark.parametrize("n", [4, 5])
+def test_rows_that_no_vector_names_do_not_touch_the_result(n, length):
+    """NaN in a row of B; of A^T B, in the rows that the vectors of other rows lie in."""
+    arrays, case, place = encoded(BATTERY["every_length"], length)
+    for transpose in (False, True):
+        B = dense_operand(case, n, transpose)
+        B[3] = np.nan
+        for split in (1, 4):
+            C = product(
+                arrays, case, SubwarpTile(length, split=split), "float32", B[None], transpose
+            )
+            entries = case.dense() != 0
+            touched = entries[3] if transpose else entries[:, 3]
+            assert touched.any() and not touched.all()
+            np.testing.assert_array_equal(np.isnan(C[0]), np.repeat(touched[:, None], n, 1))
+    X, Y = operands(case, n)
+    X[0], Y[3] = np.inf, np.nan
+    values = sampled(arrays, case, SubwarpTile(length), "float32", X[None], Y[None])
+    touched = ((case.rows == 0) | (case.column_indices == 3)).nonzero()[0]
+    found = np.flatnonzero(~np.isfinite(values.reshape(-1)))
+    np.testing.assert_array_equal(found, np.sort(place[touched]))
+
+
+def test_a_last_block_row_that_the_matrix_cuts_off():
+    """V rows of B are one vector's, but those past the end do not exist, nor the values there."""
+    for m, length in itertools.product((1, 5, 9, 13), (2, 4, 8, 16, 32)):
+        arrays, case, place = encoded(from_row_lengths("cut", 6, [3] * m), length)
+        for transpose in (False, True):
+            B = dense_operand(case, 4, transpose)
+            C = product(arrays, case, SubwarpTile(length), "float32", B[None], transpose)
+            assert_within(C[0], *oracle(case, "float32", B, transpose))
+        X, Y = operands(case, 4)
+        values = sampled(arrays, case, SubwarpTile(length), "float32", X[None], Y[None])
+        sampled_is_right(values[0], case, place, "float32", X, Y)
+
+
+def test_padding_may_hold_any_index():
+    arrays, case, place = encoded(BATTERY["padded"], 4, padding=5)
+    offsets, indices, values = arrays
+    indices = np.where(np.arange(len(indices)) < offsets[-1], indices, 2**31 - 1).astype(np.int32)
+    B, (X, Y) = dense_operand(case, 4), operands(case, 4)
+    arrays = (offsets, indices, values)
+    C = product(arrays, case, SubwarpTile(4), "float32", B[None])
+    assert_within(C[0], *oracle(case, "float32", B))
+    found = sampled(arrays, case, SubwarpTile(4), "float32", X[None], Y[None])
+    sampled_is_right(found[0], case, place, "float32", X, Y)
+
+
+@pytest.mark.parametrize("op", ["spmm", "transpose", "sddmm"])
+def test_offsets_that_nobody_checked_end_and_stay_within_bounds(op):
+    (m, k, length), count, rng = (7, 5, 2), 30, np.random.default_rng(0)
+    blocks = k if op == "transpose" else -(-m // length)
+    indices = rng.integers(0, -(-m // length) if op == "transpose" else k, count).astype(np.int32)
+    values, tile = np.ones((1, count, length), np.float32), SubwarpTile(length, split=1)
+    places = rng.permutation(count).astype(np.int32)
+    shape = (k, m) if op == "transpose" else (m, k)
+    ended = 0
+    falling = np.linspace(count, 0, blocks + 1).astype(int)
+    up_and_down = np.arange(blocks + 1) % 2 * count
+    for offsets in (falling, up_and_down, *rng.integers(0, count + 1, (12, blocks + 1))):
+        offsets = np.asarray(offsets, np.int32)
+        problem = problem_of("spmm", shape, values, 4, "float32", permuted=op == "transpose")
+        if op == "sddmm":
+            problem = dataclasses.replace(problem, op="sddmm")
+            call = sddmm_subwarp_cuda.launch_plan(problem, tile)
+            inputs, out = (offsets, indices, np.ones((m, 4), "f4"), np.ones((k, 4), "f4")), values
+        else:
+            call = spmm_subwarp_cuda.launch_plan(problem, tile)
+            inputs = (values, offsets, indices, places, np.ones((shape[1], 4), "f4"))
+            out = np.zeros((1, shape[0], 4), np.float32)
+        try:
+            emulate(call, inputs, [(out.shape, out.dtype)], step_limit=30_000)
+            ended += 1
+        except Fault as fault:
+            # Two windows may both take a vector to be theirs.
+            assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
+    assert ended > 5
+
+
+@pytest.mark.parametrize("op", ["spmm", "transpose", "sddmm"])
+def test_the_same_bits_in_any_order_of_the_blocks(op):
+    arrays, case, _ = encoded(BATTERY["every_length"], 4)
+
+    def bits(seed):
+        def order(call):
+            run["order"] = np.random.default_rng(seed).permutation(np.prod(call.grid)).tolist()
+            assert len(run["order"]) > 2
+            return call
+
+        run = {"order": []}
+        if op == "sddmm":
+            X, Y = operands(case, 8)
+            tile = SubwarpTile(4, tile_n=4, subwarp=16, block_size=32)
+            sampled(arrays, case, tile, "float32", X[None], Y[None], change=order)
+            return sampled(arrays, case, tile, "float32", X[None], Y[None], **run)
+        B = dense_operand(case, 8, op == "transpose")[None]
+        tile = SubwarpTile(4, subwarp=16, split=4, block_size=32)
+        product(arrays, case, tile, "float32", B, op == "transpose", change=order)
+        return product(arrays, case, tile, "float32", B, op == "transpose", **run)
+
+    first = bits(0)
+    for seed in (1, 2):
+        np.testing.assert_array_equal(bits(seed), first)
+
+
+@pytest.mark.parametrize("op", ["spmm", "transpose", "sddmm"])
+def test_a_far_row_is_not_a_near_one(op):
+    """Row 2^30 of 8 columns is 2^33 numbers away: 0 in 32 bits, where there is memory."""
+    far, one = 2**30, np.array([0, 1], np.int32)
+    values = np.ones((1, 1, 1), np.float32)
+    at, memory = np.array([far], np.int32), np.ones((4, 8), np.float32)
+    problem = problem_of("spmm", (1, far + 1), values, 8, "float32", permuted=op == "transpose")
+    if op == "sddmm":
+        call = sddmm_subwarp_cuda.launch_plan(
+            dataclasses.replace(problem, op="sddmm"), SubwarpTile(1)
+        )
+        inputs, out = (one, at, memory, memory), [((1, 1, 1), np.float32)]
+    else:
+        call = spmm_subwarp_cuda.launch_plan(problem, SubwarpTile(1))
+        inputs, out = (values, one, at, np.zeros(1, np.int32), memory), [((1, 1, 8), np.float32)]
+    with pytest.raises(Fault, match="out of bounds"):
+        emulate(call, inputs, out)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_infinity_is_not_multiplied_by_what_does_not_exist(transpose):
+    for length, split in itertools.product((1, 2, 4), (1, 4)):
+        infinity(SubwarpTile(length, split=split), transpose)
+
+
+def infinity(tile, transpose):
+    (offsets, indices, values), case, _ = encoded(BATTERY["every_length"], tile.vector_length)
+    B = np.full((case.shape[not transpose], 4), np.inf)
+    C = product((offsets, indices, abs(values)), case, tile, "float32", B[None], transpose)
+    stored = (case.dense() != 0).any(axis=int(not transpose))
+    np.testing.assert_array_equal(C[0], np.where(stored[:, None], np.inf, np.zeros((1, 4))))
+
+
+SPMM, SDDMM = "spmm_subwarp.cuh", "sddmm_subwarp.cuh"
+
+
+def halves(transpose):
+    """Of V = 8 in 16 bits, whose rows two subwarps share; vectors shared by lanes."""
+    check("every_length", SubwarpTile(8, split=2), "float16", 16, transpose)
+
+
+def narrow(transpose):
+    """Loads of several columns that n cuts off; lanes that end with some columns of a row."""
+    for split in (2, 4):
+        tile = SubwarpTile(4, tile_n=32 // split, split=split)
+        check("every_length", tile, "float32", 11, transpose)
+        check("every_length", tile, "float32", 9, transpose)
+
+
+def pairs(transpose):
+    check("every_length", SubwarpTile(2), "float32", 4, transpose)
+
+
+def rows_of_x(name):
+    check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=4), "float32", 8)
+
+
+def features(name):
+    check_sampled(name, SubwarpTile(8, tile_k=16, subwarp=4), "float32", 9)
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "check", "of"),
+    [
+        # a vector past the end of the row is one more
+        (SPMM, "kAll || p + i * kSplit < last ? width : 0", "width", infinity, SubwarpTile(2)),
+        (SPMM, "(kAtOnce - 1) * kSplit < last", "0 < last", pairs, False),
+        (
+            SPMM,
+            "p + i * kStride < last ? p + i * kStride : last - 1",
+            "p + i * kStride",
+            halves,
+            False,
+        ),
+        (SPMM, "valid = q + i * kSplit < last", "valid = true", pairs, True),
+        (SPMM, "columns[i] = next[i]", "(void)next[i]", pairs, False),
+        (SPMM, "unsigned share = lane % kSplit", "unsigned share = 0", halves, False),
+        (SPMM, "group.ReduceSpread(sums)", "", halves, True),
+        (SPMM, "values_stride + place.part * kRows", "values_stride", halves, False),
+        (SPMM, "row >= rows || ", "", narrow, False),
+        (SPMM, " || column >= left", "", narrow, True),
+        (SPMM, "left - column, own", "left, own", narrow, True),
+        # rows of B past the end of the matrix
+        (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
+        (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
+        (SDDMM, "v + j < rows ? sums[s + j] : 0", "sums[s + j]", rows_of_x, "every_length"),
+        (SDDMM, "if (v + 1 < rows) x_row += d", "x_row += d", rows_of_x, "every_length"),
+        (SDDMM, "row < m ? row : m - 1", "row", rows_of_x, "every_length"),
+        (SDDMM, "row < m ? rows : 0", "rows", rows_of_x, "every_length"),
+        (SDDMM, "if (first / kRows >= left) continue;", "", rows_of_x, "every_length"),
+        (SDDMM, "&& block_end < last ? block_end", "&& block_end < last ? last", rows_of_x, "full"),
+        (SDDMM, "stored - first < kWindow ? stored :", "", rows_of_x, "padded"),
+        (SDDMM, "stored * kLength, vectors", "vectors * kLength, vectors", rows_of_x, "padded"),
+        (SDDMM, "kVector ? unsigned(kColumns) : left", "unsigned(kColumns)", features, "full"),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, check, of, planted):
+    arguments = (of, False) if isinstance(of, SubwarpTile) else (of,)
+    planted(header, right, wrong, lambda: check(*arguments))
