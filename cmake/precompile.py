@@ -54,7 +54,7 @@ def main() -> None:
 
     start, folder = time.perf_counter(), headers.header_folder()
     texts, include = headers.header_texts(folder), (f"--include-path={folder}",)
-    names = args.names or list(default_calls.LAUNCH_PLANS)
+    names = args.names or list(default_calls.NAMES)
     calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:  # ctypes lets go of the interpreter's lock

@@ -13,13 +13,12 @@
 // kColumns   dense columns of a lane; kVector: n is a multiple of it, so they are one vector
 // kSplit     neighbouring lanes that share their columns: each takes every kSplit-th vector
 // kSubwarp   lanes of a tile, kSubwarp / kSplit * kColumns columns wide
-// kTiles     tiles side by side along the dense columns of a block
 // kAtOnce    vectors of a lane under way together
 //
-// Grid: x over the sparse operand, y over kTiles tiles, z over products that share the structure (a
-// stride of 0 for an operand that they share as well). Vectors from the last offset on are padding;
-// rows of A from m on do not exist. Accumulates in float32, float64 for float64. No two groups add
-// to one number: the same bits at each call.
+// Grid: x over the sparse operand, with 2^tile_bits tiles of a row side by side, y over so many
+// tiles, z over products that share the structure (a stride of 0 for an operand that they share as
+// well). Vectors from the last offset on are padding; rows of A from m on do not exist. Accumulates
+// in float32, float64 for float64. No two groups add to one number: the same bits at each call.
 #pragma once
 
 #include "group.cuh"
@@ -27,13 +26,15 @@
 namespace sgap {
 
 // Where a lane works: a tile of C, columns in it, and which of the vectors are its own.
-template <int kParts, int kColumns, int kSplit, int kSubwarp, int kTiles, int kBlock>
+template <int kParts, int kColumns, int kSplit, int kSubwarp, int kBlock>
 struct TilePlace {
+  unsigned tile_bits;
   Size subwarp = (Size(blockIdx.x) * kBlock + threadIdx.x) / kSubwarp;
   unsigned lane = threadIdx.x % kSubwarp;
   unsigned part = unsigned(subwarp % kParts);
-  Size row = subwarp / (kParts * kTiles);  // of tiles
-  unsigned tile = blockIdx.y * kTiles + unsigned(subwarp / kParts % kTiles);
+  Size row = (subwarp / kParts) >> tile_bits;  // of tiles
+  unsigned tile =
+      (blockIdx.y << tile_bits) + (unsigned(subwarp / kParts) & ((1u << tile_bits) - 1));
   unsigned column = (tile * (kSubwarp / kSplit) + lane / kSplit) * kColumns;
   unsigned share = lane % kSplit;
 };
@@ -129,15 +130,15 @@ struct BlockRow {
 };
 
 // C = A B. `permutation` is not read.
-template <class T, int kLength, int kRows, int kColumns, int kSplit, int kSubwarp, int kTiles,
-          int kAtOnce, int kBlock, bool kVector>
+template <class T, int kLength, int kRows, int kColumns, int kSplit, int kSubwarp, int kAtOnce,
+          int kBlock, bool kVector>
 __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
     SpmmSubwarpKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                       const Index* __restrict__ column_indices,
                       const Index* __restrict__ permutation, const T* __restrict__ b,
                       T* __restrict__ c, long long m, long long n, long long values_stride,
-                      long long b_stride, long long products) {
-  const TilePlace<kLength / kRows, kColumns, kSplit, kSubwarp, kTiles, kBlock> place;
+                      long long b_stride, long long tile_bits, long long products) {
+  const TilePlace<kLength / kRows, kColumns, kSplit, kSubwarp, kBlock> place{unsigned(tile_bits)};
   const Size row = place.row * kLength + place.part * kRows;
   const bool inside = place.column < n && row < m;  // the same in all lanes of a group
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
@@ -156,18 +157,19 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
 
 // C = A^T B, where m and the offsets are those of A^T, and k of its columns (rows of A) exist: of
 // each vector q of a row, V neighbouring rows of B. kWhole: k is a multiple of V.
-template <class T, int kLength, int kColumns, int kSplit, int kSubwarp, int kTiles, int kAtOnce,
-          int kBlock, bool kVector, bool kWhole>
+template <class T, int kLength, int kColumns, int kSplit, int kSubwarp, int kAtOnce, int kBlock,
+          bool kVector, bool kWhole>
 __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
     SpmmSubwarpTransposedKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                                 const Index* __restrict__ block_indices,
                                 const Index* __restrict__ permutation, const T* __restrict__ b,
                                 T* __restrict__ c, long long m, long long n, long long k,
-                                long long values_stride, long long b_stride, long long products) {
+                                long long values_stride, long long b_stride, long long tile_bits,
+                                long long products) {
   // Rows of B of one vector that are loaded together.
   constexpr int kPiece = kLength < 8 ? kLength : 8;
   constexpr unsigned kStep = kAtOnce * kSplit;
-  const TilePlace<1, kColumns, kSplit, kSubwarp, kTiles, kBlock> place;
+  const TilePlace<1, kColumns, kSplit, kSubwarp, kBlock> place{unsigned(tile_bits)};
   const bool inside = place.column < n && place.row < m;  // the same in all lanes of a group
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;

@@ -26,6 +26,7 @@ from sgap_jax import (
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
 VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
+LONG_VECTORS = A.asformat(CVS(16))  # so do these, whose length CUDA has kernels for
 TENSOR = SparseArray.from_coordinates(
     [(0, 1, 2), (0, 3, 0), (2, 1, 2), (2, 3, 1), (3, 0, 0)],
     np.arange(1.0, 6),
@@ -45,8 +46,8 @@ def normal(*shape, seed=0):
     return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape))
 
 
-def dense_vectors(v):
-    return jnp.zeros((M, K)).at[VECTORS.coordinates()].set(v.reshape(-1))  # drops what is outside
+def dense_vectors(v, of=VECTORS):
+    return jnp.zeros((M, K)).at[of.coordinates()].set(v.reshape(-1))  # drops what is outside
 
 
 def sampled_vectors(x):
@@ -150,9 +151,9 @@ OPS = {
         (normal(*VECTORS.values.shape), normal(K, 5)),
     ),
     "spmm_vectors_transpose": (
-        lambda v, B, s: spmm(VECTORS.with_values(v), B, transpose=True, schedule=s),
-        lambda v, B: dense_vectors(v).T @ B,
-        (normal(*VECTORS.values.shape), normal(M, 5)),
+        lambda v, B, s: spmm(LONG_VECTORS.with_values(v), B, transpose=True, schedule=s),
+        lambda v, B: dense_vectors(v, LONG_VECTORS).T @ B,
+        (normal(*LONG_VECTORS.values.shape), normal(M, 5)),
     ),
     "sddmm_vectors": (
         lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,

@@ -5,6 +5,9 @@ features), rows of 1 to 32 entries on average (wider and longer ones have the sa
 float32, bfloat16 and float16, with and without a permutation where the operation has one. Many
 problems share a kernel. float64 and points that a caller names are compiled where they run.
 
+For column vectors of 2, 4, 8 and 16 the kernels of one column and of many, a multiple of what one
+load brings: spmm, its transpose (of whole vectors) and sddmm. The others are too many.
+
 Imports no JAX: the build runs it before the package can be imported.
 """
 
@@ -22,6 +25,7 @@ from sgap_jax.runtime import (
     spmm_cuda,
 )
 from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.kernels import TILED
 
@@ -44,9 +48,15 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 
+# The operations that have kernels of column vectors, each by the name of these.
+OF_VECTORS = {"spmm_vectors": "spmm", "sddmm_vectors": "sddmm"}
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS)
+
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
+VECTOR_LENGTHS = (2, 4, 8, 16)
+VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
 _ROWS = 10_000
 
 
@@ -66,13 +76,38 @@ def default_problems(op: str) -> Iterator[Problem]:
         )
 
 
+def vector_problems(op: str) -> Iterator[Problem]:
+    """The same of column vectors."""
+    sizes = (VECTOR_COLUMNS[op], DTYPES, VECTOR_LENGTHS, (False, True)[: 2 if op in TILED else 1])
+    for n, dtype, length, through in itertools.product(*sizes):
+        yield Problem(
+            op,
+            (_ROWS, _ROWS),
+            _ROWS * 32 * length,
+            n=n,
+            dtype=dtype,
+            format=f"CVS({length})",
+            platform="cuda",
+            permuted=through,
+        )
+
+
 @cache
 def default_calls(name: str) -> dict[str, KernelCall]:
-    """A launch for each kernel among the default points, by its source; `name` of LAUNCH_PLANS."""
-    (op, plan), calls = LAUNCH_PLANS[name], {}
+    """A launch for each kernel among the defaults, by its source; `name` of NAMES."""
+    made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
+    return {call.source: call for call in made}
+
+
+def _point_calls(name: str) -> Iterator[KernelCall]:
+    op, plan = LAUNCH_PLANS[name]
     for problem in default_problems(op):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
-        call = plan(problem, point)
-        calls[call.source] = call
-    return calls
+        yield plan(problem, point)
+
+
+def _vector_calls(op: str) -> Iterator[KernelCall]:
+    for problem in vector_problems(op):
+        tile = choose_schedule(problem)
+        yield VECTOR_PLANS[op][type(tile)](problem, tile)

@@ -39,7 +39,7 @@ def launch_plan(
     at_once = max(fit // V, 1) if problem.permuted else min(fit, _VALUES // (rows * wide))
     if tile.tile_k is not None:
         at_once = min(at_once, max(tile.tile_k // tile.split, 1))
-    lanes = [columns, tile.split, tile.subwarp, tile.tiles_of_block(problem), at_once]
+    lanes = [columns, tile.split, tile.subwarp, at_once]
     constants: list = [operand, V]
     if problem.permuted:
         kernel, last = "SpmmSubwarpTransposedKernel", [vector, k % V == 0]
@@ -54,6 +54,7 @@ def launch_plan(
         *((k,) if problem.permuted else ()),
         problem.nnz if products[0] > 1 else 0,
         k * n if products[1] > 1 else 0,
+        tile.tiles_of_block(problem).bit_length() - 1,
         problem.batch,
     )
     pointers = [reads, index, index, index, reads, operand]

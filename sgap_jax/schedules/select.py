@@ -16,7 +16,8 @@ _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
 _ROW_USES = 40  # nonzeros per row of the dense operand
 _PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does not know of
-_MOST_COLUMNS = 1 << 20  # of a usual launch: it has 65535 tiles of them
+_MOST_COLUMNS = 1 << 20  # of tiles of 32, of which a launch has 65535
+_MOST_OF_VECTORS = 1 << 19  # of tiles of 16
 _LINE = 128  # bytes that a gather reads at once
 
 
@@ -55,7 +56,7 @@ def _tile(problem: Problem) -> Schedule | None:
     Not measured here yet. Tensor cores take the 16-bit types, CUDA cores the rest.
     """
     of_vectors = problem.op in ("spmm", "sddmm") and problem.vector_length in LENGTHS
-    if not of_vectors or problem.dtype not in KERNEL_DTYPES or problem.n > _MOST_COLUMNS:
+    if not of_vectors or problem.dtype not in KERNEL_DTYPES or problem.n > _MOST_OF_VECTORS:
         return None
     return _subwarp(problem)
 

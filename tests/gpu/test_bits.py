@@ -10,10 +10,12 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from gpu_session import on_gpu, some
 from tolerance import DTYPES
+from vector_cases import encoded, vectors
 
-from sgap_jax import Problem, gspmm, legal_points, row_max, row_sum, sddmm, spmm
+from sgap_jax import Problem, SubwarpTile, gspmm, legal_points, row_max, row_sum, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.subwarp import LENGTHS
 
 POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
 NAMES = ("every_length", "padded", "empty_rows_at_both_ends", "heavy_first_and_last")
@@ -76,3 +78,18 @@ def test_defaults(dtype):
     for name in some(NAMES, 1):
         same_bits(lambda s, c=BATTERY[name]: row_sum(integer_array(c, dtype), schedule=s))
         same_bits(lambda s, c=BATTERY[name]: row_max(integer_array(c, dtype), schedule=s))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectors(dtype, length):
+    tiles = (None, SubwarpTile(length, subwarp=16, split=2, block_size=64))
+    for name, n, tile in some(itertools.product(NAMES, (1, 6, 8), tiles), 1):
+        arrays, case, _ = encoded(BATTERY[name], length)
+        A = vectors(arrays, case, dtype)
+        numbers = np.where(np.isnan(arrays[2]), np.nan, integers(*A.values.shape))
+        A = A.with_values(cast(numbers, dtype))
+        X, Y = (cast(integers(size, n, seed=1), dtype) for size in case.shape)
+        same_bits(lambda s, A=A, Y=Y: spmm(A, Y, schedule=s), tile)
+        same_bits(lambda s, A=A, X=X: spmm(A, X, transpose=True, schedule=s), tile)
+        same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values)

@@ -8,11 +8,15 @@ from battery import BATTERY, array, cast, rounded
 from gpu_session import on_gpu, some
 from gspmm_oracle import away_from_zero
 from gspmm_oracle import oracle as gspmm_oracle
+from sddmm_oracle import operands
+from sddmm_oracle import oracle as sampled_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
+from vector_cases import encoded, vectors
 
 from sgap_jax import (
     Problem,
+    SubwarpTile,
     gspmm,
     legal_points,
     reference,
@@ -24,6 +28,7 @@ from sgap_jax import (
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
 from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.subwarp import LENGTHS
 
 POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
 TUNED = list(legal_points(Problem("spmm", (100, 90), 1000, n=13), tunables=True))
@@ -125,3 +130,29 @@ def test_gspmm(dtype):
         X = dense_operand(case, (1, 8, 33)[i % 3], transpose)
         C = gspmm(A, cast(X, dtype), op=op, reduce=reduce, transpose=transpose, schedule=on_gpu())
         assert_within(C, *gspmm_oracle(case, dtype, X, op, reduce, transpose))
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_spmm_of_vectors(length, transpose):
+    tiles = (None, SubwarpTile(length), SubwarpTile(length, subwarp=16, split=4))
+    settings = itertools.product(BATTERY, tiles, (1, 8, 33, 64))
+    for i, (name, tile, n) in enumerate(some(settings, 1)):
+        arrays, case, _ = encoded(BATTERY[name], length)
+        dtype, B = DTYPES[(i + length) % 4], dense_operand(case, n, transpose)
+        A = vectors(arrays, case, dtype)
+        C = product(A, cast(B, dtype), transpose=transpose, schedule=on_gpu(tile))
+        assert_within(C, *oracle(case, dtype, B, transpose))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sddmm_at_vectors(length):
+    tiles = (None, SubwarpTile(length, tile_n=4), SubwarpTile(length, subwarp=2))
+    for i, (name, tile, d) in enumerate(some(itertools.product(BATTERY, tiles, (1, 8, 33)), 1)):
+        arrays, case, place = encoded(BATTERY[name], length)
+        dtype, (X, Y) = DTYPES[(i + length) % 4], operands(case, d)
+        A = vectors(arrays, case, dtype)
+        C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=on_gpu(tile))
+        expected, bound = np.zeros(A.nnz), np.zeros(A.nnz)
+        expected[place], bound[place] = sampled_oracle(case, dtype, X, Y)
+        assert_within(C.values.reshape(-1), expected, bound)
