@@ -1,7 +1,8 @@
 """Column vectors as operands of spmm_p and sddmm_p, and as entries where no kernel takes them.
 
-The primitives keep vectors as they are, derivatives included. What has no kernels for vectors, the
-reference and CUDA, expands them while it is lowered: gradients there run that platform's kernels.
+The primitives keep vectors as they are, derivatives included. What has no kernels for them, the
+reference and on CUDA some lengths, expands them while it is lowered: gradients there run that
+platform's kernels.
 """
 
 from typing import Any

@@ -69,7 +69,7 @@ def sddmm(
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
     Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
-    `AtomicParallelism`, the CPU schedule is `CpuTile`.
+    `AtomicParallelism` and, with CVS(V), `SubwarpTile`; the CPU schedule is `CpuTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)

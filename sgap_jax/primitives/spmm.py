@@ -71,7 +71,8 @@ def spmm(
       ValueError: B has the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype, format or platform with this schedule.
 
-    Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CPU schedule is `CpuTile`.
+    Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CUDA schedules are
+    `AtomicParallelism` and, with CVS(V), `SubwarpTile`; the CPU schedule is `CpuTile`.
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)

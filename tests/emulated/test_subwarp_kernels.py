@@ -247,8 +247,8 @@ def test_a_last_block_row_that_the_matrix_cuts_off():
         sampled_is_right(values[0], case, place, "float32", X, Y)
 
 
-def test_padding_may_hold_any_index():
-    arrays, case, place = encoded(BATTERY["padded"], 4, padding=5)
+def test_padding_may_hold_any_index_and_be_more_than_there_are_threads():
+    arrays, case, place = encoded(BATTERY["padded"], 4, padding=600)
     offsets, indices, values = arrays
     indices = np.where(np.arange(len(indices)) < offsets[-1], indices, 2**31 - 1).astype(np.int32)
     B, (X, Y) = dense_operand(case, 4), operands(case, 4)
