@@ -214,7 +214,7 @@ def _all() -> tuple[BenchmarkProblem, ...]:
     add("small_rmat", "R-MAT", synthetic, rmat, 9, 8, tags="ci")
     add("small_weights", "weights", synthetic, pruned, 128, 96, 0.9, tags="ci")
     small = functools.partial(pruned, 40, 96, 0.9)
-    add("small_vectors", "weights", synthetic, vectors, small, 4, tags="ci")
+    add("small_vectors", "weights", synthetic, vectors, small, 4, tags="ci vectors_ci")
     path = "dlmc/rn50/magnitude_pruning/0.8/initial_conv.smtx.gz"
     add("rn50_64x147_80pct", "DLMC", dlmc + path, stored, path, tags="ci")
     add("karate", "graphs", "Zachary 1977", stored, "graphs/karate.npz", tags="ci")

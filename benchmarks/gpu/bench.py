@@ -23,7 +23,7 @@ from sgap_jax import (
 from sgap_jax.runtime.default_calls import LAUNCH_PLANS
 
 Row = dict[str, object]
-OURS = ("ours", "point", "ours_jax")
+OURS = ("ours", "point", "vectors", "ours_jax")
 MOST_POINTS = 32  # of a search
 MOST_CHECKED = 1 << 22  # numbers of a result
 _FAILURES = (ImportError, Unavailable, RuntimeError, MemoryError, ValueError, NotImplementedError)

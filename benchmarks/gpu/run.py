@@ -15,11 +15,17 @@ import time
 from benchmarks import problems
 from benchmarks.gpu import device, summary, timing
 from benchmarks.gpu.bench import MOST_POINTS, OURS, Case, Row
+from benchmarks.gpu.vectors import VectorCase
+from sgap_jax.runtime.default_calls import OF_VECTORS
 
 # In the order of the goals, so that a run that ends early has them.
 PLAN = tuple(("spmm", n) for n in (4, 64, 1, 16, 128))
 PLAN += (("sddmm", 64), ("sddmm", 128), ("softmax", 1))
+PLAN += (("spmm_vectors", 64), ("spmm_vectors", 256), ("sddmm_vectors", 64))
 DRY_PLAN = (("spmm", 4), ("sddmm", 4), ("softmax", 1), ("spmm", 1))
+DRY_PLAN += (("spmm_vectors", 4), ("sddmm_vectors", 4))
+
+VECTOR_TAGS = {"vectors", "vectors_ci"}  # of matrices made of column vectors
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,18 +42,22 @@ def main(argv: list[str] | None = None) -> None:
     bandwidth = hardware.bandwidth()
     folder = device.folder(args.results)
     matrices, skipped = _matrices(args)
-    rows: dict[str, list[Row]] = {"spmm": [], "sddmm": [], "softmax": [], "points": []}
+    rows: dict[str, list[Row]] = {name: [] for name in ("spmm", "sddmm", "softmax", "points")}
+    rows |= {name: [] for name in OF_VECTORS}
     not_started = []
     for op, n in DRY_PLAN if args.dry_run else PLAN:
         for problem, A in matrices:
             if op == "sddmm" and "gpu" in problem.tags:
                 continue  # its oracle takes a minute
+            if (op in OF_VECTORS) != bool(problem.tags & VECTOR_TAGS):
+                continue
             if time.monotonic() - start > seconds:
                 not_started.append(f"{op} {problem.name} n={n}")
                 continue
             about = {"problem": problem.name, "family": problem.family}
             about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
-            case = Case(op, A, n, hardware, bandwidth, arch)
+            make, of = (VectorCase, OF_VECTORS[op]) if op in OF_VECTORS else (Case, op)
+            case = make(of, A, n, hardware, bandwidth, arch)
             rows[op] += [_said(op, about | row) for row in case.rows()]
             if op == "spmm" and n == 4:
                 few = 3 if args.dry_run else MOST_POINTS
@@ -73,7 +83,8 @@ def _arch() -> str:
 def _matrices(args: argparse.Namespace) -> tuple[list, list[str]]:
     """(problem, matrix) of all that are there, and the names of those that are not."""
     found = problems.select("ci" if args.dry_run else "default", args.problems)
-    found += problems.select("gpu") if not (args.dry_run or args.problems) else []
+    if not (args.dry_run or args.problems):
+        found += problems.select("gpu") + problems.select("vectors_quick")
     matrices, skipped = [], []
     for problem in found:
         try:

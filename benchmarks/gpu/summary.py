@@ -11,6 +11,7 @@ import statistics
 
 from benchmarks.gpu import peers
 from benchmarks.summary import table
+from sgap_jax.runtime.default_calls import OF_VECTORS
 
 Row = dict[str, str]
 GOALS = (
@@ -136,6 +137,12 @@ def write(folder: pathlib.Path) -> pathlib.Path:
         ]
         if body := by_contender(rows, over):
             lines += [f"### {title}", "", *body]
+    for name, op in OF_VECTORS.items():
+        kernels = ("vectors", "ours", *peers.KERNELS[op])
+        rows = [row for row in load(folder / f"{name}.csv") if row["contender"] in kernels]
+        if body := by_contender(rows, "vectors"):
+            title = f"{titles[op]} of column vectors, kernels: time over that of the vectors"
+            lines += [f"### {title} (`ours`: their entries)", "", *body]
     path = folder / "summary.md"
     path.write_text("\n".join(lines))
     return path

@@ -12,6 +12,7 @@ from cuda_sources import require_nvrtc
 from benchmarks import problems
 from benchmarks.gpu import bench, ours, peers, run, summary, timing
 from benchmarks.problems import Unavailable
+from sgap_jax.runtime.default_calls import OF_VECTORS
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,8 @@ def dry_run(tmp_path_factory):
     require_nvrtc()
     results = tmp_path_factory.mktemp("results")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        run.main(["--dry-run", "--problems", "small_weights", "--results", str(results)])
+        names = ["small_weights", "small_vectors"]
+        run.main(["--dry-run", "--problems", *names, "--results", str(results)])
     (folder,) = results.iterdir()
     return folder
 
@@ -55,6 +57,24 @@ def test_points_are_searched_and_right(dry_run):
     assert all(row["us"] and not row.get("notes") for row in points)
 
 
+@pytest.mark.parametrize("op", OF_VECTORS)
+def test_column_vectors_are_measured_beside_their_entries(dry_run, op):
+    rows = {row["contender"]: row for row in read(dry_run / f"{op}.csv")}
+    assert {row["problem"] for row in rows.values()} == {"small_vectors"}
+    assert rows["vectors"]["schedule"].startswith("SubwarpTile(vector_length=4")
+    assert rows["vectors"]["schedule"].endswith("CVS(4)")
+    assert rows["ours"]["schedule"].startswith("{<")
+    for name in ("vectors", "ours", "ours_jax"):
+        assert rows[name]["us"] and not rows[name].get("notes")
+    # One column index for each vector: less to read.
+    entries = 8 * int(rows["ours"]["nnz"])
+    assert float(rows["vectors"]["bound_us"]) < 1e6 * (entries + 4 * 161 + 16 * 256) / 1e10
+    assert (
+        "of column vectors, kernels: time over that of the vectors"
+        in (dry_run / "summary.md").read_text()
+    )
+
+
 def test_the_summary_says_that_it_was_a_dry_run(dry_run):
     text = (dry_run / "summary.md").read_text()
     assert "no figure here says anything about a GPU" in text
@@ -67,7 +87,8 @@ def test_no_case_starts_when_the_time_is_over(tmp_path, monkeypatch):
     monkeypatch.setenv("SGAP_GPU_SECONDS", "-1")
     run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
     (folder,) = tmp_path.iterdir()
-    assert len(json.loads((folder / "run.json").read_text())["not_started"]) == len(run.DRY_PLAN)
+    planned = [op for op, _ in run.DRY_PLAN if op not in OF_VECTORS]  # it has no vectors
+    assert len(json.loads((folder / "run.json").read_text())["not_started"]) == len(planned)
     assert (
         "Not started, the time was over: spmm small_weights n=4"
         in (folder / "summary.md").read_text()
