@@ -56,9 +56,10 @@ def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
     for i, ((op, permuted), length, dtype) in enumerate(itertools.product(OPS, LENGTHS, DTYPES)):
         if ARCHITECTURES[i % 3] != arch:
             continue
-        for n in (128, (127, 2, 12)[i // 3 % 3]):
-            for tile in (SubwarpTile(length), SubwarpTile(length, subwarp=32, block_size=512)):
-                sources.append(plan(of(length, op, permuted, n, dtype), tile).source)
+        other = (127, 2, 12)[i // 3 % 3]
+        sources.append(plan(of(length, op, permuted, 128, dtype), SubwarpTile(length)).source)
+        tile = SubwarpTile(length, subwarp=32, block_size=512)
+        sources.append(plan(of(length, op, permuted, other, dtype), tile).source)
     stay_in_registers(sources, arch)
 
 
@@ -112,6 +113,27 @@ def test_launches():
     assert plan(many, tile, (1, 70_000)).scalars[2:4] == (0, 900 * 128)
     both = plan(of(8, "sddmm", batch=3), tile, (3, 3))
     assert both.scalars[3:] == (1000 * 128, 900 * 128, 3)
+
+
+def constants(problem, tile):
+    """Those between the type and the block size: V, then rows where there are such, columns, ..."""
+    text = plan(problem, tile).source.split("<", 1)[1].split(">(")[0]
+    return [int(word) for word in text.split(", ")[1:] if word.isdigit()][:-1]
+
+
+def test_constants():
+    # V, rows, columns, split, subwarp, at once
+    assert constants(of(8), SubwarpTile(8)) == [8, 8, 4, 1, 8, 4]
+    assert constants(of(8), SubwarpTile(8, tile_k=2)) == [8, 8, 4, 1, 8, 2]
+    assert constants(of(8), SubwarpTile(8, tile_k=64)) == [8, 8, 4, 1, 8, 4]
+    assert constants(of(8), SubwarpTile(8, tile_k=8, split=4)) == [8, 8, 4, 4, 8, 2]
+    assert constants(of(32, dtype="float64"), SubwarpTile(32, tile_n=16)) == [32, 8, 2, 1, 8, 2]
+    # the same without rows: each vector brings V rows of B
+    assert constants(of(2, permuted=True), SubwarpTile(2)) == [2, 4, 1, 8, 2]
+    assert constants(of(8, permuted=True), SubwarpTile(8)) == [8, 4, 1, 8, 1]
+    # V, rows, window, columns, subwarp, at once
+    assert constants(of(8, "sddmm"), SubwarpTile(8)) == [8, 4, 16, 4, 8, 4]
+    assert constants(of(2, "sddmm"), SubwarpTile(2, tile_n=2, tile_k=16)) == [2, 2, 2, 2, 8, 2]
 
 
 def test_an_empty_problem_has_a_launch_too():
