@@ -165,7 +165,8 @@ def speedups(rows: list[Row]) -> dict[tuple[str, str], list[float]]:
 def summary(rows: dict[str, list[Row]], about: dict) -> str:
     lines = [
         f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
-        "speedup over cuBLAS in half precision, geometric mean (cases).",
+        "speedup over cuBLAS in half precision, geometric mean (cases). On sm_80 and later the "
+        "instruction of the rows mma compiles to shuffles and multiply-adds, on no tensor core.",
         "",
     ]
     if about["dry_run"]:
