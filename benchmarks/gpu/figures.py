@@ -81,6 +81,8 @@ class Case(bench.Case):
     def __init__(self, op: str, A, n: int, hardware, bandwidth: float, arch: str) -> None:
         self.op, self.n, self.device, self.arch = op, n, hardware, arch
         self.length, (m, k) = vector_length(A), A.shape
+        if self.length == 1:
+            raise ValueError("figures: the matrix has no column vectors")
         A = A.copy()
         A.data = A.data.astype(np.float16).astype(np.float32)
         self.vectors = SparseArray.from_scipy(A, format=CVS(self.length)).astype(jnp.float16)

@@ -106,6 +106,12 @@ def test_the_figures_of_the_paper_run_and_wrong_results_end_them(wrong, tmp_path
     assert json.loads((folder / "figures.json").read_text())["not_started"] == []
 
 
+def test_a_matrix_without_vectors_has_no_figure():
+    A = problems.uniform(40, 30, 0.2)
+    with pytest.raises(ValueError, match="figures: the matrix has no column vectors"):
+        figures.Case("spmm", A, 4, timing.DryRun(), 1e10, "sm_90")
+
+
 def test_speedups_are_over_the_dense_product_of_the_same_case():
     found = figures.speedups(
         [
