@@ -81,6 +81,8 @@ class Case(bench.Case):
     def __init__(self, op: str, A, n: int, hardware, bandwidth: float, arch: str) -> None:
         self.op, self.n, self.device, self.arch = op, n, hardware, arch
         self.length, (m, k) = vector_length(A), A.shape
+        if self.length == 1:
+            raise ValueError("figures: the matrix has no column vectors")
         A = A.copy()
         A.data = A.data.astype(np.float16).astype(np.float32)
         self.vectors = SparseArray.from_scipy(A, format=CVS(self.length)).astype(jnp.float16)
@@ -165,7 +167,8 @@ def speedups(rows: list[Row]) -> dict[tuple[str, str], list[float]]:
 def summary(rows: dict[str, list[Row]], about: dict) -> str:
     lines = [
         f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
-        "speedup over cuBLAS in half precision, geometric mean (cases).",
+        "speedup over cuBLAS in half precision, geometric mean (cases). On sm_80 and later the "
+        "instruction of the rows mma compiles to shuffles and multiply-adds, on no tensor core.",
         "",
     ]
     if about["dry_run"]:

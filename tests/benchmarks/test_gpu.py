@@ -371,3 +371,9 @@ def test_speedups_are_over_the_dense_product_of_the_same_case():
         ]
     )
     assert found == {("f", "mma"): [4.0, 0.5]}
+
+
+def test_a_matrix_without_vectors_has_no_figure():
+    A = problems.uniform(40, 30, 0.2)
+    with pytest.raises(ValueError, match="figures: the matrix has no column vectors"):
+        figures.Case("spmm", A, 4, timing.DryRun(), 1e10, "sm_90")
