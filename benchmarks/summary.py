@@ -16,7 +16,7 @@ import re
 import statistics
 
 from benchmarks import machine
-from benchmarks.peers import dlmc, gradient, messages, sddmm, softmax, spmm
+from benchmarks.peers import attention, dlmc, gradient, messages, sddmm, softmax, spmm
 
 OPS = {
     "spmm": ("SpMM", spmm),
@@ -24,6 +24,7 @@ OPS = {
     "gradient": ("value and gradient of SpMM", gradient),
     "softmax": ("sparse softmax", softmax),
     "dlmc": ("SpMM with column vectors", dlmc),
+    "attention": ("attention with a sparse mask", attention),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
 }
@@ -42,6 +43,8 @@ COMPARISONS = (
     ("softmax", "sparse softmax", softmax.GOAL),
     ("dlmc", "SpMM with column vectors", dlmc.GOAL),
     ("dlmc", "SpMM with column vectors, against dense", ("jax_dense",)),
+    ("attention", "attention, against jax.nn", ("jax_nn",)),
+    ("attention", "attention, against torch", ("torch_sdpa", "flex_attention")),
     ("messages_max", "message passing, maximum", messages.GOAL),
     ("messages_mean", "message passing, mean", messages.GOAL),
 )

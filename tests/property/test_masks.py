@@ -122,12 +122,12 @@ def test_from_function(L, S, format, block, by):
 @QUICK
 @given(sizes, sizes, formats, formats, st.integers(0, 99))
 def test_sets(L, S, format, other, seed):
-    rng = np.random.default_rng(seed)
+    draws = np.random.default_rng(seed).random((2, L, S)) < 0.3
     a, b = (
-        SparseArray.from_dense((rng.random((L, S)) < 0.3).astype(np.float32), format=f)
-        for f in (format, other)
+        masks.from_function(lambda i, j, some=some: some[i, j], L, S, format=f)
+        for some, f in zip(draws, (format, other), strict=True)
     )
-    A, B = (dense(x.with_values(np.ones_like(x.values))) for x in (a, b))
+    A, B = dense(a), dense(b)
     is_defined_by(masks.union(a, b), lambda i, j: (A | B)[i, j], (L, S), format)
     is_defined_by(masks.intersection(a, b, format=CSR), lambda i, j: (A & B)[i, j], (L, S), CSR)
     is_defined_by(masks.causal(a), lambda i, j: A[i, j] & (j <= i), (L, S), format)
