@@ -7,7 +7,7 @@ generator is seeded, so a name means the same matrix everywhere.
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
 `gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
 `vectors` and `vectors_quick` (each position of a pattern is a column vector), `octets` (such ones
-for a GPU).
+for a GPU), `attention` and `attention_quick` (masks).
 """
 
 import dataclasses
@@ -122,6 +122,15 @@ def vectors(make: Callable[[], sp.spmatrix], length: int) -> sp.csr_matrix:
     return sp.csr_matrix(sp.kron(make(), np.ones((length, 1), np.float32)))
 
 
+def attention(length: int, sparsity: float) -> sp.csr_matrix:
+    """The mask of the sparse transformer (vectorSparse, section 7.4) in 8 x 1 vectors: a band of a
+    sixteenth of the length (half of what is stored, if that is less) and random keys."""
+    from sgap_jax import CSR, masks
+
+    band = min(length // 16, round(length * (1 - sparsity) / 2)) // 8 * 8
+    return sp.csr_matrix(masks.band_and_random(length, band, sparsity, 8, format=CSR).to_scipy())
+
+
 def _all() -> tuple[BenchmarkProblem, ...]:
     found = []
 
@@ -201,6 +210,11 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 8,
                 tags="octets",
             )
+    for length in (1024, 2048, 4096):
+        for percent in (90, 95):
+            name, make = f"attention_{length}_{percent}pct", functools.partial(attention, length)
+            tags = "attention attention_quick" if length == 1024 else "attention"
+            add(name, f"masks {percent}%", synthetic, make, percent / 100, tags=tags)
 
     for name, file, tags in (
         ("bcsstk16", "bcsstk16.mtx.gz", ""),

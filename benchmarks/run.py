@@ -4,6 +4,7 @@ import argparse
 import pathlib
 
 from benchmarks import (
+    bench_attention,
     bench_dlmc,
     bench_gradient,
     bench_messages,
@@ -24,6 +25,7 @@ def main() -> None:
     words += ["--out", str(args.out)] if args.out else []
     words += ["--tag", args.tag] if args.tag else []
     benches = (bench_spmm, bench_sddmm, bench_gradient, bench_softmax, bench_messages, bench_dlmc)
+    benches += (bench_attention,)
     for bench in benches:
         bench.main(words)
     if not args.quick and not args.out and not args.tag:

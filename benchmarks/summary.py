@@ -16,6 +16,7 @@ import re
 
 from benchmarks import machine, plots
 from benchmarks.peers import (
+    attention,
     dlmc,
     dlmc_sddmm,
     dlmc_softmax,
@@ -35,6 +36,7 @@ OPS = {
     "dlmc": ("SpMM with column vectors", dlmc),
     "dlmc_sddmm": ("SDDMM with column vectors", dlmc_sddmm),
     "dlmc_softmax": ("sparse softmax with column vectors", dlmc_softmax),
+    "attention": ("attention with a sparse mask", attention),
     "messages_max": ("messages, maximum", messages),
     "messages_mean": ("messages, mean", messages),
 }
@@ -58,6 +60,8 @@ COMPARISONS = (
     ("dlmc_sddmm", "SDDMM with column vectors, against dense and gather", ("jax_dense",)),
     ("dlmc_softmax", "sparse softmax with column vectors", dlmc_softmax.GOAL),
     ("dlmc_softmax", "sparse softmax with column vectors, against dense", ("jax_dense",)),
+    ("attention", "attention, against jax.nn", ("jax_nn",)),
+    ("attention", "attention, against torch", ("torch_sdpa", "flex_attention")),
     ("messages_max", "message passing, maximum", messages.GOAL),
     ("messages_mean", "message passing, mean", messages.GOAL),
 )

@@ -152,8 +152,8 @@ def attention(
     m = len(row_offsets) - 1
     out, lse = np.zeros((m, v.shape[1])), np.full(m, sink)
     for i in range(m):
-        entries = range(row_offsets[i], row_offsets[i + 1])
-        entries = [p for p in entries if seen(i, column_indices[p]) and added[p] > -np.inf]
+        stored = range(row_offsets[i], row_offsets[i + 1])
+        entries = [p for p in stored if seen(i, column_indices[p]) and added[p] > -np.inf]
         scores = [scale * np.sum(q[i] * k[column_indices[p]]) + added[p] for p in entries]
         if not entries:
             continue

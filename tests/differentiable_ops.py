@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from attention_twin import scatter, twin
 from battery import BATTERY, array
 from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
@@ -13,12 +14,14 @@ from sgap_jax import (
     CSC,
     CVS,
     SparseArray,
+    Unfused,
     einsum,
     gsddmm,
     gspmm,
     row_max,
     row_sum,
     sddmm,
+    sparse_attention,
     sparse_softmax,
     spmm,
     spmv,
@@ -116,6 +119,24 @@ def gspmm_case(op, reduce, transpose=False):
 
     values = jnp.asarray(away_from_zero(CASE.values))  # to divide by, in finite differences too
     return function, dense_gspmm(op, reduce), (values, normal(K, 5))
+
+
+def attention_case(A):
+    """All operands at once, and both results: a bias, a sink, two heads that share keys."""
+
+    def function(q, k, v, bias, sinks, s):
+        options = dict(bias=bias, sinks=sinks, return_lse=True, schedule=row_schedule(s))
+        out, lse = sparse_attention(q, k, v, A, **options)
+        return out + 0.1 * lse[..., None]
+
+    def dense_twin(q, k, v, bias, sinks):
+        mask = jnp.zeros(A.shape, bool).at[A.coordinates()].set(True)
+        lead = (None, None)
+        out, lse = twin(q, k, v, mask[lead], bias=scatter(A, bias)[None], sinks=sinks)
+        return out + 0.1 * lse[..., None]
+
+    sizes = ((1, M, 2, 3), (1, K, 1, 3), (1, K, 1, 2), (2, *A.values.shape), (2,))
+    return function, dense_twin, tuple(normal(*size) for size in sizes)
 
 
 # name -> (function of the operands and a schedule, dense twin, operands)
@@ -250,6 +271,8 @@ OPS = {
         lambda x, y: (x[:, None] - y[None])[ROWS, COLS],
         (normal(M), normal(K)),
     ),
+    "sparse_attention": attention_case(A),
+    "sparse_attention_vectors": attention_case(VECTORS),
     "attention": (
         lambda Q, Y, V, s: spmm(
             sparse_softmax(
@@ -270,6 +293,8 @@ CASES = {
     **{name: (name, None) for name in OPS},
     "attention-tiled": ("attention", BACKENDS["cpu-tiled"]),
     "attention-reference": ("attention", BACKENDS["reference"]),
+    "sparse_attention-reference": ("sparse_attention_vectors", BACKENDS["reference"]),
+    "sparse_attention-unfused": ("sparse_attention_vectors", Unfused()),
 }
 
 

@@ -2,7 +2,7 @@
 
 Three implementations of the same attention (one sequence, 4 heads of 64), forward + backward:
 
-    sparse   sddmm -> sparse_softmax -> spmm, the code of the model
+    sparse   sgap_jax.sparse_attention, the code of the model
     dense    written by hand: the full matrix, masked, softmax
     jax.nn   jax.nn.dot_product_attention with the mask
 
@@ -19,15 +19,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from mask import band_and_random
-from model import Classifier, ModelConfig, Structure, dense_attention, dense_twin, sparse_attention
+from model import (
+    Classifier,
+    ModelConfig,
+    Structure,
+    attend_dense,
+    attend_sparse,
+    default_mask,
+    dense_twin,
+)
 from train import make_optimizer, update
 
 HEADS, HEAD_WIDTH = 4, 64
@@ -35,39 +41,35 @@ LENGTHS = (1024, 2048, 4096)
 TOLERANCE = 1e-5  # of the largest entry: float32 sums over some hundred entries
 
 
-def _over_heads(attention: Callable) -> Callable:
-    return jax.vmap(attention, in_axes=(None, 0, 0, 0, None))
-
-
-def _jax_nn(mask, q, k, v, present):
-    q, k, v = (jnp.moveaxis(x, 0, 1)[None] for x in (q, k, v))  # [1, length, heads, d]
-    out = jax.nn.dot_product_attention(q, k, v, mask=(mask & present)[None, None])
-    return jnp.moveaxis(out[0], 1, 0)
+def _jax_nn(mask, q, k, v, lengths):
+    mask, options = mask[None, None], dict(key_value_seq_lengths=lengths)
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, **options)
 
 
 ATTENTION = {
-    "sparse": _over_heads(sparse_attention),
-    "dense": _over_heads(dense_attention),
+    "sparse": attend_sparse,
+    "dense": attend_dense,
     "jax.nn": _jax_nn,
 }
 
 
 def attention_step(name: str, length: int, seed: int = 0):
     """(compiled, arguments): an attention's output and its gradients with respect to q, k and v."""
-    mask = band_and_random(length, seed=seed)
+    mask = default_mask(length, seed=seed)
     structure = mask if name == "sparse" else mask.todense() != 0
     keys = jax.random.split(jax.random.key(seed), 4)
-    q, k, v, cotangent = (jax.random.normal(key, (HEADS, length, HEAD_WIDTH)) for key in keys)
-    present = jnp.ones(length, bool)
+    shape = (1, length, HEADS, HEAD_WIDTH)
+    q, k, v, cotangent = (jax.random.normal(key, shape) for key in keys)
+    lengths = jnp.full(1, length)
 
-    def step(structure, present, q, k, v, cotangent):
+    def step(structure, lengths, q, k, v, cotangent):
         def attention(q, k, v):
-            return ATTENTION[name](structure, q, k, v, present)
+            return ATTENTION[name](structure, q, k, v, lengths)
 
         out, pullback = jax.vjp(attention, q, k, v)
         return out, *pullback(cotangent)
 
-    arguments = (structure, present, q, k, v, cotangent)
+    arguments = (structure, lengths, q, k, v, cotangent)
     return jax.jit(step).lower(*arguments).compile(), arguments
 
 
@@ -75,7 +77,7 @@ def model_step(name: str, length: int, seed: int = 0):
     """(compiled, arguments): one update of a transformer with 2 layers of 4 heads of 64."""
     width = HEADS * HEAD_WIDTH
     config = ModelConfig(257, 2, length, width=width, heads=HEADS, layers=2, mlp=2 * width)
-    model = Classifier(config, band_and_random(length, seed=seed), rngs=nnx.Rngs(seed))
+    model = Classifier(config, default_mask(length, seed=seed), rngs=nnx.Rngs(seed))
     model = dense_twin(model) if name == "dense" else model
     definition, state = nnx.split((model, make_optimizer(model, steps=100)))
 

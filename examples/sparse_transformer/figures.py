@@ -7,19 +7,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from sgap_jax import SparseArray
+from sgap_jax import SparseArray, masks
 
 
 def save_mask(mask: SparseArray, path: str | Path) -> None:
-    """Every stored entry of the mask as a dark pixel."""
+    """What the mask stores, dark."""
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(np.asarray(mask.todense() != 0), cmap="Greys", interpolation="none")
-    axes.set(
-        xlabel="key",
-        ylabel="query",
-        title=f"Attention mask, {1 - mask.density:.1%} sparse, 8 x 1 vectors",
-    )
+    masks.plot(mask, axes, title=f"Attention mask, {1 - mask.density:.1%} sparse, 8 x 1 vectors")
     figure.savefig(path, dpi=160)
 
 

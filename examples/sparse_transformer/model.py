@@ -5,9 +5,8 @@ section 7.4, eq. 1):
 
     Attention(Q, K, V) = A V,   A = softmax((Q K^T o C) / sqrt(d))
 
-where Q K^T is computed only where C stores an entry (SDDMM), the softmax runs over the stored
-entries of each row, and A V is a sparse-dense product (SpMM). Nothing of size length x length
-exists. Heads and sequences are `jax.vmap`.
+is `sgap_jax.sparse_attention`: scores only where C stores an entry, their softmax and the product
+with V in one pass. Nothing of size length x length exists, and nothing of the size of the mask.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sgap_jax import SparseArray, sddmm, sparse_softmax, spmm
+from sgap_jax import SparseArray, masks, sparse_attention
 
 PADDING = 0
+VECTOR_LENGTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +41,30 @@ class ModelConfig:
             raise ValueError(f"model: {self.heads} heads do not divide a width of {self.width}")
 
 
-def sparse_attention(mask: SparseArray, q, k, v, present):
-    """One head of one sequence: softmax((Q K^T o C) / sqrt(d)) V over the keys that are present.
+def default_mask(
+    length: int, *, density: float = 0.1, band: int | None = None, seed: int = 0
+) -> SparseArray:
+    """The mask of section 7.4 in 8 x 1 vectors: a band, 256 of 4096 keys in proportion if None, and
+    as many random keys as make up the density."""
+    if band is None:
+        band = max(VECTOR_LENGTH, length // 16 // VECTOR_LENGTH * VECTOR_LENGTH)
+    return masks.band_and_random(length, band, 1 - density, VECTOR_LENGTH, seed)
 
-    q, k, v [length, d]; present bool [length] is false at padding -> [length, d].
-    """
-    scores = sddmm(mask, q, k)
-    scores = scores.with_values(jnp.where(present[mask.column_indices], scores.values, -jnp.inf))
-    weights = sparse_softmax(scores, scale=1 / math.sqrt(q.shape[-1]))
-    return spmm(weights, v)
+
+def attend_sparse(mask: SparseArray, q, k, v, lengths):
+    """q, k, v [batch, length, heads, d], lengths int [batch] without the padding -> as q."""
+    return sparse_attention(q, k, v, mask, key_value_seq_lengths=lengths)
 
 
-def dense_attention(mask: jax.Array, q, k, v, present):
+def attend_dense(mask: jax.Array, q, k, v, lengths):
     """The same with a mask bool [length, length]; as there, a row without any key gives zeros."""
-    scores = jnp.where(mask & present, q @ k.T / math.sqrt(q.shape[-1]), -jnp.inf)
+    scores = jnp.einsum("blhd,bshd->bhls", q, k) / math.sqrt(q.shape[-1])
+    present = jnp.arange(k.shape[1]) < lengths[:, None]
+    scores = jnp.where(mask & present[:, None, None], scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
     total = weights.sum(axis=-1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total) @ v
+    return jnp.einsum("bhls,bshd->blhd", weights / jnp.where(total == 0, 1, total), v)
 
 
 class Structure(nnx.Variable):
@@ -78,15 +84,12 @@ class Block(nnx.Module):
         self.up = nnx.Linear(width, config.mlp, rngs=rngs)
         self.down = nnx.Linear(config.mlp, width, rngs=rngs)
 
-    def __call__(self, x, present, mask, attention: Callable):
+    def __call__(self, x, lengths, mask, attention: Callable):
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x))
         qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = jnp.moveaxis(qkv, (2, 3), (0, 2))  # each [batch, heads, length, d]
-        over_heads = jax.vmap(attention, in_axes=(None, 0, 0, 0, None))
-        over_batch = jax.vmap(over_heads, in_axes=(None, 0, 0, 0, 0))
-        heads = over_batch(mask, q, k, v, present)
-        x = x + self.out(jnp.moveaxis(heads, 1, 2).reshape(batch, length, width))
+        q, k, v = jnp.moveaxis(qkv, 2, 0)  # each [batch, length, heads, d]
+        x = x + self.out(attention(mask, q, k, v, lengths).reshape(batch, length, width))
         return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
 
 
@@ -97,7 +100,7 @@ class Classifier(nnx.Module):
         if mask.shape != (config.length, config.length):
             raise ValueError(f"model: mask of shape {mask.shape} for sequences of {config.length}")
         self.mask = Structure(mask)
-        self.attention = sparse_attention
+        self.attention = attend_sparse
         scale = jax.nn.initializers.normal(0.02)
         embed = functools.partial(nnx.Embed, features=config.width, embedding_init=scale, rngs=rngs)
         self.token = embed(config.vocabulary)
@@ -111,7 +114,7 @@ class Classifier(nnx.Module):
         present = tokens != PADDING
         x = self.token(tokens) + self.position(jnp.arange(tokens.shape[-1]))
         for block in self.blocks:
-            x = block(x, present, self.mask.get_value(), self.attention)
+            x = block(x, present.sum(axis=-1), self.mask.get_value(), self.attention)
         x = self.norm(x)
         # Pooling: a weighted mean over the tokens that are present, the weights learned.
         share = jax.nn.softmax(self.pool(x), axis=-2, where=present[..., None])
@@ -122,5 +125,5 @@ def dense_twin(model: Classifier) -> Classifier:
     """A copy with the same weights that computes and masks the full length x length matrix."""
     twin = nnx.clone(model)
     twin.mask = Structure(model.mask.get_value().todense() != 0)
-    twin.attention = dense_attention
+    twin.attention = attend_dense
     return twin

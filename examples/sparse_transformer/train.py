@@ -22,8 +22,7 @@ import optax
 import text
 from data import Dataset, batch_indices
 from flax import nnx
-from mask import band_and_random
-from model import Classifier, ModelConfig, dense_twin
+from model import Classifier, ModelConfig, default_mask, dense_twin
 from runs import Config, Run
 from tqdm import tqdm
 
@@ -56,7 +55,7 @@ def load(config: Config) -> Dataset:
 
 def build(config: Config, data: Dataset) -> tuple[Classifier, nnx.Optimizer]:
     """The model and its optimizer at step 0."""
-    mask = band_and_random(data.length, density=config.density, band=config.band, seed=config.seed)
+    mask = default_mask(data.length, density=config.density, band=config.band, seed=config.seed)
     shape = ModelConfig(
         vocabulary=data.vocabulary,
         classes=len(data.classes),

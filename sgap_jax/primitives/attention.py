@@ -55,9 +55,9 @@ def sparse_attention(
     for each sequence and head. Arguments are named and laid out as in
     `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
     zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
-    forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU nothing
-    of the size of the pattern is formed for a head, forward or backward, but the gradient of a
-    bias; on other platforms the steps are those of `Unfused`.
+    forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU
+    nothing of the size of the pattern is formed for a head, forward or backward, but the gradient
+    of a bias; on other platforms the steps are those of `Unfused`.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -267,7 +267,7 @@ def _backward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 
 
 def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict) -> Any:
-    """The tangents of unfused results along the operands from `first` on; None if there are none."""
+    """The tangents of unfused results along the operands from `first` on, or None."""
     moving = [i for i, t in enumerate(tangents) if i >= first and t is not None]
     moving = [i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.floating)]
     if not moving:

@@ -76,7 +76,8 @@ def as_sinks(op: str, sinks: Any, heads: int, dtype: Any) -> jax.Array:
     sinks = jnp.asarray(sinks)
     if sinks.shape != (heads,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
         raise ValueError(
-            f"{op}: sinks must be floats of shape [{heads}], got {list(sinks.shape)} of {sinks.dtype}"
+            f"{op}: sinks must be floats of shape [{heads}], got {list(sinks.shape)} of "
+            f"{sinks.dtype}"
         )
     return sinks[None].astype(dtype)
 

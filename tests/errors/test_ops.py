@@ -9,18 +9,21 @@ import pytest
 from battery import BATTERY, array
 
 from sgap_jax import (
+    CSC,
     CpuTile,
     Problem,
     Reference,
     Schedule,
     ScheduleError,
     SparseArray,
+    Unfused,
     choose_schedule,
     gsddmm,
     gspmm,
     row_max,
     row_sum,
     sddmm,
+    sparse_attention,
     sparse_softmax,
     spmm,
     spmv,
@@ -29,6 +32,11 @@ from sgap_jax import (
 A = array(BATTERY["every_length"], jnp.float32)  # 34 x 33
 M, K = A.shape
 B = jnp.ones((K, 4), jnp.float32)
+Q, KEYS = jnp.ones((2, M, 4, 8)), jnp.ones((2, K, 2, 8))
+
+
+def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
+    return sparse_attention(q, k, v, pattern, **options)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,28 @@ B = jnp.ones((K, 4), jnp.float32)
         (lambda: gsddmm(B, B, B), TypeError, ["gsddmm", "SparseArray"]),
         (lambda: row_sum(B), TypeError, ["row_sum", "SparseArray"]),
         (lambda: row_max(A, schedule=3), TypeError, ["row_max", "schedule", "int"]),
+        (lambda: attend(pattern=B), TypeError, ["sparse_attention", "pattern", "SparseArray"]),
+        (lambda: attend(pattern=A.T), NotImplementedError, ["pattern", "CSC", "asformat(CSR)"]),
+        (lambda: attend(pattern=A.asformat(CSC).T), ValueError, ["[34, 33]", "[33, 34]"]),
+        (lambda: attend(pattern=[A, A]), ValueError, ["one for each of 4 heads", "2"]),
+        (lambda: attend(q=Q[0, 0]), ValueError, ["q", "[B, L, H, D]", "[4, 8]"]),
+        (lambda: attend(k=KEYS[..., :4]), ValueError, ["k", "[2, 33, 2, 8]", "[2, 33, 2, 4]"]),
+        (lambda: attend(v=KEYS[:1]), ValueError, ["v", "[2, 33, 2, Dv]", "[1, 33, 2, 8]"]),
+        (lambda: attend(q=Q[:, :, :3]), ValueError, ["heads", "2 for 3"]),
+        (lambda: attend(bias=jnp.ones(A.nnz + 1)), ValueError, ["bias", f"[{A.nnz}]"]),
+        (lambda: attend(bias=jnp.ones((3, A.nnz))), ValueError, ["bias", f"[4, {A.nnz}]"]),
+        (lambda: attend(sinks=jnp.ones(3)), ValueError, ["sinks", "[4]", "[3]"]),
+        (lambda: attend(scale=jnp.ones(2)), ValueError, ["scale", "[2]"]),
+        (lambda: attend(key_value_seq_lengths=jnp.ones(2)), ValueError, ["lengths", "integers"]),
+        (lambda: attend(key_value_seq_lengths=jnp.arange(3)), ValueError, ["lengths", "[3]"]),
+        (lambda: attend(schedule="fast"), TypeError, ["schedule", "str"]),
+        (lambda: attend(schedule=CpuTile(8)), ScheduleError, ["columns"]),
+        (
+            lambda: attend(*(x.astype(int) for x in (Q, KEYS, KEYS))),
+            ValueError,
+            ["floating", "int"],
+        ),
+        (lambda: spmm(A, B, schedule=Unfused()), ScheduleError, ["Unfused", "spmm"]),
         (lambda: A @ B[1:], ValueError, ["[33, n]"]),
     ],
 )

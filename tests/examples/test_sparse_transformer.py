@@ -1,4 +1,4 @@
-"""The demo in parts: ListOps against its evaluator, masks, the dense twin, text, resume."""
+"""The demo in parts: ListOps against its evaluator, the dense twin, text, resume."""
 
 import dataclasses
 import gzip
@@ -16,9 +16,9 @@ for package in ("flax", "optax", "orbax.checkpoint", "tqdm", "matplotlib"):
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "sparse_transformer"))
-listops, text, mask, model, runs, train, compare = (
+listops, text, model, runs, train, compare = (
     importlib.import_module(name)
-    for name in ("listops", "text", "mask", "model", "runs", "train", "compare")
+    for name in ("listops", "text", "model", "runs", "train", "compare")
 )
 nnx = importlib.import_module("flax.nnx")
 
@@ -153,49 +153,20 @@ def test_nested_form_is_read_back(expressions, tmp_path):
     assert read == [row[row != 0].tolist() for row in tokens] and (values == labels).all()
 
 
-# ---- masks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [256, 1000, 1024, 301])
-def test_mask_is_band_and_random_in_column_vectors(length):
-    array = mask.band_and_random(length, seed=5)
-    dense = np.asarray(array.todense())
-    assert set(np.unique(dense)) == {0, 1}
-    assert abs(dense.mean() - 0.1) < 0.002
-    assert np.ptp(dense.sum(1)) <= 1  # every row is as long as every other, up to rounding
-    for start in range(0, length, 8):
-        assert (dense[start : start + 8] == dense[start]).all()
-    reach = mask.default_band(length) // 2 - 4
-    near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) <= max(reach - 4, 0)
-    assert dense[near].all()
-    assert (dense[~near] > 0).sum() > 0.02 * length**2
-    again, other = (np.asarray(mask.band_and_random(length, seed=s).todense()) for s in (5, 6))
-    assert (dense == again).all() and (dense != other).any()
-
-
-def test_mask_refuses_a_band_that_does_not_fit():
-    with pytest.raises(ValueError, match="a band of 128 columns is more than 10% of 256"):
-        mask.band_and_random(256, band=128)
-    with pytest.raises(ValueError, match="density"):
-        mask.band_and_random(256, density=0)
-
-
 # ---- the model and its dense twin ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("present", ["all", "some", "none"])
-def test_sparse_attention_is_dense_masked_attention(present):
+def test_sparse_attention_is_dense_masked_attention():
     length, width = 40, 8
-    array = mask.band_and_random(length, density=0.3)
-    q, k, v, cotangent = jax.random.normal(jax.random.key(0), (4, length, width))
-    kept = {"all": length, "some": 13, "none": 0}[present]
-    there = jnp.arange(length) < kept
+    array = model.default_mask(length, density=0.3)
+    q, k, v, cotangent = jax.random.normal(jax.random.key(0), (4, 3, length, 2, width))
+    lengths = jnp.array([length, 13, 0])
     outs = []
     for attention, structure in (
-        (model.sparse_attention, array),
-        (model.dense_attention, array.todense() != 0),
+        (model.attend_sparse, array),
+        (model.attend_dense, array.todense() != 0),
     ):
-        out, pullback = jax.vjp(lambda *x, a=attention, s=structure: a(s, *x, there), q, k, v)
+        out, pullback = jax.vjp(lambda *x, a=attention, s=structure: a(s, *x, lengths), q, k, v)
         outs.append((out, *pullback(cotangent)))
     for sparse, dense in zip(*outs, strict=True):
         assert np.isfinite(sparse).all()

@@ -1,0 +1,102 @@
+"""Attention with a fixed mask, forward or forward and backward; q, k, v [1, L, H, D], float32.
+
+Each plan takes (A, operands, backward), A a SciPy matrix that stores what is seen; operands are q,
+k, v and the cotangent. A call returns O, or (O, dQ, dK, dV).
+"""
+
+import jax
+import numpy as np
+
+from benchmarks.peers import common
+from benchmarks.problems import Unavailable
+from sgap_jax import CVS, SparseArray, Unfused, sparse_attention
+
+V = 8  # rows of a vector of the problems
+
+
+def step(attention, backward: bool):
+    """jit of (q, k, v, cotangent, mask) for an attention(q, k, v, mask)."""
+
+    def forward(q, k, v, cotangent, mask):
+        return attention(q, k, v, mask)
+
+    def both(q, k, v, cotangent, mask):
+        out, pullback = jax.vjp(lambda *x: attention(*x, mask), q, k, v)
+        return out, *pullback(cotangent)
+
+    return jax.jit(both if backward else forward)
+
+
+def vectors(A) -> SparseArray:
+    return SparseArray.from_scipy(A, format=CVS(V))
+
+
+def unfused(q, k, v, mask):
+    return sparse_attention(q, k, v, mask, schedule=Unfused())
+
+
+def dot_product(q, k, v, mask):
+    return jax.nn.dot_product_attention(q, k, v, mask=mask)
+
+
+def with_unfused(A, operands, backward):
+    return common.ready(step(unfused, backward), *operands, vectors(A))
+
+
+def with_jax_nn(A, operands, backward):
+    mask = common.dense_of(A)[None, None] != 0
+    return common.ready(step(dot_product, backward), *operands, mask)
+
+
+def _in_torch(A, operands):
+    import torch
+
+    tensors = [torch.from_numpy(np.array(x)).transpose(1, 2).contiguous() for x in operands]
+    return tensors, torch.from_numpy(A.toarray() != 0)
+
+
+def with_torch_sdpa(A, operands, backward):
+    import torch
+
+    (q, k, v, cotangent), mask = _in_torch(A, operands)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    back = lambda x: x.transpose(1, 2).detach().numpy()  # noqa: E731
+
+    def forward():
+        with torch.no_grad():
+            return back(attention(q, k, v, attn_mask=mask))
+
+    def both():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves, attn_mask=mask)
+        return tuple(map(back, (out, *torch.autograd.grad(out, leaves, cotangent))))
+
+    return both if backward else forward
+
+
+def with_flex_attention(A, operands, backward):
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if backward:
+        raise Unavailable("FlexAttention has no backward pass on the CPU")
+    (q, k, v, _), mask = _in_torch(A, operands)
+    L = mask.shape[0]
+    blocks = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, L, L, device="cpu")
+    compiled = torch.compile(flex_attention)
+
+    def forward():
+        with torch.no_grad():
+            return compiled(q, k, v, block_mask=blocks).transpose(1, 2).numpy()
+
+    return forward
+
+
+PEERS = {
+    "jax_nn": with_jax_nn,
+    "torch_sdpa": with_torch_sdpa,
+    "flex_attention": with_flex_attention,
+    "unfused": with_unfused,
+}
+GOAL = ("jax_nn", "torch_sdpa", "flex_attention")
+"""`unfused` is ours."""

@@ -1,0 +1,101 @@
+"""Masks from what they say of a row, or of an entry."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_nnz
+from sgap_jax.formats.levels import CSR, CVS, Format
+
+
+def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < least:
+        raise ValueError(f"masks.{op}: {name} must be an integer of at least {least}, got {size!r}")
+    return int(size)
+
+
+def rows_of_vectors(op: str, format: Format) -> int:
+    """V of a format that masks come in, 1 for CSR."""
+    length = format.vector_length if isinstance(format, Format) else None
+    if format != CSR and (length is None or format != CVS(length)):
+        raise ValueError(f"masks.{op}: format must be CSR or CVS(V), got {format}")
+    return length or 1
+
+
+def of_block_rows(
+    op: str, columns: Sequence[np.ndarray], shape: tuple[int, int], format: Format
+) -> SparseArray:
+    """The mask whose block row b stores `columns[b]`, which rise."""
+    length = rows_of_vectors(op, format)
+    offsets = np.concatenate([[0], np.cumsum([len(c) for c in columns], dtype=np.int64)])
+    check_nnz(int(offsets[-1]) * length, f"masks.{op}")
+    indices = np.concatenate([*columns, np.zeros(0, np.int64)])
+    ones = np.ones(len(indices) if format == CSR else (len(indices), length), np.float32)
+    return SparseArray.from_arrays(
+        ones, offsets.astype(np.int32), indices.astype(np.int32), shape=shape, format=format
+    )
+
+
+def from_rows(
+    op: str, columns_of: Callable[[int], np.ndarray], shape: tuple[int, int], format: Format
+) -> SparseArray:
+    """The mask whose row i stores `columns_of(i)`, in any order and perhaps repeated."""
+    length = rows_of_vectors(op, format)
+    rows = range(0, shape[0], length)
+    inside = [
+        np.unique(np.concatenate([columns_of(i) for i in range(b, min(b + length, shape[0]))]))
+        for b in rows
+    ]
+    return of_block_rows(op, inside, shape, format)
+
+
+def from_function(
+    f: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    L: int,
+    S: int | None = None,
+    *,
+    format: Format = CSR,
+    block: int = 512,
+) -> SparseArray:
+    """The mask that stores (i, j) where f(i, j) is true.
+
+    Evaluated in blocks: L S evaluations, and no array of that size.
+
+    Args:
+      f: from rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what
+        broadcasts to that; as `mask_mod` of FlexAttention, on arrays.
+      L: queries.
+      S: keys, L if None.
+      format: CSR or CVS(V).
+      block: rows and columns of a block.
+
+    Returns:
+      [L, S] of ones.
+
+    Raises:
+      ValueError: sizes or format, or an f that does not give booleans [r, c].
+    """
+    op = "from_function"
+    L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)
+    length, block = rows_of_vectors(op, format), check_size(op, "block", block, 1)
+    height = -(-block // length) * length
+    columns: list[np.ndarray] = []
+    for first in range(0, L, height):
+        rows = np.arange(first, min(first + height, L))[:, None]
+        count = -(-len(rows) // length)
+        found: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(count)]
+        for left in range(0, S, block):
+            keys = np.arange(left, min(left + block, S))[None]
+            seen = np.asarray(f(rows, keys))
+            if seen.dtype != np.bool_:
+                raise ValueError(f"masks.{op}: f must give booleans, got {seen.dtype}")
+            seen = np.broadcast_to(seen, (len(rows), keys.shape[1]))
+            padded = np.zeros((count * length, keys.shape[1]), bool)
+            padded[: len(rows)] = seen
+            vectors = np.any(padded.reshape(count, length, -1), axis=1, keepdims=True)
+            for b in range(count):
+                found[b].append(left + np.flatnonzero(vectors[b]))
+        columns += [np.concatenate(parts) for parts in found]
+    return of_block_rows(op, columns, (L, S), format)

@@ -1,0 +1,236 @@
+"""The masks of the literature, each by the keys that a query sees."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS, Format
+from sgap_jax.masks.build import check_size, from_rows, of_block_rows, rows_of_vectors
+
+
+def band(L: int, width: int, S: int | None = None, *, format: Format = CSR) -> SparseArray:
+    """The `width` keys around the query's own position:
+
+        (i, j) stored  <=>  -(width // 2) <= j - i < width - width // 2
+
+    Args:
+      L: queries; S: keys, L if None.
+      width: at least 1; an odd one is as wide before the query as after it.
+      format: CSR or CVS(V).
+
+    Source: Sparse Transformers (Child et al. 2019), section 4; Longformer's sliding window.
+    """
+    L, S = check_size("band", "L", L), check_size("band", "S", L if S is None else S)
+    width = check_size("band", "width", width, 1)
+
+    def columns(i: int) -> np.ndarray:
+        first = i - width // 2
+        return np.arange(max(first, 0), max(min(first + width, S), 0))
+
+    return from_rows("band", columns, (L, S), format)
+
+
+def band_and_random(
+    L: int,
+    band: int,
+    sparsity: float,
+    vector_length: int = 8,
+    seed: int = 0,
+    *,
+    format: Format | None = None,
+) -> SparseArray:
+    """A dense band and keys at random, in vectors: group g of V = `vector_length` rows stores
+
+        V g - (band - V) // 2 <= j < V g - (band - V) // 2 + band      within the matrix
+
+    and as many other keys, drawn without replacement, as bring the groups up to g to (1 - sparsity)
+    of their size.
+
+    Args:
+      L: queries and keys.
+      band: columns of the band of a group, at least V (the diagonal) and at most (1 - sparsity) L
+        (or V).
+      sparsity: share of the entries that are not stored, in [0, 1).
+      vector_length: V.
+      seed: of the drawing; the same arguments give the same mask.
+      format: CVS(V) if None; CSR stores the same entries.
+
+    Raises:
+      ValueError: a band that leaves out the diagonal or does not fit in the density.
+
+    Source: vectorSparse, section 7.4: "a fixed band of size 256 along the diagonal and off-diagonal
+    random attention", overall 90% sparse; the random part after Gale et al. 2020.
+    """
+    op, V = "band_and_random", check_size("band_and_random", "vector_length", vector_length, 1)
+    L, band = check_size(op, "L", L), check_size(op, "band", band)
+    density = 1 - float(sparsity)
+    if not 0 < density <= 1:
+        raise ValueError(f"masks.{op}: sparsity must be in [0, 1), got {sparsity}")
+    if band < V:
+        raise ValueError(f"masks.{op}: a band of {band} leaves out the diagonal of {V} x 1 vectors")
+    if band > max(density * L + 1e-9 * L, V):
+        raise ValueError(
+            f"masks.{op}: a band of {band} columns is more than {density:.0%} of {L}; give a band "
+            f"of at most {int(density * L)} or a lower sparsity"
+        )
+    rng, groups = np.random.default_rng(seed), []
+    for g, start in enumerate(range(0, L, V)):
+        first = start - (band - V) // 2
+        low, high = max(first, 0), min(first + band, L)
+        # Rounding the running total, not each group, makes the whole mask as dense as asked.
+        wanted = round((g + 1) * density * L) - round(g * density * L)
+        outside = np.concatenate([np.arange(low), np.arange(high, L)])
+        drawn = rng.choice(outside, max(wanted - (high - low), 0), replace=False)
+        groups.append(np.sort(np.concatenate([np.arange(low, high), drawn])))
+    if format is None or format == CVS(V):
+        return of_block_rows(op, groups, (L, L), CVS(V))
+    return from_rows(op, lambda i: groups[i // V], (L, L), format)
+
+
+def strided(L: int, stride: int, *, format: Format = CSR) -> SparseArray:
+    """The last `stride` positions, and every stride-th before:
+
+        (i, j) stored  <=>  j <= i  and  (i - j <= stride  or  (i - j) mod stride = 0)
+
+    The union of the two heads of the paper (its "merged head"). Causal; in CVS(V) the entries that
+    complete a vector are not, which `is_causal=True` leaves out.
+
+    Source: Sparse Transformers (Child et al. 2019), section 4.2.
+    """
+    L, stride = check_size("strided", "L", L), check_size("strided", "stride", stride, 1)
+
+    def columns(i: int) -> np.ndarray:
+        return np.concatenate(
+            [np.arange(max(i - stride, 0), i + 1), np.arange(i % stride, i + 1, stride)]
+        )
+
+    return from_rows("strided", columns, (L, L), format)
+
+
+def fixed(L: int, stride: int, c: int = 1, *, format: Format = CSR) -> SparseArray:
+    """The query's own block of `stride` positions, and the last c of every block before:
+
+        (i, j) stored  <=>  j <= i  and  (j // stride = i // stride  or  j mod stride >= stride - c)
+
+    The union of the two heads of the paper. Causal as `strided` is.
+
+    Source: Sparse Transformers (Child et al. 2019), section 4.2.
+    """
+    L, stride = check_size("fixed", "L", L), check_size("fixed", "stride", stride, 1)
+    if check_size("fixed", "c", c) > stride:
+        raise ValueError(f"masks.fixed: c must be at most the stride of {stride}, got {c}")
+
+    def columns(i: int) -> np.ndarray:
+        before = np.arange(i // stride * stride)
+        return np.concatenate(
+            [before[before % stride >= stride - c], np.arange(i // stride * stride, i + 1)]
+        )
+
+    return from_rows("fixed", columns, (L, L), format)
+
+
+def longformer(
+    L: int,
+    window: int,
+    global_tokens: Sequence[int] = (),
+    *,
+    dilation: int = 1,
+    format: Format = CSR,
+) -> SparseArray:
+    """A sliding window, dilated if asked for, and tokens that see and are seen by all:
+
+        (i, j) stored  <=>  i or j is a global token, or
+                            |i - j| <= dilation (window // 2)  and  (i - j) mod dilation = 0
+
+    Source: Longformer (Beltagy et al. 2020), section 3.1.
+    """
+    op = "longformer"
+    L, window = check_size(op, "L", L), check_size(op, "window", window, 1)
+    dilation = check_size(op, "dilation", dilation, 1)
+    everywhere = np.array([check_size(op, "global_tokens", t) for t in global_tokens], np.int64)
+    if (everywhere >= L).any():
+        raise ValueError(f"masks.{op}: global_tokens must be below {L}, got {everywhere.max()}")
+    around = dilation * np.arange(-(window // 2), window // 2 + 1)
+
+    def columns(i: int) -> np.ndarray:
+        if i in everywhere:
+            return np.arange(L)
+        near = i + around
+        return np.concatenate([near[(near >= 0) & (near < L)], everywhere])
+
+    return from_rows(op, columns, (L, L), format)
+
+
+def bigbird(
+    L: int,
+    block: int,
+    *,
+    window: int = 3,
+    global_blocks: int = 2,
+    random_blocks: int = 3,
+    seed: int = 0,
+    format: Format = CSR,
+) -> SparseArray:
+    """Blocks of `block` positions: a sliding window, global ones and random ones. Of the blocks
+    a = i // block and b = j // block,
+
+        (i, j) stored  <=>  a or b < global_blocks, or |a - b| <= window // 2, or b in R(a)
+
+    where R(a) are `random_blocks` others (or all, if there are fewer), drawn for each a.
+
+    Source: Big Bird (Zaheer et al. 2020), section 2 and appendix D (whose window wraps around at
+    the ends; this one does not).
+    """
+    op = "bigbird"
+    L, block = check_size(op, "L", L), check_size(op, "block", block, 1)
+    window, first = (
+        check_size(op, "window", window, 1),
+        check_size(op, "global_blocks", global_blocks),
+    )
+    drawn, count = check_size(op, "random_blocks", random_blocks), -(-L // block)
+    rng, every, seen = np.random.default_rng(seed), np.arange(count), []
+    for a in every:
+        stored = (every < first) | (abs(every - a) <= window // 2) | (a < first)
+        others = every[~stored]
+        stored[rng.choice(others, min(drawn, len(others)), replace=False)] = True
+        seen.append(np.flatnonzero(np.repeat(stored, block)[:L]))
+    return from_rows(op, lambda i: seen[i // block], (L, L), format)
+
+
+def block_diagonal(
+    segment_ids: Any, kv_segment_ids: Any = None, *, format: Format = CSR
+) -> SparseArray:
+    """Packed sequences: a query sees the keys of its own segment.
+
+        (i, j) stored  <=>  segment_ids[i] = kv_segment_ids[j] >= 0
+
+    Args:
+      segment_ids: concrete integers [L]; a negative one is padding, which sees nothing.
+      kv_segment_ids: [S], those of the keys; segment_ids if None.
+      format: CSR or CVS(V). Vectors that span two segments join them: pad segments to V.
+
+    Source: the `segment_ids` of sequence packing (T5, Raffel et al. 2020, appendix C).
+    """
+    op = "block_diagonal"
+    rows = np.asarray(segment_ids)
+    keys = rows if kv_segment_ids is None else np.asarray(kv_segment_ids)
+    for name, ids in (("segment_ids", rows), ("kv_segment_ids", keys)):
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"masks.{op}: {name} must be integers of one dimension, got {ids.dtype} "
+                f"{list(ids.shape)}"
+            )
+    rows_of_vectors(op, format)
+    order = np.argsort(keys, kind="stable")
+    names, starts = np.unique(keys[order], return_index=True)
+    members = (
+        dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True)) if len(keys) else {}
+    )
+    nothing = np.zeros(0, np.int64)
+
+    def columns(i: int) -> np.ndarray:
+        return members.get(int(rows[i]), nothing) if rows[i] >= 0 else nothing
+
+    return from_rows(op, columns, (len(rows), len(keys)), format)

@@ -1,0 +1,191 @@
+"""What the derivatives of sparse_attention promise beyond those of every operation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_twin import dense_mask, scatter, twin
+from battery import cast, rounded
+from jax import export
+from jax.sharding import PartitionSpec as P
+
+from sgap_jax import CSR, CVS, CpuTile, Reference, SparseArray, Unfused, sparse_attention
+
+MASK = np.random.default_rng(0).random((42, 37)) < 0.3
+MASK[5], MASK[16:24] = False, False  # a row, and all rows of a vector
+SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
+
+
+def pattern(length, mask=MASK):
+    format = CSR if length is None else CVS(length)
+    return SparseArray.from_dense(mask.astype(np.float32), format=format)
+
+
+def operands(dtype, heads=4, key_heads=2, widths=(8, 5), seed=0):
+    rng, (L, S), (D, Dv) = np.random.default_rng(seed), MASK.shape, widths
+    sizes = ((2, L, heads, D), (2, S, key_heads, D), (2, S, key_heads, Dv))
+    return [cast(rng.standard_normal(size), dtype) for size in sizes]
+
+
+def loss(attention):
+    return lambda *x: sum(jnp.sum(jnp.sin(jnp.where(jnp.isinf(y), 0, y))) for y in attention(*x))
+
+
+def close(actual, expected, tolerance):
+    for a, b in zip(actual, expected, strict=True):
+        size = max(float(jnp.abs(b).max(initial=0)), 1e-3)
+        np.testing.assert_allclose(
+            np.asarray(a).astype(np.float64), b, rtol=0, atol=tolerance * size
+        )
+
+
+GRADIENTS = [
+    *((length, "float32", None) for length in (None, 2, 4, 8, 16, 20)),
+    *((8, dtype, None) for dtype in ("float64", "bfloat16", "float16")),
+    (16, "float64", None),
+    *((8, "float32", schedule) for schedule in SCHEDULES[1:]),
+    (None, "bfloat16", Unfused()),
+]
+
+
+@pytest.mark.parametrize(("length", "dtype", "schedule"), GRADIENTS, ids=str)
+def test_gradients_in_every_dtype(length, dtype, schedule):
+    A = pattern(length)
+    sizes = {None: (16, 16), 2: (5, 3), 4: (9, 80), 8: (32, 64), 16: (17, 16), 20: (48, 8)}
+    widths = sizes[length]
+    x = operands(dtype, widths=widths)
+    wide = "float64" if dtype == "float64" else "float32"
+    rng = np.random.default_rng(1)
+    bias, sinks = (cast(rng.standard_normal(s), wide) for s in ((4, *A.values.shape), (4,)))
+
+    def mine(q, k, v, bias, sinks):
+        options = dict(bias=bias, sinks=sinks, return_lse=True, schedule=schedule)
+        out, lse = sparse_attention(q, k, v, A, **options)
+        return out.astype(wide), lse
+
+    def dense(q, k, v, bias, sinks):
+        return twin(q, k, v, dense_mask(A)[None, None], bias=scatter(A, bias)[None], sinks=sinks)
+
+    found = jax.grad(loss(mine), range(5))(*x, bias, sinks)
+    assert [g.dtype for g in found] == [jnp.dtype(dtype)] * 3 + [jnp.dtype(wide)] * 2
+    exact = [jnp.asarray(rounded(np.asarray(a, np.float64), "float64")) for a in (*x, bias, sinks)]
+    expected = jax.grad(loss(dense), range(5))(*exact)
+    eps = float(jnp.finfo(dtype).eps)
+    close(found, expected, 20 * max(eps, float(jnp.finfo(wide).eps)))
+    alone = jax.grad(loss(lambda *x: mine(*x, bias, sinks)), 1)(*x)  # without the bias's
+    np.testing.assert_array_equal(alone, found[1])
+
+
+@pytest.mark.parametrize(("length", "schedule"), [(None, None), (8, None), (8, Unfused())])
+def test_masked_rows_have_zero_gradients(length, schedule):
+    A = pattern(length)
+    x = operands("float64")
+    bias = jnp.asarray(
+        np.where(np.random.default_rng(2).random(A.values.shape) < 0.3, -np.inf, 0.5)
+    )
+    lengths = jnp.asarray([37, 0], jnp.int32)
+    options = dict(bias=bias, is_causal=True, key_value_seq_lengths=lengths, schedule=schedule)
+    f = loss(lambda *x: sparse_attention(*x, A, return_lse=True, **options))
+    dq, dk, dv = jax.grad(f, (0, 1, 2))(*x)
+    assert all(np.isfinite(g).all() for g in (dq, dk, dv))
+    assert not dq[:, 16:24].any() and not dq[1].any() and not dk[1].any() and not dv[1].any()
+    assert dq[0].any() and dk[0].any() and dv[0].any()
+    kept = dense_mask(A, is_causal=True) & ~np.isneginf(
+        np.where(dense_mask(A), scatter(A, bias), -np.inf)
+    )
+    kept = np.stack([kept, np.zeros_like(kept)])[:, None]
+    b = jnp.where(jnp.isneginf(scatter(A, bias)), 0, scatter(A, bias))[None, None]
+    expected = jax.grad(loss(lambda *x: twin(*x, kept, bias=b)), (0, 1, 2))(*x)
+    close((dq, dk, dv), expected, 1e-12)
+
+
+def test_scale_and_a_pattern_for_each_head():
+    A, B = pattern(8), pattern(None, ~MASK)
+    q, k, v = operands("float64", heads=2, key_heads=1)
+
+    def mine(q, k, v, scale):
+        return sparse_attention(q, k, v, (A, B), scale=scale, return_lse=True)
+
+    def dense(q, k, v, scale):
+        return twin(q, k, v, np.stack([dense_mask(A), dense_mask(B)])[None], scale=scale)
+
+    x = (q, k, v, jnp.asarray(0.7))
+    close(jax.grad(loss(mine), range(4))(*x), jax.grad(loss(dense), range(4))(*x), 1e-11)
+
+
+def test_the_transposes_of_the_linear_maps():
+    # <J t, c> = <t, J^T c>, and the same of the backward pass, which is linear in the cotangent.
+    A, x = pattern(8), operands("float64")
+    f = lambda *x: sparse_attention(*x, A)
+    t = operands("float64", seed=5)
+    out, jvp = jax.linearize(f, *x)
+    c = jnp.cos(out)
+    pulled = jax.linear_transpose(jvp, *t)(c)
+    forward = jnp.vdot(jvp(*t), c)
+    np.testing.assert_allclose(forward, sum(map(jnp.vdot, t, pulled)), rtol=1e-12)
+    back = jax.vjp(f, *x)[1]
+    again = jax.linear_transpose(back, c)(tuple(t))[0]
+    np.testing.assert_allclose(again, jvp(*t), atol=1e-12)
+
+
+def test_vmap_of_every_operand_and_of_the_structure():
+    A, (q, k, v) = pattern(8), operands("float64")
+    sinks = jnp.arange(4.0)
+    f = lambda q, k, v, s: jax.grad(
+        lambda *x: jnp.sum(jnp.sin(sparse_attention(*x[:3], A, sinks=x[3]))), (0, 1, 2, 3)
+    )(q, k, v, s)
+    many = [jnp.stack([x, 2 * x, x - 1]) for x in (q, k, v, sinks)]
+    for axes in ((0, 0, 0, 0), (0, None, None, None), (None, 0, None, 0), (None, None, 0, None)):
+        given = [
+            x if a is None else m for a, x, m in zip(axes, (q, k, v, sinks), many, strict=True)
+        ]
+        found = jax.vmap(f, axes)(*given)
+        for i in range(3):
+            one = [
+                x if a is None else m[i]
+                for a, x, m in zip(axes, (q, k, v, sinks), many, strict=True)
+            ]
+            close([g[i] for g in found], f(*one), 1e-12)
+    patterns = jax.tree.map(lambda *x: jnp.stack(x), A, A)
+    close(
+        jax.vmap(lambda A: sparse_attention(q, k, v, A))(patterns),
+        [sparse_attention(q, k, v, A)] * 2,
+        1e-12,
+    )
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=["batch", "heads"])
+def test_shard_map(spec):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    A, (q, k, v) = pattern(8), operands("float64", heads=4, key_heads=4)
+    f = lambda q, k, v: sparse_attention(q, k, v, A)
+    g = jax.shard_map(f, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+    close([jax.jit(g)(q, k, v)], [f(q, k, v)], 1e-12)
+    step = lambda f: jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2)))(q, k, v)
+    close(step(g), step(f), 1e-12)
+    shared = jax.shard_map(  # one sequence of keys for all devices: its gradient is a sum over them
+        lambda q, k, v: sparse_attention(q, k, v, A), mesh=mesh,
+        in_specs=(P("x"), P(), P()), out_specs=P("x"),
+    )  # fmt: skip
+    whole = lambda q, k, v: jnp.concatenate([f(q[i : i + 1], k, v) for i in range(2)])
+    k, v = k[:1], v[:1]
+    step = lambda f: jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1, 2)))(q, k, v)
+    close(step(shared), step(whole), 1e-12)
+
+
+def test_export_and_remat():
+    A, (q, k, v) = pattern(8), operands("float32")
+    f = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(sparse_attention(*x, A) ** 2)))
+    names = ("sgap_attention_cvs_v1", "sgap_attention_backward_cvs_v1")
+    allowed = [export.DisabledSafetyCheck.custom_call(name) for name in names]
+    restored = export.deserialize(export.export(f, disabled_checks=allowed)(q, k, v).serialize())
+    jax.tree.map(np.testing.assert_array_equal, restored.call(q, k, v), f(q, k, v))
+    remat = jax.value_and_grad(jax.checkpoint(lambda *x: jnp.sum(sparse_attention(*x, A) ** 2)))
+    close(jax.tree.leaves(remat(q, k, v)), jax.tree.leaves(f(q, k, v)), 1e-6)
+
+
+def test_other_platforms_run_the_steps():
+    A, (q, k, v) = pattern(8), operands("float32")
+    f = jax.jit(jax.value_and_grad(lambda *x: jnp.sum(sparse_attention(*x, A))))
+    text = f.trace(q, k, v).lower(lowering_platforms=("tpu",)).as_text()
+    assert "custom_call" not in text or "sgap" not in text

@@ -1,0 +1,193 @@
+"""Every mask is its definition, evaluated densely; a vector is what any of its rows has."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgap_jax import COO, CSC, CSR, CVS, masks
+
+settings.register_profile("masks", max_examples=12, deadline=None, derandomize=True)
+QUICK = settings.get_profile("masks")
+sizes = st.integers(0, 40)
+positive = st.integers(1, 12)
+formats = st.sampled_from([CSR, CVS(1), CVS(3), CVS(8)])
+
+
+def dense(pattern):
+    """bool [L, S] by NumPy alone: JAX would compile for each shape."""
+    assert pattern.dtype == np.float32 and (np.asarray(pattern.values) == 1).all()
+    V = pattern.format.vector_length or 1
+    offsets, indices = (np.asarray(x) for x in pattern.index_arrays[1])
+    blocks = np.zeros((len(offsets) - 1, pattern.shape[1]), bool)
+    blocks[np.repeat(np.arange(len(blocks)), np.diff(offsets)), indices] = True
+    return blocks.repeat(V, axis=0)[: pattern.shape[0]]
+
+
+def is_defined_by(pattern, f, shape, format):
+    """f(i, j) at each entry; a row of CVS(V) sees what any row of its vector does."""
+    assert pattern.shape == shape and pattern.format == format
+    i, j = np.indices(shape)
+    expected = np.broadcast_to(f(i, j), shape)
+    V = format.vector_length or 1
+    for first in range(0, shape[0], V):
+        vector = expected[first : first + V].any(0)
+        np.testing.assert_array_equal(
+            dense(pattern)[first : first + V], vector[None].repeat(min(V, shape[0] - first), 0)
+        )
+
+
+@QUICK
+@given(sizes, positive, sizes, formats)
+def test_band(L, width, S, format):
+    f = lambda i, j: (j - i >= -(width // 2)) & (j - i < width - width // 2)
+    is_defined_by(masks.band(L, width, S, format=format), f, (L, S), format)
+
+
+@QUICK
+@given(sizes, positive, formats)
+def test_strided(L, stride, format):
+    f = lambda i, j: (j <= i) & ((i - j <= stride) | ((i - j) % stride == 0))
+    is_defined_by(masks.strided(L, stride, format=format), f, (L, L), format)
+
+
+@QUICK
+@given(sizes, positive, positive, formats)
+def test_fixed(L, stride, c, format):
+    c = min(c, stride)
+    f = lambda i, j: (j <= i) & ((j // stride == i // stride) | (j % stride >= stride - c))
+    is_defined_by(masks.fixed(L, stride, c, format=format), f, (L, L), format)
+
+
+@QUICK
+@given(sizes, positive, st.sets(sizes), st.integers(1, 3), formats)
+def test_longformer(L, window, tokens, dilation, format):
+    tokens = sorted(t for t in tokens if t < L)
+
+    def f(i, j):
+        near = (abs(i - j) <= dilation * (window // 2)) & ((i - j) % dilation == 0)
+        return near | np.isin(i, tokens) | np.isin(j, tokens)
+
+    is_defined_by(
+        masks.longformer(L, window, tokens, dilation=dilation, format=format), f, (L, L), format
+    )
+
+
+@QUICK
+@given(sizes, positive, st.integers(0, 3), st.integers(0, 3))
+def test_bigbird(L, block, first, drawn):
+    options = dict(window=3, global_blocks=first, random_blocks=drawn, seed=3)
+    mask = dense(masks.bigbird(L, block, **options))
+    i, j = np.indices((L, L)) // block
+    always = (i < first) | (j < first) | (abs(i - j) <= 1)
+    assert mask[always].all()
+    count = -(-L // block)
+    for a in range(count):
+        row, own = mask[a * block], ~always[a * block]
+        assert (mask[a * block : (a + 1) * block] == row).all()
+        some = [row[b * block : (b + 1) * block] for b in range(count) if own[b * block]]
+        assert all(x.all() or not x.any() for x in some)
+        assert sum(x.any() for x in some) == min(drawn, len(some))
+    vectors = masks.bigbird(L, block, **options, format=CVS(block))
+    np.testing.assert_array_equal(dense(vectors), mask)
+
+
+@QUICK
+@given(
+    st.lists(st.integers(-1, 3), max_size=30), st.lists(st.integers(-1, 3), max_size=30), formats
+)
+def test_block_diagonal(rows, keys, format):
+    rows, keys = np.array(rows, np.int64), np.array(keys, np.int64)
+    f = lambda i, j: (rows[i] == keys[j]) & (rows[i] >= 0)
+    is_defined_by(
+        masks.block_diagonal(rows, keys, format=format), f, (len(rows), len(keys)), format
+    )
+    is_defined_by(
+        masks.block_diagonal(rows, format=format),
+        lambda i, j: (rows[i] == rows[j]) & (rows[i] >= 0),
+        (len(rows), len(rows)),
+        format,
+    )
+
+
+@QUICK
+@given(sizes, sizes, formats, st.integers(1, 9), st.integers(2, 5))
+def test_from_function(L, S, format, block, by):
+    f = lambda i, j: (3 * i + j * j) % by == 0
+    is_defined_by(masks.from_function(f, L, S, format=format, block=block), f, (L, S), format)
+    whole = masks.from_function(lambda i, j: np.True_, L, S, format=format, block=block)
+    assert dense(whole).all()
+
+
+@QUICK
+@given(sizes, sizes, formats, formats, st.integers(0, 99))
+def test_sets(L, S, format, other, seed):
+    draws = np.random.default_rng(seed).random((2, L, S)) < 0.3
+    a, b = (
+        masks.from_function(lambda i, j, some=some: some[i, j], L, S, format=f)
+        for some, f in zip(draws, (format, other), strict=True)
+    )
+    A, B = dense(a), dense(b)
+    is_defined_by(masks.union(a, b), lambda i, j: (A | B)[i, j], (L, S), format)
+    is_defined_by(masks.intersection(a, b, format=CSR), lambda i, j: (A & B)[i, j], (L, S), CSR)
+    is_defined_by(masks.causal(a), lambda i, j: A[i, j] & (j <= i), (L, S), format)
+
+
+@pytest.mark.parametrize("length", [256, 1000, 1024, 301])
+def test_band_and_random(length):
+    band = max(8, length // 16 // 8 * 8)
+    array = masks.band_and_random(length, band, 0.9, seed=5)
+    assert array.format == CVS(8)
+    mask = dense(array)
+    assert abs(mask.mean() - 0.1) < 0.002
+    assert np.ptp(mask.sum(1)) <= 1  # every row is as long as every other, up to rounding
+    for start in range(0, length, 8):
+        assert (mask[start : start + 8] == mask[start]).all()
+        first = start - (band - 8) // 2
+        assert mask[start, max(first, 0) : first + band].all()
+    assert (mask.sum(1) - band > 0.02 * length).all()
+    again = masks.band_and_random(length, band, 0.9, seed=5, format=CSR)
+    np.testing.assert_array_equal(dense(again), mask)
+    assert (dense(masks.band_and_random(length, band, 0.9, seed=6)) != mask).any()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: masks.band(-1, 3), "band: L must be an integer of at least 0, got -1"),
+        (lambda: masks.band(4, 0), "band: width must be an integer of at least 1"),
+        (lambda: masks.band(4, 2.5), "width"),
+        (lambda: masks.band(4, 2, format=CSC), "format must be CSR or CVS"),
+        (
+            lambda: masks.band_and_random(256, 128, 0.9),
+            "a band of 128 columns is more than 10% of 256",
+        ),
+        (lambda: masks.band_and_random(256, 4, 0.9), "leaves out the diagonal of 8 x 1"),
+        (lambda: masks.band_and_random(256, 16, 1.0), "sparsity"),
+        (lambda: masks.fixed(8, 4, 5), "c must be at most the stride of 4, got 5"),
+        (lambda: masks.longformer(8, 3, [8]), "global_tokens must be below 8, got 8"),
+        (lambda: masks.block_diagonal([[1]]), "segment_ids must be integers of one dimension"),
+        (lambda: masks.from_function(lambda i, j: i + j, 4), "f must give booleans, got int64"),
+        (lambda: masks.union(), "at least one"),
+        (lambda: masks.union(masks.band(4, 2), masks.band(5, 2)), r"\(4, 4\) and \(5, 5\)"),
+        (lambda: masks.causal(np.eye(3)), "SparseArray"),
+    ],
+)
+def test_errors(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_plot():
+    pytest.importorskip("matplotlib")
+    small = masks.plot(masks.band(20, 3)).images[0].get_array()
+    np.testing.assert_array_equal(np.asarray(small) != 0, dense(masks.band(20, 3)))
+    large = masks.plot(masks.band(1200, 240, format=CVS(8)), title="band")
+    assert large.get_title() == "band" and large.images[0].get_array().shape == (512, 512)
+    assert "20 x 20" in masks.plot(masks.band(20, 3)).get_title()
+
+
+def test_sets_of_other_formats():
+    a = masks.band(20, 3)
+    for format in (CSC, COO):
+        np.testing.assert_array_equal(dense(masks.union(a.asformat(format), format=CSR)), dense(a))
