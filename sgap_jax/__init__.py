@@ -19,6 +19,7 @@ from sgap_jax.formats.prune import prune as prune
 from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
 from sgap_jax.formats.vectors import fill_in as fill_in
+from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm
 from sgap_jax.primitives.row_reduce import row_max as row_max

@@ -7,11 +7,31 @@ from battery import BATTERY, array
 from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
 
-from sgap_jax import CSC, CVS, gsddmm, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm, spmv
+from sgap_jax import (
+    COO,
+    CSC,
+    CVS,
+    SparseArray,
+    einsum,
+    gsddmm,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_softmax,
+    spmm,
+    spmv,
+)
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
 VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
+TENSOR = SparseArray.from_coordinates(
+    [(0, 1, 2), (0, 3, 0), (2, 1, 2), (2, 3, 1), (3, 0, 0)],
+    np.arange(1.0, 6),
+    (4, 5, 3),
+    format=COO,
+)
 MASK = jnp.asarray(CASE.dense() != 0)
 M, K = CASE.shape
 ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
@@ -33,6 +53,10 @@ def sampled_vectors(x):
     rows, columns = VECTORS.coordinates()
     inside = jnp.where(rows < M, x[jnp.minimum(rows, M - 1), columns], 0)
     return inside.reshape(VECTORS.values.shape)
+
+
+def dense_tensor(v):
+    return jnp.zeros(TENSOR.shape).at[TENSOR.coordinates()].set(v)
 
 
 def dense_softmax(v, scale):
@@ -134,6 +158,21 @@ OPS = {
         lambda X, Y, s: sddmm(VECTORS, X, Y, schedule=row_schedule(s)).values,
         lambda X, Y: sampled_vectors(X @ Y.T),
         (normal(M, 4), normal(K, 4)),
+    ),
+    "einsum_mttkrp": (
+        lambda v, X, Y, s: einsum("ijk,jr,kr->ir", TENSOR.with_values(v), X, Y),
+        lambda v, X, Y: jnp.einsum("ijk,jr,kr->ir", dense_tensor(v), X, Y),
+        (TENSOR.values, normal(5, 2), normal(3, 2)),
+    ),
+    "einsum_sampled": (
+        lambda v, X, y, s: einsum("ij,irj,r->ij", A.with_values(v), X, y).values,
+        lambda v, X, y: v * jnp.einsum("irj,r->ij", X, y)[ROWS, COLS],
+        (A.values, normal(M, 2, K), normal(2)),
+    ),
+    "einsum_to_a_column": (
+        lambda v, X, y, s: einsum("ij,rs,i->js", VECTORS.with_values(v), X, y),
+        lambda v, X, y: jnp.einsum("ij,rs,i->js", dense_vectors(v), X, y),
+        (normal(*VECTORS.values.shape), normal(3, 2), normal(M)),
     ),
     "sparse_softmax": (
         lambda v, s: sparse_softmax(A.with_values(v), scale=0.6, schedule=row_schedule(s)).values,

@@ -28,10 +28,10 @@ _S = TypeVar("_S", bound=Schedule)
 def define(
     name: str,
     *,
-    data: int,
+    data: int | Callable[[dict], int],
     abstract_eval: Callable,
     reference: Callable,
-    cpu: Callable,
+    cpu: Callable | None,
     jvp: Callable,
     transpose: Callable | None,
     batch: Callable | None = None,
@@ -39,7 +39,8 @@ def define(
     entries: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
-    """Makes a primitive of its rules; `data` operands come first, index arrays after.
+    """Makes a primitive of its rules; `data` operands come first, index arrays after. Where their
+    number depends on the parameters it is a function of these, and `batch` is given.
 
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
     reference runs. `entries` is the same call on entries, for one on vectors (`vector_length`): for
@@ -70,7 +71,7 @@ def define(
                 return lowered
             # The call on entries is emulated in its turn.
             return other_rule(ctx, *operands, **(params if of_vectors(params) else inner))
-        if isinstance(schedule, Reference):
+        if cpu is None or isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
         return cpu(ctx, *operands, **params)
 
@@ -97,8 +98,10 @@ def define(
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
         assert len(primals) == len(tangents)
-        assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[data:])
-        parts = jvp(primals, [None if type(t) is ad.Zero else t for t in tangents[:data]], **params)
+        count = data if isinstance(data, int) else data(params)
+        assert all(type(t) is ad.Zero or t.dtype == jax.dtypes.float0 for t in tangents[count:])
+        own = [None if type(t) is ad.Zero else t for t in tangents[:count]]
+        parts = jvp(primals, own, **params)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
         tangent = sum(terms[1:], start=terms[0]) if terms else zeros[0]
@@ -116,7 +119,10 @@ def define(
             return grads
 
         ad.primitive_transposes[primitive] = transpose_rule
-    batching.primitive_batchers[primitive] = batch or partial(batch_rule, primitive, data)
+    if batch is None:
+        assert isinstance(data, int)
+        batch = partial(batch_rule, primitive, data)
+    batching.primitive_batchers[primitive] = batch
     return primitive
 
 

@@ -1,0 +1,319 @@
+"""einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and what else indices can say."""
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives._define import (
+    accumulator,
+    batch_rule,
+    bind,
+    check_schedule,
+    define,
+    is_linear_operand,
+    out_aval,
+)
+from sgap_jax.primitives.sddmm import sddmm
+from sgap_jax.primitives.spmm import spmm, spmv
+from sgap_jax.schedules import Reference, Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
+
+ENTRY = "*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression:
+    """out[output] = the product of all factors, summed over the entries and what `output` lacks.
+
+    Attributes:
+      sparse: the index of each mode of the sparse operand.
+      factors: the indices of each factor; "*" counts the stored entries, and stands for `sparse`.
+      output: likewise. Exactly one of the factors and the output has "*".
+      sizes: (index, size) of every other index.
+    """
+
+    sparse: str
+    factors: tuple[str, ...]
+    output: str
+    sizes: tuple[tuple[str, int], ...]
+
+    def shape(self, indices: str, entries: int) -> tuple[int, ...]:
+        sizes = dict(self.sizes)
+        return tuple(entries if index == ENTRY else sizes[index] for index in indices)
+
+    def fresh(self) -> str:
+        """An index that the expression does not have."""
+        taken = {index for index, _ in self.sizes}
+        return next(letter for letter in string.ascii_letters if letter not in taken)
+
+
+def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) -> Any:
+    """Einstein summation over tensors of which one is sparse.
+
+        einsum("ij,jk->ik", A, B)         C[i, k] = sum_j A[i, j] B[j, k]              (SpMM)
+        einsum("ij,ik,jk->ij", A, X, Y)   C[i, j] = A[i, j] sum_k X[i, k] Y[j, k]      (SDDMM)
+        einsum("ijk,jr,kr->ir", A, X, Y)  M[i, r] = sum_jk A[i, j, k] X[j, r] Y[k, r]  (MTTKRP)
+
+    Differentiable to any order in the values and in every dense operand, forward and reverse; under
+    vmap a dense operand or the values get one more index.
+
+    Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. All others
+    gather the dense operands at the entries, multiply and add up in plain JAX: they hold a product
+    for each entry and each index of the output that is not one of the sparse operand's.
+
+    Args:
+      subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
+        Without "->" the output has the indices that occur once, in alphabetical order.
+      operands: arrays, exactly one of them a SparseArray of any format.
+      schedule: how spmm or sddmm runs; other expressions take None or `Reference()`.
+
+    Returns:
+      Where the output lists the sparse operand's indices in its own order, a SparseArray of the
+      same structure; else a dense array. The dtype is the promoted one of all operands; sums are
+      carried in float32 at least. On a GPU sums that are not spmm's have no fixed order.
+
+    Raises:
+      TypeError: schedule is not a Schedule.
+      ValueError: subscripts that do not fit the operands, or not exactly one SparseArray.
+      NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
+        kernel for the expression.
+
+    Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
+    OOPSLA 2020, section 2.
+    """
+    check_schedule("einsum", schedule)
+    place, factors, output = _parse(subscripts, operands)
+    A, sparse = operands[place], factors[place]
+    arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]
+    sizes: dict[str, int] = {}
+    for i, (indices, array) in enumerate(zip(factors, arrays, strict=True)):
+        for index, size in zip(indices, A.shape if i == place else array.shape, strict=True):
+            if sizes.setdefault(index, size) != size:
+                raise ValueError(
+                    f"einsum: index {index!r} of {subscripts!r} has sizes {sizes[index]} and {size}"
+                )
+    dtype = jnp.result_type(*arrays)
+    others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
+    if dtype.name in KERNEL_DTYPES:
+        found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
+        if found is not None:
+            return found
+    if not (schedule is None or isinstance(schedule, Reference)):
+        raise NotImplementedError(
+            f"einsum: {subscripts!r} has no kernel that obeys {schedule}; "
+            "schedule=None or Reference() runs"
+        )
+    expression = Expression(
+        sparse,
+        (ENTRY, *(f for f, _ in others)),
+        ENTRY if output == sparse else output,
+        tuple(sorted(sizes.items())),
+    )
+    data = [A.values.reshape(-1), *(x for _, x in others)]
+    out = bind_einsum(
+        *(x.astype(dtype) for x in data),
+        *A.coordinates(),
+        expression=expression,
+        schedule=schedule,
+    )
+    return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
+
+
+def _parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], str]:
+    """The sparse operand's place, and the indices of the operands and of the output."""
+    if not isinstance(subscripts, str):
+        raise ValueError(f"einsum: expected subscripts such as 'ij,jk->ik', got {subscripts!r}")
+    text = subscripts.replace(" ", "")
+    if "." in text:
+        raise NotImplementedError(
+            f"einsum: an ellipsis in {subscripts!r}; give every index a letter"
+        )
+    inputs, arrow, output = text.partition("->")
+    factors = tuple(inputs.split(","))
+    if not arrow:
+        output = "".join(sorted(c for c in set(inputs) - {","} if inputs.count(c) == 1))
+    words = (*factors, output)
+    if not all(c in string.ascii_letters for word in words for c in word):
+        raise ValueError(f"einsum: expected letters as indices, got {subscripts!r}")
+    if len(factors) != len(operands):
+        raise ValueError(
+            f"einsum: {subscripts!r} is for {len(factors)} operands, got {len(operands)}"
+        )
+    if len(set(output)) < len(output) or not set(output) <= set(inputs):
+        raise ValueError(
+            f"einsum: the output's indices must differ and occur in an operand, got {subscripts!r}"
+        )
+    twice = next((word for word in factors if len(set(word)) < len(word)), None)
+    if twice is not None:
+        raise NotImplementedError(f"einsum: an index twice in the operand {twice!r}")
+    for word, x in zip(factors, operands, strict=True):
+        ndim = x.ndim if isinstance(x, SparseArray) else jnp.ndim(x)
+        if ndim != len(word):
+            raise ValueError(f"einsum: {word!r} is for {len(word)} dimensions, got {ndim}")
+    sparse = [i for i, x in enumerate(operands) if isinstance(x, SparseArray)]
+    if len(sparse) != 1:
+        raise ValueError(
+            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; "
+            "jnp.einsum is for none, A.todense() for all but one"
+        )
+    return sparse[0], factors, output
+
+
+def _kernel(
+    A: SparseArray, sparse: str, dense: Sequence, output: str, schedule: Schedule | None
+) -> Any:
+    """The product on the kernels of a matrix, or None where it is none of theirs."""
+    if len(sparse) != 2:
+        return None
+    if len(dense) == 1 and len(dense[0][0]) == 1:
+        ((word, x),) = dense
+        ends = {sparse[1] + sparse[0]: False, sparse: True}
+        found = ends.get(word + output)
+        return None if found is None else spmv(A, x, transpose=found, schedule=schedule)
+    if len(dense) == 1 and len(dense[0][0]) == len(output) == 2:
+        ((word, x),) = dense
+        column = set(word) - set(sparse)
+        for transpose in (False, True):
+            out, inner = (sparse[1], sparse[0]) if transpose else (sparse[0], sparse[1])
+            if len(column) == 1 and set(word) == {inner, *column} and set(output) == {out, *column}:
+                x = x if word[0] == inner else x.T
+                C = spmm(A, x, transpose=transpose, schedule=schedule)
+                return C if output[0] == out else C.T
+    if len(dense) == 2 and output == sparse and all(len(word) == 2 for word, _ in dense):
+        (left, x), (right, y) = dense if sparse[0] in dense[0][0] else dense[::-1]
+        feature = set(left) - {sparse[0]}
+        if feature == set(right) - {sparse[1]} and feature.isdisjoint(sparse) and len(feature) == 1:
+            x = x if left[0] == sparse[0] else x.T
+            y = y if right[0] == sparse[1] else y.T
+            return sddmm(A, x, y, weighted=True, schedule=schedule)
+    return None
+
+
+# Operands of the primitive: the factors, then the coordinates of the entries, [nnz] of each mode of
+# the sparse operand; in the padding they are the sizes, and a factor with "*" may be anything.
+
+
+def bind_einsum(*operands: Any, **params: Any) -> Any:
+    return bind(einsum_p, *operands, **params)
+
+
+def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any:
+    factors = operands[: len(expression.factors)]
+    entries = operands[-1].shape[0]
+    for word, x in zip(expression.factors, factors, strict=True):
+        assert x.shape == expression.shape(word, entries) and x.dtype == factors[0].dtype
+    shape = expression.shape(expression.output, entries)
+    return out_aval(operands[0], shape, factors[0].dtype)
+
+
+def _reference(*operands: Any, expression: Expression, schedule: Any) -> Any:
+    count, position = len(expression.factors), expression.fresh()
+    factors = operands[:count]
+    coordinates = dict(zip(expression.sparse, operands[count:], strict=True))
+    sizes, dtype = dict(expression.sizes), factors[0].dtype
+    first = expression.sparse[0]
+    stored = coordinates[first] < sizes[first]
+    entries = stored.shape[0]
+
+    def at_entries(word: str, x: Any) -> tuple[str, Any]:
+        """A factor with the position of an entry in place of sparse indices; zero in the padding.
+        NaN there, and under it, would reach sums."""
+        if ENTRY in word:
+            shape = tuple(entries if index == ENTRY else 1 for index in word)
+            return word.replace(ENTRY, position), jnp.where(stored.reshape(shape), x, 0)
+        named = [index for index in word if index in coordinates]
+        if not named:
+            return word, x
+        rest = "".join(index for index in word if index not in coordinates)
+        x = jnp.transpose(x, [word.index(index) for index in (*named, *rest)])
+        gathered = x.at[tuple(coordinates[index] for index in named)]
+        return position + rest, gathered.get(mode="fill", fill_value=0)
+
+    terms = [at_entries(word, x) for word, x in zip(expression.factors, factors, strict=True)]
+    there = {index for word, _ in terms for index in word}
+
+    def products(output: str) -> Any:
+        """The terms' einsum; an index that none of them has is broadcast."""
+        found = "".join(index for index in output if index in there)
+        product = jnp.einsum(
+            ",".join(word for word, _ in terms) + "->" + found,
+            *(x for _, x in terms),
+            preferred_element_type=accumulator(dtype),
+        )
+        missing = [i for i, index in enumerate(output) if index not in there]
+        extents = {**sizes, position: entries}
+        return jnp.broadcast_to(
+            jnp.expand_dims(product, missing), [extents[index] for index in output]
+        )
+
+    if ENTRY in expression.output:
+        out = products(expression.output.replace(ENTRY, position))
+        mask = [entries if index == ENTRY else 1 for index in expression.output]
+        return jnp.where(stored.reshape(mask), out, 0).astype(dtype)
+    kept = [index for index in expression.output if index in coordinates]
+    rest = [index for index in expression.output if index not in coordinates]
+    if not kept:
+        return products(expression.output).astype(dtype)
+    product = products("".join([position, *rest]))
+    zeros = jnp.zeros([sizes[index] for index in (*kept, *rest)], product.dtype)
+    sums = zeros.at[tuple(coordinates[index] for index in kept)].add(product, mode="drop")
+    order = [(*kept, *rest).index(index) for index in expression.output]
+    return jnp.transpose(sums, order).astype(dtype)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    # A product of factors: the sum over the factors, each replaced by its tangent.
+    terms = [
+        None if t is None else bind_einsum(*primals[:i], t, *primals[i + 1 :], **params)
+        for i, t in enumerate(tangents)
+    ]
+    return bind_einsum(*primals, **params), *terms
+
+
+def _transpose(
+    cotangent: Any, *operands: Any, expression: Expression, schedule: Any
+) -> tuple[int, Any]:
+    # The linear factor and the output change places.
+    linear = next(i for i, x in enumerate(operands) if is_linear_operand(x))
+    factors = list(expression.factors)
+    output, factors[linear] = factors[linear], expression.output
+    swapped = dataclasses.replace(expression, factors=tuple(factors), output=output)
+    given = (*operands[:linear], cotangent, *operands[linear + 1 :])
+    return linear, bind_einsum(*given, expression=swapped, schedule=schedule)
+
+
+def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tuple[Any, Any]:
+    """One more index, for the factors that have it and for the output."""
+    count = len(expression.factors)
+    if any(d is not None for d in dims[count:]):
+        return batch_rule(einsum_p, count, args, dims, expression=expression, schedule=schedule)
+    index = expression.fresh()
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    mapped = [d is not None for d in dims[:count]]
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+    wider = dataclasses.replace(
+        expression,
+        factors=tuple(
+            index + word if own else word
+            for word, own in zip(expression.factors, mapped, strict=True)
+        ),
+        output=index + expression.output,
+        sizes=tuple(sorted([*expression.sizes, (index, size)])),
+    )
+    return bind_einsum(*moved, expression=wider, schedule=schedule), 0
+
+
+einsum_p = define(
+    "einsum",
+    data=lambda params: len(params["expression"].factors),
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=None,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+)
