@@ -106,4 +106,27 @@ __device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned le
   return words;
 }
 
+// 16 bytes of a row, rounded once; with kVector aligned, otherwise the first `left` numbers. Of
+// what C++ can say the compiler makes several stores where the address is not as plain as it likes.
+template <bool kVector, class T, int kCount>
+__device__ inline void StoreWords(T* row, unsigned left, const float (&sums)[kCount]) {
+  if constexpr (kVector) {
+    constexpr int kInWord = 4 / sizeof(T);
+    unsigned words[4] = {};
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      T narrow;
+      Narrow(sums[j], narrow);
+      words[j / kInWord] |= Bits(narrow) << (32 / kInWord * (j % kInWord));
+    }
+    asm volatile(
+        "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
+        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
+        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+        : "memory");
+  } else {
+    Store<false>(row, left, sums);
+  }
+}
+
 }  // namespace sgap

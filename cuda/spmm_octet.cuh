@@ -6,23 +6,23 @@
 // kQuads   tile_k in quads: 16 vectors, four of them a lane's own
 // kStages  steps of tile_k vectors whose gathered rows are in registers or on their way
 // kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
-// kBlocks  blocks of a multiprocessor that must fit: left to itself ptxas spills for more of them
+// kBlocks  blocks of a multiprocessor that must fit: left to itself ptxas spills to have more
 // kVector  n is a multiple of the columns in 16 bytes
 // kOrdered block rows are taken in the order of `order`; else it is not read
 //
 // Operands are swapped: C^T (16 columns x 8 rows) += B^T (16 columns x k) A^T (k x 8 rows), so that
-// V = 8 fills an mma, and longer vectors share what was gathered. With g = lane / 4 and t = lane %
-// 4 a lane loads columns 8g to 8g + 7 (float: 4g to 4g + 3) of a panel, of the rows of B that
-// vectors 4t to 4t + 3 of a quad name: each row is one line of 128 bytes. Columns pair up in four
-// mma (two of float), vectors along k in an order that both operands have:
+// V = 8 fills an mma, and longer vectors share what was gathered. A lane, g = lane / 4 and t = lane
+// % 4, loads columns 8g to 8g + 7 (float: 4g to 4g + 3) of a panel, of the rows of B that vectors
+// 4t to 4t + 3 of a quad name: each row is one line of 128 bytes. Pairs of columns make up four mma
+// (two of float), and vectors lie along k in an order that both operands have:
 //
 //   16-bit  A fragment: row g, g + 8 = columns 8g + 2i, 8g + 2i + 1; k = 2t, 2t + 1, 2t + 8, 2t + 9
 //           = vectors 4t to 4t + 3: a PRMT joins two rows' halves
 //           B fragment: 8 vectors x 8 rows as they are stored, turned by one movmatrix
 //   float   the same with k = t, t + 4, two vectors an mma; values as they are stored
 //
-// A lane ends with 16 bytes of each of its V / 4 rows of C (one, of lanes t < V, where V < 8 leaves
-// columns of the mma idle), and stores them as they are.
+// A lane ends with 16 bytes of V / 4 rows of C (one, in lanes t < V, where V < 8 leaves columns
+// idle).
 //
 // Grid: x over block rows, y over tiles of columns, z over products that share the structure. A
 // vector that does not exist is a zero times a zero: nothing is loaded for it. Accumulates in
@@ -182,28 +182,6 @@ struct OctetLane {
   }
 };
 
-// 16 bytes of a row, rounded once. The compiler makes four stores of what C++ can say here.
-template <bool kVector, class T, int kCount>
-__device__ inline void StoreChunk(T* row, unsigned left, const float (&sums)[kCount]) {
-  if constexpr (kVector) {
-    constexpr int kInWord = 4 / sizeof(T);
-    unsigned words[4] = {};
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      T narrow;
-      Narrow(sums[j], narrow);
-      words[j / kInWord] |= Bits(narrow) << (32 / kInWord * (j % kInWord));
-    }
-    asm volatile(
-        "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
-        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
-        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-        : "memory");
-  } else {
-    Store<false>(row, left, sums);
-  }
-}
-
 // The lane's part of rows first_row to first_row + kLength - 1 of C; c is at its first column.
 template <class T, int kLength, int kPanels, bool kVector>
 __device__ inline void StoreRows(T* c, Size first_row, Size m, unsigned n, unsigned left,
@@ -226,7 +204,7 @@ __device__ inline void StoreRows(T* c, Size first_row, Size m, unsigned n, unsig
       for (int j = 0; j < O::kChunk; ++j) {
         chunk[j] = sums[(i * O::kPairs + j / 2) * O::kTiles + h][j % 2 * 2 + e];
       }
-      StoreChunk<kVector>(c + row * n + at, left - at, chunk);
+      StoreWords<kVector>(c + row * n + at, left - at, chunk);
     }
   }
 }

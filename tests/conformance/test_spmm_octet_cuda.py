@@ -42,7 +42,7 @@ def test_tiles_compile_without_spills_or_local_memory(dtype, arch):
     for length in LENGTHS:
         problem = asked(length, dtype=dtype)
         tiles = list(legal_tiles(problem))
-        assert len(tiles) > 5
+        assert len(tiles) >= 4
         # The one that holds most, and one of the rest, another for each dtype and architecture.
         tiles.sort(key=lambda tile: registers(tile, problem.dtype) * tile.row_warps ** (1 / 2))
         drawn = zlib.crc32(f"{length} {dtype} {arch}".encode())

@@ -119,3 +119,20 @@ def test_what_is_not_there_is_not_loaded(launch, caught, aligned):
     x, y = np.arange(32, dtype=np.uint16), np.ones(32, np.uint32)
     np.testing.assert_array_equal(launch(source, 1, 32, x, y)[1][4:], 0)
     caught(source, "out of bounds", x, y, grid=1, block=32)
+
+
+@pytest.mark.parametrize("dtype", DEPTH)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_sums_are_rounded_once_and_stored(launch, aligned, dtype):
+    many = 16 // numpy_dtype(dtype).itemsize
+    source = f"""#include "mma.cuh"
+    extern "C" __global__ void k(const float* x, {TYPES[dtype]}* y, int left) {{
+      float sums[{many}];
+      for (int j = 0; j < {many}; ++j) sums[j] = x[threadIdx.x * {many} + j];
+      sgap::StoreWords<{str(aligned).lower()}>(y + threadIdx.x * {many}, left, sums);
+    }}"""
+    x = np.random.default_rng(0).standard_normal((32, many)).astype(np.float32)
+    for left in (many,) if aligned else range(many + 1):
+        y = launch(source, 1, 32, x, words(np.zeros(x.shape, numpy_dtype(dtype))), left)[1]
+        expected = np.where(np.arange(many) < left, x, np.float32(0)).astype(numpy_dtype(dtype))
+        np.testing.assert_array_equal(y, words(expected))
