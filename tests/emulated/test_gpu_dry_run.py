@@ -25,9 +25,8 @@ def gpu_tests(results, *words, **environment):
 def test_the_tests_are_right_about_the_emulator(tmp_path):
     require_nvrtc()
     chosen = "(float32 and not bits) or (bits and float32 and nnz_group) or (points and nnz) or own"
-    chosen += (
-        " or octet or threads or donated or follow or (spmv and not second) or (default and padded)"
-    )
+    chosen += " or threads or donated or follow or (spmv and not second) or (default and padded)"
+    chosen += " or octet_tiles_of_sddmm"
     done, found = gpu_tests(tmp_path, "-k", chosen, SGAP_GPU_DRY_RUN="1")
     assert done.returncode == 0, done.stdout
     assert found["failed"] == 0 and found["passed"] > 10 and found["dry_run"]
