@@ -123,7 +123,12 @@ PROBLEM = Problem("spmm", (100, 90), 800, 64, 1, "bfloat16", "CVS(8)", "cuda")
         (OctetTile(8), {"format": "CSR"}, NotImplementedError, r"not on CSR; .*CVS\(8\)"),
         (OctetTile(4), {}, ScheduleError, r"for vectors of 4, got CVS\(8\)"),
         (OctetTile(8), {"permuted": True}, NotImplementedError, "those of A.T do not"),
-        (OctetTile(8), {"op": "row_sum"}, NotImplementedError, "row_sum: .* has a kernel of spmm"),
+        (
+            OctetTile(8),
+            {"op": "row_sum"},
+            NotImplementedError,
+            "row_sum: .* of spmm and sddmm",
+        ),
         (OctetTile(8, tile_n=96), {}, ScheduleError, "tile_n must be a multiple of 64"),
         (OctetTile(8, tile_n=512), {}, ScheduleError, "takes some .* registers .* tile_n"),
         (OctetTile(8, row_warps=16, stages=4), {}, ScheduleError, "of which there are 128"),
