@@ -43,7 +43,7 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
       const int64_t first = r * phases.length;
       reduce(phases.offsets[r], phases.offsets[r + 1], [&](auto x, int count, int64_t row) {
         const int64_t left = phases.rows - first - row;
-        StoreRows(out + first + row, x, left < count ? left : count);
+        StoreRows(out + first + row, x, count == 1 || count <= left ? count : left);
       });
     }
   } else if (at.phase == 1) {

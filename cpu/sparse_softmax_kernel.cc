@@ -16,11 +16,8 @@ struct SoftmaxRows {
   static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
   using V = Vector<Acc, kSize>;
 
+  Walk walk;
   Acc size, sign;
-  const Walk& walk;
-
-  SoftmaxRows(double scale, const Walk& walk)
-      : size(Acc(scale < 0 ? -scale : scale)), sign(scale < 0 ? -1 : 1), walk(walk) {}
 
   // NaN is skipped: the sum will have it.
   V Peak(const T* values) const {
@@ -40,9 +37,10 @@ struct SoftmaxRows {
 
   V Terms(const T* values, int count, V peak, bool masked) const {
     const V v = LoadCount(values, count) * sign;
-    // Under a peak of -inf all terms are zero, but for NaN.
     const V terms = ExpOfNegative<kSize>((v - peak) * size);
-    return masked ? (peak == kLeast ? (v == v ? V{} : v) : terms) : terms;
+    if (!__builtin_expect(masked, false)) return terms;
+    // Under a peak of -inf all terms are zero, but for NaN.
+    return peak == kLeast ? (v == v ? V{} : v) : terms;
   }
 
   V Sum(const T* values, V peak, bool masked) const {
@@ -88,10 +86,12 @@ void SoftmaxTask(const SparseSoftmaxArgs& args, int64_t task) {
   const RowPhaseTask at = FindPhase(phases, task);
   const T* values = static_cast<const T*>(args.values) + at.batch * args.numbers;
   T* out = static_cast<T*>(args.out) + at.batch * args.numbers;
+  const auto size = Accumulator<T>(args.scale < 0 ? -args.scale : args.scale);
+  const auto sign = Accumulator<T>(args.scale < 0 ? -1 : 1);
   // Calls body(rows, their first number, the first of them) for vectors of a block row.
   const auto over = [&](int64_t begin, int64_t end, auto&& body) {
     Walk::Over(phases.length, begin, end, [&](const Walk& walk, int64_t first, int64_t row) {
-      body(SoftmaxRows<T, Walk>(args.scale, walk), first, row);
+      body(SoftmaxRows<T, Walk>{walk, size, sign}, first, row);
     });
   };
   if (at.phase == 0) {
@@ -115,7 +115,6 @@ void SoftmaxTask(const SparseSoftmaxArgs& args, int64_t task) {
                 phases.offsets[task.row_end], out);
   } else if (at.phase == 1) {
     const SplitRow& split = phases.splits[at.index];
-    const double size = args.scale < 0 ? -args.scale : args.scale;
     double* total = Total(phases, at.batch, at.index);
     for (int64_t j = 0; j < phases.length; ++j) {
       double peak = -__builtin_inf(), sum = 0;
