@@ -95,8 +95,10 @@ def sparse_attention(
     for one in heads:
         check_sparse(op, "pattern", one)
         if one.format != CSR and one.format != CVS(one.format.vector_length or 1):
+            blocks = one.format.modes[0] == 0 and len(one.format.block_shape) == 2
+            nearest = CVS(one.format.block_shape[0]) if blocks else CSR
             raise NotImplementedError(
-                f"{op}: pattern: no kernel for {one.format}; pattern.asformat(CSR) has one"
+                f"{op}: pattern: no kernel for {one.format}; pattern.asformat({nearest}) has one"
             )
     q, k, v, batched = check_heads(op, q, k, v, heads)
     if scale is None:
