@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "row_reduce.h"
 #include "row_reduce_loops.h"
 #include "row_search.h"
@@ -43,7 +45,8 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
       const int64_t first = r * phases.length;
       reduce(phases.offsets[r], phases.offsets[r + 1], [&](auto x, int count, int64_t row) {
         const int64_t left = phases.rows - first - row;
-        StoreRows(out + first + row, x, count == 1 || count <= left ? count : left);
+        const bool all = std::is_same_v<Walk, OneRow<T>> || count <= left;
+        StoreRows(out + first + row, x, all ? count : left);
       });
     }
   } else if (at.phase == 1) {
@@ -87,7 +90,7 @@ void RowBroadcastTask(const RowBroadcastArgs& args, int64_t task) {
     const int64_t row_end = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
     Walk::Over(args.length, p, row_end, [&](const Walk& walk, int64_t first, int64_t row) {
       row += r * args.length;
-      if (walk.Rows() == 1) {
+      if constexpr (std::is_same_v<Walk, OneRow<T>>) {
         const T value = rows[row];
         for (int64_t i = 0; i < walk.numbers; ++i) values[first + i] = value;
         return;
