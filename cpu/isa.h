@@ -13,6 +13,8 @@
 
 namespace sgap {
 
+struct AttentionArgs;
+struct AttentionBackwardArgs;
 struct SpmmArgs;
 struct SpmmCvsArgs;
 struct SpmmScatterArgs;
@@ -32,6 +34,8 @@ using Kernel = void (*)(const Args& args, int64_t task);
 
 struct KernelTable {
   const char* isa;
+  Kernel<AttentionArgs> attention;
+  Kernel<AttentionBackwardArgs> attention_backward;
   Kernel<SpmmArgs> spmm;
   Kernel<SpmmCvsArgs> spmm_cvs;
   Kernel<SpmmScatterArgs> spmm_scatter;

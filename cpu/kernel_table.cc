@@ -1,4 +1,5 @@
 // The kernels of one instruction set.
+#include "attention.h"
 #include "gspmm.h"
 #include "gspmm_pick.h"
 #include "isa.h"
@@ -17,8 +18,20 @@ namespace sgap::SGAP_ISA {
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
-    SGAP_NAME(SGAP_ISA),   Spmm,  SpmmCvs,  SpmmScatter, Gspmm,        GspmmPick,
-    GspmmPickToValues,     Sddmm, SddmmCvs, RowReduce,   RowBroadcast, SparseSoftmax,
+    SGAP_NAME(SGAP_ISA),
+    Attention,
+    AttentionBackward,
+    Spmm,
+    SpmmCvs,
+    SpmmScatter,
+    Gspmm,
+    GspmmPick,
+    GspmmPickToValues,
+    Sddmm,
+    SddmmCvs,
+    RowReduce,
+    RowBroadcast,
+    SparseSoftmax,
     SparseSoftmaxJacobian,
 };
 

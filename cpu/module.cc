@@ -35,6 +35,8 @@ nb::dict Targets() {
   add("sgap_sddmm_cvs_v1", sgap::SddmmCvs);
   add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
   add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
+  add("sgap_attention_cvs_v1", sgap::AttentionCvs);
+  add("sgap_attention_backward_cvs_v1", sgap::AttentionBackwardCvs);
   add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
   add("sgap_row_max_csr_v1", sgap::RowMaxCsr);
   add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);

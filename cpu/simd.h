@@ -142,6 +142,33 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
   for (int i = 0; i < count; ++i) target[i] = elements[i];
 }
 
+// kPart elements, again and again: lane i has source[i % kPart].
+template <typename T, int N, int kPart>
+inline Vector<T, N> LoadRepeated(const T* source) {
+  constexpr int kBytes = kPart * sizeof(T);
+#if defined(__AVX512F__)
+  if constexpr (N * sizeof(T) == 64) {
+    if constexpr (kBytes == 4) return BitCast<Vector<T, N>>(_mm512_set1_ps(*(const float*)source));
+    if constexpr (kBytes == 8) {
+      double pair;
+      std::memcpy(&pair, source, sizeof(pair));
+      return BitCast<Vector<T, N>>(_mm512_set1_pd(pair));
+    }
+    if constexpr (kBytes == 16) {
+      return BitCast<Vector<T, N>>(_mm512_broadcast_f32x4(_mm_loadu_ps((const float*)source)));
+    }
+    if constexpr (kBytes == 32) {
+      return BitCast<Vector<T, N>>(_mm512_broadcast_f64x4(_mm256_loadu_pd((const double*)source)));
+    }
+  }
+#endif
+  if constexpr (kPart == N) return Load<T, N>(source);
+  Vector<T, N> result;
+  char* bytes = reinterpret_cast<char*>(&result);
+  for (int i = 0; i < N / kPart; ++i) std::memcpy(bytes + i * kBytes, source, kBytes);
+  return result;
+}
+
 // 0, 1, ... N - 1.
 template <typename T, int N>
 inline Vector<T, N> LaneNumbers() {

@@ -1,35 +1,10 @@
+#include "exp.h"
 #include "row_reduce_loops.h"
 #include "simd.h"
 #include "sparse_softmax.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
-
-// exp(x) for x <= 0 or NaN, within 2 ulp; zero below -87, where it leaves the normal numbers.
-template <int N>
-Vector<float, N> ExpOfNegative(Vector<float, N> x) {
-  using Floats = Vector<float, N>;
-  using Ints = Vector<int32_t, N>;
-  constexpr float kRound = 0x1.8p23f;  // the integer nearest to x / ln 2 moves to the low bits
-  const Floats inside = x < -87.0f ? Floats{} : x;
-  const Floats rounded = inside * 0x1.715476p+0f + kRound;
-  const Floats n = rounded - kRound;
-  const Floats r = (inside - n * 0x1.62e400p-1f) - n * 0x1.7f7d1cp-20f;
-  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;  // Cephes expf
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const Floats scaled = BitCast<Floats>(BitCast<Ints>(p) + (BitCast<Ints>(rounded) << 23));
-  return x < -87.0f ? Floats{} : (x == x ? scaled : x);
-}
-
-template <int N>
-Vector<double, N> ExpOfNegative(Vector<double, N> x) {
-  for (int i = 0; i < N; ++i) x[i] = __builtin_exp(x[i]);
-  return x;
-}
 
 // A row's terms are exp(size * (sign * v - peak)), peak being the greatest sign * v: no overflow
 // whatever the scale, and no multiply and subtract that could contract.

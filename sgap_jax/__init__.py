@@ -19,6 +19,7 @@ from sgap_jax.formats.prune import prune as prune
 from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
 from sgap_jax.formats.vectors import fill_in as fill_in
+from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm
 from sgap_jax.primitives.row_reduce import row_max as row_max
@@ -34,6 +35,7 @@ from sgap_jax.schedules import Problem as Problem
 from sgap_jax.schedules import Reference as Reference
 from sgap_jax.schedules import Schedule as Schedule
 from sgap_jax.schedules import ScheduleError as ScheduleError
+from sgap_jax.schedules import Unfused as Unfused
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points
 

@@ -131,3 +131,33 @@ def row_max(values: ArrayLike, row_offsets: Offsets) -> NDArray:
     m = len(row_offsets) - 1
     rows = [values[row_offsets[i] : row_offsets[i + 1]] for i in range(m)]
     return np.array([np.max(row, initial=-np.inf) for row in rows])
+
+
+def attention(
+    row_offsets: Offsets,
+    column_indices: Offsets,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    scale: float,
+    bias: ArrayLike | None = None,
+    sink: float = -np.inf,
+    seen: Callable[[int, int], bool] = lambda i, j: True,
+) -> tuple[NDArray, NDArray]:
+    """One head: O[i] = sum_j exp(s_j - lse[i]) V[j] with s_j = scale Q[i] . K[j] + bias[p] over the
+    stored entries p = (i, j) that are seen, and lse[i] = log(sum_j exp(s_j) + exp(sink)); a row
+    without any has O = 0 and lse = sink."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    added = np.zeros(len(column_indices)) if bias is None else np.asarray(bias, np.float64)
+    m = len(row_offsets) - 1
+    out, lse = np.zeros((m, v.shape[1])), np.full(m, sink)
+    for i in range(m):
+        entries = range(row_offsets[i], row_offsets[i + 1])
+        entries = [p for p in entries if seen(i, column_indices[p]) and added[p] > -np.inf]
+        scores = [scale * np.sum(q[i] * k[column_indices[p]]) + added[p] for p in entries]
+        if not entries:
+            continue
+        lse[i] = np.logaddexp(np.logaddexp.reduce(scores), sink)
+        for p, s in zip(entries, scores, strict=True):
+            out[i] += np.exp(s - lse[i]) * v[column_indices[p]]
+    return out, lse

@@ -101,6 +101,8 @@ def define(
         parts = jvp(primals, [None if type(t) is ad.Zero else t for t in tangents[:data]], **params)
         out, terms = parts[0], [t for t in parts[1:] if t is not None]
         zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in jax.tree.leaves(out)]
+        if terms and isinstance(terms[0], list):  # a tangent of every result
+            return out, [sum(parts[1:], start=parts[0]) for parts in zip(*terms, strict=True)]
         tangent = sum(terms[1:], start=terms[0]) if terms else zeros[0]
         return out, [tangent, *zeros[1:]] if multiple_results else tangent
 
@@ -108,11 +110,15 @@ def define(
     if transpose is not None:
 
         def transpose_rule(cotangent: Any, *operands: Any, **params: Any) -> list:
-            if type(cotangent) is ad.Zero:
-                return [None] * len(operands)
-            index, result = transpose(cotangent, *operands, **params)
             grads: list = [None] * len(operands)
-            grads[index] = as_cotangent(result, operands[index].aval)
+            if all(type(c) is ad.Zero for c in (cotangent if multiple_results else [cotangent])):
+                return grads
+            if multiple_results:
+                cotangent = [ad.instantiate_zeros(c) for c in cotangent]
+            found = transpose(cotangent, *operands, **params)
+            # One linear operand and its cotangent, or those of several by index.
+            for index, result in (found if isinstance(found, dict) else dict([found])).items():
+                grads[index] = as_cotangent(result, operands[index].aval)
             return grads
 
         ad.primitive_transposes[primitive] = transpose_rule
@@ -213,6 +219,11 @@ def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
     """A lowered value of `aval` in another dtype."""
     cast = mlir.lower_fun(lambda x: x.astype(dtype), multiple_results=False)
     return cast(ctx.replace(avals_in=[aval]), value)
+
+
+def lowering_of(function: Callable) -> Callable:
+    """The lowering of a primitive of several results that `function`, in JAX, says."""
+    return mlir.lower_fun(function, multiple_results=True)
 
 
 def empty_index() -> tuple[Any, Any]:

@@ -6,3 +6,4 @@ from sgap_jax.schedules.schedule import Schedule as Schedule
 from sgap_jax.schedules.schedule import ScheduleError as ScheduleError
 from sgap_jax.schedules.select import choose_schedule as choose_schedule
 from sgap_jax.schedules.space import legal_points as legal_points
+from sgap_jax.schedules.unfused import Unfused as Unfused

@@ -7,13 +7,18 @@ from fractions import Fraction
 from sgap_jax.schedules.atomic import TUNABLES, AtomicParallelism
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.schedule import Reference, Schedule, ScheduleError
+from sgap_jax.schedules.unfused import Unfused
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _POINT = re.compile(
     rf"\{{\s*<\s*({_NUMBER})\s*(nnz|row)\s*,\s*({_NUMBER})\s*col\s*>\s*,\s*([0-9]+)\s*\}}"
     rf"((?:[\s,]+\w+={_NUMBER})*)"
 )
-_CALLS: dict[str, type[Schedule]] = {"CpuTile": CpuTile, "Reference": Reference}
+_CALLS: dict[str, type[Schedule]] = {
+    "CpuTile": CpuTile,
+    "Reference": Reference,
+    "Unfused": Unfused,
+}
 
 
 def parse(text: str) -> Schedule:

@@ -8,6 +8,7 @@ from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Reference, Schedule
+from sgap_jax.schedules.unfused import Unfused
 
 _SMALL_SDDMM = 1 << 17  # nonzeros
 _PACKED_BYTES = {"float32": 4, "float64": 8}
@@ -35,6 +36,8 @@ def choose_schedule(problem: Problem) -> Schedule:
     d = 64: 2048 nonzeros against 8192 gave 1.90x on 42,000 nonzeros and 1.21x, 1.01x and 0.94x on
     about 100,000; from 200,000 on it lost 1 to 6%.
     """
+    if problem.op == "attention" and problem.platform != "cpu":
+        return Unfused()
     if problem.platform == "cuda":
         return _point(problem)
     if problem.platform != "cpu":

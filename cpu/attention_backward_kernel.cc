@@ -1,0 +1,176 @@
+#include "attention_rows.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Where a task adds to dk and dv: rows of accumulators.
+template <typename Acc>
+struct KeySums {
+  Acc* k;
+  Acc* v;
+  int64_t k_row, v_row;
+};
+
+// Some rows of a block row: what each pass over their keys reads and adds to.
+template <typename Acc>
+struct BackwardRows {
+  const Acc* q;     // [rows, padded_depth], times the scale
+  const Acc* dout;  // [rows, padded_value_depth]
+  const Acc* lse;   // [rows], +inf for a row that has none
+  const Acc* delta;
+  Acc* dq;     // [rows, padded_depth], without the scale
+  Acc* dbias;  // of the first row at vector 0, or null
+};
+
+template <typename Acc, int kRows>
+void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
+                     const BackwardRows<Acc>& rows, int64_t begin, int64_t end,
+                     const KeySums<Acc>& sums) {
+  using Tile = AttentionTile<Acc, kRows>;
+  using V = typename Tile::V;
+  constexpr int kSize = Tile::kSize;
+  alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
+  alignas(64) Acc slopes[kBlockKeys * kRows];
+  Acc* targets[kBlockKeys];
+  ScoreBlock<Acc, kRows> block;
+  Tile::Interleave(rows.q, args.padded_depth, left_q);
+  Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
+  const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
+  for (int64_t p = begin; p < end; p += block.count) {
+    block.Compute(args, at, left_q, p, end);
+    block.Products(left_dout, args.padded_value_depth, block.values, slopes);
+    for (int i = 0; i < block.padded * kRows; i += kSize) {
+      const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
+      const V slope = terms * (Load<Acc, kSize>(slopes + i) - delta);
+      Store<Acc, kSize>(block.scores + i, terms);
+      Store<Acc, kSize>(slopes + i, terms == 0 ? V{} : slope);  // whatever a masked value holds
+    }
+    if (rows.dbias) {
+      for (int j = 0; j < block.count; ++j) {
+        Acc* target = rows.dbias + (p + j) * args.length;
+        for (int r = 0; r < at.lanes; ++r) target[r] = slopes[Tile::At(j, r)];
+      }
+    }
+    Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq);
+    for (int j = 0; j < block.count; ++j) {
+      targets[j] = sums.v + size_t(args.indices[p + j]) * size_t(sums.v_row);
+    }
+    Tile::AddRows(block.scores, targets, block.count, args.padded_value_depth, rows.dout);
+    for (int j = 0; j < block.count; ++j) {
+      targets[j] = sums.k + size_t(args.indices[p + j]) * size_t(sums.k_row);
+    }
+    Tile::AddRows(slopes, targets, block.count, args.padded_depth, rows.q);
+  }
+}
+
+template <typename Acc>
+void Clear(Acc* rows, int64_t row, int64_t depth, int64_t count) {
+  for (int64_t i = 0; i < count; ++i, rows += row) {
+    __builtin_memset(rows, 0, size_t(depth) * sizeof(Acc));
+  }
+}
+
+template <typename T>
+KeySums<Accumulator<T>> SumsOf(const AttentionBackwardArgs& args, int64_t task) {
+  using Acc = Accumulator<T>;
+  const int64_t piece = task % args.pieces, head = task / args.pieces % args.key_heads;
+  const int64_t batch = task / args.pieces / args.key_heads;
+  if (args.sums) {
+    const int64_t row = args.padded_depth + args.padded_value_depth;
+    Acc* k = static_cast<Acc*>(args.sums) +
+             ((batch * args.key_heads + head) * args.pieces + piece) * args.keys * row;
+    return {k, k + args.padded_depth, row, row};
+  }
+  const int64_t first = batch * args.keys * args.key_heads + head;
+  return {static_cast<Acc*>(args.dk) + first * args.depth,
+          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
+          args.key_heads * args.value_depth};
+}
+
+// A piece of the rows in all heads that share one head of keys.
+template <typename T>
+void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
+  using Acc = Accumulator<T>;
+  const KeySums<Acc> sums = SumsOf<T>(args, task);
+  Clear(sums.k, sums.k_row, args.padded_depth, args.keys);
+  Clear(sums.v, sums.v_row, args.padded_value_depth, args.keys);
+  const int64_t piece = task % args.pieces, key_head = task / args.pieces % args.key_heads;
+  const int64_t batch = task / args.pieces / args.key_heads, group = args.heads / args.key_heads;
+  const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
+  alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
+  Acc lse[kLanes<Acc>], delta[kLanes<Acc>];
+  for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+    for (int64_t block = args.piece_begin[piece]; block < args.piece_begin[piece + 1]; ++block) {
+      ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
+        constexpr int kRows = decltype(count)::value;
+        const int64_t first = at.row * args.heads + head;
+        const T* from = static_cast<const T*>(args.q) + batch * args.q_stride;
+        LoadRows<T>(from + first * args.depth, q_row, at.height, args.depth, kRows,
+                    args.padded_depth, Acc(args.scale), q);
+        const T* cotangent = static_cast<const T*>(args.dout) + batch * args.dout_stride;
+        LoadRows<T>(cotangent + first * args.value_depth, out_row, at.height, args.value_depth,
+                    kRows, args.padded_value_depth, Acc(1), dout);
+        const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + first;
+        const Acc* given = static_cast<const Acc*>(args.delta) + batch * args.delta_stride + first;
+        for (int r = 0; r < kRows; ++r) {
+          const bool inside = r < at.height;
+          lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
+          if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
+          delta[r] = inside ? given[r * args.heads] : Acc(0);
+        }
+        __builtin_memset(dq, 0, size_t(kRows * args.padded_depth) * sizeof(Acc));
+        Acc* dbias = static_cast<Acc*>(args.dbias);
+        if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+        const BackwardRows<Acc> rows{q, dout, lse, delta, dq, dbias};
+        BackwardVectors<Acc, kRows>(args, at, rows, args.offsets[block], args.offsets[block + 1],
+                                    sums);
+        T* target =
+            static_cast<T*>(args.dq) + (batch * args.rows * args.heads + first) * args.depth;
+        for (int r = 0; r < at.height; ++r) {
+          StoreRow<T>(dq + r * args.padded_depth, args.depth, Acc(args.scale), target + r * q_row);
+        }
+      });
+    }
+  }
+}
+
+// dk and dv of some keys: the pieces' sums, in their order.
+template <typename T>
+void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
+  using Acc = Accumulator<T>;
+  const int64_t chunk = task % args.chunks, walk = task / args.chunks;
+  const int64_t batch = walk / args.key_heads, head = walk % args.key_heads;
+  const int64_t begin = chunk * args.chunk_keys;
+  const int64_t end = begin + args.chunk_keys < args.keys ? begin + args.chunk_keys : args.keys;
+  const int64_t row = args.padded_depth + args.padded_value_depth, size = args.keys * row;
+  constexpr int kSize = kLanes<Acc>;
+  Acc* sums = static_cast<Acc*>(args.sums) + walk * args.pieces * size;
+  for (int64_t j = begin; j < end; ++j) {
+    Acc* own = sums + j * row;
+    for (int64_t d = 0; d < row; d += kSize) {
+      auto sum = Load<Acc, kSize>(own + d);
+      for (int64_t i = 1; i < args.pieces; ++i) sum += Load<Acc, kSize>(own + i * size + d);
+      Store<Acc, kSize>(own + d, sum);
+    }
+    const int64_t place = (batch * args.keys + j) * args.key_heads + head;
+    StoreRow<T>(own, args.depth, Acc(1), static_cast<T*>(args.dk) + place * args.depth);
+    StoreRow<T>(own + args.padded_depth, args.value_depth, Acc(1),
+                static_cast<T*>(args.dv) + place * args.value_depth);
+  }
+}
+
+template <typename T>
+void BackwardTask(const AttentionBackwardArgs& args, int64_t task) {
+  if (PackTask<T>(args, &task)) return;
+  const int64_t row_tasks = args.batch * args.key_heads * args.pieces;
+  task < row_tasks ? RowsTask<T>(args, task) : KeysTask<T>(args, task - row_tasks);
+}
+
+}  // namespace
+
+void AttentionBackward(const AttentionBackwardArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { BackwardTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

@@ -1,0 +1,182 @@
+// What the forward and the backward kernel of attention share: packing, rows, blocks of scores.
+#pragma once
+
+#include "attention.h"
+#include "attention_tiles.h"
+
+namespace sgap::SGAP_ISA {
+
+constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
+constexpr int kBlockKeys = 128;
+
+template <typename T>
+void PackHeads(const HeadPacking& packing, int64_t task) {
+  using Acc = Accumulator<T>;
+  const int64_t chunk = task % packing.chunks, head = task / packing.chunks % packing.heads;
+  const int64_t batch = task / packing.chunks / packing.heads;
+  const int64_t begin = chunk * packing.chunk_rows;
+  const int64_t end =
+      begin + packing.chunk_rows < packing.rows ? begin + packing.chunk_rows : packing.rows;
+  constexpr int kSize = kLanes<T>;
+  for (int64_t i = begin; i < end; ++i) {
+    const T* from = static_cast<const T*>(packing.source) +
+                    ((batch * packing.rows + i) * packing.heads + head) * packing.depth;
+    Acc* to = static_cast<Acc*>(packing.packed) +
+              ((batch * packing.heads + head) * packing.rows + i) * packing.padded;
+    int64_t d = 0;
+    for (; d + kSize <= packing.depth; d += kSize)
+      Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
+    for (; d < packing.depth; ++d) to[d] = LoadScalar<T>(from + d);
+    for (; d < packing.padded; ++d) to[d] = 0;
+  }
+}
+
+// Whether `task` was one of packing; else it counts from the end of those.
+template <typename T>
+bool PackTask(const AttentionProblem& args, int64_t* task) {
+  if (*task < args.pack_k_tasks) return PackHeads<T>(args.pack_k, *task), true;
+  *task -= args.pack_k_tasks;
+  if (*task < args.pack_v_tasks) return PackHeads<T>(args.pack_v, *task), true;
+  *task -= args.pack_v_tasks;
+  return false;
+}
+
+// rows [count, depth], `stride` apart, times `scale` -> [height, padded]; zero where there is none.
+template <typename T>
+void LoadRows(const T* rows, int64_t stride, int64_t count, int64_t depth, int height,
+              int64_t padded, Accumulator<T> scale, Accumulator<T>* out) {
+  constexpr int kSize = kLanes<T>;
+  for (int64_t r = 0; r < height; ++r, out += padded) {
+    int64_t d = 0;
+    if (r < count) {
+      const T* row = rows + r * stride;
+      for (; d + kSize <= depth; d += kSize) {
+        Store<Accumulator<T>, kSize>(out + d, Load<T, kSize>(row + d) * scale);
+      }
+      for (; d < depth; ++d) out[d] = LoadScalar<T>(row + d) * scale;
+    }
+    for (; d < padded; ++d) out[d] = 0;
+  }
+}
+
+template <typename T>
+void StoreRow(const Accumulator<T>* row, int64_t depth, Accumulator<T> scale, T* out) {
+  constexpr int kSize = kLanes<T>;
+  int64_t d = 0;
+  for (; d + kSize <= depth; d += kSize) {
+    Store<T, kSize>(out + d, Load<Accumulator<T>, kSize>(row + d) * scale);
+  }
+  for (; d < depth; ++d) StoreScalar<T>(out + d, row[d] * scale);
+}
+
+// Some rows of a block row in one head: where they are and what they see.
+struct AttentionRows {
+  int64_t batch, head;
+  int64_t row, height;  // `height` of these rows are in the matrix
+  int64_t lane, lanes;  // of a vector: the first, and how many
+};
+
+// Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
+template <typename Acc, typename Body>
+void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t block,
+             Body&& body) {
+  constexpr int kMost = kLanes<Acc>;
+  const int64_t padded =
+      args.padded_depth > args.padded_value_depth ? args.padded_depth : args.padded_value_depth;
+  for (int64_t lane = 0, taken = 0; lane < args.length; lane += taken) {
+    const int64_t left = args.length - lane, row = block * args.length + lane;
+    int rows = 1;
+    while (rows < kMost && rows < left && 2 * rows * padded <= kMostRowNumbers) rows *= 2;
+    taken = left < rows ? left : rows;
+    int64_t height = args.rows - row;
+    height = height < 0 ? 0 : height < taken ? height : taken;
+    const AttentionRows at{batch, head, row, height, lane, taken};
+    const auto run = [&](auto count) { body(count, at); };
+    if constexpr (kMost >= 16) {
+      if (rows == 16) run(std::integral_constant<int, 16>());
+    }
+    if constexpr (kMost >= 8) {
+      if (rows == 8) run(std::integral_constant<int, 8>());
+    }
+    if constexpr (kMost >= 4) {
+      if (rows == 4) run(std::integral_constant<int, 4>());
+    }
+    if (rows == 2) run(std::integral_constant<int, 2>());
+    if (rows == 1) run(std::integral_constant<int, 1>());
+  }
+}
+
+// The scores of kRows rows with up to kBlockKeys keys, and where these and their values are.
+template <typename Acc, int kRows>
+struct ScoreBlock {
+  using Tile = AttentionTile<Acc, kRows>;
+  static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+
+  alignas(64) Acc scores[kBlockKeys * kRows];
+  const Acc* keys[kBlockKeys];
+  const Acc* values[kBlockKeys];
+  int count, padded;  // keys, and to a whole number of steps
+
+  // The vectors [begin, begin + count), count at least 1; left holds the rows times the scale.
+  void Compute(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
+               int64_t begin, int64_t end) {
+    const int64_t key_head = at.head / (args.heads / args.key_heads);
+    const Acc* k =
+        static_cast<const Acc*>(args.k.data) + at.batch * args.k.batch + key_head * args.k.head;
+    const Acc* v =
+        static_cast<const Acc*>(args.v.data) + at.batch * args.v.batch + key_head * args.v.head;
+    count = end - begin < kBlockKeys ? int(end - begin) : kBlockKeys;
+    padded = (count + Tile::kTogether - 1) / Tile::kTogether * Tile::kTogether;
+    for (int j = 0; j < count; ++j) {
+      const auto column = size_t(args.indices[begin + j]);
+      keys[j] = k + column * size_t(args.k.row);
+      values[j] = v + column * size_t(args.v.row);
+    }
+    for (int j = count; j < padded; ++j) keys[j] = keys[count - 1], values[j] = values[count - 1];
+    Products(left, args.padded_depth, keys, scores);
+    if (args.bias) AddBias(args, at, begin);
+    if (args.is_causal || args.lengths) Mask(args, at, begin);
+    for (int j = count; j < padded; ++j) {
+      for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;
+    }
+  }
+
+  // Rows asked for before the products with those before them.
+  void Products(const Acc* left, int64_t depth, const Acc* const* with, Acc* out) const {
+    constexpr int kTogether = Tile::kTogether;
+    constexpr int64_t kLine = 64 / sizeof(Acc);
+    for (int j = 0; j < padded; j += kTogether) {
+      const int ahead = j + kTogether < padded ? j + kTogether : j;
+      if (ahead != j) {
+        for (int i = 0; i < kTogether; ++i) {
+          for (int64_t d = 0; d < depth; d += kLine) Prefetch(with[ahead + i] + d);
+        }
+      }
+      Tile::Dots(left, depth, with + j, out + j * kRows);
+    }
+  }
+
+  void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
+    const Acc* bias = static_cast<const Acc*>(args.bias) + at.batch * args.bias_stride +
+                      at.head * args.bias_head_stride + begin * args.length + at.lane;
+    for (int j = 0; j < count; ++j, bias += args.length) {
+      for (int r = 0; r < at.height; ++r) scores[Tile::At(j, r)] += bias[r];
+    }
+  }
+
+  // Where the order of the columns is not relied on: nobody has checked a traced structure.
+  void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
+    const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
+    const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;
+    const int32_t* columns = args.indices + begin;
+    for (int j = 0; j < count; ++j) {
+      if (columns[j] < first) continue;  // seen by all rows
+      for (int r = 0; r < kRows; ++r) {
+        const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= at.row + r);
+        if (!seen) scores[Tile::At(j, r)] = kLeast;
+      }
+    }
+  }
+};
+
+}  // namespace sgap::SGAP_ISA

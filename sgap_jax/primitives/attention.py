@@ -1,0 +1,353 @@
+"""Attention over the stored entries of a sparse pattern."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.primitives import attention_unfused as unfused
+from sgap_jax.primitives._define import (
+    accumulator,
+    bind,
+    check_scale,
+    check_schedule,
+    check_sparse,
+    define,
+    ffi_lowering,
+    is_linear_operand,
+    joint_batch,
+    lowering_of,
+    out_aval,
+    resolve,
+    structure,
+)
+from sgap_jax.primitives.attention_arguments import as_bias, as_lengths, as_sinks, check_heads
+from sgap_jax.primitives.attention_unfused import absent, no_array
+from sgap_jax.schedules import CpuTile, Problem, Schedule, Unfused
+from sgap_jax.schedules.cpu_attention import AttentionPlan, attention_plan
+from sgap_jax.schedules.emulated import Emulated
+
+
+def sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: SparseArray | Sequence[SparseArray],
+    *,
+    scale: Any = None,
+    bias: Any = None,
+    sinks: Any = None,
+    is_causal: bool = False,
+    key_value_seq_lengths: Any = None,
+    return_lse: bool = False,
+    schedule: Schedule | None = None,
+) -> Any:
+    """Attention in which query i sees the keys j that `pattern` stores in row i.
+
+        s[i, j] = scale Q[i, :] . K[j, :] + bias[i, j]        at stored entries (i, j)
+        O[i, :] = sum_j exp(s[i, j] - lse[i]) V[j, :]
+        lse[i]  = log(sum_j exp(s[i, j]) + exp(sink))         the sink's term only with `sinks`
+
+    for each sequence and head. Arguments are named and laid out as in
+    `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
+    zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
+    forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU nothing
+    of the size of the pattern is formed for a head, forward or backward, but the gradient of a
+    bias; on other platforms the steps are those of `Unfused`.
+
+    Args:
+      q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
+      k: [B, S, Hk, D]; each of its heads serves H / Hk consecutive heads of q.
+      v: [B, S, Hk, Dv].
+      pattern: sparse [L, S] in CSR or CVS(V), whose values are not read; or one for each of the H
+        heads. In CVS(V) all V rows of a vector see its key.
+      scale: scalar factor of the scores, 1 / sqrt(D) if None.
+      bias: a number for each stored entry, added to the scores: the shape of `pattern.values`, or
+        [H, ...] or [B, H, ...] of it, where either may be 1. -infinity masks an entry. With a
+        pattern for each head: a sequence of H such.
+      sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
+      is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
+        as the stored entries: `masks.causal` makes a pattern that stores few of them.
+      key_value_seq_lengths: int32 [B] or a scalar; leave out keys from this one on (padding).
+      return_lse: return (O, lse).
+      schedule: None for the default; `Unfused()`, `Reference()`, or a `CpuTile` of some nonzeros.
+
+    Returns:
+      O [B, L, H, Dv] ([L, H, Dv] as q) in the promoted dtype of q, k and v. Scores, probabilities
+      and sums are float32 (float64 for float64), and so is lse [B, L, H], the natural logarithm.
+      The same bits at each call, on the CPU for any number of threads; so are gradients.
+
+    Raises:
+      TypeError: a pattern is not a SparseArray, or schedule is not a Schedule.
+      ValueError: shapes that do not fit.
+      NotImplementedError: no kernel for this dtype, format or platform with this schedule.
+
+    Source: vectorSparse, section 7.4, eq. 1; the softmax in one pass after Milakov and Gimelshein
+    2018, the backward pass from lse after FlashAttention-2 (Dao 2023), sections 3.1 and 3.2.
+    """
+    op = "sparse_attention"
+    check_schedule(op, schedule)
+    heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
+    for one in heads:
+        check_sparse(op, "pattern", one)
+        if one.format != CSR and one.format != CVS(one.format.vector_length or 1):
+            raise NotImplementedError(
+                f"{op}: pattern: no kernel for {one.format}; pattern.asformat(CSR) has one"
+            )
+    q, k, v, batched = check_heads(op, q, k, v, heads)
+    if scale is None:
+        scale = 1 / math.sqrt(max(q.shape[3], 1))
+    factor, number = check_scale(op, scale), 1.0
+    if isinstance(scale, jax.Array):
+        q = q * factor.astype(q.dtype)
+    else:
+        number = float(scale)
+    lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
+    sinks = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))
+    params = dict(scale=number, is_causal=bool(is_causal), schedule=schedule)
+    if len(heads) == 1 or all(one is heads[0] for one in heads):
+        if isinstance(bias, Sequence) and len(heads) > 1:
+            bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)
+        bias = as_bias(op, bias, heads[0], q)
+        out, lse = _attention(q, k, v, heads[0], bias, sinks, lengths, **params)
+    else:
+        each: Sequence = [None] * len(heads) if bias is None else bias
+        if not isinstance(each, Sequence) or len(each) != len(heads):
+            raise ValueError(f"{op}: bias: expected a sequence of {len(heads)}, one for each head")
+        group = q.shape[2] // k.shape[2]
+        results = []
+        for h, one in enumerate(heads):
+            mine = [q[:, :, h : h + 1], *(x[:, :, h // group : h // group + 1] for x in (k, v))]
+            own = as_bias(op, each[h], one, mine[0])
+            sink = sinks if absent(sinks) else sinks[:, h : h + 1]
+            results.append(_attention(*mine, one, own, sink, lengths, **params))
+        out, lse = (jnp.concatenate(parts, axis=2) for parts in zip(*results, strict=True))
+    if not batched:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+@partial(jax.jit, static_argnames=("scale", "is_causal", "schedule"), inline=True)
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: SparseArray,
+    bias: Any,
+    sinks: Any,
+    lengths: Any,
+    *,
+    scale: float,
+    is_causal: bool,
+    schedule: Schedule | None,
+) -> list:
+    operands = (q, k, v, bias, sinks, lengths, *structure(pattern))
+    params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
+    params |= dict(scale=scale, is_causal=is_causal, schedule=schedule)
+    if isinstance(schedule, Unfused | Emulated):
+        inner = None if isinstance(schedule, Unfused) else schedule
+        return unfused.forward(*operands, **params | dict(schedule=inner))
+    return bind(attention_p, *operands, **params)
+
+
+# attention_p: q, k, v, bias, sinks, lengths, then the structure by rows and by columns -> out, lse
+# attention_tangent_p: dq, dk, dv, dbias, dsinks, what attention_p takes before the structure, out,
+#   lse, structure -> dout, dlse; linear in the first five
+# attention_backward_p: dout, delta, q, k, v, bias, lengths, lse, structure -> dq, dk, dv, dbias
+#   [B, H, ...]; linear in the first two
+# Shapes, and what is absent: attention_unfused.py. The second is the derivative of the first, and
+# its transpose is the third, which has a kernel; what is computed otherwise is unfused.
+
+
+def _abstract_eval(
+    q: Any, k: Any, v: Any, bias: Any, sinks: Any, lengths: Any, *arrays: Any, **params: Any
+) -> list:
+    assert (
+        q.dtype == k.dtype == v.dtype and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0
+    )
+    assert (q.shape[1], k.shape[1]) == params["shape"] and k.shape[1:3] == v.shape[1:3]
+    batch = joint_batch(*(x.shape[0] for x in (q, k, v, bias, sinks, lengths)))
+    rows = (batch, *q.shape[1:3])
+    wide = jnp.dtype(accumulator(q.dtype))
+    return [out_aval(q, (*rows, v.shape[3]), q.dtype), out_aval(q, rows, wide)]
+
+
+def _tangent_abstract_eval(*operands: Any, **params: Any) -> list:
+    out, lse = operands[11:13]
+    batch = joint_batch(*(x.shape[0] for x in operands[:13]))
+    return [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (out, lse)]
+
+
+def _backward_abstract_eval(*operands: Any, wrt_bias: bool, **params: Any) -> list:
+    _, _, q, k, v, _, _, lse, _, indices, *_ = operands
+    batch = unfused.backward_batch(*operands)
+    dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (q, k, v)]
+    length = params["vector_length"]
+    stored = (batch, q.shape[2], indices.shape[0], *(() if length is None else (length,)))
+    return [*dense, out_aval(lse, stored if wrt_bias else (1, 0), lse.dtype)]
+
+
+def _plan(
+    avals: Sequence, shape: tuple[int, int], vector_length: int | None, schedule: Schedule | None
+) -> tuple[CpuTile, AttentionPlan]:
+    """What the kernels are told, from the avals of q, k, v, the column indices, and the batch."""
+    q, k, v, indices, batch = avals
+    problem = Problem(
+        "attention",
+        shape,
+        nnz=indices.shape[0] * (vector_length or 1),
+        n=q.shape[3],
+        batch=batch * q.shape[2],
+        dtype=q.dtype.name,
+        format=str(CSR if vector_length is None else CVS(vector_length)),
+        platform="cpu",
+    )
+    tile = resolve(schedule, problem, CpuTile)
+    key_heads = joint_batch(k.shape[0], v.shape[0]) * k.shape[2]
+    return tile, attention_plan(problem, key_heads, (q.shape[3], v.shape[3]))
+
+
+def _cpu(ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any) -> Any:
+    avals = ctx.avals_in
+    batch = ctx.avals_out[0].shape[0]
+    tile, plan = _plan((*avals[:3], avals[7], batch), shape, vector_length, schedule)
+    attrs = dict(vector_length=vector_length or 1, chunk_nonzeros=tile.nonzeros, pack=plan.packed)
+    return ffi_lowering("sgap_attention_cvs_v1", ctx, operands[:8], avals[:8], **attrs, **of)
+
+
+def _backward_cpu(
+    ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any
+) -> Any:
+    avals = ctx.avals_in
+    batch = ctx.avals_out[0].shape[0]
+    _, plan = _plan((*avals[2:5], avals[9], batch), shape, vector_length, schedule)
+    attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces, pack=plan.packed)
+    target = "sgap_attention_backward_cvs_v1"
+    return ffi_lowering(target, ctx, operands[:10], avals[:10], **attrs, **of)
+
+
+def _or_absent(tangents: Sequence, like: Sequence) -> list:
+    return [no_array(x.dtype) if t is None else t for t, x in zip(tangents, like, strict=True)]
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    results = bind(attention_p, *primals, **params)
+    tangents = tangents[:5]  # lengths have none
+    if all(t is None for t in tangents):
+        return results, None
+    given = _or_absent(tangents, primals[:5])
+    return results, bind(
+        attention_tangent_p, *given, *primals[:6], *results, *primals[6:], **params
+    )
+
+
+def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    results, terms = bind(attention_tangent_p, *primals, **params), []
+    linear = tangents[:5]
+    if any(t is not None for t in linear):
+        given = _or_absent(linear, primals[:5])
+        terms.append(bind(attention_tangent_p, *given, *primals[5:], **params))
+    terms.append(_along(unfused.tangent, primals, tangents, 5, params))
+    return results, *terms
+
+
+def _backward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    results, terms = bind(attention_backward_p, *primals, **params), []
+    linear = tangents[:2]
+    if any(t is not None for t in linear):
+        given = [
+            jnp.zeros_like(x) if t is None else t for t, x in zip(linear, primals, strict=False)
+        ]
+        terms.append(bind(attention_backward_p, *given, *primals[2:], **params))
+    terms.append(_along(unfused.backward, primals, tangents, 2, params))
+    return results, *terms
+
+
+def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict) -> Any:
+    """The tangents of unfused results along the operands from `first` on; None if there are none."""
+    moving = [i for i, t in enumerate(tangents) if i >= first and t is not None]
+    moving = [i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.floating)]
+    if not moving:
+        return None
+
+    def of(*moved: Any) -> list:
+        operands = list(primals)
+        for i, x in zip(moving, moved, strict=True):
+            operands[i] = x
+        return function(*operands, **params)
+
+    at, along = ([x[i] for i in moving] for x in (primals, tangents))
+    return jax.jvp(of, at, along)[1]
+
+
+def _tangent_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
+    dout, dlse = cotangents
+    q, k, v, bias, sinks, lengths, out, lse, *arrays = operands[5:]
+    wide = accumulator(out.dtype)
+    product = dout.astype(wide) * out.astype(wide)  # both have the joint batch
+    delta = product.sum(-1) - dlse
+    wrt = [i for i in range(5) if is_linear_operand(operands[i])]
+    bias_is, sinks_are = (i in wrt and not absent(operands[i].aval) for i in (3, 4))
+    given = (dout, delta, q, k, v, bias, lengths, lse, *arrays)
+    grads = bind(attention_backward_p, *given, wrt_bias=bias_is, **params)
+    dbias, dsinks = no_array(wide), no_array(wide)
+    if bias_is:
+        dbias = grads[3] if bias.shape[1] == q.shape[2] else grads[3].sum(1, keepdims=True)
+    if sinks_are:
+        dsinks = -(unfused.sink_share(sinks, lse) * delta).sum(1)
+    found = [*grads[:3], dbias, dsinks]
+    return {
+        i: no_array(x.dtype) if absent(operands[i].aval) else x
+        for i, x in enumerate(found)
+        if i in wrt
+    }
+
+
+def _backward_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
+    linear = [i for i in (0, 1) if is_linear_operand(operands[i])]
+    zeros = [
+        jnp.zeros(
+            x.aval.shape if i in linear else x.shape, x.aval.dtype if i in linear else x.dtype
+        )
+        for i, x in enumerate(operands[:2])
+    ]
+    of = lambda *x: unfused.backward(*x, *operands[2:], **params)  # noqa: E731
+    found = jax.vjp(of, *zeros)[1](list(cotangents))
+    return {i: found[i] for i in linear}
+
+
+attention_p = define(
+    "attention",
+    data=6,
+    abstract_eval=_abstract_eval,
+    reference=unfused.forward,
+    cpu=_cpu,
+    jvp=_jvp,
+    transpose=None,
+    multiple_results=True,
+)
+attention_tangent_p = define(
+    "attention_tangent",
+    data=13,
+    abstract_eval=_tangent_abstract_eval,
+    reference=unfused.tangent,
+    cpu=lowering_of(unfused.tangent),
+    jvp=_tangent_jvp,
+    transpose=_tangent_transpose,
+    multiple_results=True,
+)
+attention_backward_p = define(
+    "attention_backward",
+    data=8,
+    abstract_eval=_backward_abstract_eval,
+    reference=unfused.backward,
+    cpu=_backward_cpu,
+    jvp=_backward_jvp,
+    transpose=_backward_transpose,
+    multiple_results=True,
+)

@@ -1,0 +1,95 @@
+"""The arguments of sparse_attention, checked and brought to the shapes of its primitive."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives.attention_unfused import no_array
+
+
+def check_heads(
+    op: str, q: Any, k: Any, v: Any, patterns: Sequence[SparseArray]
+) -> tuple[Any, Any, Any, bool]:
+    """q, k, v with a batch axis and of one dtype, and whether they came with that axis."""
+    q, k, v = (jnp.asarray(x) for x in (q, k, v))
+    if q.ndim not in (3, 4):
+        raise ValueError(f"{op}: q must have shape [B, L, H, D] or [L, H, D], got {list(q.shape)}")
+    batched, B = q.ndim == 4, q.shape[:-3]
+    *_, L, H, D = q.shape
+    for name, x in (("k", k), ("v", v)):
+        last = D if name == "k" else x.shape[-1] if x.ndim else 0
+        heads = k.shape[-2] if k.ndim > 2 else "Hk"
+        S = k.shape[-3] if k.ndim > 2 else "S"
+        if x.ndim != q.ndim or x.shape != (*B, S, heads, last):
+            want = ", ".join(map(str, (*B, S, heads, D if name == "k" else "Dv")))
+            raise ValueError(f"{op}: {name} must have shape [{want}], got {list(x.shape)}")
+    S, Hk = k.shape[-3:-1]
+    if H == 0 or Hk == 0 or H % Hk:
+        raise ValueError(
+            f"{op}: the heads of k and v must divide those of q, got {Hk} for {H} of q"
+        )
+    if len(patterns) not in (1, H):
+        raise ValueError(
+            f"{op}: pattern: expected one, or one for each of {H} heads, got {len(patterns)}"
+        )
+    for pattern in patterns:
+        if pattern.shape != (L, S):
+            raise ValueError(f"{op}: pattern must have shape [{L}, {S}], got {list(pattern.shape)}")
+    dtype = jnp.result_type(q, k, v)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{op}: q, k and v must be floating point numbers, got {dtype}")
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    return (q, k, v, True) if batched else (q[None], k[None], v[None], False)
+
+
+def as_bias(op: str, bias: Any, pattern: SparseArray, q: Any) -> jax.Array:
+    """[B|1, H|1, ...values] in the accumulator's dtype, or no array."""
+    wide = accumulator(q.dtype)
+    if bias is None:
+        return no_array(wide)
+    bias = jnp.asarray(bias)
+    stored, (B, _, H, _) = pattern.values.shape, q.shape
+    lead = bias.shape[: bias.ndim - len(stored)] if bias.ndim >= len(stored) else None
+    fits = (
+        lead is not None
+        and bias.shape[len(lead) :] == stored
+        and len(lead) <= 2
+        and all(got in (1, want) for got, want in zip(reversed(lead), (H, B), strict=False))
+    )
+    if not fits or not jnp.issubdtype(bias.dtype, jnp.floating):
+        values = ", ".join(map(str, stored))
+        raise ValueError(
+            f"{op}: bias must be floats of shape [{values}], [{H}, {values}] or "
+            f"[{B}, {H}, {values}], got {list(bias.shape)} of {bias.dtype}"
+        )
+    assert lead is not None
+    return bias.reshape(*(1,) * (2 - len(lead)), *bias.shape).astype(wide)
+
+
+def as_sinks(op: str, sinks: Any, heads: int, dtype: Any) -> jax.Array:
+    if sinks is None:
+        return no_array(dtype)
+    sinks = jnp.asarray(sinks)
+    if sinks.shape != (heads,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise ValueError(
+            f"{op}: sinks must be floats of shape [{heads}], got {list(sinks.shape)} of {sinks.dtype}"
+        )
+    return sinks[None].astype(dtype)
+
+
+def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
+    """[B|1, 1] int32, or no array."""
+    if lengths is None:
+        return no_array(jnp.int32)
+    lengths = jnp.asarray(lengths)
+    integers = jnp.issubdtype(lengths.dtype, jnp.integer)
+    if lengths.shape not in ((), (1,), (batch,)) or not integers:
+        raise ValueError(
+            f"{op}: key_value_seq_lengths must be integers of shape [{batch}], got "
+            f"{list(lengths.shape)} of {lengths.dtype}"
+        )
+    return lengths.reshape(-1, 1).astype(jnp.int32)

@@ -1,0 +1,247 @@
+"""Attention and its derivatives as sddmm, softmax and spmm: what the fused kernels compute.
+
+In one head, with s the scores of the stored entries and d the width of q:
+
+    s   = scale Q K^T + bias            -inf where masked
+    lse = log(sum_row exp(s) + exp(sink))
+    p   = exp(s - lse),  O = P V
+
+    dO and dlse of (dQ, dK, dV, dbias, dsink):
+        ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
+        dO = (p ds) V + P dV - dlse O
+
+and transposed, with delta = sum_row dO O - dlse of the cotangents:
+
+    ds = p (dO V^T - delta),  dbias = ds,  dQ = scale ds K,  dK = scale ds^T Q,  dV = P^T dO
+
+Every step is an operation with derivatives of its own, so these are differentiable to any order.
+Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `sinks` [B|1, heads],
+`lengths` [B|1, 1]; an absent one of these three, or an absent tangent, is [1, 0].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats import vectors
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.structure import positions
+from sgap_jax.primitives._define import accumulator, derived, joint_batch, row_of_entry
+from sgap_jax.primitives.row_reduce import row_max, row_sum
+from sgap_jax.primitives.sddmm import sddmm
+from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import Schedule
+
+
+def absent(x: Any) -> bool:
+    return x.ndim == 2 and x.shape[1] == 0
+
+
+def no_array(dtype: Any) -> Any:
+    return jnp.zeros((1, 0), dtype)
+
+
+class Composition:
+    """The steps on [B, heads, ...] arrays over one structure."""
+
+    def __init__(
+        self,
+        arrays: Any,
+        *,
+        shape: tuple[int, int],
+        vector_length: int | None,
+        scale: float,
+        is_causal: bool,
+        schedule: Schedule | None,
+    ) -> None:
+        row_offsets, column_indices, *transposed = arrays
+        count = column_indices.shape[0]
+        self.stored = (count,) if vector_length is None else (count, vector_length)
+        self.A = SparseArray(
+            positions(count) if vector_length is None else jnp.zeros(self.stored, jnp.int32),
+            ((), (row_offsets, column_indices)),
+            tuple(transposed),
+            shape,
+            CSR if vector_length is None else CVS(vector_length),
+        )
+        if vector_length is None:
+            self.rows, self.columns = row_of_entry(row_offsets, count), column_indices
+        else:
+            self.rows = vectors.positions(self.A)[1].reshape(self.stored)
+            self.columns = jnp.broadcast_to(column_indices[:, None], self.stored)
+        self.scale, self.is_causal, self.schedule = scale, is_causal, derived(schedule)
+
+    def sampled(self, x: Any, y: Any) -> Any:
+        """X Y^T at the entries: [B, L, H, d] and [B, S, Hk, d] -> [B, H, ...]."""
+        x, y = _heads(x), _heads(_repeated(y, x.shape[2]))
+        batch = joint_batch(x.shape[0], y.shape[0])
+        x, y = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, y))
+        one = lambda x, y: sddmm(self.A, x, y, schedule=self.schedule).values  # noqa: E731
+        return jax.vmap(jax.vmap(one))(x, y)
+
+    def product(self, p: Any, y: Any, transpose: bool = False) -> Any:
+        """P Y or P^T Y: [B, H, ...] and [B, S or L, H or Hk, d] -> [B, L or S, H, d]."""
+        y = _heads(_repeated(y, p.shape[1]))
+        y = jnp.broadcast_to(y, (p.shape[0], *y.shape[1:]))
+
+        def one(p: Any, y: Any) -> Any:
+            A = self.A.with_values(p)
+            return spmm(A, y, transpose=transpose, schedule=self.schedule)
+
+        return jnp.moveaxis(jax.vmap(jax.vmap(one))(p, y), 1, 2)
+
+    def of_rows(self, reduction: Any, s: Any) -> Any:
+        """A reduction over rows: [B, H, ...] -> [B, L, H]."""
+        one = lambda s: reduction(self.A.with_values(s), schedule=self.schedule)  # noqa: E731
+        return jnp.moveaxis(jax.vmap(jax.vmap(one))(s), 1, 2)
+
+    def at_entries(self, x: Any) -> Any:
+        """The number of each entry's row: [B, L, H] -> [B, H, ...]."""
+        if x.shape[1] == 0:
+            return jnp.zeros((x.shape[0], x.shape[2], *self.stored), x.dtype)
+        return jnp.moveaxis(x, 2, 1)[:, :, jnp.minimum(self.rows, x.shape[1] - 1)]
+
+    def scores(self, q: Any, k: Any, bias: Any, lengths: Any) -> Any:
+        """s of the entries, -inf where they are masked or none: [B, H, ...]."""
+        s = self.sampled(q, k) * jnp.asarray(self.scale, q.dtype)
+        if not absent(bias):
+            shape = (joint_batch(s.shape[0], bias.shape[0]), *s.shape[1:])
+            s = jnp.broadcast_to(s, shape) + jnp.broadcast_to(bias, shape)
+        kept = (self.rows < self.A.shape[0])[None]
+        if self.is_causal:
+            kept = kept & (self.columns <= self.rows)[None]
+        if not absent(lengths):
+            ends = lengths.reshape(-1, *(1 for _ in self.stored))
+            kept = kept & (self.columns[None] < ends)
+        kept = kept[:, None]
+        shape = (joint_batch(s.shape[0], kept.shape[0]), *s.shape[1:])
+        minus = jnp.asarray(-jnp.inf, s.dtype)
+        return jnp.where(
+            jnp.broadcast_to(kept, shape),
+            jnp.broadcast_to(s, shape),
+            jnp.broadcast_to(minus, shape),
+        )
+
+    def probabilities(self, s: Any, lse: Any) -> Any:
+        """exp(s - lse); zero in a row without anything to normalise by."""
+        lse = jnp.where(jnp.isneginf(lse), jnp.asarray(jnp.inf, lse.dtype), lse)
+        batch = joint_batch(s.shape[0], lse.shape[0])
+        return jnp.exp(jnp.broadcast_to(s, (batch, *s.shape[1:])) - self.at_entries(lse))
+
+    def log_sum_exp(self, s: Any) -> Any:
+        """[B, L, H], -inf in a row without entries."""
+        peak = self.of_rows(row_max, jax.lax.stop_gradient(s))
+        zero = jnp.zeros((), s.dtype)
+        peak = jnp.where(jnp.isneginf(peak), zero, peak)
+        total = self.of_rows(row_sum, jnp.exp(s - self.at_entries(peak)))
+        empty = total == 0
+        log = peak + jnp.log(jnp.where(empty, jnp.ones((), s.dtype), total))
+        return jnp.where(empty, jnp.asarray(-jnp.inf, s.dtype), log)
+
+
+def forward(
+    q: Any, k: Any, v: Any, bias: Any, sinks: Any, lengths: Any, *arrays: Any, **params: Any
+) -> list:
+    """[out [B, L, H, Dv], lse [B, L, H]]."""
+    of, dtype = Composition(arrays, **params), q.dtype
+    q, k, v = _widened(q, k, v)
+    s = of.scores(q, k, bias, lengths)
+    one = lambda s: sparse_softmax(of.A.with_values(s), schedule=of.schedule).values  # noqa: E731
+    p = jax.vmap(jax.vmap(one))(s)
+    p = jnp.broadcast_to(p, (joint_batch(p.shape[0], v.shape[0]), *p.shape[1:]))
+    out, lse = of.product(p, v), of.log_sum_exp(s)
+    if not absent(sinks):
+        entries, lse = lse, jnp.logaddexp(*_alike(lse, sinks[:, None]))
+        finite, zero = ~jnp.isneginf(entries), jnp.zeros((), s.dtype)
+        share = jnp.exp(jnp.where(finite, entries, zero) - jnp.where(finite, lse, zero))
+        share = jnp.where(finite, share, zero)[..., None]
+        batch = joint_batch(out.shape[0], share.shape[0])
+        out = jnp.broadcast_to(out, (batch, *out.shape[1:])) * jnp.broadcast_to(
+            share, (batch, *out.shape[1:])
+        )
+    lse = jnp.broadcast_to(lse, (out.shape[0], *lse.shape[1:]))
+    return [out.astype(dtype), lse]
+
+
+def tangent(*operands: Any, **params: Any) -> list:
+    """[dout, dlse] of dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks, lengths, out, lse."""
+    dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks, lengths, out, lse, *arrays = operands
+    of, dtype = Composition(arrays, **params), q.dtype
+    dq, dk, dv, q, k, v, out = _widened(dq, dk, dv, q, k, v, out)
+    p = of.probabilities(of.scores(q, k, bias, lengths), lse)
+    p = jnp.broadcast_to(p, (out.shape[0], *p.shape[1:]))
+    zero = jnp.zeros((), q.dtype)
+    ds, scale = jnp.zeros_like(p), jnp.asarray(of.scale, q.dtype)
+    if not absent(dq):
+        ds = ds + scale * of.sampled(dq, k)
+    if not absent(dk):
+        ds = ds + scale * of.sampled(q, dk)
+    if not absent(dbias):
+        ds = ds + jnp.broadcast_to(dbias, p.shape)
+    ds = jnp.where(p == 0, zero, p * ds)
+    dlse = of.of_rows(row_sum, ds)
+    if not absent(dsinks):
+        dlse = dlse + jnp.broadcast_to(sink_share(sinks, lse) * dsinks[:, None], dlse.shape)
+    dout = of.product(ds, v) - dlse[..., None] * out
+    if not absent(dv):
+        dout = dout + of.product(p, dv)
+    return [dout.astype(dtype), dlse]
+
+
+def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
+    """[dq, dk, dv, dbias of each head] of dout, delta, q, k, v, bias, lengths, lse."""
+    dout, delta, q, k, v, bias, lengths, lse, *arrays = operands
+    of, dtype, heads = Composition(arrays, **params), q.dtype, k.shape[2]
+    dout, q, k, v = _widened(dout, q, k, v)
+    p = of.probabilities(of.scores(q, k, bias, lengths), lse)
+    batch = backward_batch(*operands)
+    p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
+    ds = of.sampled(dout, v) - of.at_entries(delta)
+    ds = jnp.where(p == 0, jnp.zeros((), p.dtype), p * ds)
+    scaled = ds * jnp.asarray(of.scale, q.dtype)
+    grads = [
+        of.product(scaled, k),
+        _grouped(of.product(scaled, q, transpose=True), heads),
+        _grouped(of.product(p, dout, transpose=True), heads),
+    ]
+    return [*(x.astype(dtype) for x in grads), ds if wrt_bias else no_array(p.dtype)]
+
+
+def backward_batch(*operands: Any) -> int:
+    return joint_batch(*(x.shape[0] for x in operands[:8]))
+
+
+def sink_share(sinks: Any, lse: Any) -> Any:
+    """What of a row's probability goes to the sink: [B, L, H]."""
+    sinks, lse = _alike(sinks[:, None], lse)
+    empty = jnp.isneginf(lse)
+    share = jnp.exp(sinks - jnp.where(empty, jnp.zeros((), lse.dtype), lse))
+    return jnp.where(empty, jnp.zeros((), lse.dtype), share)
+
+
+def _alike(x: Any, y: Any) -> Any:
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    return jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape)
+
+
+def _widened(*arrays: Any) -> list:
+    return [x.astype(accumulator(x.dtype)) for x in arrays]
+
+
+def _heads(x: Any) -> Any:
+    return jnp.moveaxis(x, 2, 1)
+
+
+def _repeated(x: Any, heads: int) -> Any:
+    """Keys or values for each head of q: consecutive ones share."""
+    return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
+
+
+def _grouped(x: Any, heads: int) -> Any:
+    """The sum over the heads that share keys and values."""
+    if x.shape[2] == heads:
+        return x
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3]).sum(3)

@@ -1,0 +1,43 @@
+"""Attention in dense jax.numpy: what sparse_attention is on a dense mask, with its derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax import SparseArray
+
+
+def dense_mask(A: SparseArray, is_causal: bool = False) -> np.ndarray:
+    """bool [L, S]: what A stores, the rows within a vector that lie past the end left out."""
+    rows, columns = (np.asarray(x) for x in A.coordinates())
+    mask = np.zeros(A.shape, bool)
+    inside = (rows < A.shape[0]) & (columns < A.shape[1])
+    mask[rows[inside], columns[inside]] = True
+    return np.tril(mask) if is_causal else mask
+
+
+def scatter(A: SparseArray, bias):
+    """[..., *values] -> [..., L, S], zero elsewhere."""
+    rows, columns = A.coordinates()
+    lead = bias.shape[: bias.ndim - A.values.ndim]
+    dense = jnp.zeros((*lead, *A.shape), bias.dtype)
+    return dense.at[..., rows, columns].set(bias.reshape(*lead, -1))
+
+
+def twin(q, k, v, mask, *, bias=None, sinks=None, scale=None):
+    """(O, lse) of q [B, L, H, D]; mask broadcasts to [B, H, L, S], bias to it."""
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = jnp.einsum("blhd,bshd->bhls", q, k) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        s = s + jnp.broadcast_to(bias, s.shape)
+    s = jnp.where(jnp.broadcast_to(mask, s.shape), s, -jnp.inf)
+    peak = jax.lax.stop_gradient(s.max(-1, initial=-jnp.inf))
+    if sinks is not None:
+        sinks = jnp.broadcast_to(sinks[None, :, None], peak.shape)
+        peak = jnp.maximum(peak, jax.lax.stop_gradient(sinks))
+    peak = jnp.where(jnp.isneginf(peak), 0, peak)
+    e = jnp.exp(s - peak[..., None])
+    total = e.sum(-1) + (0 if sinks is None else jnp.exp(sinks - peak))
+    safe = jnp.where(total == 0, 1, total)
+    lse = jnp.where(total == 0, -jnp.inf, jnp.log(safe) + peak)
+    return jnp.einsum("bhls,bshd->blhd", e / safe[..., None], v), jnp.moveaxis(lse, 1, 2)
