@@ -10,6 +10,8 @@ except ModuleNotFoundError as error:
 
 from sgap_jax.nn.adjacency import add_self_loops as add_self_loops
 from sgap_jax.nn.adjacency import normalize_adjacency as normalize_adjacency
+from sgap_jax.nn.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
+from sgap_jax.nn.attention import SparseSelfAttention as SparseSelfAttention
 from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
 from sgap_jax.nn.linear import SparseLinear as SparseLinear
