@@ -43,7 +43,7 @@ class Citations:
 
 
 def find(name: str) -> Path:
-    """The file of a dataset in the folder that SGAP_DATA_DIR names; ValueError if it is not there."""
+    """The file of a dataset in the folder that SGAP_DATA_DIR names; ValueError without one."""
     folder = Path(os.environ.get("SGAP_DATA_DIR", Path(__file__).parents[3] / "shared" / "data"))
     path = folder / "graphs" / f"{name}_planetoid.npz"
     if not path.is_file():

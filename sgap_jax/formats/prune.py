@@ -17,7 +17,7 @@ from sgap_jax.formats.levels import CSR, Format, require_stored
 def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray:
     """The largest entries of a matrix, or for CVS(V) its vectors of largest Euclidean norm.
 
-        keep the round((1 - sparsity) N) groups g of largest |W[g]|_2, of N in all
+        keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
 
     A group is an entry, for CVS(V) a V x 1 column vector (those at the end of an m that V does not
     divide are shorter). Among equal norms those that come first by rows stay.

@@ -39,13 +39,11 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         each head. None: it is given with each call, which is how layers share one.
       schedule: of `sparse_attention`.
 
-    Called with (inputs_q, inputs_k=None, inputs_v=None, *, pattern=None, mask=None,
-    is_causal=False, deterministic=None, rngs=None), where
-      inputs: [..., length, features], as in `nnx.MultiHeadAttention`.
-      pattern: instead of the layer's own, for other lengths.
-      mask: bool, broadcastable to [..., num_heads, query length, key length]; entries of the
-        pattern where it is false are left out. [..., 1, 1, key length] masks padding.
-      is_causal: leave out keys after the query.
+    Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, is_causal,
+    deterministic, rngs: inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
+    place of the layer's own; `mask`, bool and broadcastable to [..., num_heads, query length, key
+    length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
+    padding); `is_causal` leaves out keys after the query.
 
     Returns:
       [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
@@ -181,8 +179,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):
-    """`SparseMultiHeadAttention` of a sequence with itself: called with (inputs, *, pattern=None,
-    mask=None, is_causal=False, deterministic=None, rngs=None)."""
+    """`SparseMultiHeadAttention` of a sequence with itself: called with (inputs) and keywords."""
 
     def __call__(self, inputs: Any, **options: Any) -> jax.Array:  # type: ignore[override]
         return super().__call__(inputs, **options)

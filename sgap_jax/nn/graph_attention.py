@@ -47,10 +47,10 @@ class GraphAttention(nnx.Module):
       schedule: of the operations on the graph; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
 
-    Called with (graph, x, *, deterministic=None, rngs=None):
-      graph: SparseArray [n, n]; only its structure is read. Add the nodes themselves with
-        `add_self_loops`, as the paper does. A node without neighbours gets the bias.
-      x: [..., n, in_features], or a SparseArray [n, in_features].
+    Called with (graph, x) and the keywords deterministic and rngs: graph is a SparseArray [n, n] of
+    which only the structure is read, x is [..., n, in_features] or a SparseArray [n, in_features].
+    Add the nodes themselves with `add_self_loops`, as the paper does. A node without neighbours
+    gets the bias.
 
     Returns:
       Y [..., n, heads * out_features] or [..., n, out_features], in `dtype` or the promoted dtype

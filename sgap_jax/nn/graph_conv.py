@@ -38,9 +38,8 @@ class GraphConv(nnx.Module):
       schedule: of the product with G; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`).
 
-    Called with (graph, x):
-      graph: SparseArray [m, n].
-      x: [..., n, in_features], or a SparseArray [n, in_features] (a bag of words, say).
+    Called with (graph, x): graph is a SparseArray [m, n], x is [..., n, in_features] or a
+    SparseArray [n, in_features] (a bag of words, say).
 
     Returns:
       Y [..., m, out_features] in `dtype`, or the promoted dtype of all operands.

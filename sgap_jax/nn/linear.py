@@ -55,7 +55,7 @@ class SparseLinear(nnx.Module):
         distribution for the (1 - sparsity) in_features inputs that an output has on average.
       schedule: of the product; None lets `choose_schedule` pick.
       rngs: of the places and the values (stream `params`).
-      values_metadata, bias_metadata: of the `nnx.Param`s, a sharding for example.
+      values_metadata, bias_metadata: of the parameters, a sharding for example.
 
     Returns (called with x): y [..., out_features] in `dtype`, or if that is None in the promoted
     dtype of x and the parameters. Sums are carried in float32 at least and rounded once before the

@@ -154,7 +154,7 @@ class SparseMultiHeadAttention(linen.Module):
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):
-    """`SparseMultiHeadAttention` of a sequence with itself: (inputs, *, pattern, ...)."""
+    """`SparseMultiHeadAttention` of a sequence with itself: (inputs) and its keywords."""
 
     @linen.compact
     def __call__(self, inputs: Any, **options: Any) -> jax.Array:  # type: ignore[override]

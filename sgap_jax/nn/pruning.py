@@ -65,7 +65,7 @@ def sparsity_schedule(
 def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     """Where `sgap_jax.prune` would keep W's entries; also under jit, at a sparsity that is traced.
 
-        keep the round((1 - sparsity) N) groups g of largest |W[g]|_2, of N in all
+        keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
 
     Args:
       W: dense [m, k] of a real floating dtype; of equal norms those first by rows stay.
@@ -153,7 +153,7 @@ class MaskedLinear(nnx.Linear):
 
 
 def prune_step(model: nnx.Module, sparsity: Any) -> None:
-    """Prunes every `MaskedLinear` of a model to a sparsity, each by its own magnitudes.
+    """Prunes every `MaskedLinear` of a model to a sparsity, each by its own magnitudes::
 
         sparsity = nn.sparsity_schedule(0.9, begin=1000, steps=8000, every=100)
         if step % 100 == 0:

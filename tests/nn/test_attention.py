@@ -122,28 +122,35 @@ def test_gradients():
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
+def test_dropout(broadcast):
+    options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, **FLOAT64)
+    layer = nn.SparseSelfAttention(H, IN, pattern=mask(L, L)[0], rngs=nnx.Rngs(0), **options)
+    x = inputs(2, L, IN)
+    draw = jax.jit(lambda key: layer(x, rngs=nnx.Rngs(key)))
+    keys = jax.random.split(jax.random.key(0), 800)
+    close(draw(keys[0]), draw(keys[0]))
+    assert not np.allclose(draw(keys[0]), draw(keys[1]))
+    assert not np.allclose(layer(x), layer(x))  # its own stream goes on
+    same = jnp.broadcast_to(x[:1], x.shape)
+    rows = layer(same, rngs=nnx.Rngs(0))
+    assert np.allclose(rows[0], rows[1]) == broadcast
+    plain = layer(x, deterministic=True)
+    np.testing.assert_allclose(jax.lax.map(draw, keys).mean(0), plain, atol=0.1)
+    layer.eval()
+    close(layer(x), plain)
+
+
 @pytest.mark.parametrize("each", [False, True])
-def test_dropout(broadcast, each):
-    options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, num_kv_heads=2, **FLOAT64)
+def test_the_steps_of_dropout_are_the_fused_operation(each):
+    """At a rate of nearly nothing."""
     pattern = [mask(L, L, seed=h)[0] for h in range(H)] if each else mask(L, L)[0]
+    options = dict(dropout_rate=1e-12, num_kv_heads=2, **FLOAT64)
     layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **options)
     x = inputs(2, L, IN)
-    given = np.random.default_rng(3).random((2, 1, 1, L)) < 0.8
-    draw = lambda seed, **more: layer(x, mask=given, rngs=nnx.Rngs(seed), **more)
-    close(draw(5), draw(5))
-    assert not np.allclose(draw(5), draw(6))
-    assert not np.allclose(layer(x), layer(x))  # its own stream goes on
-    plain = layer(x, mask=given, deterministic=True, is_causal=True)
-    draws = jax.vmap(lambda key: draw(key, is_causal=True))(
-        jax.random.split(jax.random.key(0), 800)
-    )
-    np.testing.assert_allclose(draws.mean(0), plain, atol=0.1)
-    layer.eval()
-    close(layer(x, mask=given, is_causal=True), plain)
-    # No dropout at a rate of nearly nothing: the steps are the fused operation.
-    layer.train()
-    layer.dropout_rate = 1e-12
-    close(layer(x, mask=given, is_causal=True), plain)
+    for shape in ((2, 1, 1, L), (1, H, L, L)):
+        given = np.random.default_rng(3).random(shape) < 0.8
+        for more in (dict(mask=given, is_causal=True), dict(mask=given)):
+            close(layer(x, **more), layer(x, deterministic=True, **more))
 
 
 def test_pattern_is_state_and_parameters_are_flax_s():
