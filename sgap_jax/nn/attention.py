@@ -164,10 +164,11 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             query, key = self.query_ln(query), self.key_ln(key)
         deterministic = self.deterministic if deterministic is None else deterministic
         drop = None
+        if self.dropout_rate > 0 and deterministic is None:
+            raise ValueError(f"{op}: deterministic: expected with the layer or the call (dropout)")
         if self.dropout_rate > 0 and not deterministic:
-            drop = weight_dropout(
-                self._dropout_key(rngs), self.dropout_rate, self.broadcast_dropout
-            )
+            drop_key = self._dropout_key(rngs)
+            drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
         x = attend(op, query, key, value, patterns, mask, is_causal, drop, self.schedule)
         return self.out(x, out_sharding=out_sharding)
 

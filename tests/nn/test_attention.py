@@ -123,7 +123,7 @@ def test_gradients():
 
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_dropout(broadcast):
-    options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, **FLOAT64)
+    options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, deterministic=False) | FLOAT64
     layer = nn.SparseSelfAttention(H, IN, pattern=mask(L, L)[0], rngs=nnx.Rngs(0), **options)
     x = inputs(2, L, IN)
     draw = jax.jit(lambda key: layer(x, rngs=nnx.Rngs(key)))
@@ -144,7 +144,7 @@ def test_dropout(broadcast):
 def test_the_steps_of_dropout_are_the_fused_operation(each):
     """At a rate of nearly nothing."""
     pattern = [mask(L, L, seed=h)[0] for h in range(H)] if each else mask(L, L)[0]
-    options = dict(dropout_rate=1e-12, num_kv_heads=2, **FLOAT64)
+    options = dict(dropout_rate=1e-12, num_kv_heads=2, deterministic=False) | FLOAT64
     layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **options)
     x = inputs(2, L, IN)
     for shape in ((2, 1, 1, L), (1, H, L, L)):
@@ -229,7 +229,9 @@ def test_wrong_arguments_are_named():
     drops = nn.SparseSelfAttention(
         H, IN, pattern=pattern, dropout_rate=0.5, keep_rngs=False, rngs=rngs
     )
-    with pytest.raises(ValueError, match="rngs: expected, for the dropout"):
+    with pytest.raises(ValueError, match="deterministic: expected with the layer or the call"):
         drops(x.astype(jnp.float32))
+    with pytest.raises(ValueError, match="rngs: expected, for the dropout"):
+        drops(x.astype(jnp.float32), deterministic=False)
     with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
         snn.SparseMultiHeadAttention(3).init(jax.random.key(0), x, pattern=pattern)
