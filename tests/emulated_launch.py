@@ -1,7 +1,9 @@
 """A KernelCall on the emulator: what the launch path does on a GPU, on NumPy arrays."""
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import random
 from fractions import Fraction
@@ -10,7 +12,7 @@ import numpy as np
 from cuda_sources import ptx
 from emulator import Memory, Program
 
-from sgap_jax import ScheduleError, legal_points
+from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
 
 
 @functools.cache
@@ -65,6 +67,16 @@ def tuned(point, problem, rng):
             continue
 
 
+def attention_tiles(problem):
+    """The schedules of attention that a problem has."""
+    yield Unfused()
+    for lanes, share, octet in itertools.product((8, 16, 32), (1, 2, 4), (False, True)):
+        with contextlib.suppress(NotImplementedError):
+            tile = AttentionTile(lanes, share, octet)
+            tile.check(problem)
+            yield tile
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampled:
     """Chooses a legal point of each problem at random, the same ones for the same name.
@@ -79,6 +91,11 @@ class Sampled:
         asked = dataclasses.replace(problem, permuted=False, shape=tuple(sorted(problem.shape)))
         seed = os.environ.get("SGAP_SAMPLE_SEED", "0")
         rng = random.Random(f"{seed} {self.name} {asked}")
-        point = tuned(rng.choice(points(problem)), problem, rng)
+        if problem.op == "attention":
+            point = rng.choice(list(attention_tiles(problem)))
+        elif problem.vector_length is not None and rng.random() < 0.5:
+            point = choose_schedule(problem)  # a tile of the vectors, where there is one
+        else:
+            point = tuned(rng.choice(points(problem)), problem, rng)
         print(f"sampled for {problem}: {point}")
         return point

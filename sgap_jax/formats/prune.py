@@ -17,7 +17,7 @@ from sgap_jax.formats.levels import CSR, Format, require_stored
 def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray:
     """The largest entries of a matrix, or its vectors or blocks of largest Euclidean norm.
 
-        keep the round((1 - sparsity) N) groups g of largest |W[g]|_2, of N in all
+        keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
 
     A group is an entry, for CVS(V) a V x 1 column vector, for BCSR(r, c) an r x c block (those at
     the end of sizes that V, r or c do not divide are smaller). Among equal norms those that come
@@ -43,7 +43,7 @@ def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")
     format = require_stored(format, 2, "prune")
-    kept = round((1 - _share("prune", "sparsity", sparsity)) * _groups(W.shape, format))
+    kept = kept_groups("prune", W.shape, format, sparsity)
     norms = _squared_norms(W, format)
     # A stable sort of the negated norms: NaN, which compares with nothing, stays last.
     order = np.argsort(-norms.reshape(-1), kind="stable")[:kept]
@@ -92,6 +92,11 @@ def random(
         return rng.standard_normal(len(rows)).astype(jnp.dtype(dtype))
 
     return _of_groups(chosen, sizes, format, values)
+
+
+def kept_groups(op: str, shape: tuple[int, ...], format: Format, sparsity: Any) -> int:
+    """How many entries (vectors) of a matrix stay at this sparsity."""
+    return round((1 - _share(op, "sparsity", sparsity)) * _groups(shape, format))
 
 
 def _share(op: str, name: str, value: Any) -> float:

@@ -67,7 +67,7 @@ def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
 @pytest.mark.parametrize("name", OF_VECTORS)
 def test_the_defaults_of_a_wheel_too(name, arch):
     sources = list(default_calls(name))
-    assert 10 <= len(sources) <= 50
+    assert 10 <= len(sources) <= 70
     stay_in_registers(sources, arch)
 
 
@@ -154,8 +154,10 @@ def test_every_problem_gets_a_schedule_that_runs_it(op):
         tile = choose(problem)
         tile.check(problem)
         assert tile.deterministic or op == "sddmm"
-        point = length not in LENGTHS or n > 2**19
-        assert isinstance(tile, AtomicParallelism if point else SubwarpTile)
+        octets = dtype in ("float16", "bfloat16") and length in (4, 8, 16, 32) and not permuted
+        if not octets:  # those are tested with their kernels
+            point = length not in LENGTHS or n > 2**19
+            assert isinstance(tile, AtomicParallelism if point else SubwarpTile)
 
 
 GOLDEN = {

@@ -1,0 +1,106 @@
+"""Citation graphs with words as features: a file in the Planetoid split, or a made-up one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from sgap_jax import SparseArray
+
+ARRAYS = (
+    *("adj_indptr", "adj_indices", "feat_indptr", "feat_indices", "feat_data", "feat_shape"),
+    *("labels", "train", "val", "test"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Citations:
+    name: str
+    graph: SparseArray  # [nodes, nodes], ones where one cites the other, no self loops
+    features: SparseArray  # [nodes, words], each row a distribution over its words
+    labels: Any  # [nodes], -1 where there is none
+    train: Any  # node numbers
+    validation: Any
+    test: Any
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def summary(self) -> str:
+        nodes, words = self.features.shape
+        return (
+            f"{self.name}: {nodes} nodes, {self.graph.nnz // 2} edges, {words} words "
+            f"({100 * self.features.density:.1f}% stored), {self.classes} classes; "
+            f"{len(self.train)} nodes train, {len(self.validation)} validate, {len(self.test)} test"
+        )
+
+
+def find(name: str) -> Path:
+    """The file of a dataset in the folder that SGAP_DATA_DIR names; ValueError without one."""
+    folder = Path(os.environ.get("SGAP_DATA_DIR", Path(__file__).parents[3] / "shared" / "data"))
+    path = folder / "graphs" / f"{name}_planetoid.npz"
+    if not path.is_file():
+        raise ValueError(
+            f"no {path}: name a file with --data, a folder with SGAP_DATA_DIR, or try --synthetic"
+        )
+    return path
+
+
+def read(path: str | Path) -> Citations:
+    """An .npz with the arrays of `ARRAYS`: CSR of the graph and of the words, labels, the split."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in ARRAYS}
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: expected an .npz with {', '.join(ARRAYS)}: {error}") from None
+    nodes = len(arrays["labels"])
+    ones = np.ones(len(arrays["adj_indices"]), np.float32)
+    graph = scipy.sparse.csr_array(
+        (ones, arrays["adj_indices"], arrays["adj_indptr"]), shape=(nodes, nodes)
+    )
+    words = scipy.sparse.csr_array(
+        (arrays["feat_data"].astype(np.float32), arrays["feat_indices"], arrays["feat_indptr"]),
+        shape=tuple(arrays["feat_shape"]),
+    )
+    split = (arrays[name] for name in ("train", "val", "test"))
+    return _made(Path(path).stem, graph, words, arrays["labels"], *split)
+
+
+def synthetic(nodes: int = 600, classes: int = 3, words: int = 200, seed: int = 0) -> Citations:
+    """A graph whose nodes cite their own class eight times in ten, and use its words three times as
+    often as others. Words or citations alone leave much doubt, and both together little."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(nodes) % classes
+    cited = rng.integers(0, nodes // classes, (nodes, 3)) * classes
+    own = rng.random((nodes, 3)) < 0.7  # others by chance
+    cited += np.where(own, labels[:, None], rng.integers(0, classes, (nodes, 3)))
+    rows = np.repeat(np.arange(nodes), 3)
+    other = np.minimum(cited.reshape(-1), nodes - 1)
+    pattern = scipy.sparse.coo_array((np.ones(rows.size), (rows, other)), shape=(nodes, nodes))
+    pattern = (pattern + pattern.T).tolil()
+    pattern.setdiag(0)
+    graph = (pattern.tocsr() > 0).astype(np.float32)
+    topic = np.arange(words) % classes == labels[:, None]
+    used = rng.random((nodes, words)) < np.where(topic, 0.09, 0.03)
+    features = scipy.sparse.csr_array(used.astype(np.float32))
+    order = rng.permutation(nodes)
+    train = np.concatenate([order[labels[order] == c][:10] for c in range(classes)])
+    rest = np.setdiff1d(order, train, assume_unique=True)
+    validation, test = rest[: nodes // 4], rest[nodes // 4 :]
+    return _made("synthetic", graph, features, labels, train, validation, test)
+
+
+def _made(name: str, graph: Any, words: Any, labels: Any, *split: Any) -> Citations:
+    total = np.asarray(words.sum(1)).reshape(-1)
+    # Some documents have no words.
+    words = scipy.sparse.csr_array(words.multiply(1 / np.maximum(total, 1e-30)[:, None]))
+    graph, features = (SparseArray.from_scipy(m, dtype=jnp.float32) for m in (graph, words))
+    numbers = (jnp.asarray(x, jnp.int32) for x in (labels, *split))
+    return Citations(name, graph, features, *numbers)

@@ -1,0 +1,186 @@
+"""Multi-head attention over a sparse pattern, in place of Flax's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.nn.attend import Pattern, attend, check_patterns, weight_dropout
+from sgap_jax.nn.structure import of_index_arrays, stored_arrays, structure_of
+from sgap_jax.primitives._define import check_schedule
+from sgap_jax.schedules import Schedule
+
+# What a dense layer tells about itself, to make one like it.
+_OPTIONS = (
+    *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
+    *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision"),
+    *("use_bias", "normalize_qk"),
+)
+
+
+class SparseMultiHeadAttention(nnx.MultiHeadAttention):
+    """`nnx.MultiHeadAttention` in which a query sees the keys that a sparse pattern stores.
+
+        out = concat over heads of sparse_attention(q, k, v, pattern) W_out + b_out
+
+    with q, k, v the projections of the inputs. The parameters are the same as there, by name and
+    shape: either layer loads the other's. The pattern is state of the type `Structure`, saved
+    and not trained. Attention is the fused `sparse_attention`; with dropout at work it is the same
+    in steps, which keep a number for each stored entry.
+
+    Args:
+      num_heads, in_features, rngs and the options of `nnx.MultiHeadAttention`, among them
+        num_kv_heads (grouped queries), dropout_rate and normalize_qk.
+      pattern: SparseArray [query length, key length] in CSR or CVS(V), values not read, or one for
+        each head. None: it is given with each call, which is how layers share one.
+      schedule: of `sparse_attention`.
+
+    Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, is_causal,
+    deterministic, rngs: inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
+    place of the layer's own; `mask`, bool and broadcastable to [..., num_heads, query length, key
+    length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
+    padding); `is_causal` leaves out keys after the query.
+
+    Returns:
+      [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
+      values).
+
+    Raises:
+      TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit.
+      NotImplementedError: a pattern that is not CSR or CVS(V), `decode`, `sow_weights`.
+
+    Source: vectorSparse, section 7.4 (the sparse transformer).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        pattern: Pattern | None = None,
+        schedule: Schedule | None = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        op = "SparseMultiHeadAttention"
+        if "attention_fn" in options:
+            raise ValueError(f"{op}: attention_fn is sparse_attention; nnx.MultiHeadAttention asks")
+        check_schedule(op, schedule)
+        options = {"decode": False} | options
+        super().__init__(
+            num_heads,
+            in_features,
+            qkv_features,
+            out_features,
+            num_kv_heads,
+            in_kv_features,
+            rngs=rngs,
+            **options,
+        )
+        patterns = check_patterns(op, pattern)
+        self.structures = nnx.List([structure_of(one) for one in patterns])
+        self.kinds = tuple(((one.shape[0], one.shape[1]), one.format) for one in patterns)
+        self.schedule = schedule
+
+    @classmethod
+    def from_dense(
+        cls,
+        layer: nnx.MultiHeadAttention,
+        pattern: Pattern | None = None,
+        *,
+        schedule: Schedule | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> SparseMultiHeadAttention:
+        """The layer with a dense one's options and a copy of its parameters; `rngs` is for dropout,
+        and needed if `layer` has it."""
+        if not isinstance(layer, nnx.MultiHeadAttention):
+            raise TypeError(
+                f"{cls.__name__}.from_dense: layer must be an nnx.MultiHeadAttention, got "
+                f"{type(layer).__name__}"
+            )
+        if rngs is None and layer.dropout_rate > 0:
+            raise ValueError(f"{cls.__name__}.from_dense: rngs: expected, for the dropout")
+        options = {name: getattr(layer, name) for name in _OPTIONS}
+        made = cls(pattern=pattern, schedule=schedule, rngs=rngs or nnx.Rngs(0), **options)
+        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
+        return made
+
+    @property
+    def pattern(self) -> list[SparseArray]:
+        """The layer's pattern, or one for each head; the arrays are not copied."""
+        found = []
+        for structure, (shape, format) in zip(self.structures, self.kinds, strict=True):
+            arrays = stored_arrays(structure)
+            block = () if format.vector_length is None else (format.vector_length,)
+            values = jnp.zeros((*arrays["column_indices"].shape, *block), jnp.float32)
+            found.append(of_index_arrays(arrays, values, shape, format))
+        return found
+
+    def __call__(
+        self,
+        inputs_q: Any,
+        inputs_k: Any = None,
+        inputs_v: Any = None,
+        *,
+        pattern: Pattern | None = None,
+        mask: Any = None,
+        is_causal: bool = False,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+        out_sharding: Any = None,
+        qkv_sharding: Any = None,
+    ) -> jax.Array:
+        op = type(self).__name__
+        if decode or (decode is None and self.decode):
+            raise NotImplementedError(
+                f"{op}: decode: no cache here; the nearest is a call with the pattern of one query"
+            )
+        if sow_weights:
+            raise NotImplementedError(
+                f"{op}: sow_weights: fused attention has none; the nearest is sddmm and "
+                "sparse_softmax"
+            )
+        if inputs_k is None and inputs_v is not None:
+            raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
+        inputs_k = inputs_q if inputs_k is None else inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        patterns = check_patterns(op, pattern) or self.pattern
+        if not patterns:
+            raise ValueError(f"{op}: pattern: expected with the layer or with the call")
+        query = self.query(inputs_q, out_sharding=qkv_sharding)
+        key = self.key(inputs_k, out_sharding=qkv_sharding)
+        value = self.value(inputs_v, out_sharding=qkv_sharding)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        deterministic = self.deterministic if deterministic is None else deterministic
+        drop = None
+        if self.dropout_rate > 0 and deterministic is None:
+            raise ValueError(f"{op}: deterministic: expected with the layer or the call (dropout)")
+        if self.dropout_rate > 0 and not deterministic:
+            drop_key = self._dropout_key(rngs)
+            drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
+        x = attend(op, query, key, value, patterns, mask, is_causal, drop, self.schedule)
+        return self.out(x, out_sharding=out_sharding)
+
+    def _dropout_key(self, rngs: Any) -> Any:
+        rngs = self.rngs if rngs is None else rngs
+        if rngs is None:
+            raise ValueError(f"{type(self).__name__}: rngs: expected, for the dropout")
+        return rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs()
+
+
+class SparseSelfAttention(SparseMultiHeadAttention):
+    """`SparseMultiHeadAttention` of a sequence with itself: called with (inputs) and keywords."""
+
+    def __call__(self, inputs: Any, **options: Any) -> jax.Array:  # type: ignore[override]
+        return super().__call__(inputs, **options)

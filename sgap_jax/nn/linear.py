@@ -1,0 +1,254 @@
+"""A linear layer whose weight is a sparse matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
+from flax.typing import Dtype, Initializer, PromoteDtypeFn
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.prune import prune
+from sgap_jax.nn.structure import (
+    check_format,
+    of_index_arrays,
+    random_structure,
+    stored_arrays,
+    structure_of,
+)
+from sgap_jax.primitives._define import check_schedule, check_sparse
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import Schedule
+
+ZEROS = nnx.initializers.zeros_init()
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class SparseLinear(nnx.Module):
+    """A linear layer with a sparse weight, the counterpart of `nnx.Linear`.
+
+        y = x W^T + b,   W [out_features, in_features] sparse, x [..., in_features]
+
+    W's stored entries are the parameter `values` ([nnz], or [vectors, V] for CVS(V)). Where they
+    are is state of the type `Structure`: saved with the layer and not trained. The product is an
+    `spmm`, the gradient in `values` an `sddmm`: training forms nothing of W's dense size.
+
+    A new layer has its entries at random places. For a trained one see `from_dense`, and
+    `MaskedLinear` for pruning while it trains. A new layer of the same shape, sparsity and format
+    is also what a checkpoint is restored into, wherever the entries of that one were.
+
+    Args:
+      in_features: size of the last axis of x.
+      out_features: size of the last axis of y.
+      sparsity: share of the entries (CVS(V): of the vectors) that are not stored, from 0 to 1.
+      format: of W: CSR or CVS(V), whose vectors are V consecutive outputs of one input.
+      use_bias, dtype, param_dtype, bias_init, promote_dtype: as in `nnx.Linear`.
+      values_init: initializer, called with the shape of the values; None is LeCun's normal
+        distribution for the (1 - sparsity) in_features inputs that an output has on average.
+      schedule: of the product; None lets `choose_schedule` pick.
+      rngs: of the places and the values (stream `params`).
+      values_metadata, bias_metadata: of the parameters, a sharding for example.
+
+    Returns (called with x): y [..., out_features] in `dtype`, or if that is None in the promoted
+    dtype of x and the parameters. Sums are carried in float32 at least and rounded once before the
+    bias.
+
+    Raises:
+      ValueError: sparsity is out of range, or x has another last axis than in_features.
+      NotImplementedError: a format that is not CSR or CVS(V).
+
+    Source: Gale et al., SC20 (sparse weights in deep learning); vectorSparse, section 7 (CVS).
+    """
+
+    values: nnx.Param
+    bias: nnx.Param | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        sparsity: float,
+        format: Format = CSR,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        values_init: Initializer | None = None,
+        bias_init: Initializer = ZEROS,
+        promote_dtype: PromoteDtypeFn = flax_promote_dtype,
+        schedule: Schedule | None = None,
+        rngs: nnx.Rngs,
+        values_metadata: Mapping[str, Any] = _NO_METADATA,
+        bias_metadata: Mapping[str, Any] = _NO_METADATA,
+    ) -> None:
+        check_schedule("SparseLinear", schedule)
+        check_format("SparseLinear", format)
+        shape = (out_features, in_features)
+        # The order of the keys: values, bias, as in nnx.Linear; then the places.
+        value_key = rngs.params()
+        bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
+        W = random_structure(rngs.params(), shape, sparsity, format, "SparseLinear")
+        init = values_init or scaled_normal(in_features, sparsity)
+        W = W.with_values(init(value_key, W.values.shape, param_dtype))
+        self._store(W, bias, values_metadata, bias_metadata)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.schedule = schedule
+
+    def _store(
+        self,
+        W: SparseArray,
+        bias: Any,
+        values_metadata: Mapping[str, Any] = _NO_METADATA,
+        bias_metadata: Mapping[str, Any] = _NO_METADATA,
+    ) -> None:
+        self.out_features, self.in_features = W.shape
+        self.use_bias = bias is not None
+        self.format = W.format
+        self.values = nnx.Param(W.values, **values_metadata)
+        self.structure = structure_of(W)
+        self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
+
+    @classmethod
+    def from_dense(
+        cls, layer: nnx.Linear, sparsity: float | None = None, *, format: Format | None = None
+    ) -> SparseLinear:
+        """The layer that keeps a trained dense one's largest weights, see `sgap_jax.prune`.
+
+        Of a `MaskedLinear` it keeps what the mask keeps, if no sparsity is given. Bias and dtypes
+        are those of `layer`; the parameters are copies.
+
+        Args:
+          layer: `nnx.Linear` with concrete parameters (kernel [in_features, out_features]).
+          sparsity: share of the entries (CVS(V): of the vectors) to drop.
+          format: CSR or CVS(V); None is the MaskedLinear's, or CSR.
+
+        Raises:
+          TypeError: layer is not an `nnx.Linear`.
+          ValueError: no sparsity for a layer without a mask, one out of range, traced parameters,
+            or a mask that another format than its own would fill up.
+        """
+        op = "SparseLinear.from_dense"
+        if not isinstance(layer, nnx.Linear):
+            raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
+        mask, own = getattr(layer, "mask", None), getattr(layer, "format", CSR)
+        format = check_format(op, own if format is None else format)
+        kernel = layer.kernel[...]
+        if isinstance(kernel, jax.core.Tracer):
+            raise ValueError(f"{op}: layer: expected concrete parameters; call it outside jit")
+        W = np.asarray(kernel).T
+        kept = np.ones(W.shape, bool) if mask is None else np.asarray(mask[...]).T
+        if sparsity is not None:
+            pruned = prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
+        elif mask is None:
+            raise ValueError(f"{op}: sparsity: expected a number from 0 to 1 for {type(layer)}")
+        elif format not in (own, CSR):
+            raise ValueError(f"{op}: format: expected {own}, that of the mask, or CSR")
+        else:
+            places = np.argwhere(kept)
+            pruned = SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
+        bias = None if layer.bias is None else layer.bias[...]
+        return cls.from_weight(pruned, bias, dtype=layer.dtype, promote_dtype=layer.promote_dtype)
+
+    @classmethod
+    def from_weight(
+        cls,
+        W: SparseArray,
+        bias: Any = None,
+        *,
+        dtype: Dtype | None = None,
+        promote_dtype: PromoteDtypeFn = flax_promote_dtype,
+        schedule: Schedule | None = None,
+    ) -> SparseLinear:
+        """The layer with this weight [out_features, in_features] in CSR or CVS(V), and this bias
+        [out_features] or none."""
+        op = "SparseLinear.from_weight"
+        check_sparse(op, "W", W)
+        check_format(op, W.format)
+        check_schedule(op, schedule)
+        if bias is not None and jnp.shape(bias) != W.shape[:1]:
+            raise ValueError(f"{op}: bias must have shape [{W.shape[0]}], got {jnp.shape(bias)}")
+        made = cls(
+            1,
+            1,
+            sparsity=1,
+            dtype=dtype,
+            param_dtype=W.dtype,
+            promote_dtype=promote_dtype,
+            schedule=schedule,
+            rngs=nnx.Rngs(0),
+        )
+        made._store(W, None if bias is None else jnp.array(bias))
+        return made
+
+    @property
+    def weight(self) -> SparseArray:
+        """W as a SparseArray: the parameter and the structure, not copied."""
+        return of_index_arrays(
+            stored_arrays(self.structure), self.values[...], self._shape, self.format
+        )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    def to_dense(self, *, rngs: nnx.Rngs | None = None) -> nnx.Linear:
+        """The `nnx.Linear` with the same weights, zero where none is stored."""
+        dense = nnx.Linear(
+            *reversed(self._shape),
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            promote_dtype=self.promote_dtype,
+            rngs=rngs or nnx.Rngs(0),
+        )
+        dense.kernel[...] = self.weight.todense().T
+        if dense.bias is not None and self.bias is not None:
+            dense.bias[...] = self.bias[...]
+        return dense
+
+    def __call__(self, inputs: Any) -> jax.Array:
+        bias = None if self.bias is None else self.bias[...]
+        inputs, values, bias = self.promote_dtype(
+            (inputs, self.values[...], bias), dtype=self.dtype
+        )
+        W = of_index_arrays(stored_arrays(self.structure), values, self._shape, self.format)
+        return linear("SparseLinear", inputs, W, bias, self.schedule)
+
+
+def scaled_normal(in_features: int, sparsity: float) -> Initializer:
+    """LeCun's initializer for outputs with (1 - sparsity) in_features inputs: variance one over
+    that."""
+    fan_in = max((1 - sparsity) * in_features, 1.0)
+
+    def init(key: Any, shape: Any, dtype: Any, out_sharding: Any = None) -> jax.Array:
+        # The truncated distribution has this standard deviation, not one.
+        scale = 1 / math.sqrt(fan_in) / 0.87962566103423978
+        normal = jax.random.truncated_normal(key, -2, 2, shape, dtype)
+        return normal * jnp.asarray(scale, dtype)
+
+    return init
+
+
+def linear(
+    op: str, x: jax.Array, W: SparseArray, bias: jax.Array | None, schedule: Schedule | None
+) -> jax.Array:
+    """x W^T + b over the last axis of x, in one product for all leading axes."""
+    if x.ndim < 1 or x.shape[-1] != W.shape[1]:
+        raise ValueError(f"{op}: inputs must have shape [..., {W.shape[1]}], got {list(x.shape)}")
+    columns = x.reshape(math.prod(x.shape[:-1]), W.shape[1]).T
+    y = spmm(W, columns, schedule=schedule).T.reshape(*x.shape[:-1], W.shape[0])
+    return with_bias(y, bias)
+
+
+def with_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))

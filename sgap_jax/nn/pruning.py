@@ -1,0 +1,173 @@
+"""Gradual magnitude pruning: a dense layer with a mask, which becomes a `SparseLinear`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.vectors import block_rows
+from sgap_jax.nn.linear import with_bias
+from sgap_jax.nn.structure import Structure, check_format
+from sgap_jax.primitives._define import accumulator
+
+
+def sparsity_schedule(
+    final: float, *, steps: int, begin: int = 0, every: int = 1, initial: float = 0.0
+) -> Callable[[Any], Any]:
+    """The sparsity at each step of gradual pruning, as a function like optax's schedules.
+
+        s(t) = final + (initial - final) (1 - (t' - begin) / steps)^3
+
+    where t' is t, at least `begin` and at most `begin + steps`, rounded down to begin + a multiple
+    of `every`.
+
+    Args:
+      final: sparsity from step `begin + steps` on, from 0 to 1.
+      steps: how many steps it rises for (the paper's n times Delta t).
+      begin: step at which it starts to rise (t_0).
+      every: steps between two values (Delta t): prune again where `(t - begin) % every == 0`.
+      initial: sparsity up to `begin`.
+
+    Returns:
+      A function of t: a Python number gives a float, an array (traced or not) a float32 array.
+
+    Raises:
+      ValueError: a sparsity out of range, or steps or every is not positive.
+
+    Source: Zhu and Gupta, "To prune, or not to prune" (2017), equation 1.
+    """
+    for name, share in (("final", final), ("initial", initial)):
+        if not 0 <= share <= 1:
+            raise ValueError(
+                f"sparsity_schedule: {name}: expected a number from 0 to 1, got {share}"
+            )
+    if steps < 1 or every < 1:
+        raise ValueError(
+            f"sparsity_schedule: steps and every must be positive, got {steps} and {every}"
+        )
+
+    def sparsity(step: Any) -> Any:
+        if isinstance(step, (int, float)):
+            since = min(max(step - begin, 0) // every * every, steps)
+            return final + (initial - final) * (1 - since / steps) ** 3
+        past = jnp.maximum(jnp.asarray(step) - begin, 0) // every * every
+        left = 1 - jnp.minimum(past, steps).astype(jnp.float32) / steps
+        return final + (initial - final) * left**3
+
+    return sparsity
+
+
+def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
+    """Where `sgap_jax.prune` would keep W's entries; also under jit, at a sparsity that is traced.
+
+        keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
+
+    Args:
+      W: dense [m, k] of a real floating dtype; of equal norms those first by rows stay.
+      sparsity: share of groups to drop, from 0 to 1: a number or a scalar array.
+      format: CSR, whose groups are entries, or CVS(V): column vectors of V rows.
+
+    Returns:
+      bool [m, k]. Norms are compared in float32 at least (`prune` takes float64).
+
+    Raises:
+      ValueError: W is not a real matrix. NotImplementedError: another format.
+
+    Source: Zhu and Gupta (2017), section 3; vectorSparse, section 7.1 (grain V x 1).
+    """
+    W = jnp.asarray(W)
+    if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
+        raise ValueError(
+            f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
+        )
+    length = check_format("magnitude_mask", format).vector_length or 1
+    (m, k), rows = W.shape, block_rows(W.shape[0], length)
+    wide = W.astype(accumulator(W.dtype))
+    padded = jnp.pad(wide, ((0, rows * length - m), (0, 0)))
+    norms = jnp.square(padded).reshape(rows, length, k).sum(1).reshape(-1)
+    kept = (1 - sparsity) * norms.size
+    kept = round(kept) if isinstance(kept, (int, float)) else jnp.round(kept).astype(jnp.int32)
+    # NaN, which compares with nothing, sorts last.
+    order = jnp.argsort(-norms, stable=True)
+    rank = jnp.zeros(norms.size, jnp.int32).at[order].set(jnp.arange(norms.size, dtype=jnp.int32))
+    mask = jnp.repeat((rank < kept).reshape(rows, k), length, axis=0)
+    return mask[:m]
+
+
+class MaskedLinear(nnx.Linear):
+    """A dense linear layer whose weights a mask switches off, for pruning while it trains.
+
+        y = x (mask o K) + b
+
+    All of the kernel K [in_features, out_features] stays a parameter: a weight that is masked gets
+    no gradient, keeps its value, and comes back if the others fall below it. `prune_step` sets the
+    mask (variable `mask` of type `Structure`: saved, not trained) from the magnitudes of K;
+    `SparseLinear.from_dense(layer)` then keeps what the mask keeps.
+
+    Args:
+      in_features, out_features, rngs and the options of `nnx.Linear`, which this is one of.
+      format: which weights are masked together: CSR one at a time, CVS(V) V consecutive outputs of
+        one input.
+
+    Source: Zhu and Gupta, "To prune, or not to prune" (2017), section 3.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        format: Format = CSR,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, out_features, rngs=rngs, **options)
+        self.format = check_format("MaskedLinear", format)
+        self.mask = Structure(jnp.ones((in_features, out_features), bool))
+
+    @property
+    def sparsity(self) -> jax.Array:
+        """The share of the kernel that is masked now."""
+        return 1 - jnp.mean(self.mask[...], dtype=jnp.float32)
+
+    def prune_step(self, sparsity: Any) -> None:
+        """Masks all but the kernel's largest groups, see `magnitude_mask`; also under `nnx.jit`."""
+        self.mask[...] = magnitude_mask(self.kernel[...].T, sparsity, self.format).T
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
+        kernel = self.kernel[...]
+        kernel = jnp.where(self.mask[...], kernel, jnp.zeros((), kernel.dtype))
+        bias = None if self.bias is None else self.bias[...]
+        inputs, kernel, bias = self.promote_dtype((inputs, kernel, bias), dtype=self.dtype)
+        over = (((inputs.ndim - 1,), (0,)), ((), ()))
+        options = {"out_sharding": out_sharding}
+        if self.preferred_element_type is not None:
+            options["preferred_element_type"] = self.preferred_element_type
+        y = self.dot_general(inputs, kernel, over, precision=self.precision, **options)
+        return with_bias(y, bias)
+
+
+def prune_step(model: nnx.Module, sparsity: Any) -> None:
+    """Prunes every `MaskedLinear` of a model to a sparsity, each by its own magnitudes::
+
+        sparsity = nn.sparsity_schedule(0.9, begin=1000, steps=8000, every=100)
+        if step % 100 == 0:
+            nn.prune_step(model, sparsity(step))
+
+    In place, also inside `nnx.jit`, where `sparsity` may be traced.
+
+    Raises:
+      ValueError: the model has no MaskedLinear.
+
+    Source: Zhu and Gupta, "To prune, or not to prune" (2017), section 3.
+    """
+    layers = [layer for _, layer in nnx.iter_modules(model) if isinstance(layer, MaskedLinear)]
+    if not layers:
+        raise ValueError(f"prune_step: {type(model).__name__} has no MaskedLinear")
+    for layer in layers:
+        layer.prune_step(sparsity)

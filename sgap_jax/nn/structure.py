@@ -1,0 +1,80 @@
+"""Where a layer's entries are: state beside the parameters, as plain named arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sgap_jax.formats import vectors
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.prune import kept_groups
+from sgap_jax.formats.structure import offsets_of_indices
+
+# A checkpoint holds these names: any reader of arrays can open it.
+_NAMES = ("row_offsets", "column_indices", "column_offsets", "row_indices", "permutation")
+
+
+class Structure(nnx.Variable):
+    """Which entries exist: an index array, or a mask. State that is saved and restored with the
+    model, is an argument of `nnx.jit` and not a constant of the program, and is not trained:
+    `wrt=nnx.Param` passes it by."""
+
+
+def check_format(op: str, format: Any) -> Format:
+    """CSR or CVS(V), the formats of weights and patterns."""
+    if not isinstance(format, Format):
+        raise TypeError(f"{op}: format must be a Format, got {type(format).__name__}")
+    if format != CSR and (format.vector_length is None or format.order is not None):
+        raise NotImplementedError(f"{op}: no {format} here; the nearest are CSR and CVS(V)")
+    return format
+
+
+def index_arrays(A: SparseArray) -> dict[str, Any]:
+    """The index arrays of a CSR or CVS(V) array, by rows and by columns."""
+    assert A.transposed is not None
+    return dict(zip(_NAMES, (A.row_offsets, A.column_indices, *A.transposed), strict=True))
+
+
+def structure_of(A: SparseArray) -> nnx.Dict:
+    """The index arrays as variables: one each, since tools that walk a state look into dicts."""
+    return nnx.Dict({name: Structure(array) for name, array in index_arrays(A).items()})
+
+
+def stored_arrays(structure: nnx.Dict) -> dict[str, Any]:
+    return {name: structure[name][...] for name in _NAMES}
+
+
+def of_index_arrays(
+    arrays: dict[str, Any], values: Any, shape: tuple[int, int], format: Format
+) -> SparseArray:
+    """The array that `index_arrays` took apart, with these values."""
+    row_offsets, column_indices, *transposed = (arrays[name] for name in _NAMES)
+    levels: Any = ((), (row_offsets, column_indices))
+    return SparseArray(values, levels, tuple(transposed), shape, format)
+
+
+def random_structure(
+    key: Any, shape: tuple[int, int], sparsity: float, format: Format, op: str
+) -> SparseArray:
+    """As many entries (vectors) as `prune` keeps, at places each equally likely; values zero.
+
+    Under jit and eval_shape too: how many there are is static, where they are is not.
+    """
+    rows = vectors.block_rows(shape[0], format.vector_length or 1)
+    kept = kept_groups(op, shape, format, sparsity)
+    offsets, indices = _random_places(key, rows, shape[1], kept)
+    block = () if format.vector_length is None else (format.vector_length,)
+    values = jnp.zeros((kept, *block), jnp.float32)
+    return SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _random_places(key: Any, rows: int, columns: int, kept: int) -> tuple[jax.Array, jax.Array]:
+    places = jnp.sort(jax.random.permutation(key, rows * columns)[:kept]).astype(jnp.int32)
+    row, column = jnp.divmod(places, max(columns, 1))
+    return offsets_of_indices(row, rows, jnp.asarray(kept, jnp.int32)), column

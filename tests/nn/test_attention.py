@@ -1,0 +1,237 @@
+"""The attention layers against Flax's own with the pattern as a dense mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from sgap_jax import COO, CSR, CVS, SparseArray, Unfused, nn
+from sgap_jax.nn import linen as snn
+
+L, S, H, IN = 12, 10, 4, 8
+FLOAT64 = dict(param_dtype=jnp.float64)
+BIASED = dict(bias_init=nnx.initializers.normal(), **FLOAT64)
+
+
+def mask(rows=L, columns=S, seed=0, format=CSR):
+    """(pattern, dense mask) without empty rows: there Flax has another answer."""
+    stored = np.random.default_rng(seed).random((rows, columns)) < 0.4
+    stored[:, 0] = True
+    pattern = SparseArray.from_dense(stored.astype(np.float32), format=format)
+    whole = pattern.with_values(jnp.ones_like(pattern.values))
+    return pattern, whole.todense() != 0
+
+
+def inputs(*shape, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+
+
+def close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), a, b)
+
+
+def attention_by_hand(query, key, value, mask=None, **unused):
+    """In float64, which Flax's own leaves for float32."""
+    key, value = (jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2) for x in (key, value))
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) / np.sqrt(query.shape[-1])
+    weights = jax.nn.softmax(scores, where=jnp.broadcast_to(mask, scores.shape))
+    return jnp.einsum("...hqk,...khd->...qhd", weights, value)
+
+
+def dense(**options):
+    options = dict(decode=False, attention_fn=attention_by_hand) | BIASED | options
+    return nnx.MultiHeadAttention(H, IN, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(8)])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
+def test_layer_is_flax_with_the_pattern_as_its_mask(format, leading):
+    twin = dense(qkv_features=12, out_features=5, in_kv_features=6)
+    pattern, seen = mask(format=format)
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
+    q, k, v = inputs(*leading, L, IN), inputs(*leading, S, 6), inputs(*leading, S, 6, seed=2)
+    full = seen.reshape((1,) * (len(leading) + 1) + seen.shape)
+    close(layer(q, k, v), twin(q, k, v, mask=full))
+    close(layer(q, k), twin(q, k, mask=full))
+    shared = nn.SparseMultiHeadAttention.from_dense(twin)
+    assert not shared.pattern
+    close(shared(q, k, v, pattern=pattern), layer(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "options", [dict(num_kv_heads=2), dict(normalize_qk=True), dict(use_bias=False)]
+)
+def test_options_of_flax(options):
+    twin = dense(**options)
+    pattern, seen = mask(L, L)
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern, schedule=Unfused())
+    states = [nnx.to_pure_dict(nnx.state(one, nnx.Param)) for one in (layer, twin)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+    x = inputs(2, L, IN)
+    with jax.numpy_dtype_promotion("standard"):  # for Flax's LayerNorm
+        close(layer(x), twin(x, mask=seen[None, None]))
+
+
+def test_masks_and_causality():
+    twin = dense()
+    pattern, seen = mask(L, L)
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
+    x, full = inputs(2, L, IN), seen[None, None]
+    for shape in ((2, 1, 1, L), (2, H, L, L), (1, H, 1, L), (L, L), (L,), (2, 1, L, 1)):
+        given = np.random.default_rng(3).random(shape) < 0.8
+        given[..., 0] = True
+        both = jnp.logical_and(jnp.asarray(given).reshape((1,) * (4 - len(shape)) + shape), full)
+        close(layer(x, mask=given), twin(x, mask=jnp.broadcast_to(both, (2, H, L, L))))
+    causal = nnx.make_causal_mask(jnp.ones((2, L)))
+    close(layer(x, is_causal=True), twin(x, mask=(causal != 0) & full))
+    close(layer(x, mask=causal), layer(x, is_causal=True))
+
+
+def test_a_query_without_keys_gets_the_bias():
+    layer = nn.SparseSelfAttention(H, IN, rngs=nnx.Rngs(0), **BIASED)
+    empty = SparseArray.from_dense(np.zeros((L, L)))
+    x = inputs(L, IN)
+    close(layer(x, pattern=empty), jnp.broadcast_to(layer.out.bias[...], (L, IN)))
+    close(layer(x, pattern=mask(L, L)[0], mask=jnp.zeros((1, L, L))), layer(x, pattern=empty))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_one_pattern_for_each_head(kv_heads):
+    twin = dense(num_kv_heads=kv_heads)
+    patterns, seen = zip(*[mask(L, L, seed=h) for h in range(H)], strict=True)
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, patterns)
+    x, full = inputs(2, L, IN), jnp.stack(seen)[None]
+    close(layer(x), twin(x, mask=full))
+    for shape in ((2, 1, 1, L), (2, H, L, L)):
+        given = (np.random.default_rng(3).random(shape) < 0.8) | (np.arange(L) == 0)
+        close(layer(x, mask=given), twin(x, mask=jnp.asarray(given) & full))
+
+
+def test_gradients():
+    twin = dense()
+    pattern, seen = mask(L, L, format=CVS(8))
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
+    x = inputs(2, L, IN)
+    loss = lambda layer, x, options: jnp.sum(jnp.sin(layer(x, **options)))
+    grad = nnx.jit(nnx.grad(loss, argnums=(0, 1)))
+    got, dx = grad(layer, x, {})
+    want, dense_dx = grad(twin, x, {"mask": seen[None, None]})
+    close(dx, dense_dx)
+    close(nnx.to_pure_dict(got), nnx.to_pure_dict(want))
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_dropout(broadcast):
+    options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, deterministic=False) | FLOAT64
+    layer = nn.SparseSelfAttention(H, IN, pattern=mask(L, L)[0], rngs=nnx.Rngs(0), **options)
+    x = inputs(2, L, IN)
+    draw = jax.jit(lambda key: layer(x, rngs=nnx.Rngs(key)))
+    keys = jax.random.split(jax.random.key(0), 800)
+    close(draw(keys[0]), draw(keys[0]))
+    assert not np.allclose(draw(keys[0]), draw(keys[1]))
+    assert not np.allclose(layer(x), layer(x))  # its own stream goes on
+    same = jnp.broadcast_to(x[:1], x.shape)
+    rows = layer(same, rngs=nnx.Rngs(0))
+    assert np.allclose(rows[0], rows[1]) == broadcast
+    plain = layer(x, deterministic=True)
+    np.testing.assert_allclose(jax.lax.map(draw, keys).mean(0), plain, atol=0.1)
+    layer.eval()
+    close(layer(x), plain)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_the_steps_of_dropout_are_the_fused_operation(each):
+    """At a rate of nearly nothing."""
+    pattern = [mask(L, L, seed=h)[0] for h in range(H)] if each else mask(L, L)[0]
+    options = dict(dropout_rate=1e-12, num_kv_heads=2, deterministic=False) | FLOAT64
+    layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **options)
+    x = inputs(2, L, IN)
+    for shape in ((2, 1, 1, L), (1, H, L, L)):
+        given = np.random.default_rng(3).random(shape) < 0.8
+        for more in (dict(mask=given, is_causal=True), dict(mask=given)):
+            close(layer(x, **more), layer(x, deterministic=True, **more))
+
+
+def test_pattern_is_state_and_parameters_are_flax_s():
+    pattern, _ = mask(L, L)
+    layer = nn.SparseSelfAttention(H, IN, pattern=pattern, rngs=nnx.Rngs(0), **FLOAT64)
+    graph, params, structure = nnx.split(layer, nnx.Param, nn.Structure)
+    assert jax.tree.structure(params) == jax.tree.structure(nnx.state(dense(), nnx.Param))
+    assert {leaf.dtype for leaf in jax.tree.leaves(structure)} == {np.dtype(np.int32)}
+    x = inputs(2, L, IN)
+    again = nnx.merge(graph, params, structure)
+    close(again(x), layer(x))
+    close(again.pattern[0].checked().column_indices, pattern.column_indices)
+    closed = jax.make_jaxpr(lambda s, x: nnx.merge(graph, *s)(x))((params, structure), x)
+    assert max((np.size(c) for c in closed.consts), default=0) < pattern.nnz
+    over = nnx.vmap(lambda layer, x: layer(x), in_axes=(None, 0))
+    close(over(layer, x), layer(x))
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_linen_layer_is_linens_own(each):
+    options = dict(num_heads=H, qkv_features=12, out_features=5, **BIASED)
+    twin = linen.MultiHeadDotProductAttention(attention_fn=attention_by_hand, **options)
+    patterns, seen = zip(*[mask(seed=h) for h in range(H)], strict=True)
+    pattern, full = (patterns, jnp.stack(seen)) if each else (patterns[0], seen[0][None])
+    q, k = inputs(2, L, IN), inputs(2, S, 6)
+    variables = twin.init(jax.random.key(0), q, k, mask=full[None])
+    layer = snn.SparseMultiHeadAttention(**options)
+    assert jax.tree.structure(variables) == jax.tree.structure(
+        layer.init(jax.random.key(0), q, k, pattern=pattern)
+    )
+    apply = jax.jit(lambda v, q, k, pattern: layer.apply(v, q, k, pattern=pattern))
+    close(apply(variables, q, k, pattern), twin.apply(variables, q, k, mask=full[None]))
+    one = snn.SparseSelfAttention(H, dropout_rate=0.5, **FLOAT64)
+    square, _ = mask(L, L)
+    variables = one.init(jax.random.key(0), q, pattern=square, deterministic=True)
+    draw = lambda seed: one.apply(
+        variables, q, pattern=square, deterministic=False, rngs={"dropout": jax.random.key(seed)}
+    )
+    close(draw(1), draw(1))
+    assert not np.allclose(draw(1), draw(2))
+
+
+def test_wrong_arguments_are_named():
+    pattern, _ = mask(L, L)
+    rngs = nnx.Rngs(0)
+    op = "SparseMultiHeadAttention"
+    layer = nn.SparseMultiHeadAttention(H, IN, pattern=pattern, rngs=rngs, **FLOAT64)
+    x = inputs(2, L, IN)
+    bare = nn.SparseMultiHeadAttention(H, IN, rngs=rngs, **FLOAT64)
+    with pytest.raises(ValueError, match=f"{op}: pattern: expected with the layer or"):
+        bare(x)
+    with pytest.raises(ValueError, match=rf"{op}: pattern must have shape \[11, 11\]"):
+        layer(x[:, 1:])
+    with pytest.raises(ValueError, match=f"{op}: pattern: expected one or 4, got 2"):
+        layer(x, pattern=[pattern, pattern])
+    with pytest.raises(TypeError, match=f"{op}: pattern must be a SparseArray"):
+        layer(x, pattern=np.ones((L, L)))
+    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+        layer(x, pattern=pattern.asformat(COO))
+    with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 4, 12, 12\]"):
+        layer(x, mask=jnp.ones((3, 1, 1, L)))
+    with pytest.raises(ValueError, match="inputs_k: expected with inputs_v"):
+        layer(x, None, x)
+    with pytest.raises(NotImplementedError, match="decode: no cache here"):
+        layer(x, decode=True)
+    with pytest.raises(NotImplementedError, match="sow_weights: fused attention has none"):
+        layer(x, sow_weights=True)
+    with pytest.raises(ValueError, match="attention_fn is sparse_attention"):
+        nn.SparseMultiHeadAttention(H, IN, attention_fn=lambda: 0, rngs=rngs)
+    with pytest.raises(TypeError, match="schedule must be a Schedule"):
+        nn.SparseMultiHeadAttention(H, IN, schedule=1, rngs=rngs)
+    with pytest.raises(TypeError, match="layer must be an nnx.MultiHeadAttention"):
+        nn.SparseMultiHeadAttention.from_dense(nnx.Linear(3, 4, rngs=rngs), pattern)
+    with pytest.raises(ValueError, match="rngs: expected, for the dropout"):
+        nn.SparseMultiHeadAttention.from_dense(dense(dropout_rate=0.5), pattern)
+    drops = nn.SparseSelfAttention(
+        H, IN, pattern=pattern, dropout_rate=0.5, keep_rngs=False, rngs=rngs
+    )
+    with pytest.raises(ValueError, match="deterministic: expected with the layer or the call"):
+        drops(x.astype(jnp.float32))
+    with pytest.raises(ValueError, match="rngs: expected, for the dropout"):
+        drops(x.astype(jnp.float32), deterministic=False)
+    with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
+        snn.SparseMultiHeadAttention(3).init(jax.random.key(0), x, pattern=pattern)

@@ -1,0 +1,102 @@
+"""The linen layers: the same numbers as the nnx ones with the same parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx, serialization
+
+from sgap_jax import CSC, CSR, CVS, SparseArray, nn
+from sgap_jax.nn import linen as snn
+
+X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 10, 6)))
+GRAPH = SparseArray.from_dense(np.where(np.random.default_rng(1).random((10, 10)) < 0.3, 1.0, 0.0))
+KEY = jax.random.key(0)
+FLOAT64 = dict(param_dtype=jnp.float64)
+
+
+def close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), a, b)
+
+
+def pure(layer):
+    return nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(4)])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_sparse_linear(format, use_bias):
+    options = dict(sparsity=0.5, format=format, use_bias=use_bias, **FLOAT64)
+    layer = snn.SparseLinear(7, **options)
+    variables = layer.init(KEY, X)
+    assert set(variables) == {"params", "structure"}
+    twin = nn.SparseLinear(6, 7, rngs=nnx.Rngs(0), **options)
+    nnx.update(twin, {**variables["params"], "structure": variables["structure"]["index_arrays"]})
+    close(layer.apply(variables, X), twin(X))
+    params = variables["params"]
+    loss = lambda params: jnp.sum(layer.apply({**variables, "params": params}, X) ** 2)
+    close(jax.jit(jax.grad(loss))(params), pure(nnx.grad(lambda t: jnp.sum(t(X) ** 2))(twin)))
+    # Plain arrays by name: any serialization takes them.
+    written = serialization.to_bytes(variables)
+    restored = serialization.from_bytes(layer.init(jax.random.key(5), X), written)
+    close(layer.apply(restored, X), twin(X))
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(4)])
+def test_from_dense(format):
+    dense = linen.Dense(7, **FLOAT64)
+    params = dense.init(KEY, X)["params"]
+    variables = snn.SparseLinear.variables_from_dense(params, 0.6, format=format)
+    layer = snn.SparseLinear(7, 0.6, format, **FLOAT64)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert shapes(layer.init(KEY, X)) == shapes(variables)
+    twin = nnx.Linear(6, 7, rngs=nnx.Rngs(0), **FLOAT64)
+    nnx.update(twin, params)
+    close(layer.apply(variables, X), nn.SparseLinear.from_dense(twin, 0.6, format=format)(X))
+    with pytest.raises(ValueError, match="call it outside jit"):
+        jax.jit(lambda p: snn.SparseLinear.variables_from_dense(p, 0.6))(params)
+    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+        snn.SparseLinear.variables_from_dense(params, 0.6, format=CSC)
+
+
+def test_graph_conv():
+    layer = snn.GraphConv(5, **FLOAT64)
+    variables = layer.init(KEY, GRAPH, X)
+    twin = nn.GraphConv(6, 5, rngs=nnx.Rngs(0), **FLOAT64)
+    nnx.update(twin, variables["params"])
+    close(layer.apply(variables, GRAPH, X), twin(GRAPH, X))
+    sparse = SparseArray.from_dense(X[0])
+    close(layer.apply(layer.init(KEY, GRAPH, sparse), GRAPH, sparse), twin(GRAPH, X[0]))
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_graph_attention(concat):
+    options = dict(heads=3, concat=concat, negative_slope=0.1, **FLOAT64)
+    layer = snn.GraphAttention(5, **options)
+    variables = layer.init(KEY, GRAPH, X)
+    twin = nn.GraphAttention(6, 5, rngs=nnx.Rngs(0), **options)
+    nnx.update(twin, variables["params"])
+    close(layer.apply(variables, GRAPH, X), twin(GRAPH, X))
+
+
+def test_dropout_of_graph_attention():
+    layer = snn.GraphAttention(5, dropout_rate=0.5, feature_dropout_rate=0.5, **FLOAT64)
+    variables = layer.init(KEY, GRAPH, X, deterministic=True)
+    plain = snn.GraphAttention(5, **FLOAT64).apply(variables, GRAPH, X)
+    close(layer.apply(variables, GRAPH, X, deterministic=True), plain)
+    drawn = [
+        layer.apply(variables, GRAPH, X, deterministic=False, rngs={"dropout": jax.random.key(i)})
+        for i in (1, 1, 2)
+    ]
+    close(drawn[0], drawn[1])
+    assert not np.allclose(drawn[0], drawn[2]) and not np.allclose(drawn[0], plain)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+        snn.SparseLinear(3, 0.5, CSC).init(KEY, X)
+    for layer in (snn.GraphConv(3), snn.GraphAttention(3)):
+        with pytest.raises(ValueError, match=r"x must have shape \[..., 10, features\]"):
+            layer.init(KEY, GRAPH, X[:, :4])
+        with pytest.raises(TypeError, match="must be a SparseArray"):
+            layer.init(KEY, GRAPH.todense(), X)

@@ -1,0 +1,180 @@
+"""Gradual magnitude pruning: its schedule, its mask, and a layer on its way to a sparse one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from sgap_jax import CSC, CSR, CVS, nn, prune
+
+
+def test_schedule_is_the_papers_equation():
+    s = nn.sparsity_schedule(0.9, begin=100, steps=1000, every=50, initial=0.2)
+    for t in range(100, 1101, 50):
+        assert s(t) == pytest.approx(0.9 + (0.2 - 0.9) * (1 - (t - 100) / 1000) ** 3, rel=1e-14)
+    assert s(0) == s(100) == s(149) == pytest.approx(0.2)
+    assert s(1100) == s(5000) == 0.9
+    assert s(199) == s(150) < s(200)
+    values = [s(t) for t in range(1300)]
+    assert values == sorted(values)
+    traced = jax.jit(s)(jnp.arange(1300))
+    np.testing.assert_allclose(traced, values, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(final=1.1, steps=3), "final: expected a number from 0 to 1"),
+        (dict(final=0.5, initial=-1, steps=3), "initial: expected a number from 0 to 1"),
+        (dict(final=0.5, steps=0), "must be positive, got 0 and 1"),
+        (dict(final=0.5, steps=3, every=0), "must be positive, got 3 and 0"),
+    ],
+)
+def test_schedule_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        nn.sparsity_schedule(**options)
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(8), CVS(3)])
+@pytest.mark.parametrize("sparsity", [0.0, 0.37, 0.9, 1.0])
+def test_mask_is_what_prune_keeps(format, sparsity):
+    W = np.random.default_rng(0).standard_normal((20, 15))
+    kept = prune(W, format, sparsity=sparsity)
+    expected = kept.with_values(jnp.ones_like(kept.values)).todense() != 0
+    np.testing.assert_array_equal(nn.magnitude_mask(W, sparsity, format), expected)
+    traced = jax.jit(nn.magnitude_mask, static_argnames="format")(W, sparsity, format=format)
+    np.testing.assert_array_equal(traced, expected)
+
+
+def test_mask_of_ties_and_nan():
+    W = jnp.asarray([[1.0, jnp.nan, -1.0], [1.0, 0.0, 2.0]])
+    np.testing.assert_array_equal(nn.magnitude_mask(W, 1 / 3), [[1, 0, 1], [1, 0, 1]])
+    np.testing.assert_array_equal(nn.magnitude_mask(W, 0.5), [[1, 0, 1], [0, 0, 1]])
+
+
+def test_mask_refuses():
+    with pytest.raises(ValueError, match="expected a real matrix"):
+        nn.magnitude_mask(jnp.ones(3), 0.5)
+    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+        nn.magnitude_mask(jnp.ones((3, 3)), 0.5, CSC)
+
+
+def masked(format=None, **options):
+    format = format or CVS(4)
+    options = dict(param_dtype=jnp.float64) | options
+    return nn.MaskedLinear(16, 24, format=format, rngs=nnx.Rngs(0), **options)
+
+
+def test_masked_layer_is_a_linear_layer_until_it_is_pruned():
+    layer = masked()
+    dense = nnx.Linear(16, 24, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 16)))
+    np.testing.assert_array_equal(layer(x), dense(x))
+    assert layer.sparsity == 0
+    layer.prune_step(0.75)
+    assert layer.sparsity == pytest.approx(0.75)
+    kernel = jnp.where(layer.mask[...], layer.kernel[...], 0)
+    np.testing.assert_allclose(layer(x), x @ kernel + layer.bias[...].reshape(1, 1, -1), atol=1e-12)
+    gradient = nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer)
+    assert set(gradient) == {"kernel", "bias"}
+    np.testing.assert_array_equal(gradient["kernel"][...] != 0, layer.mask[...])
+
+
+def test_a_masked_weight_comes_back_when_the_others_fall_below_it():
+    layer = masked(CSR, use_bias=False)
+    layer.kernel[...] = jnp.arange(1.0, 385.0).reshape(16, 24)
+    layer.prune_step(0.5)
+    assert not layer.mask[...][:8].any() and layer.mask[...][8:].all()
+    layer.kernel[...] = jnp.where(layer.mask[...], 0.5, layer.kernel[...])
+    layer.prune_step(0.5)
+    assert layer.mask[...][:8].all() and not layer.mask[...][8:].any()
+
+
+def test_masked_weights_of_nan_do_not_reach_the_output():
+    layer = masked(CSR)
+    layer.prune_step(0.5)
+    y = layer(jnp.ones((1, 16)))
+    layer.kernel[...] = jnp.where(layer.mask[...], layer.kernel[...], jnp.nan)
+    np.testing.assert_array_equal(layer(jnp.ones((1, 16))), y)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nn.MaskedLinear(16, 32, format=CVS(8), rngs=rngs)
+        self.down = nn.MaskedLinear(32, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(jax.nn.relu(self.up(x)))
+
+
+@pytest.fixture
+def as_optax_wants():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_train_prune_convert_and_train_on(as_optax_wants):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((256, 16)).astype(np.float32)
+    labels = (x[:, :2] > 0) @ np.array([1, 2])
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    sparsity = nn.sparsity_schedule(0.8, begin=20, steps=100, every=10)
+
+    def loss(model):
+        logits = model(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    @nnx.jit
+    def step(model, optimizer):
+        value, gradient = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, gradient)
+        return value
+
+    @nnx.jit
+    def prune_now(model, t):
+        nn.prune_step(model, sparsity(t))
+
+    for t in range(150):
+        if t % 10 == 0:
+            prune_now(model, jnp.asarray(t))
+        dense_loss = step(model, optimizer)
+    assert model.up.sparsity == pytest.approx(0.8, abs=0.01)
+
+    before = model(x)
+    model.up = nn.SparseLinear.from_dense(model.up)
+    model.down = nn.SparseLinear.from_dense(model.down)
+    assert model.up.format == CVS(8) and model.down.format == CSR
+    assert model.up.weight.density == pytest.approx(0.2, abs=0.01)
+    np.testing.assert_allclose(model(x), before, rtol=1e-4, atol=1e-5)
+
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    for _ in range(50):
+        sparse_loss = step(model, optimizer)
+    assert sparse_loss < dense_loss < 0.5
+
+
+def test_conversion_keeps_zeros_that_the_mask_keeps():
+    layer = masked(CVS(4))
+    layer.prune_step(0.5)
+    layer.kernel[...] = jnp.zeros_like(layer.kernel[...])
+    sparse = nn.SparseLinear.from_dense(layer)
+    assert sparse.weight.nnz == 16 * 24 // 2
+    assert nn.SparseLinear.from_dense(layer, format=CSR).weight.nnz == 16 * 24 // 2
+    with pytest.raises(ValueError, match="that of the mask, or CSR"):
+        nn.SparseLinear.from_dense(layer, format=CVS(8))
+
+
+def test_conversion_at_a_sparsity_of_its_own():
+    layer = masked(CSR)
+    layer.prune_step(0.5)
+    sparse = nn.SparseLinear.from_dense(layer, 0.75, format=CVS(4))
+    expected = prune(jnp.where(layer.mask[...], layer.kernel[...], 0).T, CVS(4), sparsity=0.75)
+    np.testing.assert_array_equal(sparse.weight.todense(), expected.todense())
+
+
+def test_prune_step_refuses_a_model_without_masks():
+    with pytest.raises(ValueError, match="Linear has no MaskedLinear"):
+        nn.prune_step(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), 0.5)

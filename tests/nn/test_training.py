@@ -1,0 +1,217 @@
+"""Models of sparse layers as one trains them: optimizers, devices, checkpoints, and no Flax."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sgap_jax import CVS, nn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODEL = """
+import jax, jax.numpy as jnp
+from flax import nnx
+from sgap_jax import CVS, nn
+
+class Model(nnx.Module):
+    def __init__(self, seed):
+        rngs = nnx.Rngs(seed)
+        self.up = nn.SparseLinear(8, 16, sparsity=0.5, format=CVS(8), rngs=rngs)
+        self.down = nn.SparseLinear(16, 4, sparsity=0.75, rngs=rngs)
+        self.masked = nn.MaskedLinear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.masked(self.down(jax.nn.relu(self.up(x))))
+"""
+exec(MODEL)
+
+
+@pytest.fixture(autouse=True)
+def _as_optax_wants():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def batch(n=6):
+    return jnp.asarray(np.random.default_rng(0).standard_normal((n, 8)), jnp.float32)
+
+
+def loss(model, x):
+    return jnp.mean((model(x) - 1) ** 2)
+
+
+@nnx.jit
+def train_step(model, optimizer, x):
+    value, gradient = nnx.value_and_grad(loss)(model, x)
+    optimizer.update(model, gradient)
+    return value
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), a, b)
+
+
+# ---- optimizers ---------------------------------------------------------------------------------
+
+
+def test_values_are_trained_and_the_structure_is_not():
+    model = Model(0)  # noqa: F821
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-2), wrt=nnx.Param)
+    before = jax.tree.map(jnp.copy, nnx.state(model, nn.Structure))
+    first, *_, last = [train_step(model, optimizer, batch()) for _ in range(100)]
+    assert last < 0.1 * first
+    same(nnx.state(model, nn.Structure), before)
+    moments = nnx.state(optimizer, nnx.optimizer.OptState)
+    sizes = {leaf.size for leaf in jax.tree.leaves(moments)}
+    assert model.up.weight.nnz in sizes and 8 * 16 not in sizes
+
+
+def test_weight_decay_by_a_mask_over_the_parameters():
+    model = Model(0)  # noqa: F821
+    matrices = lambda params: jax.tree.map_with_path(
+        lambda path, _: "bias" not in jax.tree_util.keystr(path), params
+    )
+    decay = optax.add_decayed_weights(0.5, mask=matrices)
+    model.up.bias[...] = jnp.ones(16, jnp.float32)
+    optimizer = nnx.Optimizer(model, optax.chain(decay, optax.sgd(1.0)), wrt=nnx.Param)
+    values, bias = jnp.copy(model.up.values[...]), jnp.copy(model.up.bias[...])
+    zero = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
+    optimizer.update(model, zero)
+    close((model.up.values[...], model.up.bias[...]), (values / 2, bias))
+
+
+# ---- devices ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def test_batch_over_devices_by_shard_map(mesh):
+    graph, params, rest = nnx.split(Model(0), nnx.Param, ...)  # noqa: F821
+
+    def local(params, rest, x):
+        return jax.lax.pmean(loss(nnx.merge(graph, params, rest), x), "x")
+
+    over = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), P("x")), out_specs=P())
+    whole = lambda params, rest, x: loss(nnx.merge(graph, params, rest), x)
+    got = jax.jit(jax.value_and_grad(over))(params, rest, batch())
+    close(got, jax.value_and_grad(whole)(params, rest, batch()))
+
+
+def test_sharded_parameters(mesh):
+    model, twin = Model(0), Model(0)  # noqa: F821
+    x = batch()
+    spread = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P("x")))
+    for layer in (model.up, model.down):
+        assert layer.values.shape[0] % 2 == 0
+        layer.values[...] = spread(layer.values[...])
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    other = nnx.Optimizer(twin, optax.adam(1e-2), wrt=nnx.Param)
+    for _ in range(3):
+        close(train_step(model, optimizer, spread(x)), train_step(twin, other, x))
+    close(nnx.state(model), nnx.state(twin))
+    assert len(model.up.values[...].sharding.device_set) == 2
+
+
+def test_outputs_over_devices_by_shard_map(mesh):
+    """Each device has its own rows of W: layers stacked along a mapped axis."""
+
+    @nnx.vmap
+    def stacked(key):
+        return nn.SparseLinear(8, 16, sparsity=0.5, format=CVS(8), rngs=nnx.Rngs(key))
+
+    graph, state = nnx.split(stacked(jax.random.split(jax.random.key(0), 2)))
+
+    def local(state, x):
+        return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))(x)
+
+    specs = dict(in_specs=(P("x"), P()), out_specs=P(None, "x"))
+    over = jax.shard_map(local, mesh=mesh, **specs)
+    parts = [nnx.merge(graph, jax.tree.map(lambda a, i=i: a[i], state))(batch()) for i in (0, 1)]
+    close(jax.jit(over)(state, batch()), jnp.concatenate(parts, axis=1))
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def test_checkpoint_restored_in_a_new_process(tmp_path):
+    model = Model(0)  # noqa: F821
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    for _ in range(3):
+        train_step(model, optimizer, batch())
+    model.masked.prune_step(0.5)
+    # Entries elsewhere than where a new layer of that seed has them.
+    model.up = nn.SparseLinear.from_dense(nnx.Linear(8, 16, rngs=nnx.Rngs(9)), 0.5, format=CVS(8))
+    state = nnx.to_pure_dict(nnx.state(model))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "model", state)
+    np.save(tmp_path / "x.npy", batch())
+    script = f"""{MODEL}
+import numpy as np, orbax.checkpoint as ocp
+model = nnx.eval_shape(lambda: Model(1))
+graph, abstract = nnx.split(model)
+with ocp.StandardCheckpointer() as checkpointer:
+    restored = checkpointer.restore({str(tmp_path / "model")!r}, nnx.to_pure_dict(abstract))
+nnx.replace_by_pure_dict(abstract, restored)
+model = nnx.merge(graph, abstract)
+np.save({str(tmp_path / "y.npy")!r}, model(np.load({str(tmp_path / "x.npy")!r})))
+model.up.weight.checked(), model.down.weight.checked()
+print(float(model.masked.sparsity))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0.5\n"
+    same(np.load(tmp_path / "y.npy"), np.asarray(model(batch())))
+
+
+# ---- without Flax -------------------------------------------------------------------------------
+
+
+def test_the_package_does_without_flax():
+    script = """
+import sys
+sys.modules["flax"] = None  # as where it is not installed
+import sgap_jax
+try:
+    import sgap_jax.nn
+except ImportError as error:
+    assert type(error) is ImportError
+    print(error)
+try:
+    import sgap_jax.nn.linen
+except ImportError as error:
+    print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    message = "sgap_jax.nn needs flax: pip install 'sgap_jax[nn]'\n"
+    assert done.stdout == 2 * message
+
+
+def test_importing_the_package_does_not_import_flax():
+    script = "import sys, sgap_jax; sys.exit('flax' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment)
+    assert done.returncode == 0
