@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgap_jax import COO, CSC, CSR, CVS, SparseArray, masks
+from sgap_jax import COO, CSC, CSR, CVS, masks
 
 settings.register_profile("masks", max_examples=12, deadline=None, derandomize=True)
 QUICK = settings.get_profile("masks")
