@@ -127,7 +127,7 @@ def attention(length: int, sparsity: float) -> sp.csr_matrix:
     sixteenth of the length (half of what is stored, if that is less) and random keys."""
     from sgap_jax import CSR, masks
 
-    band = min(length // 16, round(length * (1 - sparsity) / 2)) // 8 * 8
+    band = max(min(length // 16, round(length * (1 - sparsity) / 2)) // 8 * 8, 8)
     return sp.csr_matrix(masks.band_and_random(length, band, sparsity, 8, format=CSR).to_scipy())
 
 

@@ -31,14 +31,22 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
   constexpr int kSize = Tile::kSize;
   alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
   alignas(64) Acc slopes[kBlockKeys * kRows];
-  Acc* targets[kBlockKeys];
+  Acc *k_targets[kBlockKeys], *v_targets[kBlockKeys];
   ScoreBlock<Acc, kRows> block;
   Tile::Interleave(rows.q, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
   for (int64_t p = begin; p < end; p += block.count) {
     block.Compute(args, at, left_q, p, end);
-    block.Products(left_dout, args.padded_value_depth, block.values, slopes);
+    for (int j = 0; j < block.count; ++j) {
+      const auto column = size_t(args.indices[p + j]);
+      k_targets[j] = sums.k + column * size_t(sums.k_row);
+      v_targets[j] = sums.v + column * size_t(sums.v_row);
+    }
+    block.Products(left_dout, args.padded_value_depth, block.values, slopes, [&](int j) {
+      block.AskFor(v_targets, j, args.padded_value_depth);
+      block.AskFor(k_targets, j, args.padded_depth);
+    });
     for (int i = 0; i < block.padded * kRows; i += kSize) {
       const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
       const V slope = terms * (Load<Acc, kSize>(slopes + i) - delta);
@@ -52,14 +60,8 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
       }
     }
     Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq);
-    for (int j = 0; j < block.count; ++j) {
-      targets[j] = sums.v + size_t(args.indices[p + j]) * size_t(sums.v_row);
-    }
-    Tile::AddRows(block.scores, targets, block.count, args.padded_value_depth, rows.dout);
-    for (int j = 0; j < block.count; ++j) {
-      targets[j] = sums.k + size_t(args.indices[p + j]) * size_t(sums.k_row);
-    }
-    Tile::AddRows(slopes, targets, block.count, args.padded_depth, rows.q);
+    Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout);
+    Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q);
   }
 }
 

@@ -7,7 +7,7 @@
 namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
-constexpr int kBlockKeys = 128;
+constexpr int kBlockKeys = 64;
 
 template <typename T>
 void PackHeads(const HeadPacking& packing, int64_t task) {
@@ -133,7 +133,10 @@ struct ScoreBlock {
       values[j] = v + column * size_t(args.v.row);
     }
     for (int j = count; j < padded; ++j) keys[j] = keys[count - 1], values[j] = values[count - 1];
-    Products(left, args.padded_depth, keys, scores);
+    Products(left, args.padded_depth, keys, scores, [&](int j) {
+      AskFor(keys, j + Tile::kTogether, args.padded_depth);
+      AskFor(values, j, args.padded_value_depth);
+    });
     if (args.bias) AddBias(args, at, begin);
     if (args.is_causal || args.lengths) Mask(args, at, begin);
     for (int j = count; j < padded; ++j) {
@@ -141,18 +144,22 @@ struct ScoreBlock {
     }
   }
 
-  // Rows asked for before the products with those before them.
-  void Products(const Acc* left, int64_t depth, const Acc* const* with, Acc* out) const {
-    constexpr int kTogether = Tile::kTogether;
-    constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (int j = 0; j < padded; j += kTogether) {
-      const int ahead = j + kTogether < padded ? j + kTogether : j;
-      if (ahead != j) {
-        for (int i = 0; i < kTogether; ++i) {
-          for (int64_t d = 0; d < depth; d += kLine) Prefetch(with[ahead + i] + d);
-        }
-      }
+  // `ahead(j)` asks for rows that are needed later, while the products of keys j .. are computed.
+  template <typename Ahead>
+  void Products(const Acc* left, int64_t depth, const Acc* const* with, Acc* out,
+                Ahead&& ahead) const {
+    for (int j = 0; j < padded; j += Tile::kTogether) {
+      ahead(j);
       Tile::Dots(left, depth, with + j, out + j * kRows);
+    }
+  }
+
+  // kTogether rows from `first` on, of those that there are.
+  template <typename Row>
+  void AskFor(Row* const* rows, int first, int64_t depth) const {
+    constexpr int64_t kLine = 64 / sizeof(Acc);
+    for (int i = first; i < first + Tile::kTogether && i < count; ++i) {
+      for (int64_t d = 0; d < depth; d += kLine) Prefetch(rows[i] + d);
     }
   }
 

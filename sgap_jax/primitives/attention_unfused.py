@@ -172,7 +172,8 @@ def tangent(*operands: Any, **params: Any) -> list:
     of, dtype = Composition(arrays, **params), q.dtype
     dq, dk, dv, q, k, v, out = _widened(dq, dk, dv, q, k, v, out)
     p = of.probabilities(of.scores(q, k, bias, lengths), lse)
-    p = jnp.broadcast_to(p, (out.shape[0], *p.shape[1:]))
+    batch = joint_batch(*(x.shape[0] for x in operands[:13]))
+    p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
     zero = jnp.zeros((), q.dtype)
     ds, scale = jnp.zeros_like(p), jnp.asarray(of.scale, q.dtype)
     if not absent(dq):

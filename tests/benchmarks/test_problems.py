@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    bench_attention,
     bench_dlmc,
     bench_formats,
     bench_gradient,
@@ -81,8 +82,24 @@ def test_generators_have_the_sizes_they_promise():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown problems \\['nobody'\\]; known: uniform_10k"):
         problems.select(names=["nobody"])
-    with pytest.raises(ValueError, match="unknown tag 'none'; known: balance, ci, default"):
+    with pytest.raises(
+        ValueError, match="unknown tag 'none'; known: attention, attention_quick, balance, ci"
+    ):
         problems.select("none")
+
+
+def test_attention_and_its_gradients_are_checked():
+    A = problems.attention(64, 0.8)
+    assert A.shape == (64, 64) and abs(A.nnz / 64**2 - 0.2) < 0.01
+    for case in bench_attention.cases(A, 64):
+        result = case.ours()
+        assert case.wrong(result) <= 1
+        parts = result if isinstance(result, tuple) else (result,)
+        for i, part in enumerate(parts):
+            spoilt = [*parts[:i], part.at[0, 5, 1, 3].add(0.01), *parts[i + 1 :]]
+            assert case.wrong(tuple(spoilt) if len(spoilt) > 1 else spoilt[0]) > 1
+        for name in ("jax_nn", "unfused"):
+            assert case.wrong(case.peers[name]()()) <= 1
 
 
 def test_vectors_are_recognized():

@@ -209,3 +209,50 @@ def test_nothing_of_the_size_of_the_pattern_is_formed():
     assert text.count("custom_call @sgap_attention_cvs_v1") == 1
     assert text.count("custom_call @sgap_attention_backward_cvs_v1") == 1
     assert "sddmm" not in text and "x4096" not in text and "x512x8" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(offsets=3), "offsets"),
+        (dict(k=(1, 9, 1, 3)), "k"),
+        (dict(k=(2, 9, 1, 4), v=(1, 9, 1, 4)), "k: expected a batch"),
+        (dict(v=(1, 8, 1, 4)), "v"),
+        (dict(k=(1, 9, 3, 4)), "v"),
+        (dict(q=(1, 6, 2, 5000), k=(1, 9, 1, 5000)), "at most 4096"),
+        (dict(bias=(1, 2, 9)), "bias"),
+        (dict(lengths=(2, 1)), "lengths"),
+        (dict(sinks=(1, 3)), "sinks"),
+        (dict(lse=(1, 6, 1)), "lse"),
+        (dict(pack=False, q=(1, 6, 2, 5), k=(1, 9, 1, 5)), "pack"),
+        (dict(vector_length=0), "vectors"),
+        (dict(chunk_nonzeros=0), "chunk_nonzeros"),
+        (dict(pieces=0), "pieces"),
+        (dict(dk=(1, 9, 2, 4)), "dk"),
+        (dict(dout=(1, 6, 2, 5)), "dout"),
+        (dict(dbias=(1, 2, 9)), "dbias"),
+    ],
+)
+def test_a_handler_refuses_what_does_not_fit(change, words):
+    sizes = dict(q=(1, 6, 2, 4), k=(1, 9, 1, 4), v=(1, 9, 1, 4), bias=(1, 0), sinks=(1, 0))
+    sizes |= dict(lengths=(1, 0), offsets=4, indices=5, lse=(1, 6, 2), out=(1, 6, 2, 4))  # V = 2
+    sizes |= dict(dq=(1, 6, 2, 4), dk=(1, 9, 1, 4), dv=(1, 9, 1, 4), dbias=(1, 2, 5, 2))
+    sizes |= dict(dout=(1, 6, 2, 4), delta=(1, 6, 2)) | change
+    attrs = dict(vector_length=2, chunk_nonzeros=64, pieces=1, scale=1.0, is_causal=False)
+    attrs = {**attrs, "wrt_bias": True, "pack": True, **change}
+    integers = ("lengths", "offsets", "indices")
+    array = lambda name: jnp.zeros(sizes[name], jnp.int32 if name in integers else jnp.float32)
+    forward = ("q", "k", "v", "bias", "sinks", "lengths", "offsets", "indices")
+    backward = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse", "offsets", "indices")
+    is_backward = bool({"pieces", "dk", "dout", "dbias"} & set(change))
+    names, results = (
+        (backward, ("dq", "dk", "dv", "dbias")) if is_backward else (forward, ("out", "lse"))
+    )
+    unused = {"chunk_nonzeros"} if is_backward else {"pieces", "wrt_bias"}
+    kinds = {int: np.int64, float: np.float64, bool: bool}
+    kept = ("vector_length", "chunk_nonzeros", "pieces", "scale", "is_causal", "wrt_bias", "pack")
+    given = {n: kinds[type(attrs[n])](attrs[n]) for n in kept if n not in unused}
+    target = f"sgap_attention{'_backward' if is_backward else ''}_cvs_v1"
+    shapes = [jax.ShapeDtypeStruct(sizes[name], jnp.float32) for name in results]
+    with pytest.raises(Exception, match=f"attention.*{words}"):
+        jax.ffi.ffi_call(target, shapes)(*map(array, names), **given)

@@ -13,6 +13,7 @@ SELECTION = (
     "(test_large and (None or many_short_rows) and not 128 and not 520)"
     " or (test_vectors and (every_length or float32))"
     " or (test_row_vectors and (every_length or every_dtype or pieces))"
+    " or (test_attention and (every_length or one_heavy_row or is_causal))"
     " or ((every_length or one_heavy_row) and cpu and not tiled and not float64)"
 )
 
