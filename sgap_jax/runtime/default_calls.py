@@ -7,8 +7,9 @@ column vectors of the usual lengths the tiles that it picks. Many problems share
 and schedules that a caller names are compiled where they run.
 
 For column vectors of 2, 4, 8 and 16 the kernels of one column and of many, a multiple of what one
-load brings: spmm, its transpose (of whole vectors) and sddmm; and the softmax. The others are too
-many.
+load brings: spmm, its transpose (of whole vectors) and sddmm; and the softmax. Attention over
+entries and vectors of 8 and 16, for heads of 64 and 128 features, each with keys of its own, and
+rows enough to fill a device. The others are too many.
 
 Imports no JAX: the build runs it before the package can be imported.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
 from sgap_jax.runtime import (
+    attention_cuda,
     gspmm_cuda,
     row_reduce_cuda,
     sddmm_cuda,
@@ -54,7 +56,15 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
 ON_VECTORS = ("sparse_softmax", "sparse_softmax_jacobian")
 # The operations that have tiles of column vectors, each by the name of these.
 OF_VECTORS = {"spmm_vectors": "spmm", "sddmm_vectors": "sddmm"}
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS)
+# Attention and its gradients: a plan takes (problem, tile, shapes).
+OF_ATTENTION: dict[str, Callable[..., KernelCall]] = {
+    "attention": partial(attention_cuda.forward_plan, scale=1.0),
+    "attention_rows_backward": partial(
+        attention_cuda.rows_backward_plan, scale=1.0, wrt_bias=False
+    ),
+    "attention_keys_backward": partial(attention_cuda.keys_backward_plan, scale=1.0),
+}
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -63,6 +73,8 @@ VECTOR_LENGTHS = (2, 4, 8, 16)
 VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
 # Rows, and numbers in each: many block rows and few, which several warps share; short ones.
 VECTOR_ROWS = {"spmm": ((10_000, 512), (1000, 512)), "sddmm": ((10_000, 512), (10_000, 8))}
+ATTENTION_FORMATS = ("CSR", "CVS(8)", "CVS(16)")
+ATTENTION_DEPTHS = (64, 128)
 _ROWS = 10_000
 
 
@@ -104,7 +116,10 @@ def vector_problems(op: str) -> Iterator[Problem]:
 @cache
 def default_calls(name: str) -> dict[str, KernelCall]:
     """A launch for each kernel among the defaults, by its source; `name` of NAMES."""
-    made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
+    if name in OF_ATTENTION:
+        made = _attention_calls(OF_ATTENTION[name])
+    else:
+        made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}
 
 
@@ -121,3 +136,19 @@ def _vector_calls(op: str) -> Iterator[KernelCall]:
     for problem in vector_problems(op):
         tile = choose_schedule(problem)
         yield VECTOR_PLANS[op][type(tile)](problem, tile)
+
+
+def _attention_calls(plan: Callable[..., KernelCall]) -> Iterator[KernelCall]:
+    for depth, dtype, format in itertools.product(ATTENTION_DEPTHS, DTYPES, ATTENTION_FORMATS):
+        problem = Problem(
+            "attention",
+            (_ROWS, _ROWS),
+            _ROWS * 512,
+            n=depth,
+            batch=8,
+            dtype=dtype,
+            format=format,
+            platform="cuda",
+        )
+        shapes = attention_cuda.AttentionShapes(heads=8, key_heads=8, value_depth=depth)
+        yield plan(problem, choose_schedule(problem), shapes)

@@ -1,17 +1,20 @@
 """The attention kernels compile for every architecture, in registers; launches are as planned."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cuda_sources import require_nvrtc, resources
 
-from sgap_jax import CVS, Problem, ScheduleError
+from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
 from sgap_jax.runtime.attention_cuda import (
     AttentionShapes,
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
+from sgap_jax.runtime.default_calls import OF_ATTENTION, default_calls
+from sgap_jax.runtime.precompiled import ARCHITECTURES
 from sgap_jax.schedules.attention_tile import AttentionTile, default_tile
 
 PROBLEM = Problem("attention", (1000, 900), 20_000, n=64, batch=4, platform="cuda")
@@ -63,6 +66,22 @@ def test_octets_compile_without_spills_or_local_memory(arch):
         assert call.kernel == "AttentionOctetKernel"
         _, stack, spills = resources(call.source, arch)
         assert (stack, spills) == (0, 0), f"{tile} for {problem}"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_the_defaults_of_a_wheel_stay_in_registers(name, arch):
+    require_nvrtc()
+    sources = list(default_calls(name))
+    assert len(sources) == 18
+    with ThreadPoolExecutor(2) as pool:  # the compiler runs without the interpreter's lock
+        found = pool.map(lambda source: resources(source, arch), sources)
+        assert all((stack, spills) == (0, 0) for _, stack, spills in found)
+    long = dict(shape=(8192, 8192), nnz=8192 * 800, dtype="bfloat16", format="CVS(8)", batch=8)
+    problem = dataclasses.replace(PROBLEM, **long)
+    shapes = AttentionShapes(heads=8, key_heads=8, value_depth=64)
+    call = forward_plan(problem, choose_schedule(problem), shapes, 0.125)
+    assert call.source in default_calls("attention")
 
 
 def test_launches():
