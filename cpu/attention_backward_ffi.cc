@@ -1,0 +1,157 @@
+// FFI target sgap_attention_backward_cvs_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "attention_operands.h"
+#include "ffi_arguments.h"
+#include "handlers.h"
+#include "isa.h"
+#include "parallel.h"
+#include "workspace.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kSumBytes = 256 << 10;
+
+// What a call owns until its last task is done.
+struct BackwardCall {
+  AttentionBackwardArgs args;
+  std::vector<int64_t> pieces;
+  Workspace memory;
+};
+
+// Block rows in `pieces` of about as many vectors.
+std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t pieces) {
+  std::vector<int64_t> begin(pieces + 1, blocks);
+  begin[0] = 0;
+  for (int64_t i = 1; i < pieces; ++i) {
+    const int64_t work = (int64_t(offsets[blocks]) + blocks) * i / pieces;
+    int64_t low = begin[i - 1], high = blocks;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      (offsets[middle] + middle < work) ? low = middle + 1 : high = middle;
+    }
+    begin[i] = low;
+  }
+  return begin;
+}
+
+ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer delta,
+                            ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer lse,
+                            ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                            ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                            ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
+                            int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
+                            int64_t pieces, bool pack) {
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length};
+  const ffi::DataType type = q.element_type(), wide = WideType(type);
+  std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
+  const int64_t batch = error.empty() ? dq->dimensions()[0] : 0;
+  if (error.empty()) error = Check(in, batch);
+  if (error.empty() && (pieces < 1 || pieces > INT32_MAX)) error = "pieces: expected at least 1";
+  if (!error.empty()) return Failed("attention_backward: " + error);
+  auto call = std::make_shared<BackwardCall>();
+  AttentionBackwardArgs& args = call->args;
+  args = {};
+  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal);
+  const auto expect = [&](const char* name, ffi::AnyBuffer buffer, ffi::DataType of,
+                          std::initializer_list<int64_t> shape) {
+    if (error.empty()) error = Mismatch(name, buffer, of, shape);
+  };
+  expect("dq", *dq, type, {batch, args.rows, args.heads, args.depth});
+  expect("dk", *dk, type, {batch, args.keys, args.key_heads, args.depth});
+  expect("dv", *dv, type, {batch, args.keys, args.key_heads, args.value_depth});
+  expect("dout", dout, type, {kAnySize, args.rows, args.heads, args.value_depth});
+  expect("delta", delta, wide, {kAnySize, args.rows, args.heads});
+  expect("lse", lse, wide, {kAnySize, args.rows, args.heads});
+  if (error.empty()) error = BadBatch("dout", dout, batch);
+  if (error.empty()) error = BadBatch("delta", delta, batch);
+  if (error.empty()) error = BadBatch("lse", lse, batch);
+  const int64_t stored = args.vectors * args.length;
+  if (error.empty() && wrt_bias &&
+      (dbias->element_type() != wide ||
+       int64_t(dbias->element_count()) != batch * args.heads * stored)) {
+    error = "dbias: expected accumulators [batch, heads, vectors, V], got " +
+            ShapeString(dbias->dimensions());
+  }
+  if (error.empty() && !pack) error = CannotRead(args);
+  if (!error.empty()) return Failed("attention_backward: " + error);
+  args.dout = dout.untyped_data();
+  args.delta = delta.untyped_data();
+  args.lse = lse.untyped_data();
+  args.dout_stride = BatchStride(dout);
+  args.delta_stride = BatchStride(delta);
+  args.lse_stride = BatchStride(lse);
+  args.dq = dq->untyped_data();
+  args.dk = dk->untyped_data();
+  args.dv = dv->untyped_data();
+  if (batch == 0) return Finished();
+  const int64_t blocks = offsets.dimensions()[0] - 1;
+  const size_t element = AccumulatorBytes(args.dtype);
+  if (wrt_bias) {
+    args.dbias = dbias->untyped_data();
+    const size_t used = size_t(blocks > 0 ? args.offsets[blocks] : 0) * args.length;
+    for (int64_t i = 0; i < batch * args.heads && used < size_t(stored); ++i) {
+      char* own = static_cast<char*>(args.dbias) + size_t(i) * stored * element;
+      std::fill_n(own + used * element, (stored - used) * element, 0);
+    }
+  }
+  const bool whole = element == ffi::ByteWidth(type) && CannotRead(args).empty();
+  const int64_t sum_row = args.padded_depth + args.padded_value_depth;
+  const size_t pack_bytes = pack ? PackedBytes(in, args) : 0;
+  args.pieces = pieces;
+  const bool summed = pieces > 1 || !whole;
+  const size_t sum_bytes =
+      summed ? size_t(batch * args.key_heads * pieces * args.keys * sum_row) * element : 0;
+  call->memory = AcquireWorkspace(std::max<size_t>(pack_bytes + sum_bytes, 64));
+  if (!call->memory) return Failed("attention_backward: no memory for sums");
+  char* memory = static_cast<char*>(call->memory.get());
+  PlaceKeys(in, pack ? memory : nullptr, &args);
+  args.sums = summed ? memory + pack_bytes : nullptr;
+  args.chunk_keys =
+      std::max<int64_t>(1, kSumBytes / std::max<int64_t>(1, pieces * sum_row * int64_t(element)));
+  args.chunks = (args.keys + args.chunk_keys - 1) / args.chunk_keys;
+  call->pieces = CutPieces(args.offsets, blocks, pieces);
+  args.piece_begin = call->pieces.data();
+  const int64_t walks = batch * args.key_heads;
+  return ParallelPhases(
+      pool,
+      {args.pack_k_tasks + args.pack_v_tasks, walks * pieces, summed ? walks * args.chunks : 0},
+      3 * MultiplyAdds(args),
+      [call, kernel = Kernels().attention_backward](int64_t task) { kernel(call->args, task); });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardCvs, BackwardHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
+                                  .Arg<ffi::AnyBuffer>()  // delta [batch or 1, L, H]
+                                  .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+                                  .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+                                  .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+                                  .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+                                  .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+                                  .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
+                                  .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
+                                  .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
+                                  .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
+                                  .Attr<int64_t>("vector_length")
+                                  .Attr<double>("scale")
+                                  .Attr<bool>("is_causal")
+                                  .Attr<bool>("wrt_bias")
+                                  .Attr<int64_t>("pieces")
+                                  .Attr<bool>("pack"));
+
+}  // namespace sgap
