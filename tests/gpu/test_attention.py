@@ -1,0 +1,54 @@
+"""Fused attention on the device, forward and backward, against its steps on the CPU in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, cast, rounded
+from gpu_session import on_gpu, some
+from tolerance import DTYPES
+from vector_cases import encoded, vectors
+
+from sgap_jax import AttentionTile, Unfused, sparse_attention
+
+# Of the greatest number of a result: rounding of operands' products, and of probabilities.
+ROUGH = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 3e-2, "float16": 4e-3}
+TILES = (None, AttentionTile(8), AttentionTile(32), AttentionTile(16, 8))
+OCTETS = (AttentionTile(16, octet=True), AttentionTile(8, 4, octet=True))
+
+
+def check(name, length, dtype, tile, widths, **given):
+    arrays, case, _ = encoded(BATTERY[name], length)
+    A, rng, (D, Dv) = vectors(arrays, case, "float32"), np.random.default_rng(5), widths
+    sizes = ((2, case.shape[0], 4, D), (2, case.shape[1], 2, D), (2, case.shape[1], 2, Dv))
+    x = [rounded(rng.standard_normal(size), dtype) for size in sizes]
+    cotangent = rounded(rng.standard_normal((*sizes[0][:3], Dv)), dtype)
+
+    def results(dtype, schedule):
+        operands = [cast(a, dtype) for a in x]
+        of = lambda *x: sparse_attention(*x, A, schedule=schedule, **given)
+        out, pullback = jax.vjp(of, *operands)
+        return [np.asarray(a).astype(np.float64) for a in (out, *pullback(cast(cotangent, dtype)))]
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = results("float64", Unfused())
+    for a, b in zip(results(dtype, on_gpu(tile)), expected, strict=True):
+        bound = ROUGH[dtype] * max(1.0, np.abs(b).max(initial=0))
+        np.testing.assert_allclose(a, b, rtol=ROUGH[dtype], atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention(dtype):
+    for i, name in enumerate(some(BATTERY)):
+        length, tile = (1, 2, 4, 8, 32)[i % 5], TILES[i % 4]
+        widths = ((16, 8), (7, 33), (64, 64))[i % 3]
+        check(name, length, dtype, tile, widths, is_causal=bool(i % 2))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_attention_octets(dtype):
+    for i, name in enumerate(some(BATTERY)):
+        widths = ((64, 64), (40, 72), (7, 5))[i % 3]
+        lengths = jnp.asarray([20, 3], jnp.int32) if i % 2 else None
+        given = dict(key_value_seq_lengths=lengths, is_causal=i % 3 == 0)
+        check(name, (8, 16, 32)[i % 3], dtype, OCTETS[i % 2], widths, **given)
