@@ -243,7 +243,8 @@ class SparseArray:
         return convert.todense(self)
 
     def to_scipy(self) -> Any:
-        """A SciPy csr_array, csc_array or coo_array without padding. ValueError if traced.
+        """A SciPy csr_array, csc_array or coo_array, or a bsr_array for vectors and blocks that
+        divide the shape; without padding. ValueError if traced.
 
         bfloat16 and float16, which SciPy does not know, become float32.
         """

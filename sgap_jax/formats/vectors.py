@@ -103,7 +103,7 @@ def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: st
     if ratio > limit:
         raise ValueError(
             f"{what}: {format} stores {ratio:.4g} numbers for each entry, expected at most "
-            f"max_fill_in = {limit:.4g}; cluster_rows looks for an order of the rows with less, "
+            f"max_fill_in = {limit:g}; cluster_rows looks for an order of the rows with less, "
             "and smaller vectors or blocks fill in less"
         )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
 from sgap_jax.primitives._define import (
@@ -63,8 +64,8 @@ def sparse_attention(
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
       k: [B, S, Hk, D]; each of its heads serves H / Hk consecutive heads of q.
       v: [B, S, Hk, Dv].
-      pattern: sparse [L, S] in CSR or CVS(V), whose values are not read; or one for each of the H
-        heads. In CVS(V) all V rows of a vector see its key.
+      pattern: sparse [L, S] in CSR, CVS(V) or, without a bias, BCSR(r, c), whose values are not
+        read; or one for each of the H heads. In CVS(V) all V rows of a vector see its key.
       scale: scalar factor of the scores, 1 / sqrt(D) if None.
       bias: a number for each stored entry, added to the scores: the shape of `pattern.values`, or
         [H, ...] or [B, H, ...] of it, where either may be 1. -infinity masks an entry. With a
@@ -92,13 +93,16 @@ def sparse_attention(
     op = "sparse_attention"
     check_schedule(op, schedule)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
-    for one in heads:
+    for i, one in enumerate(heads):
         check_sparse(op, "pattern", one)
+        blocks = one.format.modes[0] == 0 and len(one.format.block_shape) == 2
+        if blocks and bias is None:
+            one = heads[i] = split_blocks(one)
         if one.format != CSR and one.format != CVS(one.format.vector_length or 1):
-            blocks = one.format.modes[0] == 0 and len(one.format.block_shape) == 2
             nearest = CVS(one.format.block_shape[0]) if blocks else CSR
             raise NotImplementedError(
-                f"{op}: pattern: no kernel for {one.format}; pattern.asformat({nearest}) has one"
+                f"{op}: pattern: no kernel for {one.format}{' with a bias' if blocks else ''}; "
+                f"pattern.asformat({nearest}) has one"
             )
     q, k, v, batched = check_heads(op, q, k, v, heads)
     if scale is None:

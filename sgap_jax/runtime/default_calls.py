@@ -6,10 +6,11 @@ float32, bfloat16 and float16, with and without a permutation where the operatio
 column vectors of the usual lengths the tiles that it picks. Many problems share a kernel. float64
 and schedules that a caller names are compiled where they run.
 
-For column vectors of 2, 4, 8 and 16 the kernels of one column and of many, a multiple of what one
-load brings: spmm, its transpose (of whole vectors) and sddmm; and the softmax. Attention over
-entries and vectors of 8 and 16, for heads of 64 and 128 features, each with keys of its own, and
-rows enough to fill a device. The others are too many.
+For column vectors of 2, 4, 8 and 16 the kernels of one column, of block rows of some 32 vectors or
+more, and of 64 columns and more, a multiple of what one load brings: spmm, its transpose (of whole
+vectors) and sddmm; and the softmax. Attention over entries and vectors of 8 and 16, for heads of 64
+and 128 features, each with keys of its own, and rows enough to fill a device. The others are too
+many.
 
 Imports no JAX: the build runs it before the package can be imported.
 """

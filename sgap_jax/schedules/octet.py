@@ -60,7 +60,7 @@ class OctetTile(Schedule):
         ):
             value = getattr(self, name)
             if type(value) is not int or value not in allowed:
-                words = str(allowed) if isinstance(allowed, tuple) else _in_words(allowed)
+                words = f"one of {allowed}" if isinstance(allowed, tuple) else _in_words(allowed)
                 raise ScheduleError(f"OctetTile: {name} must be {words}, got {value!r}")
         for name in ("swizzle", "tf32"):
             value = getattr(self, name)

@@ -72,5 +72,5 @@ def _parse_call(text: str) -> Schedule:
         pass  # no such class, field or constant: the same message
     raise ScheduleError(
         f"{text!r} is not a schedule; expected a point such as {{<1/8 row, 4 col>, 8}}, "
-        "CpuTile(...), OctetTile(...) or Reference()"
+        f"or one of {', '.join(_CALLS)} with named fields, such as CpuTile(columns=64)"
     )

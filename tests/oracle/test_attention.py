@@ -10,7 +10,17 @@ from conftest import row_schedule
 from tolerance import DTYPES, accumulator_roundoff, assert_within, unit_roundoff
 from vector_cases import encoded, vectors
 
-from sgap_jax import CSR, CVS, CpuTile, Reference, SparseArray, Unfused, reference, sparse_attention
+from sgap_jax import (
+    BCSR,
+    CSR,
+    CVS,
+    CpuTile,
+    Reference,
+    SparseArray,
+    Unfused,
+    reference,
+    sparse_attention,
+)
 
 # Chunks of 32 numbers split the rows of small problems.
 SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
@@ -256,3 +266,19 @@ def test_a_handler_refuses_what_does_not_fit(change, words):
     shapes = [jax.ShapeDtypeStruct(sizes[name], jnp.float32) for name in results]
     with pytest.raises(Exception, match=f"attention.*{words}"):
         jax.ffi.ffi_call(target, shapes)(*map(array, names), **given)
+
+
+@pytest.mark.parametrize("shape", [(16, 12), (19, 13)])
+def test_patterns_of_blocks(shape):
+    mask = np.random.default_rng(2).random(shape) < 0.1
+    A = SparseArray.from_dense(mask.astype(np.float32), format=BCSR(4, 3))
+    q, k, v = (cast(x, "float32") for x in operands(shape, 2, 1, (8, 5), "float32"))
+    rows, columns = (np.asarray(x) for x in A.coordinates())
+    seen = np.zeros(shape, bool)
+    seen[rows[rows < shape[0]], columns[rows < shape[0]]] = True
+    expected = sparse_attention(q, k, v, SparseArray.from_dense(seen.astype(np.float32)))
+    np.testing.assert_allclose(sparse_attention(q, k, v, A), expected, atol=1e-5)
+    by_head = sparse_attention(q, k, v, [A, A.asformat(CVS(4))])
+    np.testing.assert_allclose(by_head, expected, atol=1e-5)
+    with pytest.raises(NotImplementedError, match=r"with a bias; pattern.asformat\(CVS\(4\)\)"):
+        sparse_attention(q, k, v, A, bias=A.values)
