@@ -65,7 +65,7 @@ def from_function(
 
     Args:
       f: from rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what
-        broadcasts to that; as `mask_mod` of FlexAttention, on arrays.
+        broadcasts to that; as what `mask_mod` of FlexAttention says of (q_idx, kv_idx), on arrays.
       L: queries.
       S: keys, L if None.
       format: CSR or CVS(V).

@@ -31,7 +31,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
     check_square("add_self_loops", A)
-    A = A if A.format.vector_length is None else vectors.expand(A)
+    A = vectors.expand(A) if A.format.block_shape else A
     # The values may be traced, so they are not given to what must see the coordinates.
     places = replace(A, values=np.zeros(A.nnz, np.float32))
     rows, columns = interop.to_numpy(places, "add_self_loops")[1]

@@ -180,7 +180,7 @@ def joint_batch(*sizes: int) -> int:
 
 def as_cotangent(x: Any, operand: Any) -> Any:
     """x for `operand`: summed where that was broadcast over the batch, and sharded as that is."""
-    if operand.shape[0] == 1 and x.shape[0] != 1:
+    if operand.shape and operand.shape[0] == 1 and x.shape[0] != 1:
         x = x.sum(0, keepdims=True)
     mesh = operand.sharding.mesh
     explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types

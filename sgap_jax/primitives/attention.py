@@ -32,6 +32,8 @@ from sgap_jax.primitives.attention_unfused import absent, no_array
 from sgap_jax.schedules import CpuTile, Problem, Schedule, Unfused
 from sgap_jax.schedules.cpu_attention import AttentionPlan, attention_plan
 
+_MOST_WIDE = 4096  # cpu/attention.h: kMostDepth
+
 
 def sparse_attention(
     q: Any,
@@ -213,7 +215,13 @@ def _plan(
     )
     tile = resolve(schedule, problem, CpuTile)
     key_heads = joint_batch(k.shape[0], v.shape[0]) * k.shape[2]
-    return tile, attention_plan(problem, key_heads, (q.shape[3], v.shape[3]))
+    widths = (q.shape[3], v.shape[3])
+    if max(widths) > _MOST_WIDE:
+        raise NotImplementedError(
+            f"sparse_attention: the CPU's kernels take heads of up to {_MOST_WIDE} features, got "
+            f"{max(widths)}; schedule=Unfused() takes all"
+        )
+    return tile, attention_plan(problem, key_heads, batch * k.shape[2], widths)
 
 
 def _cpu(ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any) -> Any:

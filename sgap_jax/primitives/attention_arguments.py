@@ -93,4 +93,5 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
             f"{op}: key_value_seq_lengths must be integers of shape [{batch}], got "
             f"{list(lengths.shape)} of {lengths.dtype}"
         )
-    return lengths.reshape(-1, 1).astype(jnp.int32)
+    # Fewer than none are none, also where kernels count without a sign.
+    return jnp.maximum(lengths.reshape(-1, 1).astype(jnp.int32), 0)

@@ -1,5 +1,6 @@
 """The lowerings of attention and its gradients to launches of CUDA kernels."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,9 +98,7 @@ def _problem(
 def _tile(
     schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
 ) -> AttentionTile | None:
-    tile = resolve(schedule, problem, AttentionTile, Unfused)
-    if not isinstance(tile, AttentionTile):
-        return None
-    # The selector does not see the width of v.
-    fits = schedule is not None or shapes.value_depth <= tile.most_features
-    return tile if fits else None
+    # Lanes for the wider of k and v.
+    widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth))
+    tile = resolve(schedule, widest, AttentionTile, Unfused)
+    return tile if isinstance(tile, AttentionTile) else None

@@ -68,7 +68,7 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
         Without "->" the output has the indices that occur once, in alphabetical order.
-      operands: arrays, exactly one of them a SparseArray of any format.
+      operands: numeric arrays, exactly one of them a SparseArray of any format.
       schedule: how spmm or sddmm runs; other expressions take None or `Reference()`.
 
     Returns:

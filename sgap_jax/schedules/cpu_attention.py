@@ -21,8 +21,11 @@ class AttentionPlan:
     pieces: int
 
 
-def attention_plan(problem: Problem, key_heads: int, widths: tuple[int, int]) -> AttentionPlan:
-    """For `problem.batch` heads of all sequences, with `key_heads` heads of keys for them.
+def attention_plan(
+    problem: Problem, key_heads: int, sum_heads: int, widths: tuple[int, int]
+) -> AttentionPlan:
+    """For `problem.batch` heads of all sequences, with `key_heads` heads of keys for them, and
+    `sum_heads` of their gradients: as many, unless sequences share the keys.
 
     The kernels read whole vectors of the accumulator, so what is narrower or ends within a vector
     is copied; and rows of one head lie apart by the width of all heads, which crowds them into few
@@ -34,9 +37,7 @@ def attention_plan(problem: Problem, key_heads: int, widths: tuple[int, int]) ->
     uses = problem.nnz // length * problem.batch // max(keys * key_heads, 1)
     ragged = any(width % lanes for width in widths) or problem.dtype.endswith("16")
     packed = ragged or uses >= _PACKED_USES
-    copy = (
-        8 * width * keys * key_heads if problem.dtype == "float64" else 4 * width * keys * key_heads
-    )
-    room = (_MOST - copy * packed) // max(copy, 1)
-    pieces = min(-(-_TASKS // max(key_heads, 1)), room, problem.shape[0] // length)
+    rows = (8 if problem.dtype == "float64" else 4) * width * keys  # bytes, of one head
+    room = (_MOST - rows * key_heads * packed) // max(rows * sum_heads, 1)
+    pieces = min(-(-_TASKS // max(sum_heads, 1)), room, problem.shape[0] // length)
     return AttentionPlan(packed, max(pieces, 1))

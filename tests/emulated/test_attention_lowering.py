@@ -123,6 +123,13 @@ def test_named_tiles_and_what_they_do_not_take():
         sparse_attention(q, k, v, pattern(8), schedule=Emulated(run, CpuTile()))
 
 
+def test_lanes_are_those_of_the_wider_of_keys_and_values():
+    run = Counted()
+    v = normal(B, K, 2, 200)
+    close(attention(1, Emulated(run))(Q, KEYS, v), attention(1, Unfused())(Q, KEYS, v))
+    assert run.kernels == ["AttentionKernel"]
+
+
 def test_heads_too_wide_for_the_kernels_are_unfused():
     run = Counted()
     v = normal(B, K, 2, 700)

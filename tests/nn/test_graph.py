@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
-from sgap_jax import COO, CSC, CSR, CVS, SparseArray, nn
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, nn
 
 N, IN, OUT = 11, 6, 5
 
@@ -35,7 +35,7 @@ def close(a, b):
 # ---- adjacency matrices -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [CSR, CSC, COO, CVS(2)])
+@pytest.mark.parametrize("format", [CSR, CSC, COO, CVS(2), BCSR(3, 2)])
 @pytest.mark.parametrize("self_loops", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_normalized_adjacency(format, self_loops, symmetric):

@@ -15,12 +15,14 @@ from sgap_jax import (
     CSR,
     CVS,
     CpuTile,
+    Problem,
     Reference,
     SparseArray,
     Unfused,
     reference,
     sparse_attention,
 )
+from sgap_jax.schedules.cpu_attention import attention_plan
 
 # Chunks of 32 numbers split the rows of small problems.
 SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
@@ -282,3 +284,28 @@ def test_patterns_of_blocks(shape):
     np.testing.assert_allclose(by_head, expected, atol=1e-5)
     with pytest.raises(NotImplementedError, match=r"with a bias; pattern.asformat\(CVS\(4\)\)"):
         sparse_attention(q, k, v, A, bias=A.values)
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_lengths_below_zero_are_none(schedule):
+    A = SparseArray.from_dense(np.ones((3, 4), np.float32))
+    q, k, v = (cast(x, "float32") for x in operands(A.shape, 1, 1, (8, 5), "float32"))
+    lengths = jnp.asarray([-3, 0], jnp.int32)
+    out = sparse_attention(q, k, v, A, key_value_seq_lengths=lengths, schedule=schedule)
+    np.testing.assert_array_equal(out, 0)
+
+
+def test_heads_too_wide_for_the_kernels_say_so():
+    A = SparseArray.from_dense(np.ones((2, 2), np.float32))
+    x = jnp.ones((1, 2, 1, 5000), jnp.float32)
+    with pytest.raises(NotImplementedError, match="up to 4096 features, got 5000; .*Unfused"):
+        sparse_attention(x, x, x, A)
+    np.testing.assert_allclose(sparse_attention(x, x, x, A, schedule=Unfused()), 1, rtol=1e-6)
+
+
+def test_the_sums_of_gradients_of_shared_keys_stay_within_bounds():
+    problem = Problem("attention", (512, 512), 512 * 64, n=64, batch=64, platform="cpu")
+    assert attention_plan(problem, 1, 64, (64, 64)).pieces == 1
+    assert attention_plan(problem, 64, 64, (64, 64)).pieces == 1
+    few = Problem("attention", (512, 512), 512 * 64, n=64, batch=2, platform="cpu")
+    assert attention_plan(few, 2, 2, (64, 64)).pieces == 8

@@ -230,3 +230,10 @@ def test_errors_of_operands_and_schedules():
         einsum("ij,jk->ik", A, jnp.ones((5, 2)), schedule="fast")
     with pytest.raises(NotImplementedError, match="no kernel that obeys CpuTile"):
         einsum("ij,ir,jr->r", A, jnp.ones((6, 2)), jnp.ones((5, 2)), schedule=CpuTile())
+
+
+@pytest.mark.parametrize("subscripts", ["ij,->", "ij,->ij", "ij,->i"])
+def test_the_gradient_of_a_scalar_factor(subscripts):
+    given, whole, _ = operands("ij,->ij")
+    total = lambda s: jnp.sum(getattr(out := einsum(subscripts, given[0], s), "values", out))
+    np.testing.assert_allclose(jax.grad(total)(given[1]), whole[0].sum(), rtol=1e-12)
