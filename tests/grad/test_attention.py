@@ -40,11 +40,11 @@ def close(actual, expected, tolerance):
 
 
 GRADIENTS = [
-    *((length, "float32", None) for length in (None, 2, 4, 8, 16, 20)),
-    *((8, dtype, None) for dtype in ("float64", "bfloat16", "float16")),
+    *((length, "float32", None) for length in (None, 4, 8, 20)),
+    *((8, dtype, None) for dtype in ("bfloat16", "float16")),
     (16, "float64", None),
-    *((8, "float32", schedule) for schedule in SCHEDULES[1:]),
-    (None, "bfloat16", Unfused()),
+    (2, "float32", SCHEDULES[1]),
+    *((8, "float32", schedule) for schedule in SCHEDULES[2:]),
 ]
 
 

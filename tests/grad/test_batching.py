@@ -19,18 +19,18 @@ def batched(x, axis):
     return jnp.stack([x * (1 + 0.1 * i) + 0.01 * i for i in range(SIZE)], axis=axis)
 
 
-@pytest.fixture(params=CASES)
+# The rules do not look at the schedule.
+@pytest.fixture(params=[case for case in CASES if "-" not in case])
 def op(request):
     return function_of(request.param)
 
 
 def subsets(operands):
     count = len(operands)
+    # Of many operands each alone and all of them: the rules do not know of more.
+    sizes = range(1, count + 1) if count <= 2 else (1, count)
     for mapped in itertools.product([None, 0], repeat=count):
-        # Of many operands each alone and all of them: the rules do not know of more.
-        if sum(a is not None for a in mapped) in (
-            range(1, count + 1) if count <= 4 else (1, count)
-        ):
+        if sum(a is not None for a in mapped) in sizes:
             yield mapped
     yield tuple(x.ndim for x in operands)  # all, along the last axis
 

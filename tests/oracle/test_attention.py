@@ -74,8 +74,16 @@ def is_right(A, case, dtype, *, heads=2, key_heads=1, widths=(8, 5), schedule=No
             np.testing.assert_allclose(*finite, atol=slack, rtol=1e-6)
 
 
-@pytest.mark.parametrize("length", [None, 1, 2, 3, 4, 8, 16, 20, 32])
-@pytest.mark.parametrize("name", BATTERY)
+LENGTHS = (1, 2, 3, 4, 16, 20, 32)
+# Every matrix in entries and in vectors of 8, and of two other lengths in turn.
+MATRICES = [
+    (name, length)
+    for i, name in enumerate(BATTERY)
+    for length in (None, 8, LENGTHS[2 * i % 7], LENGTHS[(2 * i + 1) % 7])
+]
+
+
+@pytest.mark.parametrize(("name", "length"), MATRICES)
 def test_battery(name, length):
     if length is None:
         case = BATTERY[name]
