@@ -219,7 +219,7 @@ def test_a_run_of_empty_rows_is_skipped_in_steps_that_double():
         ("spmm.cuh", "if (!began_before)", "if (true)", REPRESENTATIVES[4]),
         ("spmm.cuh", "p + kLoad <= last", "true", REPRESENTATIVES[4]),
         ("spmm.cuh", "group.AddNext(head, sums)", "", REPRESENTATIVES[4]),
-        ("row_search.cuh", "high - low > 1", "high - low > 2", REPRESENTATIVES[3]),
+        ("row_search.cuh", "low = middle;", "low = middle + 1;", REPRESENTATIVES[3]),
     ],
 )
 def test_planted_bugs_are_caught(header, right, wrong, point, planted):
