@@ -41,7 +41,7 @@ def check_ffi_version(built: tuple[int, int], installed: tuple[int, int]) -> Non
 
 def _load() -> Any:
     try:
-        from sgap_jax import _native
+        from sgap_jax import _native  # type: ignore[attr-defined]  # built, not written
     except ImportError as error:
         if "SGAP_CPU_ISA" in str(error):
             raise
