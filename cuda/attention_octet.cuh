@@ -64,6 +64,22 @@ struct OctetColumns {
   }
 };
 
+// Of the rows that `columns` name, 8 numbers from `first` on of each kSpan: 16 bytes a lane.
+template <bool kVector, int kSpan, class T, int kRows, int kSteps>
+__device__ inline void LoadRows(const T* rows, Size stride, const Index (&columns)[kRows],
+                                unsigned depth, unsigned first,
+                                Pack<unsigned, 4> (&words)[kRows][kSteps]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const T* row = rows + Size(unsigned(columns[i])) * stride;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const unsigned at = s * kSpan + first;
+      words[i][s] = LoadWords<kVector, 4>(row + at, columns[i] >= 0 && at < depth ? depth - at : 0);
+    }
+  }
+}
+
 // Rows of k (or v) as the A operand of S^T: features 8t to 8t + 7 of each 32 of two vectors' rows.
 template <class T, int kSteps, bool kVector>
 struct KeyFragments {
@@ -71,16 +87,7 @@ struct KeyFragments {
 
   __device__ void Load(const T* rows, Size stride, const Index (&columns)[2], unsigned depth,
                        unsigned t) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const T* row = rows + Size(unsigned(columns[i])) * stride;
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const unsigned at = s * 32 + t * 8;
-        words[i][s] =
-            LoadWords<kVector, 4>(row + at, columns[i] >= 0 && at < depth ? depth - at : 0);
-      }
-    }
+    LoadRows<kVector, 32>(rows, stride, columns, depth, 8 * t, words);
   }
   // sums += these times the rows of q in `query`
   __device__ void Multiply(const Pack<unsigned, 4> (&query)[kSteps], float (&sums)[4]) const {
@@ -104,16 +111,7 @@ struct ValueFragments {
 
   __device__ void Load(const T* rows, Size stride, const Index (&columns)[4], unsigned depth,
                        unsigned g) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const T* row = rows + Size(unsigned(columns[i])) * stride;
-#pragma unroll
-      for (int s = 0; s < kPanels; ++s) {
-        const unsigned at = s * 64 + g * 8;
-        words[i][s] =
-            LoadWords<kVector, 4>(row + at, columns[i] >= 0 && at < depth ? depth - at : 0);
-      }
-    }
+    LoadRows<kVector, 64>(rows, stride, columns, depth, 8 * g, words);
   }
   // sums[4 * panel + pair] += columns 2 * pair and 2 * pair + 1 of the lane times p
   __device__ void Multiply(const unsigned (&p)[2], float (&sums)[4 * kPanels][4]) const {
@@ -282,7 +280,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 #pragma unroll
           for (int j = 0; j < 8; ++j) chunk[j] = state.numbers[8 * s + j] * inverse;
           if (column < value_depth) {
-            Store<kVector>(out + at * value_depth + column, unsigned(value_depth) - column, chunk);
+            StoreWords<kVector>(out + at * value_depth + column, unsigned(value_depth) - column,
+                                chunk);
           }
         }
         if (g == 0) lse[at] = total == 0 ? Least<float>() : state.peak() + Log(total);

@@ -106,24 +106,41 @@ __device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned le
   return words;
 }
 
-// 16 bytes of a row, rounded once; with kVector aligned, otherwise the first `left` numbers. Of
-// what C++ can say the compiler makes several stores where the address is not as plain as it likes.
+// Sums rounded once and stored together: 4, 8 or 16 bytes, aligned as a Pack of them. Of what C++
+// can say the compiler makes several stores where the address is not as plain as it likes.
+template <class T, int kCount>
+__device__ inline void StoreTogether(T* numbers, const float (&sums)[kCount]) {
+  enum { kInWord = 4 / sizeof(T), kWords = kCount / kInWord };
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4, "4, 8 or 16 bytes");
+  unsigned words[kWords] = {};
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    T narrow;
+    Narrow(sums[j], narrow);
+    words[j / kInWord] |= Bits(narrow) << (32 / kInWord * (j % kInWord));
+  }
+  if constexpr (kWords == 4) {
+    asm volatile(
+        "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
+        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(numbers),
+        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+        : "memory");
+  } else if constexpr (kWords == 2) {
+    asm volatile(
+        "{ .reg .u64 at; cvta.to.global.u64 at, %0; st.global.v2.b32 [at], {%1, %2}; }" ::"l"(
+            numbers),
+        "r"(words[0]), "r"(words[1])
+        : "memory");
+  } else {
+    *reinterpret_cast<unsigned*>(numbers) = words[0];
+  }
+}
+
+// The numbers of a lane in a row: with kVector all of them, otherwise the first `left`.
 template <bool kVector, class T, int kCount>
 __device__ inline void StoreWords(T* row, unsigned left, const float (&sums)[kCount]) {
   if constexpr (kVector) {
-    constexpr int kInWord = 4 / sizeof(T);
-    unsigned words[4] = {};
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      T narrow;
-      Narrow(sums[j], narrow);
-      words[j / kInWord] |= Bits(narrow) << (32 / kInWord * (j % kInWord));
-    }
-    asm volatile(
-        "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
-        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
-        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-        : "memory");
+    StoreTogether(row, sums);
   } else {
     Store<false>(row, left, sums);
   }

@@ -25,7 +25,6 @@
 #include "mma.cuh"
 #include "mma_m8n8k4.cuh"
 #include "sddmm.cuh"
-#include "store_halves.cuh"
 
 namespace sgap {
 
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(32, 8)
       for (int v = 0; v < kVectorLength; ++v) {
         vector[v] = v < rows ? found[v] : 0.0f;  // not times zero: Y may have NaN
       }
-      if (place < vectors) StoreHalves(out + (window + place) * kVectorLength, vector);
+      if (place < vectors) StoreTogether(out + (window + place) * kVectorLength, vector);
     }
   }
 }

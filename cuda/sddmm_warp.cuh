@@ -13,8 +13,8 @@
 // Rows from m on, and entries from the last offset on, get zero. The same bits at each call.
 #pragma once
 
+#include "mma.cuh"
 #include "sddmm.cuh"
-#include "store_halves.cuh"
 #include "wmma.cuh"
 
 namespace sgap {
@@ -77,7 +77,7 @@ struct SddmmWarpTile {
       // Not times zero: there may be NaN in Y.
       vector[v] = v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f;
     }
-    StoreHalves(values, vector);
+    StoreTogether(values, vector);
   }
 };
 

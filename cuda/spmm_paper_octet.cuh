@@ -18,7 +18,6 @@
 
 #include "mma.cuh"
 #include "mma_m8n8k4.cuh"
-#include "store_halves.cuh"
 
 namespace sgap {
 
@@ -86,7 +85,7 @@ struct PaperOctetLane {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const unsigned row = (odd ? 4 : 0) + (t & 2) + i;
-      if (row < rows && left > 0) StoreColumns<kVector>(c + row * n, left, out[i]);
+      if (row < rows && left > 0) StoreWords<kVector>(c + row * n, left, out[i]);
     }
   }
 };

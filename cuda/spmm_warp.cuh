@@ -13,7 +13,7 @@
 // from the last offset on are padding. The same bits at each call.
 #pragma once
 
-#include "store_halves.cuh"
+#include "mma.cuh"
 #include "wmma.cuh"
 
 namespace sgap {
@@ -80,7 +80,7 @@ struct SpmmWarpTile {
       float own[kChunk];
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) own[j] = sums[row * kSumPitch + start + j];
-      StoreColumns<kVector>(c + row * n + start, columns - start, own);
+      StoreWords<kVector>(c + row * n + start, columns - start, own);
     }
   }
 };

@@ -86,8 +86,13 @@ SDDMM_BUGS = [
     ),
     ("sddmm_paper_octet.cuh", "second ? own[i] : own[i + 2], 2", "own[i], 2", REG),
     ("sddmm_paper_octet.cuh", "vector[v] = v < rows ?", "vector[v] = true ?", REG),
-    ("store_halves.cuh", "(16 * (j % 2))", "(16 - 16 * (j % 2))", REG),
-    ("sddmm_paper_octet.cuh", "if (place < vectors) StoreHalves", "StoreHalves", REG),
+    (
+        "mma.cuh",
+        "(32 / kInWord * (j % kInWord));\n  }\n  if",
+        "(16 - 16 * (j % 2));\n  }\n  if",
+        REG,
+    ),
+    ("sddmm_paper_octet.cuh", "if (place < vectors) StoreTogether", "StoreTogether", REG),
     ("mma_m8n8k4.cuh", "m8n8k4.row.col", "m8n8k4.row.row", REG),
 ]
 

@@ -1,0 +1,130 @@
+"""Concrete index notation: which loops, in which order (Kjolstad et al., CGO 2019, section 3), and
+the relations between its variables (Senanayake et al., OOPSLA 2020, section 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.compiler.expr import Access, IndexVar
+
+# Race strategies (Senanayake et al., section 5.3): what makes the parallel loop safe.
+NO_RACES = "NoRaces"  # every store is owned by one iteration
+IGNORE_RACES = "IgnoreRaces"  # claimed by the user
+ATOMICS = "Atomics"  # the reduction's store is atomic
+TEMPORARY = "Temporary"  # each iteration has its own sum; the sums are added afterwards
+PARALLEL_REDUCTION = "ParallelReduction"  # lanes add up together
+RACES = (NO_RACES, IGNORE_RACES, ATOMICS, TEMPORARY, PARALLEL_REDUCTION)
+
+# Strategies of a group (Sgap, section 5.2).
+SEGMENT = "Segment"
+GROUP_STRATEGIES = (PARALLEL_REDUCTION, SEGMENT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """target = product of factors, or target op= it. A temporary is an Access without indices, or
+    with those of its dimensions."""
+
+    target: Access
+    factors: tuple[Access, ...]
+    op: str | None = None  # None is =, else one of expr.REDUCTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Forall:
+    var: IndexVar
+    body: Body
+    unit: str | None = None  # one of loopir.UNITS
+    race: str | None = None  # with a unit: one of RACES
+    unroll: bool = False
+    group: tuple[int, str] | None = None  # (size, one of GROUP_STRATEGIES), on a GPUThread loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """The producer fills a temporary, the consumer reads it."""
+
+    consumer: Body
+    producer: Body
+
+
+Body = Assignment | Forall | Where
+
+
+# Relations. Each derives variables from others; together they are the provenance graph.
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """parent = outer * size + inner, 0 <= inner < size."""
+
+    parent: IndexVar
+    outer: IndexVar
+    inner: IndexVar
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Divide:
+    """parent = outer * ceil(extent / parts) + inner, 0 <= outer < parts."""
+
+    parent: IndexVar
+    outer: IndexVar
+    inner: IndexVar
+    parts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fuse:
+    """fused runs over the pairs (outer, inner): outer = fused / extent(inner), inner = fused % it;
+    over stored pairs only where `inner` (or what it stands for) is a sparse level."""
+
+    outer: IndexVar
+    inner: IndexVar
+    fused: IndexVar
+
+
+@dataclasses.dataclass(frozen=True)
+class Pos:
+    """position runs over the stored positions that `coordinate` (an index of the access, or a
+    fusion of its leading ones) has in it: coordinate = crd[position]."""
+
+    coordinate: IndexVar
+    position: IndexVar
+    access: Access
+
+
+@dataclasses.dataclass(frozen=True)
+class Coord:
+    """The way back: coordinate = crd[position]; the loop runs over the coordinates."""
+
+    position: IndexVar
+    coordinate: IndexVar
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """bounded = parent, whose extent is exactly `size`, said at compile time."""
+
+    parent: IndexVar
+    bounded: IndexVar
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Precompute:
+    """The producer of a workspace uses `fresh` where the consumer uses `var`."""
+
+    var: IndexVar
+    fresh: IndexVar
+
+
+Relation = Split | Divide | Fuse | Pos | Coord | Bound | Precompute
+
+
+@dataclasses.dataclass(frozen=True)
+class SuchThat:
+    """A whole statement: the loops, and how their variables derive from those of the expression."""
+
+    body: Body
+    relations: tuple[Relation, ...] = ()

@@ -1,0 +1,210 @@
+"""The loop IR: what a scheduled expression becomes before it is printed as C, CUDA or LLVM.
+
+Scalars are of two kinds. Integers (coordinates, positions) are as wide as `Function.index` says.
+Numbers are of `Function.accumulator`: a load from a narrower array widens, a store rounds once.
+Arrays are flat; an array of a narrow dtype is never read back after a rounded store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+# Units of parallel loops. A loop of a unit starts at zero, and its extent is a constant.
+CPU_THREAD = "CPUThread"  # iterations in any order, on any thread
+CPU_VECTOR = "CPUVector"  # SIMD lanes
+GPU_BLOCK = "GPUBlock"
+GPU_WARP = "GPUWarp"  # of a block, at most one such loop
+GPU_THREAD = "GPUThread"  # of a warp (at most 32) where there is a loop of warps, else of a block
+UNITS = (CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_WARP, GPU_THREAD)
+
+
+# Expressions: immutable trees.
+
+
+@dataclasses.dataclass(frozen=True)
+class Int:
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Float:
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Var:
+    """A loop variable or what a Let names."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    array: str
+    index: Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary:
+    """`op` is one of + - * // % min max (both sides of one kind), < <= > >= == != (a truth value),
+    and, or (of truth values; the right side is evaluated only where it decides)."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Select:
+    """Only the chosen side is evaluated: a load on the other side does not happen."""
+
+    condition: Expr
+    true: Expr
+    false: Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """The largest p in [low, high) with array[p] <= target; the array does not decrease, and
+    array[low] <= target. Of equal elements the last (rows without entries are passed over)."""
+
+    array: str
+    low: Expr
+    high: Expr
+    target: Expr
+
+
+Expr = Int | Float | Var | Load | Binary | Select | Search
+
+
+# Statements.
+
+
+@dataclasses.dataclass(frozen=True)
+class Let:
+    """A new scalar of the kind of `value`. Only a mutable one may be `Set`. Names are unique in a
+    Function, but for those in clones of one loop body."""
+
+    name: str
+    value: Expr
+    mutable: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    name: str
+    value: Expr
+
+
+@dataclasses.dataclass(frozen=True)
+class Workspace:
+    """A new array of `size` numbers, private to an iteration of the innermost loop around it that
+    has a unit other than CPUVector; every element starts as `fill`."""
+
+    name: str
+    size: int
+    fill: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class For:
+    """for (var = begin; var < end; var += step). `unit`: of UNITS, "unroll" or None (serial)."""
+
+    var: str
+    begin: Expr
+    end: Expr
+    body: tuple[Stmt, ...]
+    step: int = 1
+    unit: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    condition: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class If:
+    condition: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """array[index] = value, or array[index] op= value where `op` (+, max, min) is given.
+
+    `atomic`: another thread may do the same to the same element. `array`: an output or a workspace.
+    """
+
+    array: str
+    index: Expr
+    value: Expr
+    op: str | None = None
+    atomic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupReduce:
+    """Each `size` consecutive threads: array[index] = array[index] op all their values, once.
+
+    All threads of the group reach it, in one control flow, with one index. size is a power of two,
+    at most 32. `atomic`: other groups may meet the same element. atomicAddGroup<T, G> of Sgap,
+    section 5.
+    """
+
+    array: str
+    index: Expr
+    value: Expr
+    size: int
+    op: str = "+"
+    atomic: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class SegReduce:
+    """Each `size` consecutive threads: values of neighbours with one index are put together, and
+    the first of each run does array[index] = array[index] op (sum), atomically.
+    segReduceGroup<T, G> of Sgap, section 5.
+
+    All threads of the group reach it; a negative index takes no part. Indices that take part do not
+    decrease from thread to thread.
+    """
+
+    array: str
+    index: Expr
+    value: Expr
+    size: int
+    op: str = "+"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comment:
+    text: str
+
+
+Stmt = Let | Set | Workspace | For | While | If | Store | GroupReduce | SegReduce | Comment
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """`dtype`: a NumPy name or "bfloat16"; index arrays are int32. `fill`, of outputs: what every
+    element holds before the function starts; None where the function stores each element first."""
+
+    name: str
+    dtype: str
+    size: int
+    fill: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """`inputs` are only read; `outputs` are disjoint from them and from each other."""
+
+    name: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    body: tuple[Stmt, ...]
+    accumulator: str = "float32"  # or float64
+    index: str = "int32"  # or int64: where a size or a product of sizes does not fit
