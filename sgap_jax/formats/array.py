@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import checks, construct, convert, interop
-from sgap_jax.formats.levels import COO, CSC, CSR, Format
+from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
 
 Dtype = DTypeLike | None
 
@@ -36,6 +36,7 @@ class SparseArray:
         BCSR(r, c)
                 ((), (row_offsets [ceil(m / r) + 1], block columns [blocks])), values [blocks, r, c]
         COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
+        CSF(n)  ((bounds [2], indices [nodes]), (offsets [nodes + 1], indices [nodes']), ...)
 
     `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
     once: entry p in that order is entry permutation[p] here. With it `.T` and gradients never sort.
@@ -190,7 +191,8 @@ class SparseArray:
         return convert.row_lengths(self)
 
     def _offsets(self, format: Format, name: str) -> Any:
-        if self.ndim != 2 or self.format.is_coordinate or self.format.modes != format.modes:
+        stored = self.ndim == 2 and self.format.levels[0] == Dense()
+        if not stored or self.format.modes != format.modes:
             raise AttributeError(
                 f"SparseArray.{name} is not stored by {self.format}; "
                 f"use A.asformat({format}).{name}"
@@ -224,14 +226,14 @@ class SparseArray:
         return replace(self, values=self.values.astype(dtype))
 
     def asformat(self, format: Format, *, max_fill_in: float | None = None) -> SparseArray:
-        """The same matrix in another format; to CSR, CSC and COO also on traced arrays, and without
+        """The same tensor in another format; to CSR, CSC and COO also on traced arrays, and without
         a sort.
 
-        Between CSR and COO the values are shared; to the other orientation they are permuted. From
-        CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from BCSR(r, c) to
-        CVS(r) every column of a block a vector. To vectors and blocks, which takes a concrete
-        structure, they form where any of their places has an entry; the zeros that fill them up
-        are entries from then on.
+        Between CSR, COO and CSF(2) the values are shared; to the other orientation they are
+        permuted. From CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from
+        BCSR(r, c) to CVS(r) every column of a block a vector. To vectors and blocks they form where
+        any of their places has an entry; the zeros that fill them up are entries from then on.
+        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes.
 
         `max_fill_in`: how many numbers may be stored for each entry, at least 1; where
         `fill_in(A, format)` is more, ValueError before the values are allocated. None: no limit.
@@ -263,7 +265,8 @@ class SparseArray:
 
         Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
         fails (ValueError or JaxRuntimeError) before anything reads out of bounds; the transpose is
-        derived anew from what was checked. NotImplementedError for traced COO and other platforms.
+        derived anew from what was checked. NotImplementedError for traced COO and CSF and for other
+        platforms.
         """
         return convert.checked(self)
 

@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 
 from sgap_jax.formats import checks, structure, vectors
-from sgap_jax.formats.levels import Format, require_stored
+from sgap_jax.formats.levels import CSR, Dense, Format, require_stored
 
 DUPLICATES = ("sum", "error")
 
@@ -175,6 +175,8 @@ def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) ->
     if format.is_coordinate:
         bounds = np.array([0, levels[0].shape[0]], np.int32)
         index_arrays: tuple[Any, ...] = ((bounds, levels[0]), *((index,) for index in levels[1:]))
+    elif format.is_fiber_tree:
+        index_arrays = _fiber_tree(levels, sizes, format)
     else:
         index_arrays = ((), (offsets, levels[1]))
     transposed = None
@@ -183,6 +185,27 @@ def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) ->
     # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
     fields = {"index_arrays": index_arrays, "transposed": transposed}
     return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
+
+
+def _fiber_tree(
+    levels: list[np.ndarray], sizes: list[int], format: Format
+) -> tuple[tuple[np.ndarray, ...], ...]:
+    """The index arrays of sorted, unique level coordinates: see formats/fibers.py."""
+    index_arrays: list[tuple[np.ndarray, ...]] = []
+    starts = np.zeros(levels[0].shape[0], bool)  # whether an entry opens a node
+    starts[:1] = True
+    parent, parents = np.zeros(levels[0].shape[0], np.int32), 1
+    for coordinates, size, level in zip(levels, sizes, format.levels, strict=True):
+        starts[1:] |= coordinates[1:] != coordinates[:-1]
+        if isinstance(level, Dense):
+            index_arrays.append(())
+            parent, parents = coordinates, size
+            continue
+        first = np.flatnonzero(starts)
+        offsets = count_offsets(parent[first], parents)
+        index_arrays.append((offsets, coordinates[first]))
+        parent, parents = np.cumsum(starts, dtype=np.int32) - 1, first.shape[0]
+    return tuple(index_arrays)
 
 
 def _saturated(indices: jax.Array) -> jax.Array:
@@ -197,7 +220,7 @@ def from_arrays(
     """See `SparseArray.from_arrays`."""
     what = "SparseArray.from_arrays"
     shape = checks.check_shape(shape, what)
-    if require_stored(format, len(shape), what).is_coordinate:
+    if require_stored(format, len(shape), what).levels[:2] != CSR.levels or len(shape) != 2:
         raise ValueError(
             f"{what}: format: expected CSR, CSC, CVS(V) or BCSR(r, c), got {format}; "
             "use from_coordinates"

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import checks, construct, structure, vectors
-from sgap_jax.formats.levels import Format, require_stored
+from sgap_jax.formats import checks, construct, fibers, structure, vectors
+from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -26,9 +26,11 @@ def require_matrix(A: SparseArray, what: str) -> None:
 
 def compressed(A: SparseArray) -> tuple[Any, Any]:
     """Of a matrix: offsets over the outer dimension, and the inner indices."""
-    if not A.format.is_coordinate:
+    if A.format.levels[:2] == CSR.levels:
         offsets, inner = A.index_arrays[1]
         return offsets, inner
+    if A.format.is_fiber_tree:
+        return fibers.outer_offsets(A), A.index_arrays[1][1]
     (bounds, outer), (inner,) = A.index_arrays
     size = A.shape[A.format.modes[0]]
     return structure.offsets_of_indices(outer, size, bounds[1]), inner
@@ -39,11 +41,10 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     if A.format.is_coordinate:
         used = A.index_arrays[0][0][1]
         levels = [level[-1] for level in A.index_arrays]
+    elif A.format.block_shape:
+        return _block_coordinates(A)
     else:
-        if A.format.block_shape:
-            return _block_coordinates(A)
-        offsets, inner = A.index_arrays[1]
-        used, levels = offsets[-1], [structure.segment_of_entry(offsets, A.nnz), inner]
+        used, levels = fibers.entries(A)
     real = structure.positions(A.nnz) < used
     by_mode = (levels[A.format.modes.index(mode)] for mode in range(A.ndim))
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
@@ -80,8 +81,7 @@ def row_lengths(A: SparseArray) -> jax.Array:
 
 
 def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
-    """CSR, CSC or COO of a matrix, through the cached transpose; vectors and blocks from concrete
-    entries."""
+    """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
     what = "SparseArray.asformat"
     format = require_stored(format, A.ndim, what)
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
@@ -90,12 +90,8 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     if A.format.block_shape:
         split = vectors.split_blocks(A)
         return split if split.format == format else asformat(vectors.expand(split), format, limit)
-    if format.block_shape:
-        return _as_blocks(A, format, limit)
-    if A.ndim != 2:
-        raise NotImplementedError(
-            f"SparseArray.asformat: tensors are not reordered; the nearest is {A.format}"
-        )
+    if A.ndim != 2 or not (format in (CSR, CSC) or format.is_coordinate):
+        return _assembled(A, format, limit)
     (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
     assert transposed is not None
     if format.modes != A.format.modes:
@@ -112,17 +108,17 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     )
 
 
-def _as_blocks(A: SparseArray, format: Format, max_fill_in: float | None) -> SparseArray:
+def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> SparseArray:
     what = "SparseArray.asformat"
     if checks.is_traced(*jax.tree.leaves(A.index_arrays)):
         raise ValueError(
             f"{what}: {format} of a traced structure: how much it stores is a static size; "
             "convert outside jit and use with_values inside"
         )
-    A = asformat(A, vectors.entries_format(format))
-    used = int(A.index_arrays[1][0][-1])
+    found = [np.asarray(index) for index in A.coordinates()]
+    used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(
-        [np.asarray(index)[:used] for index in A.coordinates()],
+        [index[:used] for index in found],
         A.values[:used],
         A.shape,
         format,
@@ -141,7 +137,7 @@ def checked(A: SparseArray) -> SparseArray:
         _check_concrete(A)
         return A
     what = "SparseArray.checked"
-    if A.format.is_coordinate:
+    if A.format.levels[:2] != CSR.levels or A.ndim != 2:
         raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
@@ -183,6 +179,11 @@ def _check_concrete(A: SparseArray) -> None:
         if A.ndim != 2:
             return
         offsets, indices = construct.count_offsets(levels[0][:used], sizes[0]), levels[1]
+    elif A.format.is_fiber_tree and A.format not in (CSR, CSC):
+        fibers.check(A, what)
+        if A.ndim != 2:
+            return
+        offsets, indices = (np.asarray(x) for x in compressed(A))
     else:
         offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
         indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct, vectors
-from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
+from sgap_jax.formats import checks, construct, fibers, vectors
+from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -171,9 +171,7 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
         used = int(A.index_arrays[0][0][1])
         levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
     else:
-        offsets, inner = (np.asarray(x) for x in A.index_arrays[1])
-        used = int(offsets[-1])
-        levels = [construct.expand_offsets(offsets), inner[:used]]
+        used, levels = fibers.numpy_entries(A)
     coordinates = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
     return np.asarray(A.values)[:used], coordinates
 
@@ -240,7 +238,7 @@ def to_bcoo(A: SparseArray) -> Any:
     from jax.experimental.sparse import BCOO
 
     indices = jnp.stack(A.coordinates(), axis=1)
-    natural = A.format in (CSR, COO) or (A.format.is_coordinate and A.format.order is None)
+    natural = A.format.order is None and not A.format.block_shape
     return BCOO(
         (A.values.reshape(-1), indices), shape=A.shape, indices_sorted=natural, unique_indices=True
     )

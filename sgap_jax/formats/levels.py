@@ -121,6 +121,13 @@ class Format:
         """True for COO of any order of tensor and any mode order."""
         return self.levels == _coordinate_levels(len(self.levels))
 
+    @property
+    def is_fiber_tree(self) -> bool:
+        """True for CSF, DCSR, CSR, CSC: a first level and compressed levels under it."""
+        first, *rest = self.levels
+        compressed = rest == [Compressed()] * len(rest)
+        return compressed and (first == Compressed() or (first == Dense() and bool(rest)))
+
     def __str__(self) -> str:
         if self in _NAMES:
             return _NAMES[self]
@@ -130,8 +137,9 @@ class Format:
             name = "CVS" if len(self.block_shape) == 1 else "BCSR"
             suffix = "" if self.order is None else ".transposed"
             return f"{name}({', '.join(map(str, self.block_shape))}){suffix}"
-        if self == CSF(len(self.levels)):
-            return f"CSF({len(self.levels)})"
+        if self.levels == CSF(len(self.levels)).levels:
+            suffix = "" if self.order is None else f", order={self.order}"
+            return f"CSF({len(self.levels)}{suffix})"
         order = "" if self.order is None else f", order={self.order}"
         return f"Format(({', '.join(map(str, self.levels))}){order})"
 
@@ -152,9 +160,10 @@ def _coordinate_levels(ndim: int) -> tuple[Level, ...]:
     return (Compressed(unique=False),) + (Singleton(),) * (ndim - 1)
 
 
-def CSF(ndim: int) -> Format:
-    """Compressed sparse fibers: every mode compressed (Smith and Karypis, 2015)."""
-    return Format((Compressed(),) * _positive("CSF", "ndim", ndim))
+def CSF(ndim: int, *, order: tuple[int, ...] | None = None) -> Format:
+    """Compressed sparse fibers: every mode compressed, in the given order (Smith and Karypis, IA3
+    2015). CSF(2) is DCSR, for a matrix most of whose rows are empty."""
+    return Format((Compressed(),) * _positive("CSF", "ndim", ndim), order)
 
 
 def BCSR(rows: int, columns: int) -> Format:
@@ -193,7 +202,7 @@ def require_stored(format: Format, ndim: int, what: str) -> Format:
         raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")
     if format == COO and ndim >= 1:
         return Format(_coordinate_levels(ndim))
-    if not (format in (CSR, CSC) or format.is_coordinate or _is_blocked(format)):
+    if not (format.is_fiber_tree or format.is_coordinate or _is_blocked(format)):
         raise NotImplementedError(
             f"{what}: format: {format} can be described but not stored yet; "
             f"the nearest is {'CSR' if ndim == 2 else 'COO'}"

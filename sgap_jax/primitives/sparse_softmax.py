@@ -85,9 +85,7 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
     values = bind(sparse_softmax_p, by_rows.values[None], by_rows.row_offsets, **params)[0]
     if by_rows.format == A.format:
         return values
-    vectors = A.format.vector_length is not None
-    entries = by_rows.with_values(values)
-    entries = entries.asformat(entries_format(A.format) if vectors else A.format)
+    entries = by_rows.with_values(values).asformat(entries_format(A.format))
     return as_stored(A, entries.values)
 
 

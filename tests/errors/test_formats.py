@@ -205,8 +205,6 @@ def test_tensors_have_no_matrix_views():
         assert not hasattr(T, name)
     with pytest.raises(ValueError, match="CSR"):
         T.asformat(CSR)
-    with pytest.raises(NotImplementedError, match="COO"):
-        T.asformat(Format((Compressed(unique=False), Singleton, Singleton), (2, 0, 1)))
 
 
 def damage(A, leaf, position, value):

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, fill_in, read, write
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, fill_in, read, write
 
-STORED = [CSR, CSC, COO, COO.transposed]
+STORED = [CSR, CSC, COO, COO.transposed, CSF(2)]
 DTYPES = [np.float32, np.float64, np.complex64, np.int32]
 # The first call on a shape compiles, so there is no deadline.
 law = settings(
@@ -216,11 +216,15 @@ def test_files_keep_every_bit(tmp_path, data, suffix, format, draw):
 
 
 @law
-@given(entries(ndim=3, dtypes=[np.float32, np.int32]), st.sampled_from([".npz", ".tns"]))
-def test_tensor_files(tmp_path, data, suffix):
-    A = SparseArray.from_coordinates(*data, format=COO)
+@given(
+    entries(ndim=3, dtypes=[np.float32, np.int32]),
+    st.sampled_from([".npz", ".tns"]),
+    st.sampled_from([COO, CSF(3)]),
+)
+def test_tensor_files(tmp_path, data, suffix, format):
+    A = SparseArray.from_coordinates(*data, format=format)
     write(tmp_path / f"a{suffix}", A)
-    identical(read(tmp_path / f"a{suffix}", dtype=A.dtype).checked(), A)
+    identical(read(tmp_path / f"a{suffix}", format=format, dtype=A.dtype).checked(), A)
 
 
 @law

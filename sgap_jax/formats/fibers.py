@@ -1,0 +1,95 @@
+"""Trees of fibers: every level but the first is compressed, as in CSF (Smith and Karypis, IA3 2015)
+and DCSR, which is CSF of a matrix.
+
+A level has one node for each distinct prefix of coordinates; its offsets delimit, for each node of
+the level above, a segment of its own nodes. The nodes of the last level are the entries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks, construct, structure
+from sgap_jax.formats.levels import Compressed
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+def used_nodes(A: SparseArray) -> list[Any]:
+    """Of each level, how many of its nodes are not padding."""
+    used: list[Any] = []
+    above: Any = 1
+    for level, mode in zip(A.index_arrays, A.format.modes, strict=True):
+        above = level[0][above] if level else A.shape[mode]
+        used.append(above)
+    return used
+
+
+def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
+    """How many entries are not padding, and the coordinate of each entry on each level."""
+    node, coordinates = structure.positions(A.nnz), []
+    for level in reversed(A.index_arrays):
+        if not level:
+            coordinates.append(node)
+            break
+        offsets, indices = level
+        coordinates.append(indices[node])
+        node = structure.segment_of_entry(offsets, indices.shape[0])[node]
+    return used_nodes(A)[-1], coordinates[::-1]
+
+
+def numpy_entries(A: SparseArray) -> tuple[int, list[np.ndarray]]:
+    """As `entries`, without those that are padding."""
+    used, found = 1, []  # of the levels so far, the coordinates on the path to each node
+    for level, mode in zip(A.index_arrays, A.format.modes, strict=True):
+        if not level:
+            used = A.shape[mode]
+            found = [np.arange(used, dtype=np.int32)]
+            continue
+        offsets, indices = (np.asarray(x) for x in level)
+        parent = construct.expand_offsets(offsets[: used + 1])
+        used = int(offsets[used])
+        found = [*(x[parent] for x in found), indices[:used]]
+    return used, found
+
+
+def outer_offsets(A: SparseArray) -> jax.Array:
+    """Of a matrix with a compressed first level: offsets over all of the outer dimension."""
+    (bounds, outer), (offsets, _) = A.index_arrays
+    size = A.shape[A.format.modes[0]]
+    lengths = jnp.diff(offsets)
+    row = jnp.where(structure.positions(outer.shape[0]) < bounds[1], outer, size)
+    counts = jnp.zeros(size + 1, jnp.int32).at[row + 1].add(lengths, mode="drop")
+    return jnp.cumsum(counts, dtype=jnp.int32)
+
+
+def check(A: SparseArray, what: str) -> None:
+    """ValueError for corrupt arrays, which must be concrete."""
+    capacity, used = 1, 1
+    for i, (level, mode) in enumerate(zip(A.index_arrays, A.format.modes, strict=True)):
+        size = A.shape[mode]
+        if not level:
+            capacity = used = size
+            continue
+        names = (f"offsets of level {i}", f"indices of level {i}")
+        offsets = checks.check_indices(level[0], names[0], 1, what)
+        indices = checks.check_indices(level[1], names[1], 1, what)
+        if offsets.shape[0] != capacity + 1:
+            got = list(offsets.shape)
+            raise ValueError(f"{what}: {names[0]}: expected shape [{capacity + 1}], got {got}")
+        offsets = offsets[: used + 1]  # those of padding say nothing
+        checks.check_compressed(offsets, indices, (used, size), names, what)
+        childless = np.flatnonzero(offsets[1:] == offsets[:-1])
+        if i and A.format.levels[i - 1] == Compressed() and childless.size:
+            node = childless[0]
+            raise ValueError(
+                f"{what}: {names[0]}[{node + 1}]: expected more than {offsets[node]} (no node is "
+                f"without an entry), got {offsets[node + 1]}"
+            )
+        capacity, used = indices.shape[0], int(offsets[-1])
+    checks.check_values(A.values, capacity, what)
