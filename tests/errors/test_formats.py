@@ -9,7 +9,7 @@ import scipy.sparse
 from battery import BATTERY, array
 from jax.experimental import sparse as jsparse
 
-from sgap_jax import COO, CSC, CSF, CSR, Compressed, Dense, Format, Singleton, SparseArray
+from sgap_jax import COO, CSC, CSF, CSR, Compressed, Dense, Format, SparseArray
 
 VALUES = np.arange(1.0, 5)
 OFFSETS = np.array([0, 2, 2, 4])
