@@ -9,8 +9,8 @@ from __future__ import annotations
 from sgap_jax.compiler import cin, loopir
 from sgap_jax.compiler.cin import Forall, SuchThat
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.nest import find, level_indices, paths
-from sgap_jax.compiler.provenance import Provenance, block_sides
+from sgap_jax.compiler.nest import find, level_indices, paths, perfect
+from sgap_jax.compiler.provenance import Provenance, block_sides, segment_loops
 from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -22,8 +22,14 @@ _COLLECTIVE = (loopir.CPU_VECTOR, loopir.GPU_WARP, loopir.GPU_THREAD)
 def check_statement(expression: Assign, statement: SuchThat) -> None:
     """The rules that no transformation may break."""
     graph = Provenance(expression.indices, statement.relations)
-    for around, _ in paths(statement.body):
+    for around, leaf in paths(statement.body):
         check_levels(expression, graph, around)
+        busy = [x for x in segment_loops(expression, graph, perfect(around), leaf) if x.unit]
+        if busy:
+            raise ScheduleError(
+                f"{leaf.target} is the sum of a run of positions, one after the other: the loop of "
+                f"{busy[0].var} cannot run on {busy[0].unit}"
+            )
         check_units(around)
         for loop in around:
             check_race(expression, graph, loop)
@@ -44,6 +50,12 @@ def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ..
         if isinstance(level, Dense) or not of_level[depth]:
             continue
         walked = [v for v in of_level[depth] if graph.position(v)]
+        if walked and not all(of_level[:depth]):
+            missing = indices[[bool(v) for v in of_level[:depth]].index(False)]
+            raise ScheduleError(
+                f"the loop of {walked[0]} runs over positions of level {depth + 1} of {access}, "
+                f"but no loop around it says of which {missing}"
+            )
         # Tiles of coordinates only filter; what walks the stored ones is the innermost loop.
         first = min(walked or of_level[depth][-1:], key=place.__getitem__)
         tiles = [v for v in of_level[depth] if walked and v not in walked]
@@ -153,6 +165,8 @@ def check_pos(expression: Assign, graph: Provenance, var: IndexVar, access: Acce
         raise ScheduleError(f"{access} is not an argument of the expression; there are {there}")
     if graph.position(var):
         raise ScheduleError(f"{var} is in position space already")
+    if graph.fuses_positions(var):
+        raise ScheduleError(f"{var} is a fusion of positions; fuse coordinates, then pos once")
     roots = graph.roots(var)
     if absent := [root for root in roots if root not in access.indices]:
         raise ScheduleError(f"{absent[0]}, from which {var} derives, is no index of {access}")

@@ -110,6 +110,7 @@ coo = assign("ij,j->i", {"A": COO})
 csc = assign("ij,j->i", {"A": CSC})
 bcsr = assign("ij,j->i", {"A": BCSR(2, 4)})
 longest = assign("ikl,lj,kj->ij", {"A": CSF(3)}, reduction="max")
+mttkrp = assign("ikl,lj,kj->ij", {"A": CSF(3)})
 dense_top = assign("ikl,l->ik", {"A": Format((Dense, Dense, Compressed))})
 
 ILLEGAL = {
@@ -166,6 +167,25 @@ ILLEGAL = {
     "tile of coordinates": (
         lambda: Schedule(coo).split("i", "a", "b", 4).pos("a", "p", "A"),
         "outer part of a split",
+    ),
+    "positions of nowhere": (
+        lambda: (
+            Schedule(mttkrp)
+            .reorder("i", "j", "k", "l")
+            .precompute("A C", "l", "lw", "w")
+            .pos("l", "lp", "A")
+        ),
+        "no loop around it says of which k",
+    ),
+    "positions fused": (
+        lambda: (
+            Schedule(mttkrp)
+            .reorder("i", "k", "l", "j")
+            .pos("k", "kp", "A")
+            .fuse("kp", "l", "f")
+            .pos("f", "p", "A")
+        ),
+        "f is a fusion of positions",
     ),
     "pos twice": (lambda: positions().pos("p", "q", "A"), "p is in position space already"),
     "pos of a block": (lambda: Schedule(bcsr).pos("j", "jp", "A"), "stores blocks of 4 along j"),
@@ -275,6 +295,10 @@ ILLEGAL = {
         lambda: Schedule(longest).reorder("i", "k", "l", "j").precompute("A B", "j", "jw", "w"),
         "max over l does not distribute over the product with C(k,j)",
     ),
+    "max of gaps": (
+        lambda: Schedule(longest).reorder("i", "k", "l", "j").precompute("A", "l", "lw", "w"),
+        "elements for entries that A(i,k,l) does not store",
+    ),
     "nothing to promote": (
         lambda: Schedule(SPMM).reorder("i", "j", "k").scalar_promote("k"),
         "nothing is reduced",
@@ -282,6 +306,14 @@ ILLEGAL = {
     "promote elements": (
         lambda: Schedule(SPMM).reorder("i", "j", "k").scalar_promote("j"),
         "the loop of k goes through different elements of C(i,k)",
+    ),
+    "sum in a sum": (
+        lambda: tiled().scalar_promote("p0").scalar_promote("p1"),
+        "tp0y is already the sum of a run of positions",
+    ),
+    "parallel sum": (
+        lambda: tiled().scalar_promote("p1").parallelize("p1", VECTOR, IGNORE),
+        "the loop of p1 cannot run on CPUVector",
     ),
     "bound nest": (
         lambda: vectors().bind("i1", "octet_mma").split("jn", "a", "b", 2),
