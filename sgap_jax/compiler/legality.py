@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sgap_jax.compiler import cin, loopir
 from sgap_jax.compiler.cin import Forall, SuchThat
+from sgap_jax.compiler.collectives import check_segments
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.nest import find, level_indices, paths, perfect
 from sgap_jax.compiler.provenance import Provenance, block_sides, segment_loops
@@ -31,8 +32,10 @@ def check_statement(expression: Assign, statement: SuchThat) -> None:
                 f"{busy[0].var} cannot run on {busy[0].unit}"
             )
         check_units(around)
-        for loop in around:
+        for n, loop in enumerate(around):
             check_race(expression, graph, loop)
+            if loop.group is not None and loop.group[1] == cin.SEGMENT:
+                check_segments(expression, graph, loop, around[n + 1 :])
 
 
 def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ...]) -> None:
@@ -237,51 +240,6 @@ def check_parallel(
             f"iterations on {unit} cannot add up together; give {cin.ATOMICS} or {cin.TEMPORARY}"
         )
     check_constant(expression, graph, var, unit)
-
-
-def check_group(
-    expression: Assign, graph: Provenance, loop: Forall, size: int, strategy: str
-) -> None:
-    """Sgap, sections 3.3 and 5.2."""
-    if strategy not in cin.GROUP_STRATEGIES:
-        known = ", ".join(cin.GROUP_STRATEGIES)
-        raise ScheduleError(f"no strategy {strategy!r}; there are {known}")
-    if loop.unit != loopir.GPU_THREAD:
-        raise ScheduleError(
-            f"the lanes of a group are threads: parallelize {loop.var} over {loopir.GPU_THREAD} "
-            "first"
-        )
-    if type(size) is not int or size not in (1, 2, 4, 8, 16, 32):
-        raise ScheduleError(f"a group has 1, 2, 4, 8, 16 or 32 lanes of a warp, got {size!r}")
-    extent = graph.constant(loop.var)
-    if extent is None or extent % size:
-        raise ScheduleError(
-            f"{size} does not divide the extent of {loop.var}, "
-            f"{'which is not a constant' if extent is None else extent}"
-        )
-    roots = graph.roots(loop.var)
-    if not any(root in expression.reduced for root in roots):
-        raise ScheduleError(f"nothing is reduced over {loop.var}: its lanes have nothing to add up")
-    moved = [index for index in expression.output.indices if index in roots]
-    if strategy == cin.PARALLEL_REDUCTION:
-        if moved:
-            raise ScheduleError(
-                f"{cin.PARALLEL_REDUCTION} adds up one element of {expression.output}, but the "
-                f"lanes of {loop.var} have different {moved[0]}; give {cin.SEGMENT}"
-            )
-        return
-    pos = graph.position(loop.var)
-    levels = (
-        ()
-        if pos is None or pos.access.format is None
-        else level_indices(pos.access.format, pos.access.indices)
-    )
-    if pos is None or tuple(moved) != levels[: len(moved)]:
-        raise ScheduleError(
-            f"{cin.SEGMENT} needs elements of {expression.output} that do not decrease from lane "
-            f"to lane: {loop.var} must be in position space, over leading levels by which the "
-            "output is ordered"
-        )
 
 
 def check_coord(graph: Provenance, var: IndexVar) -> None:

@@ -280,6 +280,16 @@ ILLEGAL = {
         ),
         "do not decrease from lane to lane",
     ),
+    "runs of its own": (
+        lambda: (
+            positions()
+            .split("p", "lane", "nnz", 4)
+            .bound("lane", "t", 32)
+            .parallelize("t", THREAD, ATOMIC)
+            .group("t", 8, cin.SEGMENT)
+        ),
+        "put the loop of nnz around that of t",
+    ),
     # precompute, scalar_promote
     "not a factor": (
         lambda: spmv().precompute("A z", (), (), "t"),
