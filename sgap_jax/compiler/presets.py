@@ -23,7 +23,7 @@ _WARP = 32
 
 
 def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Schedule:
-    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k).
+    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
 
         {<g nnz, c col>, 1}    Listing 3: each thread walks g nonzeros
         {<g nnz, c col>, r}    Listing 6 (there g = 1): r threads reduce by segments, g times

@@ -18,7 +18,7 @@ Vars = Var | tuple[Var, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(schedules.Schedule):
-    """The loops of an expression, transformed one call at a time; each call gives a new schedule.
+    """The loops of an expression, transformed one call at a time; each gives a new schedule::
 
         i, j, f, fpos, block, fpos1 = index_vars("i j f fpos block fpos1")
         s = Schedule(assign("ij,j->i", {"A": CSR}))

@@ -408,10 +408,16 @@ def test_provenance_is_drawn():
         ]
         + ["fuse", "pos A(i,j)", "split 64", "split 8", "split 32", "bound 4"]
     )
-    boxes = [
-        {n: int(box.get(n)) for n in ("x", "y", "width")} for box in picture.iter(f"{space}rect")
-    ]
-    for n, one in enumerate(boxes):
-        for other in boxes[:n]:
-            assert one["y"] != other["y"] or abs(one["x"] - other["x"]) >= one["width"]
-    assert all(0 <= b["x"] <= int(picture.get("width")) - b["width"] for b in boxes)
+
+
+def test_boxes_do_not_overlap():
+    for schedule in chains.rows().values():
+        picture = xml.fromstring(schedule.provenance().svg())
+        boxes = [
+            {n: int(box.get(n)) for n in ("x", "y", "width")}
+            for box in picture.iter("{http://www.w3.org/2000/svg}rect")
+        ]
+        for n, one in enumerate(boxes):
+            for other in boxes[:n]:
+                assert one["y"] != other["y"] or abs(one["x"] - other["x"]) >= one["width"]
+        assert all(0 <= b["x"] <= int(picture.get("width")) - b["width"] for b in boxes)
