@@ -111,6 +111,8 @@ class Meaning:
                 return self.extent(outer) * self.extent(inner)
             case cin.Pos(coordinate):
                 return len(self.prefixes[self.deepest(coordinate)])
+            case cin.Coord(position):
+                return self.extent(self.graph.position(position).coordinate)
             case cin.Bound(parent, _, size):
                 assert self.extent(parent) == size
                 return size
@@ -122,7 +124,7 @@ class Meaning:
 
     def recover(self, env):
         """Every variable from those of the loops; None where a guard fails."""
-        at, said = dict(env), []
+        at, said, tiled = dict(env), [], []
         for relation in reversed(self.schedule.statement.relations):
             made = children(relation)
             if not all(var in at for var in made):
@@ -143,11 +145,22 @@ class Meaning:
                     roots = dict(zip(self.levels, entry, strict=False))
                     said += roots.items()
                     found = [self.forward(relation.coordinate, roots)]
+                case cin.Coord():
+                    tiled.append(relation.position)
+                    var = self.graph.position(relation.position).coordinate
+                    if at.setdefault(var, below[0]) != below[0]:
+                        return None
+                    continue
                 case _:
                     found = below
             for var, value in zip(parents(relation), found, strict=True):
                 if at.setdefault(var, value) != value:
                     return None
+        for position in tiled:  # of the tile that the loops around are at
+            for _, relation in self.graph.lineage(position):
+                for var in children(relation):
+                    if var in at and self.forward(var, at) != at[var]:
+                        return None
         fits = all(value < self.extent(var) for var, value in at.items())
         return at if fits and all(at.get(var, value) == value for var, value in said) else None
 
@@ -156,6 +169,10 @@ class Meaning:
         relation = self.graph.origin(var)
         if relation is None:
             return roots[var]
+        if isinstance(relation, cin.Pos):
+            depth = self.deepest(relation.coordinate)
+            entry = tuple(roots[index] for index in self.levels[: depth + 1])
+            return self.prefixes[depth].index(entry) if entry in self.prefixes[depth] else -1
         above = [self.forward(parent, roots) for parent in parents(relation)]
         match relation:
             case cin.Split(size=size) | cin.Divide(parts=size):

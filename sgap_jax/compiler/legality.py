@@ -52,7 +52,7 @@ def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ..
     for depth, level in enumerate(access.format.levels[: len(indices)]):
         if isinstance(level, Dense) or not of_level[depth]:
             continue
-        walked = [v for v in of_level[depth] if graph.position(v)]
+        walked = [v for v in of_level[depth] if graph.by_position(v)]
         if walked and not all(of_level[:depth]):
             missing = indices[[bool(v) for v in of_level[:depth]].index(False)]
             raise ScheduleError(

@@ -102,6 +102,10 @@ class Provenance:
                 return None
         return None
 
+    def by_position(self, var: IndexVar) -> bool:
+        """Whether a variable is of position space, or of the coordinates found there."""
+        return any(isinstance(relation, Pos | Coord) for _, relation in self.lineage(var))
+
     def fuses_positions(self, var: IndexVar) -> bool:
         """Whether a side of the fusion that a variable derives from is in position space."""
         line = self.lineage(var)

@@ -2,6 +2,7 @@
 index notation by brute force, give what the expression gives."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sgap_jax import COO, CSC, CSR, ScheduleError
 from sgap_jax.compiler import cin
 from sgap_jax.compiler.expr import IndexVar, assign
 from sgap_jax.compiler.nest import loops, replace
-from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.presets import cpu, spmm_point
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.formats.levels import CSF
 
@@ -66,6 +67,10 @@ CHAINS = {
     "spmm positions in tiles of coordinates": lambda: (
         Schedule(SPMM).split("j", "j0", "j1", 3).pos("j1", "jp", "A").divide("jp", "d0", "d1", 2)
     ),
+    "spmm back to coordinates": lambda: Schedule(SPMM).pos("j", "jp", "A").coord("jp", "c"),
+    "spmv coordinates of a tile": lambda: (
+        Schedule(SPMV).pos("j", "jp", "A").split("jp", "j0", "j1", 3).coord("j1", "c")
+    ),
     "mttkrp workspace": lambda: (
         Schedule(MTTKRP).reorder("i", "k", "l", "j").precompute("A B", "j", "jw", "w")
     ),
@@ -96,6 +101,17 @@ def test_defaults_of_the_cpu():
         check(cpu(expression, rows=2))
     check(cpu(assign("ij,jk->ik", {"A": COO})))
     check(cpu(assign("ij,jk->ik", {"A": CSC})))
+
+
+def test_points():
+    for data, formats in (("nnz", (CSR, COO, CSF(2))), ("row", (CSR,))):
+        for amount, group in (("2", 1), ("1/4", 1), ("1/4", 2), ("1", 4), ("3", 8)):
+            if (data == "nnz") == ("/" in amount) or data == "row" and group > 2:
+                continue
+            for col, format in itertools.product((1, 2, 4), formats):
+                point = Schedule.parse(f"{{<{amount} {data}, {col} col>, {group}}} block_size=32")
+                expression = assign("ij,jk->ik", {"A": format})
+                check(spmm_point(expression, point, SIZES["k"]))
 
 
 def step(schedule, rng):
