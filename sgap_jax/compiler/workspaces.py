@@ -60,7 +60,7 @@ def precompute(
             )
     rename = dict(zip(var, fresh, strict=True))
     consumer = wrap(
-        [loop for loop in inside if loop in shared or loop not in summed],
+        [loop for loop in inside if loop not in summed],
         Assignment(leaf.target, (Access(name, var), *others), leaf.op),
     )
     producer = wrap(
