@@ -1,0 +1,143 @@
+"""Every chain of the conformance list can be said, and prints as written down."""
+
+import pathlib
+import pickle
+import re
+import xml.etree.ElementTree as xml
+from fractions import Fraction
+
+import compiler_chains as chains
+import pytest
+from compiler_chains import MTTKRP, SDDMM, SPMM, SPMV, TTV
+
+from sgap_jax import COO, CSC, CSR, AtomicParallelism, ScheduleError
+from sgap_jax.compiler.expr import Tensor, assign, index_vars
+from sgap_jax.compiler.presets import cpu, spmm_point
+from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.formats.levels import CSF
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def printed(schedules):
+    return "".join(f"# {name}\n{schedule}\n" for name, schedule in schedules.items())
+
+
+def points():
+    every = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
+    every += ["{<1/8 row, 2 col>, 1}", "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]
+    return {
+        f"{name}, N = {n}": spmm_point(SPMM, Schedule.parse(name), n)
+        for name in every
+        for n in (1, 4, 100)
+    }
+
+
+def defaults():
+    expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
+    expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
+    expressions += [assign("ij,j->i", {"A": COO})]
+    return {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
+
+
+@pytest.mark.parametrize(
+    "name,made", [("chains", chains.rows), ("presets", points), ("cpu", defaults)]
+)
+def test_golden(name, made):
+    assert printed(made()) == (GOLDEN / f"schedules_{name}.txt").read_text()
+
+
+def test_a_schedule_is_a_value():
+    i, j, k = index_vars("i j k")
+    A, B, C = Tensor("A", CSR), Tensor("B"), Tensor("C")
+    one = Schedule(assign("ij,jk->ik", {"A": CSR})).split(i, "i0", "i1", 4).pos(j, "jp", A)
+    same = Schedule(SPMM).split("i", "i0", "i1", 4).pos("j", "jp", A[i, j])
+    assert one == same and hash(one) == hash(same) and len({one, same}) == 1
+    assert one != same.reorder("i0", "i1", "jp", "k") != same
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert Schedule(one.expression, one.statement) == one
+    assert str(Schedule(SPMM)) == "forall(i, forall(k, forall(j, C(i,k) += A(i,j) * B(j,k))))"
+    assert (C[i, k], A[i, j] * B[j, k]) == (SPMM.output, SPMM.factors)
+
+
+@pytest.mark.parametrize(
+    "subscripts,format,order",
+    [
+        ("ij,jk->ik", CSC, "jik"),
+        ("ij,jk->ki", CSC, "kji"),
+        ("ikl,lj,kj->ij", CSF(3), "ijkl"),
+        ("lki,ij->jl", CSF(3), "jlki"),
+        ("ij,jk->ik", None, "ikj"),
+    ],
+)
+def test_loops_of_an_unscheduled_expression(subscripts, format, order):
+    s = Schedule(assign(subscripts, {} if format is None else {"A": format}))
+    assert re.findall(r"forall\((\w),", str(s)) == list(order)
+
+
+def test_points_without_a_chain():
+    for point, nearest in (
+        (AtomicParallelism(row=Fraction(1, 64), group=8), "{<1/32 row, 1 col>, 8}"),
+        (AtomicParallelism(row=2, group=4), "{<2 row, 1 col>, 1}"),
+        (AtomicParallelism(nnz=1, group=8, tile_size=4), "{<1 nnz, 1 col>, 8}"),
+    ):
+        with pytest.raises(NotImplementedError, match=re.escape(f"nearest is {nearest}")):
+            spmm_point(SPMM, point, 4)
+    with pytest.raises(ScheduleError, match="expected an Assign"):
+        Schedule("ij,j->i")
+    with pytest.raises(ScheduleError, match="a point of the space is of"):
+        spmm_point(SPMV, AtomicParallelism(nnz=1), 4)
+
+
+def test_ways_there_and_back():
+    s = Schedule(SPMV).pos("j", "jp", "A").split("jp", "j0", "j1", 4).coord("j1", "c")
+    assert str(s).endswith("pos(j, jp, A(i,j)) and split(jp, j0, j1, 4) and coord(j1, c))")
+    with pytest.raises(ScheduleError, match="depends on what A"):
+        s.unroll("c")
+
+
+def test_provenance_is_drawn():
+    graph = chains.rows()["12"].provenance()
+    assert str(graph).splitlines() == [
+        "i, k, j",
+        "  i, j --[fuse]--> f",
+        "  f --[pos A(i,j)]--> fpos (pos)",
+        "  fpos (pos) --[split 64]--> block (pos), fpos1 (pos)",
+        "  fpos1 (pos) --[split 8]--> warp (pos), nnz (pos)",
+        "  k --[split 32]--> dense, thread",
+        "  dense --[bound 4]--> dense_val",
+    ]
+    assert graph._repr_svg_() == graph.svg()
+    picture = xml.fromstring(graph.svg())
+    space = "{http://www.w3.org/2000/svg}"
+    words = [text.text for text in picture.iter(f"{space}text")]
+    assert sorted(words) == sorted(
+        [
+            "i",
+            "k",
+            "j",
+            "f",
+            "fpos",
+            "block",
+            "fpos1",
+            "warp",
+            "nnz",
+            "dense",
+            "thread",
+            "dense_val",
+        ]
+        + ["fuse", "pos A(i,j)", "split 64", "split 8", "split 32", "bound 4"]
+    )
+
+
+def test_boxes_do_not_overlap():
+    for schedule in chains.rows().values():
+        picture = xml.fromstring(schedule.provenance().svg())
+        boxes = [
+            {n: int(box.get(n)) for n in ("x", "y", "width")}
+            for box in picture.iter("{http://www.w3.org/2000/svg}rect")
+        ]
+        for n, one in enumerate(boxes):
+            for other in boxes[:n]:
+                assert one["y"] != other["y"] or abs(one["x"] - other["x"]) >= one["width"]
+        assert all(0 <= b["x"] <= int(picture.get("width")) - b["width"] for b in boxes)
