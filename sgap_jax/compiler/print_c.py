@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
@@ -40,7 +40,8 @@ def print_c(function: Function) -> str:
         if array.fill is not None
     ]
     head = f"void {function.name}({', '.join(text.parameters())}) {{"
-    return "\n".join([head, *text.block([*map(loopir.Comment, starts), *function.body]), "}", ""])
+    body = (*map(loopir.Comment, starts), *function.body)
+    return "\n".join([head, *text.block(body), "}", ""])
 
 
 def headline(function: Function, statement: Stmt) -> str:
@@ -90,8 +91,7 @@ class CText:
         """The text, in parentheses where it binds less than what is around it."""
         match expr:
             case loopir.Int(value):
-                text = f"{value}" if self.integer == "int" else f"{value}LL"
-                return text if value >= 0 else f"({text})"
+                return str(value)
             case loopir.Float(value):
                 return self.literal(value)
             case loopir.Var(name):
@@ -101,10 +101,11 @@ class CText:
             case Binary("max" | "min" as op, left, right):
                 return self.extremum(op, self.kind(expr), self.expr(left), self.expr(right))
             case Binary(op, left, right):
-                mine = BINDING[op]
-                text = (
-                    f"{self.expr(left, mine)} {SPELLING.get(op, op)} {self.expr(right, mine + 1)}"
-                )
+                mine, symbol = BINDING[op], SPELLING.get(op, op)
+                first, second = self.expr(left, mine), self.expr(right, mine + 1)
+                if self.integer != "int" and isinstance(left, loopir.Int):
+                    first += "LL"  # all others are wide already
+                text = f"{first} {symbol} {second}"
                 # C compilers warn of && in ||, readers of == in ==.
                 return f"({text})" if mine < binding or (binding in (1, 2) and mine < 3) else text
             case loopir.Select(condition, true, false):
@@ -118,13 +119,18 @@ class CText:
         if math.isnan(value):
             return "NAN"
         if math.isinf(value):
-            return "INFINITY" if value > 0 else "(-INFINITY)"
-        text = f"{value!r}{'f' if self.number == 'float' else ''}"
-        return text if value >= 0 else f"({text})"
+            return "INFINITY" if value > 0 else "-INFINITY"
+        return f"{value!r}{'f' if self.number == 'float' else ''}"
 
     def load(self, array: str, index: str) -> str:
-        wide = self.integer != "int" and self.dtypes.get(array) == "int32"
-        return f"{'(long long)' if wide else ''}{array}[{index}]"
+        """Widened, so that what it is multiplied by is not rounded or cut off."""
+        dtype = self.dtypes.get(array, self.function.accumulator)
+        wide = self.function.index if dtype == "int32" else self.function.accumulator
+        text = f"{array}[{index}]"
+        return text if dtype == wide else self.widened(text, dtype)
+
+    def widened(self, text: str, dtype: str) -> str:
+        return f"({self.integer if dtype == 'int32' else self.number}){text}"
 
     def extremum(self, op: str, kind: str, left: str, right: str) -> str:
         return f"{op}({left}, {right})"
@@ -134,8 +140,12 @@ class CText:
 
     # Statements
 
-    def block(self, statements: Iterator[Stmt] | list[Stmt] | tuple[Stmt, ...]) -> list[str]:
-        return [INDENT + line for statement in statements for line in self.lines(statement)]
+    def block(self, statements: Sequence[Stmt]) -> list[str]:
+        return [INDENT + line for line in self.inner(statements)]
+
+    def inner(self, statements: Sequence[Stmt]) -> Iterator[str]:
+        for statement in statements:
+            yield from self.lines(statement)
 
     def lines(self, statement: Stmt) -> Iterator[str]:
         match statement:
@@ -161,10 +171,12 @@ class CText:
             case loopir.Store():
                 yield self.store(statement)
             case loopir.GroupReduce():
-                name = ("atomic" if statement.atomic else "") + _named(statement.op) + "Group"
+                named = {"+": "Add", "max": "Max", "min": "Min"}[statement.op]
+                name = f"atomic{named}Group" if statement.atomic else f"{named.lower()}Group"
                 yield self.collective(name, statement)
             case loopir.SegReduce():
-                yield self.collective(f"seg{_named(statement.op)}Group", statement)
+                named = {"+": "Reduce", "max": "Max", "min": "Min"}[statement.op]
+                yield self.collective(f"seg{named}Group", statement)
             case loopir.Comment(text):
                 yield f"// {text.removeprefix('// ')}"
             case _:
@@ -206,7 +218,3 @@ class CText:
     def collective(self, name: str, statement: loopir.GroupReduce | loopir.SegReduce) -> str:
         index, value = self.expr(statement.index), self.expr(statement.value)
         return f"{name}<{statement.size}>({statement.array}, {index}, {value});"
-
-
-def _named(op: str) -> str:
-    return {"+": "Add", "max": "Max", "min": "Min"}[op]

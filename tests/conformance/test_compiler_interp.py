@@ -175,7 +175,7 @@ FAULTS = {
     "not all threads of a group": [
         threads(If(op("<", "t", 7), (GroupReduce("y", Int(0), Float(1.0), 8),)))
     ],
-    "not all threads of a group are there at `segAddGroup": [
+    "not all threads of a group are there at `segReduceGroup": [
         threads(loop("s", "t", SegReduce("y", Int(0), Float(1.0), 2)))
     ],
     "groups of 4 in a loop of 6": [threads(GroupReduce("y", Int(0), Float(1.0), 4), extent=6)],
