@@ -381,7 +381,11 @@ class _Lowering:
         return For(name, ZERO, Int(extent.bound), (), unit=unit)
 
     def _beyond(self, var: IndexVar, extent: Range, inner: Scope) -> None:
-        """The loop goes on to what is known statically: the rest is out of range."""
+        """The loop goes on to what is known statically: the rest is out of range. Whole tiles out
+        of range are left to the guard of what they tile."""
+        match self.provenance.source(var):
+            case Split(outer=outer) if outer == var and extent.low == ZERO:
+                return
         if extent.exact is None:
             self._only_if(Binary("<", inner.known[var], extent.high), inner)
 
@@ -452,7 +456,7 @@ class _Lowering:
         scope.emit(If(whole, full.close(), rest.close()))
 
     def _tile(self, loop: Forall, scope: Scope) -> tuple[IndexVar, Expr] | None:
-        if scope.masked or not _has_vectors(loop.body):
+        if scope.masked:
             return None
         for relation in self.provenance.relations:
             match relation:
@@ -473,11 +477,13 @@ class _Lowering:
         return None
 
     def _opens(self, loop: Forall, outer: IndexVar, inner: IndexVar, scope: Scope) -> bool:
-        known = self.ranges.try_value(outer, scope) is not None
-        return known and inner not in scope.known and self._makes(loop.var, outer)
+        """Whether the tile is known from here on, and its guard would be within a vector loop."""
+        if inner in scope.known or self.ranges.try_value(outer, scope) is None:
+            return False
+        return self._makes({loop.var}, outer) and self._makes(_in_vectors(loop.body), inner)
 
-    def _makes(self, leaf: IndexVar, var: IndexVar) -> bool:
-        return leaf in self.provenance.leaves(var, {leaf})
+    def _makes(self, loops: set[IndexVar], var: IndexVar) -> bool:
+        return bool(self.provenance.leaves(var, loops))
 
     # What a loop variable makes known.
 
@@ -595,11 +601,12 @@ def _fits(extent: Range, parts: int) -> bool:
 
 
 def _assigned(body: Body) -> list[Assignment]:
+    """What a producer fills; the temporaries of a producer of its own are that one's."""
     match body:
         case Assignment():
             return [body]
         case Where():
-            return [*_assigned(body.producer), *_assigned(body.consumer)]
+            return _assigned(body.consumer)
     return _assigned(body.body)
 
 
@@ -612,13 +619,15 @@ def _thread_loop(body: Body) -> IndexVar | None:
     return None
 
 
-def _has_vectors(body: Body) -> bool:
+def _in_vectors(body: Body, within: bool = False) -> set[IndexVar]:
+    """The variables of CPUVector loops, and of the loops inside of these."""
     match body:
-        case Forall():
-            return body.unit == CPU_VECTOR or _has_vectors(body.body)
+        case Forall(var, inside, unit):
+            within = within or unit == CPU_VECTOR
+            return _in_vectors(inside, within) | ({var} if within else set())
         case Where():
-            return _has_vectors(body.consumer) or _has_vectors(body.producer)
-    return False
+            return _in_vectors(body.consumer, within) | _in_vectors(body.producer, within)
+    return set()
 
 
 def _without_vectors(body: Body) -> Body:

@@ -136,9 +136,39 @@ class Provenance:
 
 
 def positions_explicit(statement: SuchThat, storage: Storage | None) -> tuple[Body, Provenance]:
-    body, relations = _without_coord(statement.body, statement.relations)
+    body, relations = _without_coord(_without_scalars(statement.body), statement.relations)
     provenance = Provenance(relations, storage)
     return _explicit(body, provenance, ()), provenance
+
+
+def _without_scalars(body: Body) -> Body:
+    """A sum that goes through one scalar is a sum: lowering keeps it in a scalar by itself, and
+    knows where the scalar must be emptied."""
+    match body:
+        case Assignment():
+            return body
+        case Forall():
+            return dataclasses.replace(body, body=_without_scalars(body.body))
+        case Where(Assignment(target, (scalar,), op) as whole, producer):
+            (_, part), *others = paths(producer)
+            same = part.op in (op, None) and part.target == scalar and not scalar.indices
+            if same and not others:
+                return _without_scalars(
+                    _with_assignment(producer, Assignment(target, part.factors, whole.op))
+                )
+            return Where(whole, _without_scalars(producer))
+        case Where():
+            return Where(_without_scalars(body.consumer), _without_scalars(body.producer))
+    return _without_scalars(body.body)
+
+
+def _with_assignment(body: Body, assignment: Assignment) -> Body:
+    match body:
+        case Forall():
+            return dataclasses.replace(body, body=_with_assignment(body.body, assignment))
+        case Assignment():
+            return assignment
+    raise AssertionError(body)
 
 
 def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, tuple]:
