@@ -220,8 +220,7 @@ def rows():
         ("warp", IGNORE_RACES),
         ("thread", A),
     )
-    chains |= sgap()
-    return chains
+    return chains | sgap() | octet()
 
 
 def spmm_positions(expression):
@@ -281,3 +280,22 @@ def sgap():
         ("fpos1", A),
     ).group("fpos1", 4, SEGMENT)
     return chains
+
+
+def octet():
+    """A block of 8 x 64 of C from 16 column vectors; 16 vectors of D from 32 features."""
+    tiled = Schedule(SPMM_CVS).split("i", "i0", "i1", 8)
+    return {
+        "V1": tiled.split("k", "kb", "kt", 64)
+        .pos("j", "jp", "A")
+        .split("jp", "jt", "jn", 16)
+        .reorder("i0", "kb", "jt", "i1", "kt", "jn")
+        .bind("i1", "octet_mma"),
+        "V2": Schedule(SDDMM_CVS)
+        .split("i", "i0", "i1", 8)
+        .pos("k", "kp", "A")
+        .split("kp", "kt", "kn", 16)
+        .split("j", "jt", "jn", 32)
+        .reorder("i0", "kt", "jt", "i1", "kn", "jn")
+        .bind("i1", "octet_mma"),
+    }

@@ -53,6 +53,17 @@ def loops(body: Body) -> list[Forall]:
     return list(dict.fromkeys(loop for around, _ in paths(body) for loop in around))
 
 
+def intrinsics(body: Body) -> list[Intrinsic]:
+    match body:
+        case Forall():
+            return intrinsics(body.body)
+        case Where():
+            return intrinsics(body.consumer) + intrinsics(body.producer)
+        case Intrinsic():
+            return [body]
+    return []
+
+
 def find(body: Body, var: IndexVar) -> Forall | None:
     return next((loop for loop in loops(body) if loop.var == var), None)
 

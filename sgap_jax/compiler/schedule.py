@@ -271,7 +271,12 @@ class Schedule(schedules.Schedule):
     def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> Schedule:
         """The next schedule, or the error with the call, the reason and the statement."""
         try:
-            return Schedule(self.expression, change())
+            statement = change()
+            kept = nest.intrinsics(statement.body)
+            for bound in nest.intrinsics(self.statement.body):
+                if bound not in kept:
+                    raise ScheduleError(f"that nest is bound to {bound.name}; transform it first")
+            return Schedule(self.expression, statement)
         except (ScheduleError, NotImplementedError) as error:
             call = f"{name}({', '.join(map(_word, arguments))})"
             raise type(error)(f"{call}: {error}\nin {self}") from None
