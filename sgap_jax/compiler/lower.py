@@ -336,6 +336,9 @@ class _Lowering:
         self.sum = None
 
     def _for(self, loop: Forall, scope: Scope) -> None:
+        for index in self.expression.indices:
+            if index in scope.known and self._makes({loop.var}, index):
+                raise NotImplementedError(f"{loop.var} is a loop over {index}, which is known there")
         self._name_range(loop.var, scope)
         around = scope.child()
         tracked = self.tracking.start(loop, around)

@@ -13,7 +13,7 @@ import dataclasses
 from sgap_jax.compiler import cin
 from sgap_jax.compiler.cin import Assignment, Body, Forall, Pos
 from sgap_jax.compiler.expr import Assign, IndexVar
-from sgap_jax.compiler.loopir import CPU_VECTOR, GPU_THREAD, GPU_WARP
+from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
 from sgap_jax.compiler.relations import Path, Provenance, paths
 from sgap_jax.schedules import ScheduleError
 
@@ -46,7 +46,7 @@ class Plan:
 
 class Planner:
     def __init__(self, expression: Assign, body: Body, provenance: Provenance):
-        self.expression = expression
+        self.expression, self.body = expression, body
         self.provenance = provenance
         name = expression.output.tensor
         found = [(path, a) for path, a in paths(body) if a.target.tensor == name]
@@ -165,8 +165,23 @@ class Planner:
         )
 
     def _check_units(self) -> None:
-        units = [loop.unit for loop in self.path if loop.unit is not None]
-        if GPU_WARP in units and GPU_THREAD not in units:
+        """A parallel loop of a CPU, or of blocks, is outside of everything else."""
+        units = [loop.unit for loop in self.path]
+        outermost = self.body.unit if isinstance(self.body, Forall) else None
+        for loop in {loop for path, _ in paths(self.body) for loop in path}:
+            if loop.unit in (GPU_BLOCK, CPU_THREAD) and loop != self.body:
+                raise NotImplementedError(
+                    f"{loop.var} ({loop.unit}) is inside of something else; a loop of this unit is "
+                    "the outermost"
+                )
+            if loop.unit in (GPU_WARP, GPU_THREAD) and outermost != GPU_BLOCK:
+                raise ScheduleError(f"{loop.var} ({loop.unit}) is in no GPUBlock loop")
+            if loop.unit in (GPU_WARP, GPU_THREAD) and loop.unit not in units:
+                raise NotImplementedError(
+                    f"`{self.assignment}` is outside of the loop of {loop.var} ({loop.unit}): all "
+                    "threads would store it"
+                )
+        if GPU_WARP in units and GPU_THREAD not in units[units.index(GPU_WARP) :]:
             raise ScheduleError(f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop")
 
     def _group(self, outside: Path) -> Group | None:

@@ -244,6 +244,11 @@ def _explicit_loop(loop: Forall, provenance: Provenance, above: tuple[IndexVar, 
             provenance.add(Pos(var, position, storage.access))
         loop = dataclasses.replace(loop, var=position)
     elif (root := _tiled(var, provenance)) is not None:
+        if _is_singleton(root, provenance):
+            raise NotImplementedError(
+                f"{root} has one coordinate at each position of {storage.access}: its coordinates "
+                "are not tiled; fuse the indices, and pos(...) tiles their positions"
+            )
         if _is_last(var, root, provenance, above):
             position = IndexVar(f"{root}_pos")
             if provenance.pos_of(root) is None:
@@ -271,7 +276,7 @@ def _tiled(var: IndexVar, provenance: Provenance) -> IndexVar | None:
                 var = parent
             case Precompute(var=parent):
                 var = parent
-            case Fuse() if provenance.is_sparse(var):
+            case Fuse(outer, inner) if any(_tiled(v, provenance) for v in (outer, inner)):
                 raise NotImplementedError(
                     f"{var}: a fusion with a stored index is not tiled by its coordinates; "
                     f"pos({var}, ...) tiles its positions"
