@@ -17,7 +17,9 @@ def by_levels(access, dense):
     format = access.format
     blocks = [*format.block_shape, *[1] * (format.ndim - len(format.block_shape))]
     tensor = np.transpose(dense, format.modes)
-    shape = [n for size, block in zip(tensor.shape, blocks, strict=True) for n in (size // block, block)]
+    shape = [
+        n for size, block in zip(tensor.shape, blocks, strict=True) for n in (size // block, block)
+    ]
     axes = [*range(0, 2 * format.ndim, 2), *range(1, 2 * format.ndim, 2)]
     return tensor.reshape(shape).transpose(axes)
 

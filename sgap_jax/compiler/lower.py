@@ -124,6 +124,9 @@ class _Lowering:
         self.expression = schedule.expression
         self.sizes, self.dtype, self.name = sizes, dtype, name
         statement, sparse = schedule.statement, self.expression.sparse
+        for index in self.expression.indices:
+            if index.name not in sizes:
+                raise ValueError(f"lower: sizes: no size of {index}, got {sizes}")
         self.storage = (
             None if sparse is None else Storage(sparse, sizes, positions, statement.relations)
         )
@@ -200,7 +203,9 @@ class _Lowering:
             case Forall():
                 if body.var in scope.known:  # one position, known from its parent's
                     if body.unit is not None:
-                        raise ScheduleError(f"{body.var} has one value here: no loop to parallelize")
+                        raise ScheduleError(
+                            f"{body.var} has one value here: no loop to parallelize"
+                        )
                     self._lower(body.body, scope)
                 elif body.var == self.plan.start:
                     self._sum(body, scope)
@@ -268,12 +273,12 @@ class _Lowering:
         group, op = plan.group, self.expression.reduction
         if scope.live is not None and self.sum is None:
             value = Select(scope.live, value, Float(IDENTITY[op]))
+        size, atomic = self._group_size(scope)
         if group.strategy == cin.SEGMENT:
             if scope.live is not None:
                 index = Select(scope.live, index, Int(-1))
-            scope.emit(SegReduce(output.tensor, index, value, group.size, op))
+            scope.emit(SegReduce(output.tensor, index, value, size, op))
         else:
-            size, atomic = self._group_size(scope)
             scope.emit(GroupReduce(output.tensor, index, value, size, op, group.atomic or atomic))
 
     def _group_size(self, scope: Scope) -> tuple[int, bool]:
@@ -339,7 +344,9 @@ class _Lowering:
     def _for(self, loop: Forall, scope: Scope) -> None:
         for index in self.expression.indices:
             if index in scope.known and self._makes({loop.var}, index):
-                raise NotImplementedError(f"{loop.var} is a loop over {index}, which is known there")
+                raise NotImplementedError(
+                    f"{loop.var} is a loop over {index}, which is known there"
+                )
         self._name_range(loop.var, scope)
         around = scope.child()
         tracked = self.tracking.start(loop, around)

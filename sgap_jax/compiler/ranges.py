@@ -125,9 +125,7 @@ class Ranges:
                 return whole
             case Precompute(parent) | Coord(parent):
                 return self.of(parent, scope)
-        if var.name in self.sizes:
-            return _first(self.sizes[var.name])
-        raise ValueError(f"lower: sizes: no size of {var}, got {self.sizes}")
+        return _first(self.sizes[var.name])
 
     def extent(self, var: IndexVar, scope: Scope) -> int:
         exact = self.of(var, scope).exact
@@ -179,9 +177,7 @@ class Ranges:
                 case Bound(parent):
                     var = parent
         array = self.storage.coordinates(level)
-        return Range(
-            _lower_bound(array, segment, low), _lower_bound(array, segment, high)
-        )
+        return Range(_lower_bound(array, segment, low), _lower_bound(array, segment, high))
 
     def value(self, var: IndexVar, scope: Scope) -> Expr:
         """The value of a variable in terms of what is known, without defining anything."""

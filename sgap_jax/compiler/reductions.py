@@ -88,9 +88,7 @@ class Planner:
             atomic = atomic and more
             group = dataclasses.replace(group, atomic=group.atomic or atomic)
             op = self.expression.reduction
-        return Plan(
-            self.assignment, self.path, start, tracked, op, atomic, group, self._fill(op)
-        )
+        return Plan(self.assignment, self.path, start, tracked, op, atomic, group, self._fill(op))
 
     def _kept(self) -> tuple[IndexVar | None, IndexVar | None]:
         start = None
@@ -121,6 +119,8 @@ class Planner:
         storage, pos = self.provenance.storage, self.tracking(var)
         if pos is None or storage is None or self.sparse_output:
             return False
+        if any(loop.group is not None for loop in self.path):
+            return False  # the threads of a group end their segments at different times
         first, last = self.provenance.levels_of(pos)
         outer = set(storage.variables[first:last])
         # An output index with a block is moved by its outer part.
@@ -188,7 +188,9 @@ class Planner:
                     "threads would store it"
                 )
         if GPU_WARP in units and GPU_THREAD not in units[units.index(GPU_WARP) :]:
-            raise ScheduleError(f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop")
+            raise ScheduleError(
+                f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop"
+            )
 
     def _group(self, outside: Path) -> Group | None:
         for loop in outside:

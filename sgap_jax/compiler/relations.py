@@ -239,9 +239,7 @@ def _explicit_loop(loop: Forall, provenance: Provenance, above: tuple[IndexVar, 
         return dataclasses.replace(loop, body=_explicit(loop.body, provenance, inside))
     for split in storage.splits:
         if split.parent == var and provenance.is_stored(split.outer):
-            blocks = dataclasses.replace(
-                loop, var=split.outer, body=Forall(split.inner, loop.body)
-            )
+            blocks = dataclasses.replace(loop, var=split.outer, body=Forall(split.inner, loop.body))
             return _explicit_loop(blocks, provenance, above)
     position = IndexVar(f"{var}_pos")
     if _is_singleton(var, provenance):

@@ -132,7 +132,9 @@ class Tracking:
                 dense = storage.is_dense(level)
                 scope.positions[level - 1] = divide(step, storage.extents[level]) if dense else step
             if level - 1 in scope.positions:
-                scope.known[storage.variables[level - 1]] = self._coordinate(level - 1, first, scope)
+                scope.known[storage.variables[level - 1]] = self._coordinate(
+                    level - 1, first, scope
+                )
 
     def _coordinate(self, level: int, first: int, scope: Scope) -> Expr:
         storage, place = self.lowering.storage, scope.positions[level]
@@ -187,9 +189,7 @@ class Tracking:
         deepest = max(n for n in range(first, last) if storage.variables[n] in outputs)
         return level == min(n for n, _ in tracked.parents if n - 1 >= deepest)
 
-    def _ascend(
-        self, pos: Pos, scope: Scope, body: Body, tracked: dict[int, str] | None
-    ) -> None:
+    def _ascend(self, pos: Pos, scope: Scope, body: Body, tracked: dict[int, str] | None) -> None:
         storage = self.lowering.storage
         assert storage is not None
         first, last = self.provenance.levels_of(pos)
