@@ -115,7 +115,7 @@ def _pattern(factor, shape, density, random):
     for level, size in enumerate(factor.format.block_shape):
         blocks[factor.format.modes[level]] = size
     pattern = random.random([s // b for s, b in zip(shape, blocks, strict=True)]) < density
-    if density < 1:
+    if density < 1 and pattern.size:
         pattern[: max(1, len(pattern) // 8)] = False
         pattern[len(pattern) // 2] = False
         pattern[-1:] = False

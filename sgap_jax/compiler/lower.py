@@ -138,13 +138,15 @@ class _Lowering:
         if output.size > 0:
             self._lower(self.body, scope)
         largest = max([array.size for array in (*inputs, output)] + [self._largest_fusion()])
+        # The last tile of a split goes beyond.
+        largest += sum(r.size for r in self.relations.all if isinstance(r, Split))
         return Function(
             self.name,
             inputs,
             (output,),
             without_unused(scope.close()),
             wide,
-            "int64" if largest >= 2**31 - 2**16 else "int32",
+            "int64" if largest >= 2**31 - 2**12 else "int32",
         )
 
     def _inputs(self) -> tuple[Array, ...]:
