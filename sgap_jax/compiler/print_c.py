@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
@@ -44,9 +44,11 @@ def print_c(function: Function) -> str:
     return "\n".join([head, *text.block(body), "}", ""])
 
 
-def headline(function: Function, statement: Stmt) -> str:
-    """The first line of one statement, to name it."""
-    return next(CText(function).lines(statement)).strip().removesuffix(" {")
+def headline(function: Function, statement: Stmt, kinds: Mapping[str, str] | None = None) -> str:
+    """The first line of one statement, to name it; `kinds` of the scalars in it."""
+    text = CText(function)
+    text.kinds.update(kinds or {})
+    return next(iter(text.lines(statement))).strip().removesuffix(" {")
 
 
 class CText:

@@ -18,6 +18,17 @@ from sgap_jax.runtime.kernel_source import TYPES
 GPU = (GPU_BLOCK, GPU_WARP, GPU_THREAD)
 LANES = 32
 MOST_THREADS = 1024
+# Words of C++ that may be identifiers of Python, and names that a kernel uses.
+RESERVED = frozenset(
+    """
+    alignas alignof and_eq asm atomicAdd auto bitand bitor blockIdx bool case catch char compl const
+    const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern
+    false float friend goto inline int long max min mutable namespace new noexcept not_eq nullptr
+    operator or_eq private protected public register reinterpret_cast sgap short signed sizeof
+    static static_assert static_cast struct switch template this threadIdx throw true typedef typeid
+    typename union unsigned using virtual void volatile wchar_t xor xor_eq
+    """.split()
+)
 COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
 
 
@@ -54,8 +65,8 @@ def print_cuda(function: Function) -> str:
     Raises:
       NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
         beside the loops of threads; a workspace that threads share; a unit of the CPU.
-      ValueError: more threads than a block has, a group that does not divide them, or an update of
-        an array that is narrower than the accumulator.
+      ValueError: more threads than a block has, a group that does not divide them, an update of an
+        array that is narrower than the accumulator, or a name that is a word of C++.
     """
     return CudaText(function).source()
 
@@ -66,6 +77,9 @@ class CudaText(CText):
     def __init__(self, function: Function):
         super().__init__(function)
         self.extents = _extents(function)
+        for name in (function.name, *self.dtypes, *_names(function.body)):
+            if name in RESERVED:
+                raise ValueError(f"{function.name}: {name} is a word of CUDA C++, not a name")
         self.path: list[str] = []  # units of the loops around a statement
         threads, warps = self.extents.get(GPU_THREAD, 1), self.extents.get(GPU_WARP, 1)
         # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
@@ -227,8 +241,8 @@ def _extents(function: Function) -> dict[str, int]:
         raise NotImplementedError(
             f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top"
         )
-    for loop in _loops(function.body):
-        if loop.unit in GPU:
+    for loop in _every(function.body):
+        if isinstance(loop, loopir.For) and loop.unit in GPU:
             extent = found.setdefault(loop.unit, loopir.extent(loop))
             if extent != loopir.extent(loop):
                 raise NotImplementedError(
@@ -238,9 +252,15 @@ def _extents(function: Function) -> dict[str, int]:
     return found
 
 
-def _loops(statements: Sequence[Stmt]) -> Iterator[loopir.For]:
+def _every(statements: Sequence[Stmt]) -> Iterator[Stmt]:
     for statement in statements:
-        if isinstance(statement, loopir.For):
-            yield statement
+        yield statement
         for field in ("body", "then", "otherwise"):
-            yield from _loops(getattr(statement, field, ()))
+            yield from _every(getattr(statement, field, ()))
+
+
+def _names(statements: Sequence[Stmt]) -> Iterator[str]:
+    for statement in _every(statements):
+        match statement:
+            case loopir.Let(name=name) | loopir.Workspace(name=name) | loopir.For(var=name):
+                yield name

@@ -268,6 +268,7 @@ WRONG = [
     (kernel(threads(store("y", "t", 1.0, "+")), dtype="float16"), "y, which is float16; expected"),
     (kernel(threads(store("y", "t", 1.0, atomic=True))), "an atomic store without op to y"),
     (kernel(let("n", 1), loop("b", Var("n"), unit=BLOCK)), "expected 0 to a constant"),
+    (kernel(threads(let("new", 1))), "new is a word of CUDA C++"),
 ]
 
 

@@ -185,6 +185,7 @@ FAULTS = {
     "meet again": [threads(SegReduce("y", at("x", "t"), Float(1.0), 8))],
     "a group of 3": [threads(GroupReduce("y", Int(0), Float(1.0), 3))],
     "beyond int32": [let("z", mul(2**16, 2**15))],
+    "at `const float z = u + v[8]": [let("u", 1.0), let("z", add("u", at("v", 8)))],
     "with a negative": [let("z", op("//", -1, 2))],
     "by zero": [let("z", op("%", 1, 0))],
     "of two kinds": [let("z", Binary("+", Int(1), Float(1.0)))],
