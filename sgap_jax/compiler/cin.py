@@ -29,6 +29,10 @@ class Assignment:
     factors: tuple[Access, ...]
     op: str | None = None  # None is =, else one of expr.REDUCTIONS
 
+    def __str__(self) -> str:
+        sign = {None: "=", "+": "+="}.get(self.op, f"{self.op}=")
+        return f"{self.target} {sign} {' * '.join(map(str, self.factors))}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Forall:
@@ -39,6 +43,11 @@ class Forall:
     unroll: bool = False
     group: tuple[int, str] | None = None  # (size, one of GROUP_STRATEGIES), on a GPUThread loop
 
+    def __str__(self) -> str:
+        """The group is printed with the relations, as in Sgap, section 6.2."""
+        tags = (self.unit, self.race, "Unroll" if self.unroll else None)
+        return f"forall({', '.join([str(self.var), str(self.body), *filter(None, tags)])})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Where:
@@ -47,8 +56,23 @@ class Where:
     consumer: Body
     producer: Body
 
+    def __str__(self) -> str:
+        return f"where({self.consumer}, {self.producer})"
 
-Body = Assignment | Forall | Where
+
+@dataclasses.dataclass(frozen=True)
+class Intrinsic:
+    """`body`, run by the instruction of that name (one of intrinsics.INTRINSICS), which computes
+    the same."""
+
+    name: str
+    body: Body
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.body})"
+
+
+Body = Assignment | Forall | Where | Intrinsic
 
 
 # Relations. Each derives variables from others; together they are the provenance graph.
@@ -63,6 +87,9 @@ class Split:
     inner: IndexVar
     size: int
 
+    def __str__(self) -> str:
+        return f"split({self.parent}, {self.outer}, {self.inner}, {self.size})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Divide:
@@ -72,6 +99,9 @@ class Divide:
     outer: IndexVar
     inner: IndexVar
     parts: int
+
+    def __str__(self) -> str:
+        return f"divide({self.parent}, {self.outer}, {self.inner}, {self.parts})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +113,9 @@ class Fuse:
     inner: IndexVar
     fused: IndexVar
 
+    def __str__(self) -> str:
+        return f"fuse({self.outer}, {self.inner}, {self.fused})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Pos:
@@ -93,6 +126,9 @@ class Pos:
     position: IndexVar
     access: Access
 
+    def __str__(self) -> str:
+        return f"pos({self.coordinate}, {self.position}, {self.access})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Coord:
@@ -100,6 +136,9 @@ class Coord:
 
     position: IndexVar
     coordinate: IndexVar
+
+    def __str__(self) -> str:
+        return f"coord({self.position}, {self.coordinate})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +149,9 @@ class Bound:
     bounded: IndexVar
     size: int
 
+    def __str__(self) -> str:
+        return f"bound({self.parent}, {self.bounded}, {self.size}, MaxExact)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Precompute:
@@ -117,6 +159,9 @@ class Precompute:
 
     var: IndexVar
     fresh: IndexVar
+
+    def __str__(self) -> str:
+        return f"precompute({self.var}, {self.fresh})"
 
 
 Relation = Split | Divide | Fuse | Pos | Coord | Bound | Precompute
@@ -128,3 +173,21 @@ class SuchThat:
 
     body: Body
     relations: tuple[Relation, ...] = ()
+
+    def __str__(self) -> str:
+        said = [str(relation) for relation in self.relations]
+        said += [f"parallelize({var}, GPUGroup, {r}, {by})" for var, r, by in groups(self.body)]
+        return f"suchthat({self.body},\n         {' and '.join(said)})" if said else str(self.body)
+
+
+def groups(body: Body) -> list[tuple[IndexVar, int, str]]:
+    """(variable, size, strategy) of the groups, from the outermost loop inwards."""
+    match body:
+        case Forall():
+            own = [] if body.group is None else [(body.var, *body.group)]
+            return own + groups(body.body)
+        case Where():
+            return groups(body.consumer) + groups(body.producer)
+        case Intrinsic():
+            return groups(body.body)
+    return []

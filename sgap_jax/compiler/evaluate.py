@@ -179,10 +179,12 @@ class Evaluator:
         if some.size:
             ends = np.concatenate([low[some], high[some] - 1])
             place, _ = self.locate(expr.array, ends, np.concatenate([lanes[some]] * 2))
-            array = place.data[low[some].min() : high[some].max()]
-            if place.owners is not None or array.dtype.kind != "i":
+            if place.owners is not None or place.data.dtype.kind != "i":
                 raise self.fault(f"a search in {expr.array}, which is no index array")
-            if (np.diff(array) < 0).any() or (place.data[low[some]] > target[some]).any():
+            # Each lane in its own part: from one part to the next the array may well decrease.
+            drops = np.flatnonzero(np.diff(place.data) < 0)
+            first, last = np.searchsorted(drops, low[some]), np.searchsorted(drops, high[some] - 1)
+            if (first < last).any() or (place.data[low[some]] > target[some]).any():
                 raise self.fault(f"a search in {expr.array}, which decreases or starts too high")
         while some.size:
             middle = low[some] + (high[some] - low[some]) // 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import string
+from collections.abc import Mapping, Sequence
 
-from sgap_jax.formats.levels import Format
+from sgap_jax.formats.levels import COO, Compressed, Dense, Format, Singleton
 
 REDUCTIONS = ("+", "max", "min")
 
@@ -30,8 +32,27 @@ class Access:
     indices: tuple[IndexVar, ...]
     format: Format | None = None
 
+    def __mul__(self, other: Access) -> tuple[Access, ...]:
+        return (self, other) if isinstance(other, Access) else NotImplemented
+
+    def __rmul__(self, others: tuple[Access, ...]) -> tuple[Access, ...]:
+        return (*others, self) if isinstance(others, tuple) else NotImplemented
+
     def __str__(self) -> str:
-        return f"{self.tensor}({','.join(map(str, self.indices))})"
+        return f"{self.tensor}({','.join(map(str, self.indices))})" if self.indices else self.tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A name to index: `A, B, C = Tensor("A", CSR), Tensor("B"), Tensor("C")` and then
+    `Assign(C[i, k], A[i, j] * B[j, k])`. `C[()]` is a scalar."""
+
+    name: str
+    format: Format | None = None
+
+    def __getitem__(self, indices: IndexVar | tuple[IndexVar, ...]) -> Access:
+        every = (indices,) if isinstance(indices, IndexVar) else tuple(indices)
+        return Access(self.name, every, self.format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +60,58 @@ class Assign:
     """output = the product of `factors`, reduced over the indices that the output lacks.
 
     At most one factor is sparse. The output is dense, or has the format and the indices of the
-    sparse factor: then it shares that factor's structure.
+    sparse factor: then it shares that factor's structure. Entries that are not stored take no part
+    in a reduction; over nothing "+" gives 0, "max" -infinity and "min" infinity.
+
+    Raises:
+      ValueError: not an expression, or an index or a format that does not fit its access.
+      NotImplementedError: two sparse factors, an index twice in one access, a sparse output of
+        another structure, or levels that follow each other in no known way.
     """
 
     output: Access
     factors: tuple[Access, ...]
     reduction: str = "+"
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise ValueError(f"{self.output} = nothing: expected at least one factor")
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(
+                f"{self}: reduction: expected one of {', '.join(REDUCTIONS)}, "
+                f"got {self.reduction!r}"
+            )
+        for access in (self.output, *self.factors):
+            _check_access(access, self)
+        names = [access.tensor for access in (self.output, *self.factors)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self}: give each operand and the output a name of its own")
+        there = {i for factor in self.factors for i in factor.indices}
+        if missing := [i for i in self.output.indices if i not in there]:
+            raise ValueError(
+                f"{self}: no factor has the index {missing[0]} of the output; broadcast afterwards"
+            )
+        self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        sparse = [factor for factor in self.factors if factor.format is not None]
+        if len(sparse) > 1:
+            raise NotImplementedError(
+                f"{self}: {sparse[0].tensor} and {sparse[1].tensor} are both sparse; coordinates "
+                "of two sparse operands are not merged: at most one factor may have a format"
+            )
+        if self.output.format is None:
+            return
+        same = sparse and (self.output.indices, self.output.format) == (
+            sparse[0].indices,
+            sparse[0].format,
+        )
+        if not same:
+            own = f"{sparse[0]} in {sparse[0].format}" if sparse else "no sparse factor"
+            raise NotImplementedError(
+                f"{self}: the sparse output {self.output} in {self.output.format} would need a "
+                f"structure of its own; it can share that of a factor (here: {own}) or be dense"
+            )
 
     @property
     def sparse(self) -> Access | None:
@@ -59,3 +126,87 @@ class Assign:
     @property
     def reduced(self) -> tuple[IndexVar, ...]:
         return tuple(i for i in self.indices if i not in self.output.indices)
+
+    def __str__(self) -> str:
+        sign = "=" if not self.reduced else "+=" if self.reduction == "+" else f"{self.reduction}="
+        return f"{self.output} {sign} {' * '.join(map(str, self.factors))}"
+
+
+def assign(
+    subscripts: str,
+    formats: Mapping[str, Format] | None = None,
+    names: str | Sequence[str] | None = None,
+    reduction: str = "+",
+) -> Assign:
+    """`assign("ij,jk->ik", {"A": CSR})` is C(i,k) += A(i,j) * B(j,k) with A in CSR.
+
+    Args:
+      subscripts: as for `jnp.einsum`, with the output written out: letters, no ellipsis.
+      formats: of the sparse operand, by name, and of the output where it is to share its structure;
+        everything else is dense. COO is taken for any number of indices.
+      names: of the operands, then of the output, such as "A x y"; default A, B, C, ... in order.
+      reduction: "+", "max" or "min", over the indices that the output lacks.
+
+    Raises:
+      ValueError, NotImplementedError: as `Assign` does; or malformed subscripts or names.
+    """
+    words = subscripts.replace(" ", "").replace("->", ",").split(",")
+    letters = all(c in string.ascii_letters for word in words for c in word)
+    if subscripts.count("->") != 1 or "," in subscripts.split("->")[1] or not letters:
+        raise ValueError(
+            f"assign: expected subscripts such as 'ij,jk->ik' (letters, the output written out), "
+            f"got {subscripts!r}"
+        )
+    given = names.replace(",", " ").split() if isinstance(names, str) else names
+    tensors = tuple(string.ascii_uppercase[: len(words)] if given is None else given)
+    if len(tensors) != len(words) or not all(name.isidentifier() for name in tensors):
+        raise ValueError(
+            f"assign: names: expected {len(words)} names for {subscripts!r} (the output's last), "
+            f"got {names!r}"
+        )
+    formats = dict(formats or {})
+    if unknown := sorted(set(formats) - set(tensors)):
+        raise ValueError(
+            f"assign: formats: no operand {unknown[0]!r}; there are {', '.join(tensors)}"
+        )
+    accesses = [
+        Access(name, index_vars(" ".join(word)), _of_rank(formats.get(name), len(word)))
+        for name, word in zip(tensors, words, strict=True)
+    ]
+    return Assign(accesses[-1], tuple(accesses[:-1]), reduction)
+
+
+def _of_rank(format: Format | None, ndim: int) -> Format | None:
+    """COO, said of any number of modes."""
+    if format != COO or ndim < 1:
+        return format
+    return Format((Compressed(unique=False),) + (Singleton(),) * (ndim - 1))
+
+
+def _check_access(access: Access, whole: Assign) -> None:
+    indices, format = access.indices, access.format
+    twice = [i for i in indices if indices.count(i) > 1]
+    if twice:
+        raise NotImplementedError(
+            f"{whole}: the index {twice[0]} twice in {access}: diagonals are not taken; "
+            "take them from the operand first"
+        )
+    if format is None:
+        return
+    if format.ndim != len(indices):
+        raise ValueError(
+            f"{whole}: {format} is for {format.ndim} indices, got {len(indices)} in {access}"
+        )
+    levels = format.levels
+    if all(isinstance(level, Dense) for level in levels):
+        raise NotImplementedError(
+            f"{whole}: {access} in {format} stores everything; leave its format out (a dense "
+            "operand is stored row by row)"
+        )
+    for parent, level in zip((None, *levels), levels, strict=False):
+        coordinates = isinstance(parent, Singleton) or parent == Compressed(unique=False)
+        if isinstance(level, Singleton) and not coordinates:
+            raise NotImplementedError(
+                f"{whole}: {access} in {format}: a Singleton level has one coordinate for each "
+                "position of Compressed(unique=False) or Singleton above it"
+            )

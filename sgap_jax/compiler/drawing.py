@@ -1,0 +1,101 @@
+"""The provenance graph as text and as SVG (as figures 10 and 13 of Senanayake et al. draw it)."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+from sgap_jax.compiler.cin import Pos, Relation
+from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.provenance import Provenance, children, parents
+
+_WIDTH, _HEIGHT, _GAP = 96, 34, 56  # of a box, and between rows, in pixels
+_BLUE = "#cfe2ff"
+
+
+def word(relation: Relation) -> str:
+    """What a relation does, without its variables: split 16, pos A(i,j), fuse."""
+    name = type(relation).__name__.lower()
+    number = next((getattr(relation, f) for f in ("size", "parts") if hasattr(relation, f)), None)
+    what = relation.access if isinstance(relation, Pos) else number
+    return name if what is None else f"{name} {what}"
+
+
+def text(graph: Provenance) -> str:
+    """A line for each relation, under the variables of the expression; (pos) marks variables of
+    position space."""
+    every = [*graph.originals]
+    lines = [", ".join(map(str, every))]
+    for relation in graph.relations:
+        left = ", ".join(_marked(graph, var) for var in parents(relation))
+        right = ", ".join(_marked(graph, var) for var in children(relation))
+        lines.append(f"  {left} --[{word(relation)}]--> {right}")
+    return "\n".join(lines)
+
+
+def _marked(graph: Provenance, var: IndexVar) -> str:
+    return f"{var} (pos)" if graph.position(var) else str(var)
+
+
+def svg(graph: Provenance) -> str:
+    """Boxes in rows, each below all that it derives from; arrows with the relations on them."""
+    place = _places(graph)
+    columns = max((x for x, _ in place.values()), default=0.0) + 1
+    rows = max((y for _, y in place.values()), default=0) + 1
+    width, height = int(columns * (_WIDTH + 20)) + 20, rows * (_HEIGHT + _GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" font-family="sans-serif" font-size="13" text-anchor="middle">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z"/></marker></defs>',
+    ]
+    for relation in graph.relations:
+        made = [_centre(place[var]) for var in children(relation)]
+        for var in parents(relation):
+            x, y = _centre(place[var])
+            parts += [
+                f'<path d="M{x:.0f} {y + _HEIGHT / 2:.0f}L{u:.0f} {v - _HEIGHT / 2:.0f}" '
+                'stroke="black" fill="none" marker-end="url(#tip)"/>'
+                for u, v in made
+            ]
+        x = sum(u for u, _ in made) / len(made)
+        y = made[0][1] - _HEIGHT / 2 - _GAP * 0.35
+        parts.append(
+            f'<text x="{x:.0f}" y="{y:.0f}" font-style="italic" stroke="white" stroke-width="4" '
+            f'paint-order="stroke">{escape(word(relation))}</text>'
+        )
+    for var in graph.variables:
+        x, y = _centre(place[var])
+        fill = _BLUE if graph.position(var) else "white"
+        parts.append(
+            f'<rect x="{x - _WIDTH / 2:.0f}" y="{y - _HEIGHT / 2:.0f}" width="{_WIDTH}" '
+            f'height="{_HEIGHT}" rx="8" fill="{fill}" stroke="black"/>'
+            f'<text x="{x:.0f}" y="{y + 5:.0f}">{escape(str(var))}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _centre(place: tuple[float, int]) -> tuple[float, float]:
+    x, y = place
+    return 20 + (x + 0.5) * (_WIDTH + 20) - 10, y * (_HEIGHT + _GAP) + _HEIGHT / 2 + 8
+
+
+def _places(graph: Provenance) -> dict[IndexVar, tuple[float, int]]:
+    """Column and row of each variable: rows by the longest way from the expression; in a row from
+    left to right, under what they derive from where there is room."""
+    depth = dict.fromkeys(graph.originals, 0)
+    wish: dict[IndexVar, float] = {var: float(n) for n, var in enumerate(graph.originals)}
+    place = {var: (wish[var], 0) for var in graph.originals}
+    for relation in graph.relations:
+        row = 1 + max(depth[var] for var in parents(relation))
+        depth |= dict.fromkeys(children(relation), row)
+    for row in range(1, max(depth.values(), default=0) + 1):
+        for relation in graph.relations:
+            made = [var for var in children(relation) if depth[var] == row]
+            above = [place[var][0] for var in parents(relation) if var in place]
+            for n, var in enumerate(made):
+                wish[var] = sum(above) / len(above) + n - (len(made) - 1) / 2
+        free = 0.0
+        for var in sorted((v for v in depth if depth[v] == row), key=lambda v: wish[v]):
+            place[var] = (max(free, wish[var]), row)
+            free = place[var][0] + 1
+    return place

@@ -1,0 +1,160 @@
+"""How the variables of the loops derive from those of the expression: the provenance graph
+(Senanayake et al., section 4.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from sgap_jax.compiler.cin import Bound, Coord, Divide, Fuse, Pos, Precompute, Relation, Split
+from sgap_jax.compiler.expr import Access, IndexVar
+
+
+def parents(relation: Relation) -> tuple[IndexVar, ...]:
+    match relation:
+        case Split() | Divide() | Bound():
+            return (relation.parent,)
+        case Fuse():
+            return (relation.outer, relation.inner)
+        case Pos():
+            return (relation.coordinate,)
+        case Coord():
+            return (relation.position,)
+        case Precompute():
+            return (relation.var,)
+
+
+def children(relation: Relation) -> tuple[IndexVar, ...]:
+    match relation:
+        case Split() | Divide():
+            return (relation.outer, relation.inner)
+        case Fuse():
+            return (relation.fused,)
+        case Pos():
+            return (relation.position,)
+        case Coord():
+            return (relation.coordinate,)
+        case Bound():
+            return (relation.bounded,)
+        case Precompute():
+            return (relation.fresh,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """The graph over the variables of an expression (`originals`) and all that derive from them.
+
+    `str()` draws it as text, `svg()` as a picture; a notebook shows the latter.
+    """
+
+    originals: tuple[IndexVar, ...]
+    relations: tuple[Relation, ...]
+
+    @functools.cached_property
+    def _origin(self) -> dict[IndexVar, Relation]:
+        return {child: relation for relation in self.relations for child in children(relation)}
+
+    @property
+    def variables(self) -> tuple[IndexVar, ...]:
+        every = (child for relation in self.relations for child in children(relation))
+        return (*self.originals, *every)
+
+    def origin(self, var: IndexVar) -> Relation | None:
+        """The relation that made a variable; None for one of the expression."""
+        return self._origin.get(var)
+
+    def lineage(self, var: IndexVar) -> list[tuple[IndexVar, Relation]]:
+        """(variable, what made it), from `var` up to a variable of the expression or to a fusion's
+        result, which is the last."""
+        line = []
+        while (relation := self.origin(var)) is not None:
+            line.append((var, relation))
+            if isinstance(relation, Fuse):
+                break
+            var = parents(relation)[0]
+        return line
+
+    def roots(self, var: IndexVar) -> tuple[IndexVar, ...]:
+        """The variables of the expression that one derives from, in the order of its iteration."""
+        relation = self.origin(var)
+        if relation is None:
+            return (var,)
+        return tuple(root for parent in parents(relation) for root in self.roots(parent))
+
+    def position(self, var: IndexVar) -> Pos | None:
+        """The relation that took a variable to position space; None for one of coordinates."""
+        for _, relation in self.lineage(var):
+            if isinstance(relation, Pos):
+                return relation
+            if isinstance(relation, Coord):
+                return None
+        return None
+
+    def whole(self, var: IndexVar) -> bool:
+        """A variable whose values are neighbours: no outer part of a split or divide is above it,
+        up to the expression, a fusion or position space."""
+        for derived, relation in self.lineage(var):
+            if isinstance(relation, Split | Divide) and derived == relation.outer:
+                return False
+            if isinstance(relation, Pos):
+                break
+        return True
+
+    def constant(self, var: IndexVar) -> int | None:
+        """The extent of a variable that is the same for all operands; None where it is not."""
+        relation = self.origin(var)
+        match relation:
+            case Bound():
+                return relation.size
+            case Precompute():
+                return self.constant(relation.var)
+            case Split():
+                if var == relation.inner:
+                    return relation.size
+                whole = self.constant(relation.parent)
+                return None if whole is None else -(-whole // relation.size)
+            case Divide():
+                if var == relation.outer:
+                    return relation.parts
+                whole = self.constant(relation.parent)
+                return None if whole is None else -(-whole // relation.parts)
+            case Fuse():
+                sides = self.constant(relation.outer), self.constant(relation.inner)
+                return None if None in sides else (sides[0] or 0) * (sides[1] or 0)
+        return None
+
+    def block(self, var: IndexVar, access: Access) -> str | None:
+        """ "outer" or "inner" for the parts of an index of a blocked mode that is split by exactly
+        the side of the block (and what derives from these); else None."""
+        sides = block_sides(access)
+        while (relation := self.origin(var)) is not None:
+            if isinstance(relation, Split) and sides.get(relation.parent) == relation.size:
+                return "outer" if var == relation.outer else "inner"
+            if isinstance(relation, Fuse):
+                parts = {self.block(parent, access) for parent in parents(relation)}
+                return "outer" if "outer" in parts else None
+            var = parents(relation)[0]
+        return None
+
+    def __str__(self) -> str:
+        from sgap_jax.compiler.drawing import text
+
+        return text(self)
+
+    def svg(self) -> str:
+        """The graph as an SVG picture: relations on the arrows, position variables in blue."""
+        from sgap_jax.compiler.drawing import svg
+
+        return svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+
+def block_sides(access: Access) -> dict[IndexVar, int]:
+    """The side of the trailing block along each index of a blocked mode."""
+    format = access.format
+    if format is None:
+        return {}
+    modes = zip(format.modes, format.block_shape, strict=False)
+    return {access.indices[mode]: side for mode, side in modes}

@@ -1,0 +1,240 @@
+"""Where a sum is kept and how it reaches the output: computed from the loops, not trusted.
+
+A sum is kept in a scalar across the innermost loops that do not move the element it belongs to. A
+loop over the positions of several levels moves it only where a segment ends, if the element is one
+of an outer level: then the sum is stored there. What loops remain decide between `=` and `+=`; what
+parallel loops remain must own the element, or the store is atomic, or a collective.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.compiler import cin
+from sgap_jax.compiler.cin import Assignment, Body, Forall, Pos
+from sgap_jax.compiler.expr import Assign, IndexVar
+from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
+from sgap_jax.compiler.relations import Path, Provenance, paths
+from sgap_jax.schedules import ScheduleError
+
+IDENTITY = {"+": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A collective store: by `size` neighbours among the iterations of `var`."""
+
+    var: IndexVar
+    size: int
+    strategy: str
+    atomic: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the assignment to the output is done."""
+
+    assignment: Assignment
+    path: Path
+    start: IndexVar | None  # the outermost loop across which the sum is kept
+    tracked: IndexVar | None  # == start, where the sum is stored at the ends of segments too
+    op: str | None
+    atomic: bool
+    group: Group | None
+    fill: float | None
+
+
+class Planner:
+    def __init__(self, expression: Assign, body: Body, provenance: Provenance):
+        self.expression, self.body = expression, body
+        self.provenance = provenance
+        name = expression.output.tensor
+        found = [(path, a) for path, a in paths(body) if a.target.tensor == name]
+        if len(found) != 1:
+            raise NotImplementedError(f"{name} is assigned in {len(found)} places, expected one")
+        self.path, self.assignment = found[0]
+        self.loops = {loop.var for loop in self.path}
+        storage = provenance.storage
+        self.sparse_output = expression.output.format is not None
+        self.moving = expression.output.indices
+        if self.sparse_output and storage is not None:
+            self.moving = (*self.moving, *storage.variables)
+        self.positions = [r for r in provenance.relations if isinstance(r, Pos)]
+
+    def leaves(self, var: IndexVar) -> set[IndexVar]:
+        return self.provenance.leaves(var, self.loops)
+
+    def plan(self) -> Plan:
+        start, tracked = self._kept()
+        names = [loop.var for loop in self.path]
+        crossed = self.path[names.index(start) :] if start else ()
+        outside = self.path[: len(self.path) - len(crossed)]
+        self._check_units()
+        for loop in crossed:
+            if loop.unit is not None and loop.race == cin.NO_RACES:
+                raise self._race(loop)
+        group = self._group(outside)
+        shared = [loop for loop in outside if not self._owned(loop)]
+        op = None if not shared and tracked is None else self.expression.reduction
+        atomic = self._atomic(shared, outside, group)
+        if group is not None:
+            more = any(loop.unit for loop in shared if loop.var != group.var)
+            atomic = atomic and more
+            group = dataclasses.replace(group, atomic=group.atomic or atomic)
+            op = self.expression.reduction
+        return Plan(
+            self.assignment, self.path, start, tracked, op, atomic, group, self._fill(op)
+        )
+
+    def _kept(self) -> tuple[IndexVar | None, IndexVar | None]:
+        start = None
+        for loop in reversed(self.path):
+            if loop.unit not in (None, CPU_VECTOR):
+                break
+            moved = {var for var in self.moving if loop.var in self.leaves(var)}
+            if not moved:
+                start = loop.var
+                continue
+            if loop.unit is None and self._only_tracked(loop.var, moved):
+                return loop.var, loop.var
+            break
+        return start, None
+
+    def tracking(self, var: IndexVar) -> Pos | None:
+        """The positions of several levels that run on, one after the other, in a serial loop."""
+        for pos in self.positions:
+            leaves = self.leaves(pos.position)
+            inner = [loop for loop in self.path if loop.var in leaves]
+            if inner and inner[-1].var == var and inner[-1].unit is None:
+                first, last = self.provenance.levels_of(pos)
+                if first < last:
+                    return pos
+        return None
+
+    def _only_tracked(self, var: IndexVar, moved: set[IndexVar]) -> bool:
+        storage, pos = self.provenance.storage, self.tracking(var)
+        if pos is None or storage is None or self.sparse_output:
+            return False
+        first, last = self.provenance.levels_of(pos)
+        outer = set(storage.variables[first:last])
+        # An output index with a block is moved by its outer part.
+        outer |= {
+            split.parent
+            for split in self.provenance.relations
+            if isinstance(split, cin.Split) and split.outer in outer
+        }
+        return moved <= outer and storage.is_compressed(last)
+
+    def _owned(self, loop: Forall) -> bool:
+        """Whether no two iterations meet in one element of the output."""
+        moves = {var for var in self.expression.indices if loop.var in self.leaves(var)}
+        if not moves or not moves <= set(self.expression.output.indices):
+            return False
+        if self.sparse_output:
+            return True
+        storage = self.provenance.storage
+        return not any(
+            storage is not None
+            and storage.repeats[self.provenance.levels_of(pos)[1]]
+            and loop.var in self.leaves(pos.position)
+            for pos in self.positions
+        )
+
+    def _atomic(self, shared: list[Forall], outside: Path, group: Group | None) -> bool:
+        parallel = [loop for loop in shared if loop.unit is not None]
+        grouped = None if group is None else group.var
+        for loop in parallel:
+            if loop.var == grouped:
+                continue
+            if loop.race == cin.NO_RACES or loop.unit == CPU_VECTOR:
+                raise self._race(loop)
+            if loop.race in (cin.TEMPORARY, cin.PARALLEL_REDUCTION):
+                raise NotImplementedError(
+                    f"`{self.assignment}`: {loop.race} over {loop.var} ({loop.unit}) is available "
+                    "for CPUVector and GPUThread loops; the nearest is Atomics"
+                )
+        if any(loop.race == cin.ATOMICS for loop in outside if loop.unit is not None):
+            return bool(parallel)
+        return False
+
+    def _race(self, loop: Forall) -> ScheduleError:
+        return ScheduleError(
+            f"`{self.assignment}` is not owned by the iterations of {loop.var} ({loop.unit}, "
+            f"{loop.race}): several of them meet in one element (Senanayake et al., section 5.3: "
+            "such a store is atomic, or reduced in parallel, or claimed by IgnoreRaces)"
+        )
+
+    def _check_units(self) -> None:
+        """A parallel loop of a CPU, or of blocks, is outside of everything else."""
+        units = [loop.unit for loop in self.path]
+        outermost = self.body.unit if isinstance(self.body, Forall) else None
+        for loop in {loop for path, _ in paths(self.body) for loop in path}:
+            if loop.unit in (GPU_BLOCK, CPU_THREAD) and loop != self.body:
+                raise NotImplementedError(
+                    f"{loop.var} ({loop.unit}) is inside of something else; a loop of this unit is "
+                    "the outermost"
+                )
+            if loop.unit in (GPU_WARP, GPU_THREAD) and outermost != GPU_BLOCK:
+                raise ScheduleError(f"{loop.var} ({loop.unit}) is in no GPUBlock loop")
+            if loop.unit in (GPU_WARP, GPU_THREAD) and loop.unit not in units:
+                raise NotImplementedError(
+                    f"`{self.assignment}` is outside of the loop of {loop.var} ({loop.unit}): all "
+                    "threads would store it"
+                )
+        if GPU_WARP in units and GPU_THREAD not in units[units.index(GPU_WARP) :]:
+            raise ScheduleError(f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop")
+
+    def _group(self, outside: Path) -> Group | None:
+        for loop in outside:
+            reduced = loop.race in (cin.PARALLEL_REDUCTION, cin.TEMPORARY)
+            if loop.group is None and not (reduced and loop.unit == GPU_THREAD):
+                continue
+            size, strategy = loop.group or (0, cin.PARALLEL_REDUCTION)
+            moved = [var for var in self.moving if loop.var in self.leaves(var)]
+            if strategy == cin.PARALLEL_REDUCTION and moved:
+                if loop.group is None:
+                    continue
+                raise ScheduleError(
+                    f"group({loop.var}, {size}, {strategy}): `{self.assignment}`: the lanes of a "
+                    f"group add up to one element, but {moved[0]} moves with {loop.var} (Sgap, "
+                    "section 4.2: Segment is for that)"
+                )
+            if strategy == cin.SEGMENT and not self._in_order(loop, moved):
+                raise ScheduleError(
+                    f"group({loop.var}, {size}, {strategy}): `{self.assignment}`: the elements of "
+                    f"the output do not come in order along {loop.var} (Sgap, section 4.2)"
+                )
+            return Group(loop.var, size, strategy, atomic=False)
+        return None
+
+    def _in_order(self, loop: Forall, moved: list[IndexVar]) -> bool:
+        """Whether the place in the output does not decrease from one iteration to the next."""
+        if self.sparse_output or not moved:
+            return True
+        storage = self.provenance.storage
+        for pos in self.positions:
+            if storage is not None and loop.var in self.leaves(pos.position):
+                modes = [storage.access.indices[mode] for mode in storage.access.format.modes]
+                first, last = self.provenance.levels_of(pos)
+                return moved == modes[first : first + len(moved)] and last < len(modes)
+        fused = [r.fused for r in self.provenance.relations if isinstance(r, cin.Fuse)]
+        return len(moved) == 1 and not any(loop.var in self.leaves(var) for var in fused)
+
+    def _fill(self, op: str | None) -> float | None:
+        """None where each element of the output is stored for certain."""
+        storage = self.provenance.storage
+        identity = IDENTITY[self.expression.reduction]
+        if op is not None or self.sparse_output:
+            return identity
+        if storage is None:
+            return None
+        modes = zip(storage.access.format.modes, storage.levels, strict=False)
+        stored = {
+            storage.access.indices[mode]
+            for level, (mode, _) in enumerate(modes)
+            if not storage.is_dense(level)
+        }
+        visited = {leaf for pos in self.positions for leaf in self.leaves(pos.position)}
+        outputs = self.expression.output.indices
+        sparse = any(var in stored or self.leaves(var) & visited for var in outputs)
+        return identity if sparse else None

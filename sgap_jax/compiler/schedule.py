@@ -1,0 +1,296 @@
+"""Schedules as chains of transformations of the loops of an expression."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from sgap_jax.compiler import cin, intrinsics, legality, nest, workspaces
+from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
+from sgap_jax.compiler.expr import Access, Assign, IndexVar, Tensor
+from sgap_jax.compiler.provenance import Provenance, children, parents
+from sgap_jax.schedules import schedule as schedules
+from sgap_jax.schedules.schedule import ScheduleError
+
+Var = IndexVar | str
+Vars = Var | tuple[Var, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(schedules.Schedule):
+    """The loops of an expression, transformed one call at a time; each call gives a new schedule.
+
+        i, j, f, fpos, block, fpos1 = index_vars("i j f fpos block fpos1")
+        s = Schedule(assign("ij,j->i", {"A": CSR}))
+        s = s.fuse(i, j, f).pos(f, fpos, "A").split(fpos, block, fpos1, 128)
+        print(s)
+
+    Variables are `IndexVar`s or their names. A schedule says in which order the entries are
+    visited and by whom, never what is computed. It prints as concrete index notation.
+
+    Attributes:
+      expression: what is computed.
+      statement: the loops, and how their variables derive from those of the expression; without
+        it one loop for each index, the output's first, the sparse operand's in order of level.
+
+    Raises:
+      ScheduleError: each method, where its precondition does not hold; the message shows the
+        statement and the reason.
+
+    Source: Senanayake et al., OOPSLA 2020, section 5; `group` is of Sgap, section 5.
+    """
+
+    expression: Assign
+    statement: SuchThat = None  # type: ignore[assignment]  # made from the expression
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expression, Assign):
+            raise ScheduleError(f"Schedule: expected an Assign, got {self.expression!r}")
+        if self.statement is None:
+            object.__setattr__(self, "statement", nest.initial(self.expression))
+        legality.check_statement(self.expression, self.statement)
+
+    def __str__(self) -> str:
+        return str(self.statement)
+
+    def provenance(self) -> Provenance:
+        """How the variables derive from each other: `print` it, or take its `svg()`."""
+        return Provenance(self.expression.indices, self.statement.relations)
+
+    def reorder(self, *order: Var) -> Schedule:
+        """The loops of a perfect nest, in another order; those not named stay where they are."""
+
+        def change() -> SuchThat:
+            wanted = [_var(var) for var in order]
+            if len(set(wanted)) < len(wanted) or not wanted:
+                raise ScheduleError("expected variables, each once")
+            for var in wanted:
+                legality.loop_of(self.statement, var)
+            first = next(x for x in nest.loops(self.statement.body) if x.var in wanted)
+            loops, inside = nest.chain(first)
+            there = [loop for loop in loops if loop.var in wanted]
+            if len(there) < len(wanted):
+                absent = next(v for v in wanted if v not in [loop.var for loop in there])
+                raise ScheduleError(
+                    f"{absent} and {first.var} are not in one perfect nest: another statement "
+                    "stands between their loops"
+                )
+            fresh = iter(sorted(there, key=lambda loop: wanted.index(loop.var)))
+            loops = [next(fresh) if loop.var in wanted else loop for loop in loops]
+            return self._with(first.var, lambda _: nest.wrap(loops, inside))
+
+        return self._step("reorder", order, change)
+
+    def split(self, var: Var, outer: Var, inner: Var, size: int) -> Schedule:
+        """var = outer * size + inner, with 0 <= inner < size: tiles of one size."""
+
+        def change() -> SuchThat:
+            legality.check_size("the size of a tile", size)
+            return self._tile(cin.Split(_var(var), _var(outer), _var(inner), size))
+
+        return self._step("split", (var, outer, inner, size), change)
+
+    def divide(self, var: Var, outer: Var, inner: Var, parts: int) -> Schedule:
+        """var = outer * ceil(extent / parts) + inner, with 0 <= outer < parts: so many tiles."""
+
+        def change() -> SuchThat:
+            legality.check_size("the number of parts", parts)
+            return self._tile(cin.Divide(_var(var), _var(outer), _var(inner), parts))
+
+        return self._step("divide", (var, outer, inner, parts), change)
+
+    def fuse(self, outer: Var, inner: Var, fused: Var) -> Schedule:
+        """Two directly nested loops become one over the pairs, in the same order."""
+
+        def change() -> SuchThat:
+            relation = cin.Fuse(_var(outer), _var(inner), _var(fused))
+            legality.check_fuse(self.provenance(), self.statement, relation.outer, relation.inner)
+            legality.check_fresh(self.provenance(), relation.fused)
+
+            def both(loop: Forall) -> Body:
+                assert isinstance(loop.body, Forall)
+                return Forall(relation.fused, loop.body.body)
+
+            return self._with(relation.outer, both, relation)
+
+        return self._step("fuse", (outer, inner, fused), change)
+
+    def pos(self, coordinate: Var, position: Var, access: Access | Tensor | str) -> Schedule:
+        """The loop runs over the positions at which `access` stores its coordinates: one level, or
+        several that were fused. `access` may be given as the name of the operand."""
+
+        def change() -> SuchThat:
+            legality.serial_loop(self.statement, _var(coordinate))
+            found = self._access(access)
+            legality.check_pos(self.expression, self.provenance(), _var(coordinate), found)
+            return self._rename(cin.Pos(_var(coordinate), _var(position), found))
+
+        return self._step("pos", (coordinate, position, access), change)
+
+    def coord(self, position: Var, coordinate: Var) -> Schedule:
+        """The way back from `pos`: the loop runs over coordinates again."""
+
+        def change() -> SuchThat:
+            graph = self.provenance()
+            legality.serial_loop(self.statement, _var(position))
+            legality.check_coord(graph, _var(position))
+            return self._rename(cin.Coord(_var(position), _var(coordinate)))
+
+        return self._step("coord", (position, coordinate), change)
+
+    def bound(self, var: Var, bounded: Var, size: int) -> Schedule:
+        """The extent of a loop is exactly `size`, said now; checked when shapes are known."""
+
+        def change() -> SuchThat:
+            legality.check_size("the extent", size)
+            legality.serial_loop(self.statement, _var(var))
+            known = self.provenance().constant(_var(var))
+            if known not in (None, size):
+                raise ScheduleError(f"the extent of {var} is {known}")
+            return self._rename(cin.Bound(_var(var), _var(bounded), size))
+
+        return self._step("bound", (var, bounded, size), change)
+
+    def unroll(self, var: Var) -> Schedule:
+        """The body, once for each iteration, without a loop."""
+
+        def change() -> SuchThat:
+            loop = legality.serial_loop(self.statement, _var(var))
+            legality.check_constant(self.expression, self.provenance(), loop.var, "unroll")
+            return self._with(loop.var, lambda loop: dataclasses.replace(loop, unroll=True))
+
+        return self._step("unroll", (var,), change)
+
+    def parallelize(self, var: Var, unit: str, race: str) -> Schedule:
+        """The iterations run on `unit`, one of loopir.UNITS; `race`, one of cin.RACES, says why
+        their stores are safe."""
+
+        def change() -> SuchThat:
+            loop = legality.serial_loop(self.statement, _var(var))
+            legality.check_parallel(self.expression, self.provenance(), loop.var, unit, race)
+            return self._with(
+                loop.var, lambda loop: dataclasses.replace(loop, unit=unit, race=race)
+            )
+
+        return self._step("parallelize", (var, unit, race), change)
+
+    def group(self, var: Var, size: int, strategy: str) -> Schedule:
+        """Each `size` neighbouring threads of a loop add up together: into one element
+        (ParallelReduction), or into one for each run of equal elements (Segment)."""
+
+        def change() -> SuchThat:
+            loop = legality.loop_of(self.statement, _var(var))
+            legality.check_group(self.expression, self.provenance(), loop, size, strategy)
+            return self._with(
+                loop.var, lambda loop: dataclasses.replace(loop, group=(size, strategy))
+            )
+
+        return self._step("group", (var, size, strategy), change)
+
+    def precompute(
+        self,
+        factors: Access | tuple[Access | str, ...] | str,
+        var: Vars,
+        fresh: Vars,
+        workspace: str,
+    ) -> Schedule:
+        """The product of some factors goes to a workspace over `var`, which the producer calls
+        `fresh`; where only they need a loop that is reduced over, the sum does.
+
+        `factors` are accesses or names of operands ("A B"); `var` and `fresh` are one variable, or
+        a tuple of them: () makes the workspace a scalar.
+        """
+
+        def change() -> SuchThat:
+            named = factors.replace(",", " ").split() if isinstance(factors, str) else factors
+            parts = (named,) if isinstance(named, Access) else tuple(named)
+            graph, pairs = self.provenance(), (_vars(var), _vars(fresh))
+            legality.check_fresh(graph, *pairs[1])
+            return workspaces.precompute(
+                self.expression, graph, self.statement, parts, *pairs, workspace
+            )
+
+        return self._step("precompute", (factors, var, fresh, workspace), change)
+
+    def scalar_promote(self, var: Var, name: str | None = None) -> Schedule:
+        """What the loops from `var` inwards add to one element goes to a scalar first; over fused
+        positions, to one for each run of positions that share their element."""
+
+        def change() -> SuchThat:
+            loop = legality.loop_of(self.statement, _var(var))
+            return workspaces.promote(
+                self.expression, self.provenance(), self.statement, loop, name
+            )
+
+        return self._step("scalar_promote", (var,), change)
+
+    def bind(self, var: Var, intrinsic: str) -> Schedule:
+        """The nest from the loop of `var` inwards is run by an intrinsic, such as "octet_mma".
+
+        Raises NotImplementedError where the nest is not the one that the intrinsic computes.
+        """
+
+        def change() -> SuchThat:
+            loop = legality.loop_of(self.statement, _var(var))
+            intrinsics.check_nest(self.provenance(), loop, intrinsic)
+            return self._with(loop.var, lambda loop: cin.Intrinsic(intrinsic, loop))
+
+        return self._step("bind", (var, intrinsic), change)
+
+    def _access(self, access: Access | Tensor | str) -> Access:
+        if isinstance(access, Access):
+            return access
+        name = access if isinstance(access, str) else access.name
+        factors = [factor for factor in self.expression.factors if factor.tensor == name]
+        if not factors:
+            there = ", ".join(factor.tensor for factor in self.expression.factors)
+            raise ScheduleError(f"{name} is not an argument of the expression; there are {there}")
+        return factors[0]
+
+    def _tile(self, relation: cin.Split | cin.Divide) -> SuchThat:
+        legality.serial_loop(self.statement, relation.parent)
+        legality.check_fresh(self.provenance(), relation.outer, relation.inner)
+        return self._with(
+            relation.parent,
+            lambda loop: Forall(relation.outer, Forall(relation.inner, loop.body)),
+            relation,
+        )
+
+    def _rename(self, relation: cin.Pos | cin.Coord | cin.Bound) -> SuchThat:
+        """One variable for another."""
+        (old,), (new,) = parents(relation), children(relation)
+        legality.check_fresh(self.provenance(), new)
+        return self._with(old, lambda loop: Forall(new, loop.body), relation)
+
+    def _with(
+        self, var: IndexVar, change: Callable[[Forall], Body], *relations: Relation
+    ) -> SuchThat:
+        body = nest.replace(self.statement.body, var, change)
+        return SuchThat(body, (*self.statement.relations, *relations))
+
+    def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> Schedule:
+        """The next schedule, or the error with the call, the reason and the statement."""
+        try:
+            statement = change()
+            kept = nest.intrinsics(statement.body)
+            for bound in nest.intrinsics(self.statement.body):
+                if bound not in kept:
+                    raise ScheduleError(f"that nest is bound to {bound.name}; transform it first")
+            return Schedule(self.expression, statement)
+        except (ScheduleError, NotImplementedError) as error:
+            call = f"{name}({', '.join(map(_word, arguments))})"
+            raise type(error)(f"{call}: {error}\nin {self}") from None
+
+
+def _var(var: Var) -> IndexVar:
+    return IndexVar(var) if isinstance(var, str) else var
+
+
+def _vars(given: Vars) -> tuple[IndexVar, ...]:
+    return tuple(map(_var, given)) if isinstance(given, tuple) else (_var(given),)
+
+
+def _word(argument: object) -> str:
+    if isinstance(argument, tuple):
+        return f"({', '.join(map(_word, argument))})"
+    return argument.name if isinstance(argument, Tensor) else str(argument)

@@ -1,0 +1,375 @@
+"""Every chain of the conformance list can be said and prints as written down; every precondition
+is checked, and the error shows the statement and the reason."""
+
+import pathlib
+import pickle
+import re
+import xml.etree.ElementTree as xml
+
+import compiler_chains as chains
+import pytest
+from compiler_chains import MTTKRP, SDDMM, SPMM, SPMM_CVS, SPMV, TTV
+
+from sgap_jax import BCSR, COO, CSC, CSR, AtomicParallelism, ScheduleError
+from sgap_jax.compiler import cin, loopir
+from sgap_jax.compiler.expr import Tensor, assign, index_vars
+from sgap_jax.compiler.presets import cpu, spmm_point
+from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+BLOCK, WARP, THREAD = loopir.GPU_BLOCK, loopir.GPU_WARP, loopir.GPU_THREAD
+VECTOR, CPU = loopir.CPU_VECTOR, loopir.CPU_THREAD
+NONE, IGNORE, ATOMIC = cin.NO_RACES, cin.IGNORE_RACES, cin.ATOMICS
+
+
+def printed(schedules):
+    return "".join(f"# {name}\n{schedule}\n" for name, schedule in schedules.items())
+
+
+def points():
+    every = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
+    every += ["{<1/8 row, 2 col>, 1}", "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]
+    return {
+        f"{name}, N = {n}": spmm_point(SPMM, Schedule.parse(name), n)
+        for name in every
+        for n in (1, 4, 100)
+    }
+
+
+def defaults():
+    expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
+    expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
+    expressions += [assign("ij,j->i", {"A": COO})]
+    return {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
+
+
+@pytest.mark.parametrize(
+    "name,made", [("chains", chains.rows), ("presets", points), ("cpu", defaults)]
+)
+def test_golden(name, made):
+    assert printed(made()) == (GOLDEN / f"schedules_{name}.txt").read_text()
+
+
+def test_a_schedule_is_a_value():
+    i, j, k = index_vars("i j k")
+    A, B, C = Tensor("A", CSR), Tensor("B"), Tensor("C")
+    one = Schedule(assign("ij,jk->ik", {"A": CSR})).split(i, "i0", "i1", 4).pos(j, "jp", A)
+    same = Schedule(SPMM).split("i", "i0", "i1", 4).pos("j", "jp", A[i, j])
+    assert one == same and hash(one) == hash(same) and len({one, same}) == 1
+    assert one != same.reorder("i0", "i1", "jp", "k") != same
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert Schedule(one.expression, one.statement) == one
+    assert str(Schedule(SPMM)) == "forall(i, forall(k, forall(j, C(i,k) += A(i,j) * B(j,k))))"
+    assert (C[i, k], A[i, j] * B[j, k]) == (SPMM.output, SPMM.factors)
+
+
+@pytest.mark.parametrize(
+    "subscripts,format,order",
+    [
+        ("ij,jk->ik", CSC, "jik"),
+        ("ij,jk->ki", CSC, "kji"),
+        ("ikl,lj,kj->ij", CSF(3), "ijkl"),
+        ("lki,ij->jl", CSF(3), "jlki"),
+        ("ij,jk->ik", None, "ikj"),
+    ],
+)
+def test_loops_of_an_unscheduled_expression(subscripts, format, order):
+    s = Schedule(assign(subscripts, {} if format is None else {"A": format}))
+    assert re.findall(r"forall\((\w),", str(s)) == list(order)
+
+
+def spmv():
+    return Schedule(SPMV)
+
+
+def positions():
+    return spmv().fuse("i", "j", "f").pos("f", "p", "A")
+
+
+def tiled():
+    return positions().split("p", "p0", "p1", 64)
+
+
+def threads(race=cin.PARALLEL_REDUCTION):
+    """A block for each row, threads over its entries."""
+    s = spmv().pos("j", "jp", "A").split("jp", "j0", "j1", 32).reorder("i", "j1", "j0")
+    return s.parallelize("i", BLOCK, NONE).parallelize("j1", THREAD, race)
+
+
+def vectors(tile=16, columns=64):
+    s = Schedule(SPMM_CVS).split("i", "i0", "i1", 8).split("k", "kb", "kt", columns)
+    return (
+        s.pos("j", "jp", "A")
+        .split("jp", "jt", "jn", tile)
+        .reorder("i0", "kb", "jt", "i1", "kt", "jn")
+    )
+
+
+coo = assign("ij,j->i", {"A": COO})
+csc = assign("ij,j->i", {"A": CSC})
+bcsr = assign("ij,j->i", {"A": BCSR(2, 4)})
+longest = assign("ikl,lj,kj->ij", {"A": CSF(3)}, reduction="max")
+dense_top = assign("ikl,l->ik", {"A": Format((Dense, Dense, Compressed))})
+
+ILLEGAL = {
+    "unknown": (lambda: spmv().split("q", "a", "b", 2), "no loop of q; there are i, j"),
+    "taken": (lambda: spmv().split("i", "j", "b", 2), "the name j is taken"),
+    "twice": (lambda: spmv().split("i", "a", "a", 2), "the name a is taken"),
+    "size": (lambda: spmv().split("i", "a", "b", 0), "size of a tile must be a positive int"),
+    "parts": (lambda: spmv().divide("i", "a", "b", 1.5), "number of parts must be a positive int"),
+    "bound": (lambda: tiled().bound("p1", "b", 32), "the extent of p1 is 64"),
+    "parallel already": (lambda: threads().split("j1", "a", "b", 2), "GPUThread already"),
+    # reorder
+    "sparse above": (lambda: spmv().reorder("j", "i"), "inside the loop of i"),
+    "position above": (
+        lambda: spmv().pos("j", "jp", "A").split("jp", "a", "b", 4).reorder("a", "i", "b"),
+        "the loop of a runs over what level 2 of A(i,j) stores (Compressed)",
+    ),
+    "above a tile": (
+        lambda: spmv().split("j", "a", "b", 4).pos("b", "bp", "A").reorder("i", "bp", "a"),
+        "must be inside the loop of a",
+    ),
+    "column above": (lambda: Schedule(csc).reorder("i", "j"), "inside the loop of j"),
+    "not one nest": (
+        lambda: Schedule(MTTKRP).precompute("B C", (), (), "t").reorder("l", "j"),
+        "not in one perfect nest",
+    ),
+    "named twice": (lambda: spmv().reorder("i", "i"), "each once"),
+    # fuse
+    "not directly": (lambda: Schedule(SPMM).fuse("i", "j", "f"), "j is not directly inside i"),
+    "wrong way": (lambda: spmv().fuse("j", "i", "f"), "i is not directly inside j"),
+    "fuse positions": (
+        lambda: spmv().pos("j", "jp", "A").fuse("i", "jp", "f"),
+        "fuse the coordinates first",
+    ),
+    # pos
+    "dense level": (lambda: spmv().pos("i", "ip", "A"), "level 1 of A(i,j) is Dense"),
+    "dense operand": (lambda: spmv().pos("j", "jp", "x"), "x(j) is dense"),
+    "not in access": (lambda: Schedule(SPMM).pos("k", "kp", "A"), "k, from which k derives"),
+    "wrong access": (lambda: spmv().pos("j", "jp", "B"), "B is not an argument"),
+    "no factor": (lambda: spmv().pos("i", "ip", "y"), "y is not an argument"),
+    "other levels": (
+        lambda: Schedule(MTTKRP).reorder("i", "k", "j", "l").fuse("k", "j", "f").pos("f", "p", "B"),
+        "j, from which f derives, is no index of B(i,k,l)",
+    ),
+    "order of levels": (
+        lambda: (
+            Schedule(dense_top)
+            .reorder("k", "i", "l")
+            .fuse("i", "l", "f")
+            .fuse("k", "f", "g")
+            .pos("g", "p", "A")
+        ),
+        "not consecutive levels of A(i,k,l)",
+    ),
+    "tile of coordinates": (
+        lambda: Schedule(coo).split("i", "a", "b", 4).pos("a", "p", "A"),
+        "outer part of a split",
+    ),
+    "pos twice": (lambda: positions().pos("p", "q", "A"), "p is in position space already"),
+    "pos of a block": (lambda: Schedule(bcsr).pos("j", "jp", "A"), "stores blocks of 4 along j"),
+    # coord
+    "coord of coordinates": (lambda: spmv().coord("j", "c"), "in coordinate space already"),
+    "coord of levels": (lambda: positions().coord("p", "c"), "several levels"),
+    "coord of a tile": (
+        lambda: spmv().pos("j", "jp", "A").split("jp", "a", "b", 4).coord("a", "c"),
+        "outer part of a split",
+    ),
+    # unroll, parallelize
+    "unroll": (lambda: spmv().unroll("j"), "depends on what A(i,j) stores"),
+    "vector": (lambda: spmv().parallelize("j", VECTOR, IGNORE), "depends on what A(i,j) stores"),
+    "thread": (
+        lambda: spmv().pos("j", "jp", "A").parallelize("jp", THREAD, ATOMIC),
+        "depends on what A(i,j) stores",
+    ),
+    "unit": (lambda: spmv().parallelize("i", "GPU", NONE), "no unit 'GPU'; there are CPUThread"),
+    "race": (lambda: spmv().parallelize("i", CPU, "None"), "no race strategy 'None'"),
+    "unit twice": (
+        lambda: tiled().parallelize("p0", THREAD, ATOMIC).parallelize("p1", THREAD, ATOMIC),
+        "two nested loops run on GPUThread",
+    ),
+    "two machines": (
+        lambda: tiled().parallelize("p0", BLOCK, ATOMIC).parallelize("p1", VECTOR, IGNORE),
+        "GPUBlock and CPUVector are of two machines",
+    ),
+    "thread around block": (
+        lambda: tiled().parallelize("p0", WARP, ATOMIC).parallelize("p1", BLOCK, ATOMIC),
+        "GPUWarp around GPUBlock",
+    ),
+    "block inside": (
+        lambda: tiled().parallelize("p1", BLOCK, ATOMIC),
+        "the loop of p0 is around the blocks",
+    ),
+    "reduced": (
+        lambda: tiled().parallelize("p0", CPU, NONE),
+        "p0 derives from j, over which y(i) is reduced",
+    ),
+    "rows of COO": (
+        lambda: Schedule(coo).parallelize("i", CPU, NONE),
+        "A(i,j) stores once for each entry",
+    ),
+    "atomic vector": (lambda: tiled().parallelize("p1", VECTOR, ATOMIC), "no atomic stores"),
+    "reduce on blocks": (
+        lambda: tiled().parallelize("p0", BLOCK, cin.PARALLEL_REDUCTION),
+        "iterations on GPUBlock cannot add up together",
+    ),
+    # group
+    "no threads": (
+        lambda: tiled().parallelize("p0", BLOCK, IGNORE).group("p1", 4, cin.SEGMENT),
+        "parallelize p1 over GPUThread first",
+    ),
+    "three": (lambda: threads().group("j1", 3, cin.PARALLEL_REDUCTION), "1, 2, 4, 8, 16 or 32"),
+    "divides": (
+        lambda: (
+            spmv()
+            .pos("j", "jp", "A")
+            .split("jp", "j0", "j1", 12)
+            .parallelize("j1", THREAD, cin.PARALLEL_REDUCTION)
+            .group("j1", 8, cin.PARALLEL_REDUCTION)
+        ),
+        "8 does not divide the extent of j1, 12",
+    ),
+    "no constant": (
+        lambda: spmv().parallelize("i", THREAD, NONE).group("i", 8, cin.PARALLEL_REDUCTION),
+        "which is not a constant",
+    ),
+    "nothing to add": (
+        lambda: (
+            spmv()
+            .split("i", "a", "b", 32)
+            .parallelize("b", THREAD, NONE)
+            .group("b", 8, cin.SEGMENT)
+        ),
+        "nothing is reduced over b",
+    ),
+    "strategy": (lambda: threads().group("j1", 4, "Tree"), "no strategy 'Tree'"),
+    "group of rows": (
+        lambda: tiled().parallelize("p1", THREAD, ATOMIC).group("p1", 8, cin.PARALLEL_REDUCTION),
+        "different i; give Segment",
+    ),
+    "unordered": (
+        lambda: (
+            Schedule(assign("ij,i->j", {"A": CSR}))
+            .reorder("i", "j")
+            .fuse("i", "j", "f")
+            .pos("f", "p", "A")
+            .split("p", "p0", "p1", 64)
+            .parallelize("p1", THREAD, ATOMIC)
+            .group("p1", 8, cin.SEGMENT)
+        ),
+        "do not decrease from lane to lane",
+    ),
+    # precompute, scalar_promote
+    "not a factor": (
+        lambda: spmv().precompute("A z", (), (), "t"),
+        "no assignment has the factors",
+    ),
+    "workspace name": (lambda: spmv().precompute("A x", (), (), "y"), "needs a new name"),
+    "unpaired": (lambda: spmv().precompute("A x", ("j",), (), "t"), "as many fresh variables"),
+    "not both": (
+        lambda: Schedule(MTTKRP).precompute("B C", "l", "lw", "w"),
+        "l is no loop that both the workspace and the rest run over",
+    ),
+    "max of a product": (
+        lambda: Schedule(longest).reorder("i", "k", "l", "j").precompute("A B", "j", "jw", "w"),
+        "max over l does not distribute over the product with C(k,j)",
+    ),
+    "nothing to promote": (
+        lambda: Schedule(SPMM).reorder("i", "j", "k").scalar_promote("k"),
+        "nothing is reduced",
+    ),
+    "promote elements": (
+        lambda: Schedule(SPMM).reorder("i", "j", "k").scalar_promote("j"),
+        "the loop of k goes through different elements of C(i,k)",
+    ),
+    "bound nest": (
+        lambda: vectors().bind("i1", "octet_mma").split("jn", "a", "b", 2),
+        "bound to octet_mma",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal(name):
+    call, reason = ILLEGAL[name]
+    with pytest.raises(ScheduleError, match=re.escape(reason)) as error:
+        call()
+    said = str(error.value)
+    # The call, the reason, and the statement that it was asked of.
+    assert re.match(r"\w+\(.*\): ", said) and "\nin " in said and "forall(" in said
+
+
+NOT_OCTETS = {
+    "no such": (lambda: vectors().bind("i1", "wmma"), "no intrinsic 'wmma'; there are octet_mma"),
+    "tile": (lambda: vectors(tile=8).bind("i1", "octet_mma"), "positions of j split by t"),
+    "columns": (lambda: vectors(columns=32).bind("i1", "octet_mma"), "part of k split by 64"),
+    "order": (
+        lambda: vectors().reorder("kt", "i1").bind("kt", "octet_mma"),
+        "the loop of kt is not the inner part of i split by 8",
+    ),
+    "format": (lambda: spmv().bind("i", "octet_mma"), "not of three loops"),
+    "no vectors": (lambda: Schedule(SPMM).bind("i", "octet_mma"), "is not in CVS(V)"),
+    "busy": (
+        lambda: vectors().parallelize("kt", THREAD, NONE).bind("i1", "octet_mma"),
+        "the loop of kt is GPUThread",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OCTETS)
+def test_bind_takes_the_declared_nest_alone(name):
+    call, reason = NOT_OCTETS[name]
+    with pytest.raises(NotImplementedError, match=re.escape(reason)):
+        call()
+
+
+def test_points_without_a_chain():
+    for point, nearest in (
+        (AtomicParallelism(row=2, group=4), "{<2 row, 1 col>, 1}"),
+        (AtomicParallelism(nnz=1, group=8, tile_size=4), "{<1 nnz, 1 col>, 8}"),
+    ):
+        with pytest.raises(NotImplementedError, match=re.escape(f"nearest is {nearest}")):
+            spmm_point(SPMM, point, 4)
+    with pytest.raises(ScheduleError, match="a point of the space is of"):
+        spmm_point(SPMV, AtomicParallelism(nnz=1), 4)
+
+
+def test_provenance_is_drawn():
+    graph = chains.rows()["12"].provenance()
+    assert str(graph).splitlines() == [
+        "i, k, j",
+        "  i, j --[fuse]--> f",
+        "  f --[pos A(i,j)]--> fpos (pos)",
+        "  fpos (pos) --[split 64]--> block (pos), fpos1 (pos)",
+        "  fpos1 (pos) --[split 8]--> warp (pos), nnz (pos)",
+        "  k --[split 32]--> dense, thread",
+        "  dense --[bound 4]--> dense_val",
+    ]
+    picture = xml.fromstring(graph.svg())
+    space = "{http://www.w3.org/2000/svg}"
+    words = [text.text for text in picture.iter(f"{space}text")]
+    assert sorted(words) == sorted(
+        [
+            "i",
+            "k",
+            "j",
+            "f",
+            "fpos",
+            "block",
+            "fpos1",
+            "warp",
+            "nnz",
+            "dense",
+            "thread",
+            "dense_val",
+        ]
+        + ["fuse", "pos A(i,j)", "split 64", "split 8", "split 32", "bound 4"]
+    )
+    boxes = [
+        {n: int(box.get(n)) for n in ("x", "y", "width")} for box in picture.iter(f"{space}rect")
+    ]
+    for n, one in enumerate(boxes):
+        for other in boxes[:n]:
+            assert one["y"] != other["y"] or abs(one["x"] - other["x"]) >= one["width"]
+    assert all(0 <= b["x"] <= int(picture.get("width")) - b["width"] for b in boxes)
