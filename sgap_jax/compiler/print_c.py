@@ -28,7 +28,7 @@ BINDING |= {"+": 5, "-": 5, "*": 6, "//": 6, "%": 6}
 SPELLING = {"or": "||", "and": "&&", "//": "/"}
 TRUTHS = ("or", "and", "==", "!=", "<", "<=", ">", ">=")
 INTEGER, NUMBER, TRUTH = "integer", "number", "truth"
-INDENT = "  "
+INDENT, WIDTH = "  ", 100
 
 
 def print_c(function: Function) -> str:
@@ -39,9 +39,8 @@ def print_c(function: Function) -> str:
         for array in function.outputs
         if array.fill is not None
     ]
-    head = f"void {function.name}({', '.join(text.parameters())}) {{"
-    body = (*map(loopir.Comment, starts), *function.body)
-    return "\n".join([head, *text.block(body), "}", ""])
+    body = text.block((*map(loopir.Comment, starts), *function.body))
+    return "\n".join([text.signature(f"void {function.name}"), *body, "}", ""])
 
 
 def headline(function: Function, statement: Stmt, kinds: Mapping[str, str] | None = None) -> str:
@@ -69,6 +68,14 @@ class CText:
             *(f"const {self.numbers[array.dtype]}* {array.name}" for array in self.function.inputs),
             *(f"{self.numbers[array.dtype]}* {array.name}" for array in self.function.outputs),
         ]
+
+    def signature(self, name: str) -> str:
+        parameters = self.parameters()
+        line = f"{name}({', '.join(parameters)}) {{"
+        if len(line) <= WIDTH:
+            return line
+        each = ",\n".join(2 * INDENT + parameter for parameter in parameters)
+        return f"{name}(\n{each}) {{"
 
     # Expressions
 

@@ -90,11 +90,10 @@ class CudaText(CText):
             raise ValueError(f"{function.name}: {warps} warps of {threads} threads in a block")
 
     def source(self) -> str:
-        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {self.function.name}('
-        parameters = [2 * INDENT + parameter for parameter in self.parameters()]
+        bounds = f"__launch_bounds__({self.threads})"
+        head = self.signature(f'extern "C" __global__ void {bounds} {self.function.name}')
         body = "\n".join(self.block(self.function.body))
-        joined = ",\n".join(parameters)
-        return f'#include "loops.cuh"\n\n{head}\n{joined}) {{\n{body}\n}}\n'
+        return f'#include "loops.cuh"\n\n{head}\n{body}\n}}\n'
 
     def parameters(self) -> list[str]:
         return [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
