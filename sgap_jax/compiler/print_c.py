@@ -12,9 +12,13 @@ from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
 PRELUDE = """\
 #include <math.h>
 #include <stdbool.h>
-#define max(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
-#define min(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
-static long long search(const int* array, long long low, long long high, long long target) {
+static inline long long max(long long x, long long y) { return x > y ? x : y; }
+static inline long long min(long long x, long long y) { return x < y ? x : y; }
+static inline double greater(double x, double y) { return x > y || x != x ? x : y; }
+static inline double less(double x, double y) { return x < y || x != x ? x : y; }
+#define fmax greater
+#define fmin less
+static inline long long search(const int* array, long long low, long long high, long long target) {
   while (high - low > 1) {
     long long middle = low + (high - low) / 2;
     if (array[middle] <= target) low = middle; else high = middle;
@@ -142,7 +146,7 @@ class CText:
         return f"({self.integer if dtype == 'int32' else self.number}){text}"
 
     def extremum(self, op: str, kind: str, left: str, right: str) -> str:
-        return f"{op}({left}, {right})"
+        return f"{'f' if kind == NUMBER else ''}{op}({left}, {right})"
 
     def search(self, array: str, low: str, high: str, target: str) -> str:
         return f"search({array}, {low}, {high}, {target})"

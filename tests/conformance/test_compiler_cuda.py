@@ -10,6 +10,7 @@ from emulated_launch import emulate
 from emulator import Fault
 from loop_functions import (
     GPU,
+    RANDOM_INPUTS,
     Sparse,
     add,
     at,
@@ -21,6 +22,7 @@ from loop_functions import (
     nonzeros_on_gpu,
     numpy_dtype,
     op,
+    random_function,
     row_groups,
     rows_on_gpu,
     segments,
@@ -188,6 +190,13 @@ def test_statements(index, accumulator):
     for i, name in enumerate(names):
         np.testing.assert_array_equal(theirs[f"y{i}"], ours[f"y{i}"], name)
         assert (theirs[f"y{i}"] != 0).any(), name
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_random_expressions_mean_the_same(index):
+    function = random_function("random", 60, index, lambda body: (threads(*body),), seed=2)
+    ours = run(function, RANDOM_INPUTS)["y"]
+    np.testing.assert_array_equal(emulated(function, RANDOM_INPUTS)["y"], ours)
 
 
 def test_sums_of_wide_integers_do_not_overflow():
