@@ -65,7 +65,7 @@ from sgap_jax.compiler.loopir import (
 from sgap_jax.compiler.passes import without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.reductions import IDENTITY, Planner
-from sgap_jax.compiler.relations import positions_explicit
+from sgap_jax.compiler.relations import paths, positions_explicit
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.compiler.tracking import Tracking
 from sgap_jax.schedules import ScheduleError
@@ -301,6 +301,7 @@ class _Lowering:
             fill = IDENTITY[producer.op or "+"]
             name = self.fresh(target.tensor) if not target.indices else target.tensor
             if target.indices:
+                _check_private(where, target)
                 extents = [self.ranges.extent(var, scope) for var in target.indices]
                 scope.emit(Workspace(name, max(math.prod(extents), 1), fill))
                 self.temporaries[target.tensor] = extents
@@ -390,7 +391,7 @@ class _Lowering:
             case Split(outer=outer) if outer == var and extent.low == ZERO:
                 return
         if extent.exact is None:
-            self._only_if(Binary("<", inner.known[var], extent.high), inner)
+            self._only_if(var, Binary("<", inner.known[var], extent.high), inner)
 
     def _join_threads(self, loop: Forall, extent: Range, inner: Scope) -> For | None:
         """Warps are tiles (Sgap, section 5.1): where they are not of 32 threads, warps and threads
@@ -435,8 +436,6 @@ class _Lowering:
     def _named(self, name: str, value: Expr, scope: Scope) -> Expr:
         if not reads_memory(value):
             return value
-        if scope.live is not None:
-            value = Select(scope.live, value, ZERO)
         name = self.fresh(name)
         scope.emit(Let(name, value))
         return Var(name)
@@ -491,21 +490,27 @@ class _Lowering:
     # What a loop variable makes known.
 
     def define(self, var: IndexVar, value: Expr, scope: Scope, name: str | None = None) -> None:
-        scope.known[var] = self.named(name or var.name, value, scope)
+        scope.known[var] = self.named(name or var.name, value, scope, self._by_lane(var))
 
-    def named(self, name: str, value: Expr, scope: Scope) -> Expr:
+    def _by_lane(self, var: IndexVar) -> bool:
+        """Whether the lanes of a group have different values of a variable."""
+        group = self.plan.group
+        return group is None or self.planner.depends(var, group.var)
+
+    def named(self, name: str, value: Expr, scope: Scope, by_lane: bool = True) -> Expr:
         if isinstance(value, Var | Int):
             return value
-        if scope.live is not None and reads_memory(value):
+        if scope.live is not None and by_lane and reads_memory(value):
             value = Select(scope.live, value, ZERO)
         name = self.fresh(name)
         scope.emit(Let(name, value))
         return Var(name)
 
-    def _only_if(self, condition: Expr | None, scope: Scope) -> None:
+    def _only_if(self, var: IndexVar, condition: Expr | None, scope: Scope) -> None:
+        """A guard; where a collective follows, and lanes may differ, a mask."""
         if condition is None:
             return
-        if not scope.masked:
+        if not scope.masked or not self._by_lane(var):
             scope.only_if(condition)
             return
         condition = both(scope.live, condition)
@@ -521,7 +526,7 @@ class _Lowering:
         extent, value = self.ranges.of(var, scope), scope.known[var]
         low = None if extent.low == ZERO else Binary("<=", extent.low, value)
         high = None if _fits(extent, parts) else Binary("<", value, extent.high)
-        self._only_if(both(low, high), scope)
+        self._only_if(var, both(low, high), scope)
 
     def _recover(self, scope: Scope, loop: Forall) -> None:
         while any([self._apply(r, scope, loop) for r in self.provenance.relations]) or any(
@@ -611,6 +616,16 @@ def _assigned(body: Body) -> list[Assignment]:
         case Where():
             return _assigned(body.consumer)
     return _assigned(body.body)
+
+
+def _check_private(where: Where, target: Access) -> None:
+    for path, _ in paths(where):
+        for loop in path:
+            if loop.unit not in (None, CPU_VECTOR):
+                raise NotImplementedError(
+                    f"the workspace {target} is outside of the loop of {loop.var} ({loop.unit}), "
+                    "whose iterations have no memory in common; precompute inside of it"
+                )
 
 
 def _thread_loop(body: Body) -> IndexVar | None:

@@ -62,7 +62,13 @@ class Planner:
         self.positions = [r for r in provenance.relations if isinstance(r, Pos)]
 
     def leaves(self, var: IndexVar) -> set[IndexVar]:
-        return self.provenance.leaves(var, self.loops)
+        """The loops that a variable comes from; of a block or within one, those of its index."""
+        found = self.provenance.leaves(var, self.loops)
+        storage, made = self.provenance.storage, self.provenance.source(var)
+        if not found and storage is not None and made in storage.splits:
+            assert isinstance(made, cin.Split)
+            return self.provenance.leaves(made.parent, self.loops)
+        return found
 
     def plan(self) -> Plan:
         start, tracked = self._kept()
@@ -190,7 +196,7 @@ class Planner:
             if loop.group is None and not (reduced and loop.unit == GPU_THREAD):
                 continue
             size, strategy = loop.group or (0, cin.PARALLEL_REDUCTION)
-            moved = [var for var in self.moving if loop.var in self.leaves(var)]
+            moved = [var for var in self.moving if self.depends(var, loop.var)]
             if strategy == cin.PARALLEL_REDUCTION and moved:
                 if loop.group is None:
                     continue
@@ -204,8 +210,41 @@ class Planner:
                     f"group({loop.var}, {size}, {strategy}): `{self.assignment}`: the elements of "
                     f"the output do not come in order along {loop.var} (Sgap, section 4.2)"
                 )
+            self._check_together(loop, outside)
             return Group(loop.var, size, strategy, atomic=False)
         return None
+
+    def depends(self, var: IndexVar, loop: IndexVar) -> bool:
+        """Whether a coordinate moves with a loop, be it only that its segment does."""
+        levels = self.provenance.levels
+        parts = [
+            number
+            for number, level in enumerate(levels)
+            if self.provenance.is_stored(level) and var in (level, self._whole(level))
+        ]
+        above = levels[: max(parts)] if parts else ()
+        return any(loop in self.leaves(part) for part in (var, *above))
+
+    def _whole(self, level: IndexVar) -> IndexVar:
+        """The index that a level has the blocks of."""
+        relation = self.provenance.source(level)
+        return relation.parent if isinstance(relation, cin.Split) else level
+
+    def _check_together(self, group: Forall, outside: Path) -> None:
+        """All lanes of a group go through the same loops around their collective."""
+        inner = outside[outside.index(group) + 1 :]
+        for pos in self.positions:
+            first, _ = self.provenance.levels_of(pos)
+            parents = self.provenance.levels[:first]
+            if pos.position in self.provenance.tiles:
+                parents = (*parents, pos.coordinate)
+            apart = any(group.var in self.leaves(var) for var in parents)
+            for loop in inner:
+                if apart and loop.var in self.leaves(pos.position):
+                    raise ScheduleError(
+                        f"`{self.assignment}`: the threads of {group.var} reduce together inside "
+                        f"of the loop of {loop.var}, which is of another length for each of them"
+                    )
 
     def _in_order(self, loop: Forall, moved: list[IndexVar]) -> bool:
         """Whether the place in the output does not decrease from one iteration to the next."""

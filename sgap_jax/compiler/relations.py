@@ -181,6 +181,9 @@ def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, t
                 f"coord({coord.position}, {coord.coordinate}): only of a variable that pos made, "
                 "before it is split"
             )
+        used = [r for r in relations if r not in (coord, pos) and pos.position in _mentioned(r)]
+        if used:
+            raise NotImplementedError(f"{coord}: {used[0]} is over the positions")
         relations = tuple(
             _renamed(relation, coord.coordinate, pos.coordinate)
             for relation in relations
@@ -188,6 +191,10 @@ def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, t
         )
         body = _rename_loop(body, coord.coordinate, pos.coordinate)
     return body, relations
+
+
+def _mentioned(relation: Relation) -> list[object]:
+    return [getattr(relation, field.name) for field in dataclasses.fields(relation)]
 
 
 def _renamed(relation: Relation, old: IndexVar, new: IndexVar) -> Relation:
