@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sgap_jax.compiler import loopir
-from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Function, Stmt
-from sgap_jax.compiler.print_c import INDENT, NUMBER, CText, headline
+from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Expr, Function, Stmt
+from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 
@@ -81,6 +81,7 @@ class CudaText(CText):
             if name in RESERVED:
                 raise ValueError(f"{function.name}: {name} is a word of CUDA C++, not a name")
         self.path: list[str] = []  # units of the loops around a statement
+        self.paths: dict[str, list[str]] = {}  # and around the Let of a scalar
         threads, warps = self.extents.get(GPU_THREAD, 1), self.extents.get(GPU_WARP, 1)
         # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
         whole = GPU_WARP not in self.extents or LANES % max(threads, 1) == 0
@@ -99,7 +100,7 @@ class CudaText(CText):
         return [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
 
     def refuse(self, statement: Stmt, why: str) -> NotImplementedError:
-        where = headline(self.function, statement)
+        where = headline(self.function, statement, self.kinds)
         return NotImplementedError(f"{self.function.name}: {why}, at `{where}`")
 
     # Expressions
@@ -150,7 +151,7 @@ class CudaText(CText):
         }
         if self.path not in around[unit] or (not self.path and loop not in self.function.body):
             raise self.refuse(loop, f"a loop of {unit} that is not where one can be")
-        self.kinds[loop.var] = "integer"
+        self.kinds[loop.var] = INTEGER
         self.path.append(unit)
         place = {
             GPU_BLOCK: "blockIdx.x",
@@ -178,6 +179,16 @@ class CudaText(CText):
             yield "#pragma unroll"
         yield f"{head} {{"
         yield from [*self.block(loop.body), "}"]
+
+    def lines(self, statement: Stmt) -> Iterator[str]:
+        if isinstance(statement, loopir.Let):
+            self.paths[statement.name] = [*self.path]
+        return super().lines(statement)
+
+    def set(self, name: str, value: Expr) -> str:
+        if self.paths.get(name) != self.path:
+            raise ValueError(f"{self.function.name}: {name} is of outside of a parallel loop")
+        return super().set(name, value)
 
     def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
         if set(self.path) != set(self.extents):

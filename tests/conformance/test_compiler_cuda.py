@@ -14,6 +14,7 @@ from loop_functions import (
     Sparse,
     add,
     at,
+    change,
     expected,
     inputs,
     let,
@@ -278,6 +279,7 @@ WRONG = [
     (kernel(threads(store("y", "t", 1.0, atomic=True))), "an atomic store without op to y"),
     (kernel(let("n", 1), loop("b", Var("n"), unit=BLOCK)), "expected 0 to a constant"),
     (kernel(threads(let("new", 1))), "new is a word of CUDA C++"),
+    (kernel(let("n", 1, mutable=True), threads(change("n", 2))), "n is of outside of a parallel"),
 ]
 
 
