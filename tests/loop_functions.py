@@ -337,3 +337,49 @@ def expected(A, arrays, n, op="+"):
     products = values[:, None] * B[arrays["A2_crd"][: len(rows)]]
     {"max": np.maximum, "min": np.minimum}[op].at(out, rows, products)
     return out, np.abs(out), np.ones_like(terms)
+
+
+def random_expression(random, kind, depth):
+    """Of integers (x[t], t), numbers (v[t]) or truth values; small and whole, so exact."""
+    if depth == 0 or (kind != "truth" and random.random() < 0.15):
+        leaf = {
+            "integer": (Var("t"), at("x", "t"), Int(int(random.integers(-3, 4)))),
+            "number": (at("v", "t"), Float(float(random.integers(-3, 4)))),
+            "truth": (less("t", 3), op("==", at("x", "t"), 1)),
+        }[kind]
+        return leaf[random.integers(len(leaf))]
+    below = lambda of: random_expression(random, of, depth - 1)
+    if kind == "truth":
+        if random.random() < 0.5:
+            return op(random.choice(("and", "or")), below("truth"), below("truth"))
+        of = random.choice(("integer", "number"))
+        return op(random.choice(("<", "<=", ">", ">=", "==", "!=")), below(of), below(of))
+    if random.random() < 0.15:
+        return Select(below("truth"), below(kind), below(kind))
+    symbol = random.choice(("+", "-", "*", "max", "min", *(("//", "%") * (kind == "integer"))))
+    left, right = below(kind), below(kind)
+    if symbol in ("//", "%"):
+        left, right = op("max", left, 0), op("max", right, 1)
+    return op(str(symbol), left, right)
+
+
+def random_function(name, count, index, loops, seed=0):
+    """y[t, i] = the i-th of random expressions for t in 0 to 7; `loops` are put around them."""
+    random, stores = np.random.default_rng(seed), []
+    for i in range(count):
+        kind = ("integer", "number", "truth")[i % 3]
+        value = random_expression(random, kind, 3)
+        if kind == "integer":
+            value = at("whole", add(op("min", op("max", value, -20), 20), 20))
+        elif kind == "truth":
+            value = Select(value, Float(1.0), Float(2.0))
+        stores.append(store("y", add(mul("t", count), i), value))
+    arrays = (Array("x", "int32", 8), Array("v", "float32", 8), Array("whole", "float32", 41))
+    return Function(name, arrays, (Array("y", "float32", 8 * count),), loops(stores), index=index)
+
+
+RANDOM_INPUTS = {
+    "x": np.int32([3, -1, 0, 2, 1, -3, -2, 1]),
+    "v": np.float32([-1, 2, 3, -3, 0, 1, 2, -2]),
+    "whole": np.arange(-20, 21, dtype=np.float32),
+}

@@ -10,11 +10,12 @@ import numpy as np
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Expr, Function, Stmt
 from sgap_jax.compiler.ownership import Owners, RaceError
-from sgap_jax.compiler.print_c import headline
+from sgap_jax.compiler.print_c import INTEGER, NUMBER, TRUTH, headline
 
 COMBINE: dict[str | None, np.ufunc] = {"+": np.add, "max": np.maximum, "min": np.minimum}
 COMPARE = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
 COMPARE |= {"==": np.equal, "!=": np.not_equal}
+KINDS = {"i": INTEGER, "f": NUMBER, "b": TRUTH}
 
 Lanes = np.ndarray  # numbers of lanes, increasing
 
@@ -64,7 +65,10 @@ class Evaluator:
         self.statement: Stmt | None = None
 
     def fault(self, what: str) -> LoopFault:
-        where = "" if self.statement is None else f" at `{headline(self.function, self.statement)}`"
+        where = ""
+        if self.statement is not None:
+            kinds = {name: KINDS[scalar.values.dtype.kind] for name, scalar in self.scalars.items()}
+            where = f" at `{headline(self.function, self.statement, kinds)}`"
         return LoopFault(f"{self.function.name}: {what}{where}")
 
     # Lanes

@@ -97,7 +97,9 @@ class _Run(Evaluator):
     def execute(self, statement: Stmt, lanes: Lanes) -> None:
         match statement:
             case loopir.Let(name, value, mutable):
-                self.define(name, self.value(value, lanes), lanes, mutable)
+                values = self.value(value, lanes)
+                self.forbid(name)
+                self.define(name, values, lanes, mutable)
             case loopir.Set(name, value):
                 scalar = self.scalar(name)
                 if not scalar.mutable or scalar.depth != self.depth:
@@ -109,10 +111,10 @@ class _Run(Evaluator):
                 scalar.values[lanes] = new
             case loopir.Workspace(name, size, fill):
                 self.workspace(name, size, fill, lanes)
-            case loopir.For(unit=None | "unroll" | loopir.CPU_VECTOR):
-                self.serial(statement, lanes)
-            case loopir.For():
-                self.parallel(statement, lanes)
+            case loopir.For(var=name, unit=unit):
+                self.forbid(name)
+                serial = unit in (None, "unroll", loopir.CPU_VECTOR)
+                (self.serial if serial else self.parallel)(statement, lanes)
             case loopir.While(condition, body):
                 for _ in range(MOST_TURNS):
                     self.statement = statement
@@ -135,12 +137,17 @@ class _Run(Evaluator):
             case _:
                 raise TypeError(f"not a statement of the loop IR: {statement!r}")
 
+    def forbid(self, name: str) -> None:
+        if name in self.scalars or name in self.places:
+            raise self.fault(f"{name} is there already")
+
     def define(self, name: str, values: np.ndarray, lanes: Lanes, mutable: bool = False) -> None:
         every = np.zeros(len(self.frames[-1].ids), values.dtype)
         every[lanes] = values
         self.scalars[name] = Scalar(every, mutable, self.depth)
 
     def workspace(self, name: str, size: int, fill: float, lanes: Lanes) -> None:
+        self.forbid(name)
         total = len(self.frames[-1].ids) * size
         data = np.full(total, fill, self.accumulator)
         self.places[name] = Place(data, size, self.depth, Owners(total))
@@ -155,13 +162,9 @@ class _Run(Evaluator):
             at = turns[going] - 1 - turn if loop.unit == loopir.CPU_VECTOR else turn
             self.statement = loop
             values = self.checked(begin[going] + at * loop.step)
-            before = self.scalars.get(loop.var)
             self.define(loop.var, values, lanes[going])
             self.block(loop.body, lanes[going])
-            if before is None:
-                del self.scalars[loop.var]
-            else:
-                self.scalars[loop.var] = before
+            del self.scalars[loop.var]
 
     def parallel(self, loop: loopir.For, lanes: Lanes) -> None:
         outer = self.frames[-1]
@@ -182,13 +185,10 @@ class _Run(Evaluator):
         parents = np.repeat(lanes, extent)
         ids = outer.ids[parents] * RADIX + iterations
         self.frames.append(Frame(loop.unit, ids, parents, extent))
-        before = self.scalars.get(loop.var)
         self.define(loop.var, iterations, np.arange(len(ids)))
         self.block(loop.body, np.arange(len(ids)))
         self.frames.pop()
         del self.scalars[loop.var]
-        if before is not None:
-            self.scalars[loop.var] = before
         for place in self.places.values():
             if place.owners is not None and place.depth == self.depth:
                 place.owners.forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
@@ -12,9 +12,13 @@ from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
 PRELUDE = """\
 #include <math.h>
 #include <stdbool.h>
-#define max(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
-#define min(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
-static long long search(const int* array, long long low, long long high, long long target) {
+static inline long long max(long long x, long long y) { return x > y ? x : y; }
+static inline long long min(long long x, long long y) { return x < y ? x : y; }
+static inline double greater(double x, double y) { return x > y || x != x ? x : y; }
+static inline double less(double x, double y) { return x < y || x != x ? x : y; }
+#define fmax greater
+#define fmin less
+static inline long long search(const int* array, long long low, long long high, long long target) {
   while (high - low > 1) {
     long long middle = low + (high - low) / 2;
     if (array[middle] <= target) low = middle; else high = middle;
@@ -28,7 +32,7 @@ BINDING |= {"+": 5, "-": 5, "*": 6, "//": 6, "%": 6}
 SPELLING = {"or": "||", "and": "&&", "//": "/"}
 TRUTHS = ("or", "and", "==", "!=", "<", "<=", ">", ">=")
 INTEGER, NUMBER, TRUTH = "integer", "number", "truth"
-INDENT = "  "
+INDENT, WIDTH = "  ", 100
 
 
 def print_c(function: Function) -> str:
@@ -39,14 +43,15 @@ def print_c(function: Function) -> str:
         for array in function.outputs
         if array.fill is not None
     ]
-    head = f"void {function.name}({', '.join(text.parameters())}) {{"
-    body = (*map(loopir.Comment, starts), *function.body)
-    return "\n".join([head, *text.block(body), "}", ""])
+    body = text.block((*map(loopir.Comment, starts), *function.body))
+    return "\n".join([text.signature(f"void {function.name}"), *body, "}", ""])
 
 
-def headline(function: Function, statement: Stmt) -> str:
-    """The first line of one statement, to name it."""
-    return next(CText(function).lines(statement)).strip().removesuffix(" {")
+def headline(function: Function, statement: Stmt, kinds: Mapping[str, str] | None = None) -> str:
+    """The first line of one statement, to name it; `kinds` of the scalars in it."""
+    text = CText(function)
+    text.kinds.update(kinds or {})
+    return next(iter(text.lines(statement))).strip().removesuffix(" {")
 
 
 class CText:
@@ -67,6 +72,14 @@ class CText:
             *(f"const {self.numbers[array.dtype]}* {array.name}" for array in self.function.inputs),
             *(f"{self.numbers[array.dtype]}* {array.name}" for array in self.function.outputs),
         ]
+
+    def signature(self, name: str) -> str:
+        parameters = self.parameters()
+        line = f"{name}({', '.join(parameters)}) {{"
+        if len(line) <= WIDTH:
+            return line
+        each = ",\n".join(2 * INDENT + parameter for parameter in parameters)
+        return f"{name}(\n{each}) {{"
 
     # Expressions
 
@@ -133,7 +146,7 @@ class CText:
         return f"({self.integer if dtype == 'int32' else self.number}){text}"
 
     def extremum(self, op: str, kind: str, left: str, right: str) -> str:
-        return f"{op}({left}, {right})"
+        return f"{'f' if kind == NUMBER else ''}{op}({left}, {right})"
 
     def search(self, array: str, low: str, high: str, target: str) -> str:
         return f"search({array}, {low}, {high}, {target})"

@@ -10,14 +10,25 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sgap_jax.compiler import loopir
-from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Function, Stmt
-from sgap_jax.compiler.print_c import INDENT, NUMBER, CText, headline
+from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Expr, Function, Stmt
+from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 
 GPU = (GPU_BLOCK, GPU_WARP, GPU_THREAD)
 LANES = 32
 MOST_THREADS = 1024
+# Words of C++ that may be identifiers of Python, and names that a kernel uses.
+RESERVED = frozenset(
+    """
+    alignas alignof and_eq asm atomicAdd auto bitand bitor blockIdx bool case catch char compl const
+    const_cast constexpr decltype default delete do double dynamic_cast enum explicit export extern
+    false float friend goto inline int long max min mutable namespace new noexcept not_eq nullptr
+    operator or_eq private protected public register reinterpret_cast sgap short signed sizeof
+    static static_assert static_cast struct switch template this threadIdx throw true typedef typeid
+    typename union unsigned using virtual void volatile wchar_t xor xor_eq
+    """.split()
+)
 COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
 
 
@@ -54,8 +65,8 @@ def print_cuda(function: Function) -> str:
     Raises:
       NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
         beside the loops of threads; a workspace that threads share; a unit of the CPU.
-      ValueError: more threads than a block has, a group that does not divide them, or an update of
-        an array that is narrower than the accumulator.
+      ValueError: more threads than a block has, a group that does not divide them, an update of an
+        array that is narrower than the accumulator, or a name that is a word of C++.
     """
     return CudaText(function).source()
 
@@ -66,7 +77,11 @@ class CudaText(CText):
     def __init__(self, function: Function):
         super().__init__(function)
         self.extents = _extents(function)
+        for name in (function.name, *self.dtypes, *_names(function.body)):
+            if name in RESERVED:
+                raise ValueError(f"{function.name}: {name} is a word of CUDA C++, not a name")
         self.path: list[str] = []  # units of the loops around a statement
+        self.paths: dict[str, list[str]] = {}  # and around the Let of a scalar
         threads, warps = self.extents.get(GPU_THREAD, 1), self.extents.get(GPU_WARP, 1)
         # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
         whole = GPU_WARP not in self.extents or LANES % max(threads, 1) == 0
@@ -76,17 +91,16 @@ class CudaText(CText):
             raise ValueError(f"{function.name}: {warps} warps of {threads} threads in a block")
 
     def source(self) -> str:
-        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {self.function.name}('
-        parameters = [2 * INDENT + parameter for parameter in self.parameters()]
+        bounds = f"__launch_bounds__({self.threads})"
+        head = self.signature(f'extern "C" __global__ void {bounds} {self.function.name}')
         body = "\n".join(self.block(self.function.body))
-        joined = ",\n".join(parameters)
-        return f'#include "loops.cuh"\n\n{head}\n{joined}) {{\n{body}\n}}\n'
+        return f'#include "loops.cuh"\n\n{head}\n{body}\n}}\n'
 
     def parameters(self) -> list[str]:
         return [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
 
     def refuse(self, statement: Stmt, why: str) -> NotImplementedError:
-        where = headline(self.function, statement)
+        where = headline(self.function, statement, self.kinds)
         return NotImplementedError(f"{self.function.name}: {why}, at `{where}`")
 
     # Expressions
@@ -137,7 +151,7 @@ class CudaText(CText):
         }
         if self.path not in around[unit] or (not self.path and loop not in self.function.body):
             raise self.refuse(loop, f"a loop of {unit} that is not where one can be")
-        self.kinds[loop.var] = "integer"
+        self.kinds[loop.var] = INTEGER
         self.path.append(unit)
         place = {
             GPU_BLOCK: "blockIdx.x",
@@ -165,6 +179,16 @@ class CudaText(CText):
             yield "#pragma unroll"
         yield f"{head} {{"
         yield from [*self.block(loop.body), "}"]
+
+    def lines(self, statement: Stmt) -> Iterator[str]:
+        if isinstance(statement, loopir.Let):
+            self.paths[statement.name] = [*self.path]
+        return super().lines(statement)
+
+    def set(self, name: str, value: Expr) -> str:
+        if self.paths.get(name) != self.path:
+            raise ValueError(f"{self.function.name}: {name} is of outside of a parallel loop")
+        return super().set(name, value)
 
     def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
         if set(self.path) != set(self.extents):
@@ -227,8 +251,8 @@ def _extents(function: Function) -> dict[str, int]:
         raise NotImplementedError(
             f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top"
         )
-    for loop in _loops(function.body):
-        if loop.unit in GPU:
+    for loop in _every(function.body):
+        if isinstance(loop, loopir.For) and loop.unit in GPU:
             extent = found.setdefault(loop.unit, loopir.extent(loop))
             if extent != loopir.extent(loop):
                 raise NotImplementedError(
@@ -238,9 +262,15 @@ def _extents(function: Function) -> dict[str, int]:
     return found
 
 
-def _loops(statements: Sequence[Stmt]) -> Iterator[loopir.For]:
+def _every(statements: Sequence[Stmt]) -> Iterator[Stmt]:
     for statement in statements:
-        if isinstance(statement, loopir.For):
-            yield statement
+        yield statement
         for field in ("body", "then", "otherwise"):
-            yield from _loops(getattr(statement, field, ()))
+            yield from _every(getattr(statement, field, ()))
+
+
+def _names(statements: Sequence[Stmt]) -> Iterator[str]:
+    for statement in _every(statements):
+        match statement:
+            case loopir.Let(name=name) | loopir.Workspace(name=name) | loopir.For(var=name):
+                yield name

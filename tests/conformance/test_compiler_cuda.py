@@ -10,9 +10,11 @@ from emulated_launch import emulate
 from emulator import Fault
 from loop_functions import (
     GPU,
+    RANDOM_INPUTS,
     Sparse,
     add,
     at,
+    change,
     expected,
     inputs,
     let,
@@ -21,6 +23,7 @@ from loop_functions import (
     nonzeros_on_gpu,
     numpy_dtype,
     op,
+    random_function,
     row_groups,
     rows_on_gpu,
     segments,
@@ -190,6 +193,13 @@ def test_statements(index, accumulator):
         assert (theirs[f"y{i}"] != 0).any(), name
 
 
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_random_expressions_mean_the_same(index):
+    function = random_function("random", 60, index, lambda body: (threads(*body),), seed=2)
+    ours = run(function, RANDOM_INPUTS)["y"]
+    np.testing.assert_array_equal(emulated(function, RANDOM_INPUTS)["y"], ours)
+
+
 def test_sums_of_wide_integers_do_not_overflow():
     far = op("//", mul(mul(2**20, add("t", 1)), 2**20), 2**40)
     function = kernel(threads(store("y", op("-", far, 1), 1.0)), index="int64")
@@ -268,6 +278,8 @@ WRONG = [
     (kernel(threads(store("y", "t", 1.0, "+")), dtype="float16"), "y, which is float16; expected"),
     (kernel(threads(store("y", "t", 1.0, atomic=True))), "an atomic store without op to y"),
     (kernel(let("n", 1), loop("b", Var("n"), unit=BLOCK)), "expected 0 to a constant"),
+    (kernel(threads(let("new", 1))), "new is a word of CUDA C++"),
+    (kernel(let("n", 1, mutable=True), threads(change("n", 2))), "n is of outside of a parallel"),
 ]
 
 

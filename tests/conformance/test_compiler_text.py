@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from loop_functions import (
     CPU,
+    RANDOM_INPUTS,
     Sparse,
     add,
     at,
@@ -22,6 +23,7 @@ from loop_functions import (
     nonzeros_on_cpu,
     nonzeros_on_gpu,
     op,
+    random_function,
     row_groups,
     rows_on_gpu,
     segments,
@@ -50,13 +52,13 @@ EMPTY = Function("f", (Array("x", "int32", 8), Array("v", "float32", 8)), (), ()
 DOUBLE = dataclasses.replace(EMPTY, accumulator="float64", index="int64")
 
 
-def compiled(folder, functions, change=lambda text: text):
+def compiled(folder, functions, change=lambda text: text, flags=("-O1", "-Wall", "-Werror")):
     """Callables of the texts of serial functions, by name."""
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("no C compiler")
     source, library = folder / "loops.c", folder / "loops.so"
     source.write_text(change(PRELUDE + "\n".join(map(print_c, functions))))
-    flags = ("-std=c99", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC")
+    flags = ("-std=c99", "-shared", "-fPIC", *flags)
     subprocess.run([compiler, *flags, source, "-o", library, "-lm"], check=True)
     loaded = ctypes.CDLL(str(library))
 
@@ -99,7 +101,7 @@ def test_a_c_compiler_makes_of_it_what_the_interpreter_does(tmp_path):
     "right, wrong",
     [
         ("while (p ==", "if (p =="),
-        ("C[i * 3 + k] = max(C[i * 3 + k], sum)", "C[i * 3 + k] = sum"),
+        ("C[i * 3 + k] = fmax(C[i * 3 + k], sum)", "C[i * 3 + k] = sum"),
         ("sums[3] = {0}", "sums[3] = {1}"),
         ("high = middle;", "high = middle - 1;"),
     ],
@@ -120,6 +122,18 @@ def test_the_text_of_a_function():
     assert "segReduceGroup<16>(C, live ? i * 3 + k : -1, value);" in text
     assert "atomicAddGroup<8>(C, i * 3 + k, sum);" in print_c(row_groups(Sparse()))
     assert "atomicMaxGroup<8>(C, " in print_c(row_groups(Sparse(), op="max"))
+
+
+def test_random_expressions_mean_the_same(tmp_path):
+    functions = [
+        random_function(f"random_{index}", 150, index, lambda body: (loop("t", 8, *body),), seed)
+        for seed, index in enumerate(("int32", "int64"))
+    ]
+    call = compiled(tmp_path, functions, flags=("-O0",))  # comparisons of constants would warn
+    for function in functions:
+        ours = run(function, RANDOM_INPUTS)["y"]
+        assert len(np.unique(ours)) > 20
+        np.testing.assert_array_equal(call(function, RANDOM_INPUTS)["y"], ours)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,7 @@ void f(const int* x, const float* v) {
   float w[4];
   for (int at = 0; at < 4; at++) w[at] = -INFINITY;
   for (int i = 1; i < 7; i += 2) {
-    w[i] = max(w[i], v[i]);
+    w[i] = fmax(w[i], v[i]);
   }
   while (n < 3) {
     if (n < 2) {
