@@ -71,11 +71,17 @@ def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, t
         pos = next(
             (r for r in relations if isinstance(r, Pos) and r.position == coord.position), None
         )
-        if pos is None:
-            raise NotImplementedError(
-                f"coord({coord.position}, {coord.coordinate}): only of a variable that pos made, "
-                "before it is split"
-            )
+        made = [r for r in relations if r != coord and coord.coordinate in _mentioned(r)]
+        if pos is None or not made:
+            # The coordinates of the positions that a loop runs over, one by one: the same loop.
+            if made:
+                raise NotImplementedError(
+                    f"{coord}: {made[0]}: coordinates are tiled where they are all those of a "
+                    "segment, not of a tile of its positions"
+                )
+            relations = tuple(relation for relation in relations if relation != coord)
+            body = _rename_loop(body, coord.coordinate, coord.position)
+            continue
         used = [r for r in relations if r not in (coord, pos) and pos.position in _mentioned(r)]
         if used:
             raise NotImplementedError(f"{coord}: {used[0]} is over the positions")

@@ -29,7 +29,7 @@ from sgap_jax.compiler.cin import (
     Where,
 )
 from sgap_jax.compiler.explicit import positions_explicit
-from sgap_jax.compiler.expr import Access, Assign, IndexVar
+from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     GPU_THREAD,
@@ -45,9 +45,7 @@ from sgap_jax.compiler.loopir import (
     Let,
     Stmt,
     Var,
-    Workspace,
 )
-from sgap_jax.compiler.nest import paths
 from sgap_jax.compiler.passes import without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
@@ -135,8 +133,7 @@ class _Lowering:
         output, wide = self._output(), "float64" if self.dtype == "float64" else "float32"
         inputs = self._inputs()
         scope = Scope()
-        if output.size > 0:
-            self._lower(self.body, scope)
+        self._lower(self.body, scope)
         largest = max([array.size for array in (*inputs, output)] + [self._largest_fusion()])
         # The last tile of a split goes beyond.
         largest += sum(r.size for r in self.relations.all if isinstance(r, Split))
@@ -195,27 +192,13 @@ class _Lowering:
 
     def _where(self, where: Where, scope: Scope) -> None:
         inner = scope.child(masked=False, live=None)
-        for producer in dict.fromkeys(_assigned(where.producer)):
-            target = producer.target
-            if target.tensor in self.statements.temporaries:
-                continue
-            fill = IDENTITY[producer.op or "+"]
-            name = self.recovery.fresh(target.tensor) if not target.indices else target.tensor
-            if target.indices:
-                _check_private(where, target)
-                extents = [self.ranges.extent(var, scope) for var in target.indices]
-                scope.emit(Workspace(name, max(math.prod(extents), 1), fill))
-                self.statements.temporaries[target.tensor] = extents
-            else:
-                scope.emit(Let(name, Float(fill), mutable=True))
-                self.statements.temporaries[target.tensor] = Var(name)
+        self.statements.declare(where, scope, self.recovery.fresh)
         kept, self.statements.sum = self.statements.sum, None
         self._lower(where.producer, inner)
         self.statements.sum = kept
         self._emit_live(inner.close(), scope)
         self._lower(where.consumer, scope)
-        for producer in _assigned(where.producer):
-            self.statements.temporaries.pop(producer.target.tensor, None)
+        self.statements.forget(where)
 
     def _emit_live(self, statements: tuple[Stmt, ...], scope: Scope) -> None:
         """Statements without a collective: a lane that takes no part skips them."""
@@ -333,26 +316,6 @@ class _Lowering:
         self._lower(without_vectors(loop.body), rest)
         self.recovery.names |= after
         scope.emit(If(whole, full.close(), rest.close()))
-
-
-def _assigned(body: Body) -> list[Assignment]:
-    """What a producer fills; the temporaries of a producer of its own are that one's."""
-    match body:
-        case Assignment():
-            return [body]
-        case Where():
-            return _assigned(body.consumer)
-    return _assigned(body.body)
-
-
-def _check_private(where: Where, target: Access) -> None:
-    for path, _ in paths(where):
-        for loop in path:
-            if loop.unit not in (None, CPU_VECTOR):
-                raise NotImplementedError(
-                    f"the workspace {target} is outside of the loop of {loop.var} ({loop.unit}), "
-                    "whose iterations have no memory in common; precompute inside of it"
-                )
 
 
 def _thread_loop(body: Body) -> IndexVar | None:

@@ -202,7 +202,7 @@ class Ranges:
                     value = self.try_value(fused, scope)
                     if value is None or self.relations.is_sparse(fused):
                         continue
-                    extent = self.extent(inner, scope)
+                    extent = max(self.extent(inner, scope), 1)
                     return divide(value, extent) if var == outer else modulo(value, extent)
                 case Bound(parent, same) | Precompute(parent, same) if parent == var:
                     value = self.try_value(same, scope)

@@ -133,7 +133,7 @@ class Recovery:
                     return True
             case Fuse(outer, inner, fused):
                 if fused in known and outer not in known and not self.relations.is_sparse(fused):
-                    extent = self.ranges.extent(inner, scope)
+                    extent = max(self.ranges.extent(inner, scope), 1)
                     self.define(outer, divide(known[fused], extent), scope)
                     self.define(inner, modulo(known[fused], extent), scope)
                     return True

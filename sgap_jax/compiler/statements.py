@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from sgap_jax.compiler import cin
 from sgap_jax.compiler.arithmetic import linear
-from sgap_jax.compiler.cin import Assignment
+from sgap_jax.compiler.cin import Assignment, Body, Where
 from sgap_jax.compiler.expr import Access, Assign
 from sgap_jax.compiler.loopir import (
+    CPU_VECTOR,
     Binary,
     Expr,
     Float,
     GroupReduce,
     Int,
+    Let,
     Load,
     SegReduce,
     Select,
     Set,
     Store,
     Var,
+    Workspace,
 )
+from sgap_jax.compiler.nest import paths
 from sgap_jax.compiler.ranges import Ranges, Scope
 from sgap_jax.compiler.reductions import IDENTITY, Plan
 from sgap_jax.schedules.schedule import ScheduleError
@@ -29,7 +36,8 @@ class Statements:
         self.expression, self.ranges, self.plan = expression, ranges, plan
         self.storage = ranges.storage
         self.sum: str | None = None  # the scalar that the output's assignment adds to
-        self.temporaries: dict[str, Expr | list[int]] = {}  # a scalar, or a workspace's extents
+        # A scalar, or a workspace with its extents.
+        self.temporaries: dict[str, Var | tuple[str, list[int]]] = {}
 
     def extents(self, access: Access) -> list[int]:
         return [self.ranges.sizes[var.name] for var in access.indices]
@@ -45,10 +53,11 @@ class Statements:
                 scope.emit(Set(self.sum, total))
             return
         place = self.temporaries[target]
-        if isinstance(place, list):
-            index = linear([self.ranges.value(v, scope) for v in statement.target.indices], place)
-            scope.emit(Store(target, index, value, statement.op))
-        elif isinstance(place, Var):
+        if isinstance(place, tuple):
+            name, extents = place
+            indices = [self.ranges.value(var, scope) for var in statement.target.indices]
+            scope.emit(Store(name, linear(indices, extents), value, statement.op))
+        else:
             total = Binary(statement.op, place, value) if statement.op else value
             scope.emit(Set(place.name, total))
 
@@ -65,9 +74,10 @@ class Statements:
         coordinates = [self.ranges.value(var, scope) for var in access.indices]
         if access.tensor in self.temporaries:
             place = self.temporaries[access.tensor]
-            if not isinstance(place, list):
+            if isinstance(place, Var):
                 return place
-            return Load(access.tensor, linear(coordinates, place))
+            name, extents = place
+            return Load(name, linear(coordinates, extents))
         return Load(access.tensor, linear(coordinates, self.extents(access)))
 
     def entry(self, scope: Scope) -> Expr:
@@ -119,3 +129,43 @@ class Statements:
         if threads % size:
             raise ScheduleError(f"group({var}, {size}): {size} does not divide {threads}")
         return size, threads > size
+
+    def declare(self, where: Where, scope: Scope, fresh: Callable[[str], str]) -> None:
+        """What the producer fills: a scalar, or a workspace."""
+        for producer in _assigned(where.producer):
+            target, fill = producer.target, IDENTITY[producer.op or "+"]
+            if target.tensor in self.temporaries:
+                continue
+            name = fresh(target.tensor)
+            if target.indices:
+                _check_private(where, target)
+                extents = [self.ranges.extent(var, scope) for var in target.indices]
+                scope.emit(Workspace(name, max(math.prod(extents), 1), fill))
+                self.temporaries[target.tensor] = (name, extents)
+            else:
+                scope.emit(Let(name, Float(fill), mutable=True))
+                self.temporaries[target.tensor] = Var(name)
+
+    def forget(self, where: Where) -> None:
+        for producer in _assigned(where.producer):
+            self.temporaries.pop(producer.target.tensor, None)
+
+
+def _assigned(body: Body) -> list[Assignment]:
+    """What a producer fills; the temporaries of a producer of its own are that one's."""
+    match body:
+        case Assignment():
+            return [body]
+        case Where():
+            return _assigned(body.consumer)
+    return _assigned(body.body)
+
+
+def _check_private(where: Where, target: Access) -> None:
+    for path, _ in paths(where):
+        for loop in path:
+            if loop.unit not in (None, CPU_VECTOR):
+                raise NotImplementedError(
+                    f"the workspace {target} is outside of the loop of {loop.var} ({loop.unit}), "
+                    "whose iterations have no memory in common; precompute inside of it"
+                )
