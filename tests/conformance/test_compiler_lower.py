@@ -167,7 +167,9 @@ UNIT_CASES = {
     .split("i", "i0", "i1", 5)
     .split("k", "k0", "k1", 2)
     .reorder("i0", "k0", "i1", "k1", "j"),
-    "coordinate tiles": COORDINATES.reorder("i", "j0", "k", "j1"),
+    "coordinate tiles": COORDINATES.reorder("i", "j0", "k", "j1").parallelize(
+        "i", loopir.CPU_THREAD, cin.NO_RACES
+    ),
     "coordinate tiles of tiles": COORDINATES.split("j1", "j2", "j3", 2).reorder(
         "i", "j0", "j2", "j3", "k"
     ),
@@ -403,12 +405,7 @@ PLANTED = {
         "15 MTTKRP",
     ),
     "every store owned": (Planner, "_owned", lambda *_: True, "2"),
-    "nothing masked": (
-        Recovery,
-        "only_if",
-        lambda self, _, condition, scope: scope.only_if(condition),
-        "S4",
-    ),
+    "lanes that leave": (Recovery, "by_lane", lambda *_: False, "S4"),
     "steps of one in strides": (Tracking, "_contiguous", lambda *_: True, "strided"),
     "all tiles whole": (Tiles, "of", lambda self, loop, scope: whole_tile(self, loop, scope), "4"),
 }
