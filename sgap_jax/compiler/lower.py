@@ -1,0 +1,327 @@
+"""Lowering: concrete index notation to the loop IR.
+
+With one sparse factor and only products, each loop runs over a dimension or over stored positions
+(Senanayake et al., OOPSLA 2020, section 6, without merge lattices). At each loop, whatever its
+variable makes known is defined at once: an index from its parts, a coordinate from its position, a
+position from its parent's; what is defined may be out of range, and is guarded there and then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+from sgap_jax.compiler.arithmetic import (
+    ZERO,
+    add,
+    divide,
+    modulo,
+    subtract,
+)
+from sgap_jax.compiler.cin import (
+    Assignment,
+    Body,
+    Forall,
+    Fuse,
+    Split,
+    SuchThat,
+    Where,
+)
+from sgap_jax.compiler.explicit import positions_explicit
+from sgap_jax.compiler.expr import Assign, IndexVar
+from sgap_jax.compiler.loopir import (
+    CPU_VECTOR,
+    GPU_THREAD,
+    GPU_WARP,
+    Array,
+    Binary,
+    Expr,
+    Float,
+    For,
+    Function,
+    If,
+    Int,
+    Let,
+    Stmt,
+    Var,
+)
+from sgap_jax.compiler.passes import without_unused
+from sgap_jax.compiler.ranges import Range, Ranges, Scope
+from sgap_jax.compiler.recovery import Recovery
+from sgap_jax.compiler.reductions import IDENTITY, Planner
+from sgap_jax.compiler.statements import Statements
+from sgap_jax.compiler.storage import Storage
+from sgap_jax.compiler.tiles import Tiles, without_vectors
+from sgap_jax.compiler.tracking import Tracking
+from sgap_jax.schedules.schedule import ScheduleError
+
+WARP = 32
+
+
+class Scheduled(Protocol):
+    """What a compiler.schedule.Schedule has."""
+
+    @property
+    def expression(self) -> Assign: ...
+    @property
+    def statement(self) -> SuchThat: ...
+
+
+def lower(
+    schedule: Scheduled,
+    sizes: dict[str, int],
+    positions: tuple[int, ...],
+    dtype: str,
+    name: str = "kernel",
+) -> Function:
+    """The loops of a scheduled expression.
+
+    The output's array is of `dtype` where each element is stored once, and of the accumulator's
+    dtype (float32, or float64 for float64) where the function adds in memory: the caller rounds.
+    Elements that no stored entry reaches hold the identity of the reduction.
+
+    Args:
+      schedule: an expression, and its loops.
+      sizes: the extent of each index of the expression, by name.
+      positions: the number of positions that each level of the sparse factor has room for, from the
+        outermost level on: (m, nnz) of CSR, (nnz, nnz) of COO, (m / V, blocks, blocks * V) of
+        CVS(V). () where all factors are dense.
+      dtype: of the numbers in all inputs.
+      name: of the function.
+
+    Raises:
+      ScheduleError: the loops cannot run so, or would race; the message names the store.
+      NotImplementedError: they could, but not here.
+      ValueError: sizes or positions that do not fit the expression.
+    """
+    return _Lowering(schedule, sizes, positions, dtype, name).function()
+
+
+class _Lowering:
+    def __init__(
+        self,
+        schedule: Scheduled,
+        sizes: dict[str, int],
+        positions: tuple[int, ...],
+        dtype: str,
+        name: str,
+    ):
+        self.expression = schedule.expression
+        self.sizes, self.dtype, self.name = sizes, dtype, name
+        statement, sparse = schedule.statement, self.expression.sparse
+        for index in self.expression.indices:
+            if index.name not in sizes:
+                raise ValueError(f"lower: sizes: no size of {index}, got {sizes}")
+        self.storage = (
+            None if sparse is None else Storage(sparse, sizes, positions, statement.relations)
+        )
+        self.body, self.relations = positions_explicit(statement, self.storage)
+        self.ranges = Ranges(self.relations, sizes)
+        planner = Planner(self.expression, self.body, self.relations)
+        self.plan = planner.plan()
+        self.statements = Statements(self.expression, self.ranges, self.plan)
+        names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
+        self.recovery = Recovery(self.ranges, planner, self.plan, names)
+        self.tiles = Tiles(self.ranges)
+        self.tracking = Tracking(self.recovery, self.statements)
+        self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
+
+    # The function around the loops.
+
+    def function(self) -> Function:
+        output, wide = self._output(), "float64" if self.dtype == "float64" else "float32"
+        inputs = self._inputs()
+        scope = Scope()
+        self._lower(self.body, scope)
+        largest = max([array.size for array in (*inputs, output)] + [self._largest_fusion()])
+        # The last tile of a split goes beyond.
+        largest += sum(r.size for r in self.relations.all if isinstance(r, Split))
+        return Function(
+            self.name,
+            inputs,
+            (output,),
+            without_unused(scope.close()),
+            wide,
+            "int64" if largest >= 2**31 - 2**12 else "int32",
+        )
+
+    def _inputs(self) -> tuple[Array, ...]:
+        arrays: dict[str, Array] = {}
+        for factor in self.expression.factors:
+            if self.storage is not None and factor == self.storage.access:
+                arrays |= {array.name: array for array in self.storage.arrays(self.dtype)}
+            else:
+                size = math.prod(self.statements.extents(factor))
+                arrays[factor.tensor] = Array(factor.tensor, self.dtype, size)
+        return tuple(arrays.values())
+
+    def _output(self) -> Array:
+        access, plan = self.expression.output, self.plan
+        size = math.prod(self.statements.extents(access))
+        if access.format is not None and self.storage is not None:
+            size = self.storage.positions[-1]
+        added = plan.op is not None or plan.group is not None
+        wide = "float64" if self.dtype == "float64" else "float32"
+        return Array(access.tensor, wide if added else self.dtype, size, plan.fill)
+
+    def _largest_fusion(self) -> int:
+        fused = [r.fused for r in self.relations.all if isinstance(r, Fuse)]
+        dense = [var for var in fused if not self.relations.is_sparse(var)]
+        return max((self.ranges.of(var, Scope()).bound or 0 for var in dense), default=0)
+
+    # Statements.
+
+    def _lower(self, body: Body, scope: Scope) -> None:
+        match body:
+            case Assignment():
+                self.statements.assign(body, scope)
+            case Where():
+                self._where(body, scope)
+            case Forall():
+                if body.var in scope.known:  # one position, known from its parent's
+                    if body.unit is not None:
+                        raise ScheduleError(
+                            f"{body.var} has one value here: no loop to parallelize"
+                        )
+                    self._lower(body.body, scope)
+                elif body.var == self.plan.start:
+                    self._sum(body, scope)
+                else:
+                    self._for(body, scope)
+
+    def _where(self, where: Where, scope: Scope) -> None:
+        inner = scope.child(masked=False, live=None)
+        self.statements.declare(where, scope, self.recovery.fresh)
+        kept, self.statements.sum = self.statements.sum, None
+        self._lower(where.producer, inner)
+        self.statements.sum = kept
+        self._emit_live(inner.close(), scope)
+        self._lower(where.consumer, scope)
+        self.statements.forget(where)
+
+    def _emit_live(self, statements: tuple[Stmt, ...], scope: Scope) -> None:
+        """Statements without a collective: a lane that takes no part skips them."""
+        if scope.live is None:
+            scope.emit(*statements)
+        elif statements:
+            scope.emit(If(scope.live, statements))
+
+    # Loops.
+
+    def _sum(self, loop: Forall, scope: Scope) -> None:
+        name = self.statements.sum = self.recovery.fresh("sum")
+        start = Float(IDENTITY[self.expression.reduction])
+        scope.emit(Let(name, start, mutable=True))
+        inner = scope.child(masked=False, live=None)
+        self._for(loop, inner)
+        self._emit_live(inner.close(), scope)
+        if self.plan.tracked is None:
+            self.statements.store(scope, Var(name))
+        self.statements.sum = None
+
+    def _for(self, loop: Forall, scope: Scope) -> None:
+        for index in self.expression.indices:
+            if index in scope.known and self.tiles.makes({loop.var}, index):
+                raise NotImplementedError(
+                    f"{loop.var} is a loop over {index}, which is known there"
+                )
+        self.recovery.name_range(loop.var, scope)
+        around = scope.child()
+        tracked = self.tracking.start(loop, around)
+        inner = around.child()
+        if (
+            self.plan.group is not None
+            and loop.var == self.plan.group.var
+            and self.statements.sum is None
+        ):
+            inner.masked = True
+        head = self._head(loop, around, inner)
+        self.recovery.recover(inner, loop)
+        self._lower_tiles(loop, inner)
+        statements = inner.close()
+        if head is None:
+            around.emit(*statements)
+        elif statements:
+            around.emit(dataclasses.replace(head, body=statements))
+        if tracked and self.plan.tracked == loop.var and self.statements.sum is not None:
+            self.tracking.finish(loop, around)
+        scope.emit(*around.close())
+
+    def _head(self, loop: Forall, scope: Scope, inner: Scope) -> For | None:
+        """The loop without its body; None where it is one with the loop of the warps."""
+        var, extent = loop.var, self.ranges.of(loop.var, scope)
+        if self.threads is not None and self.threads[0] == var:
+            _, thread, count = self.threads
+            self.recovery.define(var, modulo(thread, count), inner)
+            self._beyond(var, extent, inner)
+            return None
+        unit = loop.unit or ("unroll" if loop.unroll else None)
+        name = self.recovery.fresh(var.name)
+        inner.known[var] = Var(name)
+        if unit is None:
+            return For(name, extent.low, extent.high, ())
+        if extent.exact is None and unit == CPU_VECTOR:
+            inner.known[var] = add(extent.low, Var(name))
+            return For(name, ZERO, subtract(extent.high, extent.low), (), unit=unit)
+        if extent.bound is None or (unit == "unroll" and extent.exact is None):
+            raise ScheduleError(
+                f"{var} ({unit}): the extent of this loop is known at run time only; split it, and "
+                "take the loop of constant extent"
+            )
+        if unit == GPU_WARP and (joined := self._join_threads(loop, extent, inner)) is not None:
+            return joined
+        self._beyond(var, extent, inner)
+        return For(name, ZERO, Int(extent.bound), (), unit=unit)
+
+    def _beyond(self, var: IndexVar, extent: Range, inner: Scope) -> None:
+        """The loop goes on to what is known statically: the rest is out of range. Whole tiles out
+        of range are left to the guard of what they tile."""
+        match self.relations.source(var):
+            case Split(outer=outer) if outer == var and extent.low == ZERO:
+                return
+        if extent.exact is None:
+            self.recovery.only_if(var, Binary("<", inner.known[var], extent.high), inner)
+
+    def _join_threads(self, loop: Forall, extent: Range, inner: Scope) -> For | None:
+        """Warps are tiles (Sgap, section 5.1): where they are not of 32 threads, warps and threads
+        are one loop of threads."""
+        thread = _thread_loop(loop.body)
+        if thread is None or extent.bound is None:
+            return None
+        count = self.ranges.of(thread, inner).bound
+        if count is None or count == WARP:
+            return None
+        name = self.recovery.fresh("thread")
+        self.threads = (thread, Var(name), count)
+        del inner.known[loop.var]
+        self.recovery.names.discard(loop.var.name)
+        self.recovery.define(loop.var, divide(Var(name), count), inner)
+        self._beyond(loop.var, extent, inner)
+        return For(name, ZERO, Int(extent.bound * count), (), unit=GPU_THREAD)
+
+    def _lower_tiles(self, loop: Forall, scope: Scope) -> None:
+        """The body of a loop; where it has vectors in a tile that may be cut off, twice: whole
+        tiles without guards, and others without vectors."""
+        tile = self.tiles.of(loop, scope)
+        if tile is None:
+            self._lower(loop.body, scope)
+            return
+        parent, whole = tile
+        names = set(self.recovery.names)
+        full = scope.child(unguarded=scope.unguarded | {parent})
+        self._lower(loop.body, full)
+        self.recovery.names, after = names, self.recovery.names
+        rest = scope.child()
+        self._lower(without_vectors(loop.body), rest)
+        self.recovery.names |= after
+        scope.emit(If(whole, full.close(), rest.close()))
+
+
+def _thread_loop(body: Body) -> IndexVar | None:
+    match body:
+        case Forall(var, inside, unit):
+            return var if unit == GPU_THREAD else _thread_loop(inside)
+        case Where():
+            return _thread_loop(body.consumer) or _thread_loop(body.producer)
+    return None

@@ -1,0 +1,90 @@
+"""Passes over the loop IR."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sgap_jax.compiler.arithmetic import names_in
+from sgap_jax.compiler.loopir import (
+    For,
+    GroupReduce,
+    If,
+    Let,
+    SegReduce,
+    Set,
+    Stmt,
+    Store,
+    While,
+)
+
+Body = tuple[Stmt, ...]
+
+
+def without_unused(body: Body) -> Body:
+    """The statements without scalars that nothing else reads, and blocks without statements."""
+    used: set[str] = set()
+    while True:
+        more = used | _used(body, used)
+        if more == used:
+            return _kept(body, used)
+        used = more
+
+
+def _used(body: Body, used: set[str]) -> set[str]:
+    found: set[str] = set()
+    for statement in body:
+        match statement:
+            case Let(name, value) | Set(name, value):
+                if name in used:
+                    found |= names_in(value)
+            case For():
+                inside = _used(statement.body, used)
+                if inside or _acts(statement.body, used):
+                    found |= inside | names_in(statement.begin) | names_in(statement.end)
+            case While():
+                if _acts(statement.body, used):
+                    found |= names_in(statement.condition) | _used(statement.body, used)
+            case If():
+                found |= _used(statement.then, used) | _used(statement.otherwise, used)
+                if _acts(statement.then, used) or _acts(statement.otherwise, used):
+                    found |= names_in(statement.condition)
+            case Store() | GroupReduce() | SegReduce():
+                found |= names_in(statement.index) | names_in(statement.value)
+    return found
+
+
+def _acts(body: Body, used: set[str]) -> bool:
+    """Whether a block changes anything that is used."""
+    for statement in body:
+        match statement:
+            case Store() | GroupReduce() | SegReduce():
+                return True
+            case Set(name):
+                if name in used:
+                    return True
+            case For() | While():
+                if _acts(statement.body, used):
+                    return True
+            case If():
+                if _acts(statement.then, used) or _acts(statement.otherwise, used):
+                    return True
+    return False
+
+
+def _kept(body: Body, used: set[str]) -> Body:
+    kept: list[Stmt] = []
+    for statement in body:
+        match statement:
+            case Let(name) | Set(name):
+                if name in used:
+                    kept.append(statement)
+            case For() | While():
+                if _acts(statement.body, used):
+                    kept.append(dataclasses.replace(statement, body=_kept(statement.body, used)))
+            case If():
+                then, otherwise = _kept(statement.then, used), _kept(statement.otherwise, used)
+                if _acts(then, used) or _acts(otherwise, used):
+                    kept.append(If(statement.condition, then, otherwise))
+            case _:
+                kept.append(statement)
+    return tuple(kept)

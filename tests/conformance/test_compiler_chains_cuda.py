@@ -1,0 +1,84 @@
+"""The schedules of the papers for GPUs, lowered and printed as CUDA: exact sums, in registers."""
+
+import numpy as np
+import pytest
+from compiler_chains import rows
+from compiler_tensors import Problem, numbers
+from cuda_sources import require_nvrtc, resources
+from emulated_launch import emulate
+from tolerance import DTYPES
+
+from sgap_jax import BCSR, COO, CSC, CSF, CVS
+from sgap_jax.compiler.cin import NO_RACES
+from sgap_jax.compiler.expr import assign
+from sgap_jax.compiler.interp import run
+from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler.schedule import Schedule
+
+CHAINS = {
+    name: schedule
+    for name, schedule in rows().items()
+    if "GPUBlock" in str(schedule) and "bind" not in str(schedule)
+}
+SIZES = {"i": 37, "j": 29, "k": 23, "l": 7, "m": 5, "n": 3}
+LOOPS = {"CSC": ("j", "i")}
+EXTENTS = {"12": {"k": 128}, "14": {"j": 128}} | {
+    name: {"k": 4} for name in ("S1", "S2", "S3", "S4")
+}
+NAMES = list(CHAINS)
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def check(schedule, dtype, sizes, **problem):
+    problem = Problem(schedule.expression, sizes, dtype=dtype, **problem)
+    function = lower(schedule, sizes, problem.positions, dtype, "kernel")
+    given = {array.name: problem.inputs[array.name] for array in function.inputs}
+    (out,) = function.outputs
+    ours = run(function, given)[out.name]
+    np.testing.assert_array_equal(np.float64(ours), np.float64(problem.want.astype(ours.dtype)))
+    result = [((out.size,), numbers(out.dtype))]
+    (theirs,) = emulate(launch_plan(function), given.values(), result)
+    np.testing.assert_array_equal(theirs, ours)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_computes_exactly_the_sums(name):
+    settings = [(SIZES, 0.3, 5), ({"i": 7, "j": 3, "k": 2, "l": 2}, 0.5, 0), (SIZES, 0, 3)]
+    for i, (sizes, density, spare) in enumerate(settings):
+        dtype = DTYPES[(NAMES.index(name) + i) % 4]
+        sizes = sizes | EXTENTS.get(name, {})
+        check(CHAINS[name], dtype, sizes, density=density, spare=spare, seed=i)
+
+
+FORMATS = {"CSC": CSC, "COO": COO, "CSF(2)": CSF(2), "CVS(4)": CVS(4), "BCSR(2, 3)": BCSR(2, 3)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name):
+    """A thread for each column, which walks over all that is stored."""
+    schedule = (
+        Schedule(assign("ij,jk->ik", {"A": FORMATS[name]}))
+        .split("k", "block", "thread", 8)
+        .reorder("block", "thread", *LOOPS.get(name, ("i", "j")))
+        .parallelize("block", GPU_BLOCK, NO_RACES)
+        .parallelize("thread", GPU_THREAD, NO_RACES)
+    )
+    check(schedule, DTYPES[list(FORMATS).index(name) % 4], {"i": 20, "j": 21, "k": 11}, spare=4)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_every_schedule_stays_in_registers(arch):
+    for i, name in enumerate(NAMES):
+        if i % 3 == ("sm_80", "sm_90", "sm_100").index(arch):
+            schedule, dtype = CHAINS[name], DTYPES[i // 3 % 4]
+            problem = Problem(schedule.expression, SIZES | EXTENTS.get(name, {}), dtype=dtype)
+            function = lower(schedule, problem.sizes, problem.positions, dtype, "kernel")
+            source = launch_plan(function).source
+            _, stack, spills = resources(source, arch)
+            assert (stack, spills) == (0, 0), source
