@@ -17,7 +17,9 @@ def by_levels(access, dense):
     format = access.format
     blocks = [*format.block_shape, *[1] * (format.ndim - len(format.block_shape))]
     tensor = np.transpose(dense, format.modes)
-    shape = [n for size, block in zip(tensor.shape, blocks, strict=True) for n in (size // block, block)]
+    shape = [
+        n for size, block in zip(tensor.shape, blocks, strict=True) for n in (size // block, block)
+    ]
     axes = [*range(0, 2 * format.ndim, 2), *range(1, 2 * format.ndim, 2)]
     return tensor.reshape(shape).transpose(axes)
 
@@ -113,7 +115,7 @@ def _pattern(factor, shape, density, random):
     for level, size in enumerate(factor.format.block_shape):
         blocks[factor.format.modes[level]] = size
     pattern = random.random([s // b for s, b in zip(shape, blocks, strict=True)]) < density
-    if density < 1:
+    if density < 1 and pattern.size:
         pattern[: max(1, len(pattern) // 8)] = False
         pattern[len(pattern) // 2] = False
         pattern[-1:] = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from sgap_jax.compiler.loopir import Binary, Expr, Float, Int, Load, Search, Select, Var
 
 ZERO, ONE = Int(0), Int(1)
@@ -110,15 +108,3 @@ def names_in(expr: Expr) -> set[str]:
     if isinstance(expr, Var):
         return {expr.name}
     return {name for child in children(expr) for name in names_in(child)}
-
-
-def substitute(expr: Expr, name: str, value: Expr) -> Expr:
-    """`value` for a variable."""
-    if isinstance(expr, Var):
-        return value if expr.name == name else expr
-    changed = {
-        field.name: substitute(child, name, value)
-        for field in dataclasses.fields(expr)
-        if not isinstance(child := getattr(expr, field.name), int | float | str)
-    }
-    return dataclasses.replace(expr, **changed) if changed else expr

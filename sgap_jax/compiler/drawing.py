@@ -80,22 +80,27 @@ def _centre(place: tuple[float, int]) -> tuple[float, float]:
 
 
 def _places(graph: Provenance) -> dict[IndexVar, tuple[float, int]]:
-    """Column and row of each variable: rows by the longest way from the expression; in a row from
-    left to right, under what they derive from where there is room."""
+    """Column and row of each variable: rows by the longest way from the expression; in a row what
+    one relation makes stays together, below what it is made from where there is room."""
+    used = [var for relation in graph.relations for var in parents(relation)]
+    first = sorted(graph.originals, key=lambda var: [*used, var].index(var))
+    place: dict[IndexVar, tuple[float, int]] = {var: (float(n), 0) for n, var in enumerate(first)}
     depth = dict.fromkeys(graph.originals, 0)
-    wish: dict[IndexVar, float] = {var: float(n) for n, var in enumerate(graph.originals)}
-    place = {var: (wish[var], 0) for var in graph.originals}
+    rows: dict[int, list[Relation]] = {}
     for relation in graph.relations:
         row = 1 + max(depth[var] for var in parents(relation))
         depth |= dict.fromkeys(children(relation), row)
-    for row in range(1, max(depth.values(), default=0) + 1):
-        for relation in graph.relations:
-            made = [var for var in children(relation) if depth[var] == row]
-            above = [place[var][0] for var in parents(relation) if var in place]
-            for n, var in enumerate(made):
-                wish[var] = sum(above) / len(above) + n - (len(made) - 1) / 2
+        rows.setdefault(row, []).append(relation)
+
+    def centre(relation: Relation) -> float:
+        above = [place[var][0] for var in parents(relation)]
+        return sum(above) / len(above)
+
+    for row, made in sorted(rows.items()):
         free = 0.0
-        for var in sorted((v for v in depth if depth[v] == row), key=lambda v: wish[v]):
-            place[var] = (max(free, wish[var]), row)
-            free = place[var][0] + 1
+        for relation in sorted(made, key=centre):
+            start = max(free, centre(relation) - (len(children(relation)) - 1) / 2)
+            for n, var in enumerate(children(relation)):
+                place[var] = (start + n, row)
+            free = start + len(children(relation))
     return place

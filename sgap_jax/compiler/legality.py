@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from sgap_jax.compiler import cin, loopir
 from sgap_jax.compiler.cin import Forall, SuchThat
+from sgap_jax.compiler.collectives import check_segments
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.nest import find, level_indices, paths
-from sgap_jax.compiler.provenance import Provenance, block_sides
+from sgap_jax.compiler.nest import find, level_indices, paths, perfect
+from sgap_jax.compiler.provenance import Provenance, block_sides, segment_loops
 from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -22,11 +23,19 @@ _COLLECTIVE = (loopir.CPU_VECTOR, loopir.GPU_WARP, loopir.GPU_THREAD)
 def check_statement(expression: Assign, statement: SuchThat) -> None:
     """The rules that no transformation may break."""
     graph = Provenance(expression.indices, statement.relations)
-    for around, _ in paths(statement.body):
+    for around, leaf in paths(statement.body):
         check_levels(expression, graph, around)
+        busy = [x for x in segment_loops(expression, graph, perfect(around), leaf) if x.unit]
+        if busy:
+            raise ScheduleError(
+                f"{leaf.target} is the sum of a run of positions, one after the other: the loop of "
+                f"{busy[0].var} cannot run on {busy[0].unit}"
+            )
         check_units(around)
-        for loop in around:
+        for n, loop in enumerate(around):
             check_race(expression, graph, loop)
+            if loop.group is not None and loop.group[1] == cin.SEGMENT:
+                check_segments(expression, graph, loop, around[n + 1 :])
 
 
 def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ...]) -> None:
@@ -43,7 +52,13 @@ def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ..
     for depth, level in enumerate(access.format.levels[: len(indices)]):
         if isinstance(level, Dense) or not of_level[depth]:
             continue
-        walked = [v for v in of_level[depth] if graph.position(v)]
+        walked = [v for v in of_level[depth] if graph.by_position(v)]
+        if walked and not all(of_level[:depth]):
+            missing = indices[[bool(v) for v in of_level[:depth]].index(False)]
+            raise ScheduleError(
+                f"the loop of {walked[0]} runs over positions of level {depth + 1} of {access}, "
+                f"but no loop around it says of which {missing}"
+            )
         # Tiles of coordinates only filter; what walks the stored ones is the innermost loop.
         first = min(walked or of_level[depth][-1:], key=place.__getitem__)
         tiles = [v for v in of_level[depth] if walked and v not in walked]
@@ -153,6 +168,8 @@ def check_pos(expression: Assign, graph: Provenance, var: IndexVar, access: Acce
         raise ScheduleError(f"{access} is not an argument of the expression; there are {there}")
     if graph.position(var):
         raise ScheduleError(f"{var} is in position space already")
+    if graph.fuses_positions(var):
+        raise ScheduleError(f"{var} is a fusion of positions; fuse coordinates, then pos once")
     roots = graph.roots(var)
     if absent := [root for root in roots if root not in access.indices]:
         raise ScheduleError(f"{absent[0]}, from which {var} derives, is no index of {access}")
@@ -223,51 +240,6 @@ def check_parallel(
             f"iterations on {unit} cannot add up together; give {cin.ATOMICS} or {cin.TEMPORARY}"
         )
     check_constant(expression, graph, var, unit)
-
-
-def check_group(
-    expression: Assign, graph: Provenance, loop: Forall, size: int, strategy: str
-) -> None:
-    """Sgap, sections 3.3 and 5.2."""
-    if strategy not in cin.GROUP_STRATEGIES:
-        known = ", ".join(cin.GROUP_STRATEGIES)
-        raise ScheduleError(f"no strategy {strategy!r}; there are {known}")
-    if loop.unit != loopir.GPU_THREAD:
-        raise ScheduleError(
-            f"the lanes of a group are threads: parallelize {loop.var} over {loopir.GPU_THREAD} "
-            "first"
-        )
-    if type(size) is not int or size not in (1, 2, 4, 8, 16, 32):
-        raise ScheduleError(f"a group has 1, 2, 4, 8, 16 or 32 lanes of a warp, got {size!r}")
-    extent = graph.constant(loop.var)
-    if extent is None or extent % size:
-        raise ScheduleError(
-            f"{size} does not divide the extent of {loop.var}, "
-            f"{'which is not a constant' if extent is None else extent}"
-        )
-    roots = graph.roots(loop.var)
-    if not any(root in expression.reduced for root in roots):
-        raise ScheduleError(f"nothing is reduced over {loop.var}: its lanes have nothing to add up")
-    moved = [index for index in expression.output.indices if index in roots]
-    if strategy == cin.PARALLEL_REDUCTION:
-        if moved:
-            raise ScheduleError(
-                f"{cin.PARALLEL_REDUCTION} adds up one element of {expression.output}, but the "
-                f"lanes of {loop.var} have different {moved[0]}; give {cin.SEGMENT}"
-            )
-        return
-    pos = graph.position(loop.var)
-    levels = (
-        ()
-        if pos is None or pos.access.format is None
-        else level_indices(pos.access.format, pos.access.indices)
-    )
-    if pos is None or tuple(moved) != levels[: len(moved)]:
-        raise ScheduleError(
-            f"{cin.SEGMENT} needs elements of {expression.output} that do not decrease from lane "
-            f"to lane: {loop.var} must be in position space, over leading levels by which the "
-            "output is ordered"
-        )
 
 
 def check_coord(graph: Provenance, var: IndexVar) -> None:

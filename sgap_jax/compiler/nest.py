@@ -92,6 +92,14 @@ def chain(loop: Forall) -> tuple[list[Forall], Body]:
     return nest, body
 
 
+def perfect(around: tuple[Forall, ...]) -> list[Forall]:
+    """Of the loops around an assignment those that enclose nothing but each other and it."""
+    first = len(around)
+    while first and isinstance(chain(around[first - 1])[1], Assignment):
+        first -= 1
+    return list(around[first:])
+
+
 def wrap(nest: list[Forall] | tuple[Forall, ...], body: Body) -> Body:
     """`body` inside of loops like those of a nest."""
     for loop in reversed(nest):

@@ -6,7 +6,6 @@ import dataclasses
 
 from sgap_jax.compiler.arithmetic import names_in
 from sgap_jax.compiler.loopir import (
-
     For,
     GroupReduce,
     If,
@@ -89,5 +88,3 @@ def _kept(body: Body, used: set[str]) -> Body:
             case _:
                 kept.append(statement)
     return tuple(kept)
-
-

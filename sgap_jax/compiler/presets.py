@@ -23,10 +23,10 @@ _WARP = 32
 
 
 def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Schedule:
-    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k).
+    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
 
         {<g nnz, c col>, 1}    Listing 3: each thread walks g nonzeros
-        {<g nnz, c col>, r}    Listing 6 (where g = 1): r threads reduce by segments
+        {<g nnz, c col>, r}    Listing 6 (there g = 1): r threads reduce by segments, g times
         {<x row, c col>, 1}    Listing 4: each thread walks x rows
         {<1/g row, c col>, r}  Listing 5: g threads share a row, r reduce together
 
@@ -194,16 +194,17 @@ def _shared_row(
 def _segments(s: Schedule, k: IndexVar, point: AtomicParallelism, n: int) -> Schedule:
     each, col = int(point.nnz or 1), int(point.col)
     warps = min(_lanes(n, col), point.block_size // _WARP)
-    s = s.split("fpos", "block", "fpos1", _WARP * each)
+    lanes = point.block_size // warps // _WARP * _WARP
+    walk: tuple[str, ...] = ()
+    s, lane = s.split("fpos", "block", "fpos1", lanes * each), "fpos1"
+    if each > 1:
+        # Neighbours have neighbouring nonzeros at each step: they reduce then, so none waits.
+        s, lane, walk = s.split("fpos1", "nnz", "thread", lanes), "thread", ("nnz",)
     tiles: tuple[str, ...] = ()
     if n != warps * col:
         s, k, tiles = s.split(k, "tile", "tile_col", warps * col), IndexVar("tile_col"), ("tile",)
     s = s.split(k, "chunk", "col", col).bound("chunk", "warp", warps)
-    if each == 1:
-        s, walk = s.reorder("block", "warp", *tiles, "col", "fpos1"), "fpos1"
-        s = s.precompute(s.expression.factors, (), (), "product")
-    else:
-        s, walk = s.split("fpos1", "thread", "nnz", each), "thread"
-        s = s.reorder("block", "warp", *tiles, "col", "thread", "nnz").scalar_promote("nnz")
+    s = s.reorder("block", "warp", *tiles, "col", *walk, lane)
+    s = s.precompute(s.expression.factors, (), (), "product")
     s = s.parallelize("block", GPU_BLOCK, IGNORE_RACES).parallelize("warp", GPU_WARP, NO_RACES)
-    return s.parallelize(walk, GPU_THREAD, ATOMICS).group(walk, point.group, SEGMENT)
+    return s.parallelize(lane, GPU_THREAD, ATOMICS).group(lane, point.group, SEGMENT)

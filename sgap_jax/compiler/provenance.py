@@ -5,9 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
-from sgap_jax.compiler.cin import Bound, Coord, Divide, Fuse, Pos, Precompute, Relation, Split
-from sgap_jax.compiler.expr import Access, IndexVar
+from sgap_jax.compiler.cin import (
+    Assignment,
+    Bound,
+    Coord,
+    Divide,
+    Forall,
+    Fuse,
+    Pos,
+    Precompute,
+    Relation,
+    Split,
+)
+from sgap_jax.compiler.expr import Access, Assign, IndexVar
 
 
 def parents(relation: Relation) -> tuple[IndexVar, ...]:
@@ -90,6 +102,18 @@ class Provenance:
                 return None
         return None
 
+    def by_position(self, var: IndexVar) -> bool:
+        """Whether a variable is of position space, or of the coordinates found there."""
+        return any(isinstance(relation, Pos | Coord) for _, relation in self.lineage(var))
+
+    def fuses_positions(self, var: IndexVar) -> bool:
+        """Whether a side of the fusion that a variable derives from is in position space."""
+        line = self.lineage(var)
+        if not line or not isinstance(line[-1][1], Fuse):
+            return False
+        sides = parents(line[-1][1])
+        return any(self.position(side) or self.fuses_positions(side) for side in sides)
+
     def whole(self, var: IndexVar) -> bool:
         """A variable whose values are neighbours: no outer part of a split or divide is above it,
         up to the expression, a fusion or position space."""
@@ -149,6 +173,17 @@ class Provenance:
 
     def _repr_svg_(self) -> str:
         return self.svg()
+
+
+def segment_loops(
+    expression: Assign, graph: Provenance, nest: Sequence[Forall], leaf: Assignment
+) -> list[Forall]:
+    """The loops of a scalar's producer over which the element of the output changes: the scalar is
+    the sum of a run of positions, and goes to the output where the run ends."""
+    if leaf.target.indices or leaf.target == expression.output:
+        return []
+    moving = set(expression.output.indices)
+    return [loop for loop in nest if moving & set(graph.roots(loop.var))]
 
 
 def block_sides(access: Access) -> dict[IndexVar, int]:

@@ -26,8 +26,8 @@ from sgap_jax.compiler.cin import (
 )
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import Binary, Expr, If, Int, Load, Search, Select, Stmt
-from sgap_jax.compiler.relations import Provenance
-from sgap_jax.schedules import ScheduleError
+from sgap_jax.compiler.relations import Relations
+from sgap_jax.schedules.schedule import ScheduleError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +90,15 @@ class Scope:
 class Ranges:
     """The ranges of variables, from those of what they derive from (Senanayake et al., 6.1)."""
 
-    def __init__(self, provenance: Provenance, sizes: dict[str, int]):
-        self.provenance = provenance
-        self.storage = provenance.storage
+    def __init__(self, relations: Relations, sizes: dict[str, int]):
+        self.relations = relations
+        self.storage = relations.storage
         self.sizes = sizes
 
     def of(self, var: IndexVar, scope: Scope) -> Range:
         if var in scope.ranges:
             return scope.ranges[var]
-        match self.provenance.source(var):
+        match self.relations.source(var):
             case Split(parent, outer, _, size):
                 return _tiles(self.of(parent, scope), size) if var == outer else _first(size)
             case Divide(parent, outer, _, parts):
@@ -125,9 +125,7 @@ class Ranges:
                 return whole
             case Precompute(parent) | Coord(parent):
                 return self.of(parent, scope)
-        if var.name in self.sizes:
-            return _first(self.sizes[var.name])
-        raise ValueError(f"lower: sizes: no size of {var}, got {self.sizes}")
+        return _first(self.sizes[var.name])
 
     def extent(self, var: IndexVar, scope: Scope) -> int:
         exact = self.of(var, scope).exact
@@ -141,9 +139,9 @@ class Ranges:
 
     def _positions(self, pos: Pos, scope: Scope) -> Range:
         assert self.storage is not None
-        if pos.position in self.provenance.tiles:
+        if pos.position in self.relations.tiles:
             return self._coordinate_tile(pos, scope)
-        first, last = self.provenance.levels_of(pos)
+        first, last = self.relations.levels_of(pos)
         return self.level_range(first, last, scope)
 
     def level_range(self, first: int, last: int, scope: Scope) -> Range:
@@ -165,12 +163,13 @@ class Ranges:
     def _coordinate_tile(self, pos: Pos, scope: Scope) -> Range:
         """The positions whose coordinates lie in a tile: two searches."""
         assert self.storage is not None
-        level = self.provenance.levels.index(pos.coordinate)
+        level = self.relations.levels.index(pos.coordinate)
         segment = self.level_range(level, level, scope)
-        var = self.provenance.tiles[pos.position]
-        low, high = ZERO, self.of(var, scope).high
+        var = self.relations.tiles[pos.position]
+        low: Expr = ZERO
+        high = self.of(var, scope).high
         while var != pos.coordinate:
-            match self.provenance.source(var):
+            match self.relations.source(var):
                 case Split(parent, outer, _, size):
                     base = multiply(self.value(outer, scope), Int(size))
                     low, high = add(base, low), add(base, high)
@@ -179,9 +178,7 @@ class Ranges:
                 case Bound(parent):
                     var = parent
         array = self.storage.coordinates(level)
-        return Range(
-            _lower_bound(array, segment, low), _lower_bound(array, segment, high)
-        )
+        return Range(_lower_bound(array, segment, low), _lower_bound(array, segment, high))
 
     def value(self, var: IndexVar, scope: Scope) -> Expr:
         """The value of a variable in terms of what is known, without defining anything."""
@@ -193,7 +190,7 @@ class Ranges:
     def try_value(self, var: IndexVar, scope: Scope) -> Expr | None:
         if var in scope.known:
             return scope.known[var]
-        for relation in self.provenance.relations:
+        for relation in self.relations.all:
             match relation:
                 case Split(parent, outer, inner, size) if parent == var:
                     chunk: Expr = Int(size)
@@ -203,7 +200,7 @@ class Ranges:
                     low = self.of(parent, scope).low
                 case Fuse(outer, inner, fused) if var in (outer, inner):
                     value = self.try_value(fused, scope)
-                    if value is None or self.provenance.is_sparse(fused):
+                    if value is None or self.relations.is_sparse(fused):
                         continue
                     extent = self.extent(inner, scope)
                     return divide(value, extent) if var == outer else modulo(value, extent)

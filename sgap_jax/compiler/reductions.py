@@ -14,8 +14,9 @@ from sgap_jax.compiler import cin
 from sgap_jax.compiler.cin import Assignment, Body, Forall, Pos
 from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
-from sgap_jax.compiler.relations import Path, Provenance, paths
-from sgap_jax.schedules import ScheduleError
+from sgap_jax.compiler.nest import paths
+from sgap_jax.compiler.relations import Relations
+from sgap_jax.schedules.schedule import ScheduleError
 
 IDENTITY = {"+": 0.0, "max": float("-inf"), "min": float("inf")}
 
@@ -35,7 +36,7 @@ class Plan:
     """How the assignment to the output is done."""
 
     assignment: Assignment
-    path: Path
+    path: tuple[Forall, ...]
     start: IndexVar | None  # the outermost loop across which the sum is kept
     tracked: IndexVar | None  # == start, where the sum is stored at the ends of segments too
     op: str | None
@@ -45,29 +46,29 @@ class Plan:
 
 
 class Planner:
-    def __init__(self, expression: Assign, body: Body, provenance: Provenance):
+    def __init__(self, expression: Assign, body: Body, relations: Relations):
         self.expression, self.body = expression, body
-        self.provenance = provenance
+        self.relations = relations
         name = expression.output.tensor
         found = [(path, a) for path, a in paths(body) if a.target.tensor == name]
         if len(found) != 1:
             raise NotImplementedError(f"{name} is assigned in {len(found)} places, expected one")
         self.path, self.assignment = found[0]
         self.loops = {loop.var for loop in self.path}
-        storage = provenance.storage
+        storage = relations.storage
         self.sparse_output = expression.output.format is not None
         self.moving = expression.output.indices
         if self.sparse_output and storage is not None:
             self.moving = (*self.moving, *storage.variables)
-        self.positions = [r for r in provenance.relations if isinstance(r, Pos)]
+        self.positions = [r for r in relations.all if isinstance(r, Pos)]
 
     def leaves(self, var: IndexVar) -> set[IndexVar]:
         """The loops that a variable comes from; of a block or within one, those of its index."""
-        found = self.provenance.leaves(var, self.loops)
-        storage, made = self.provenance.storage, self.provenance.source(var)
+        found = self.relations.leaves(var, self.loops)
+        storage, made = self.relations.storage, self.relations.source(var)
         if not found and storage is not None and made in storage.splits:
             assert isinstance(made, cin.Split)
-            return self.provenance.leaves(made.parent, self.loops)
+            return self.relations.leaves(made.parent, self.loops)
         return found
 
     def plan(self) -> Plan:
@@ -88,9 +89,7 @@ class Planner:
             atomic = atomic and more
             group = dataclasses.replace(group, atomic=group.atomic or atomic)
             op = self.expression.reduction
-        return Plan(
-            self.assignment, self.path, start, tracked, op, atomic, group, self._fill(op)
-        )
+        return Plan(self.assignment, self.path, start, tracked, op, atomic, group, self._fill(op))
 
     def _kept(self) -> tuple[IndexVar | None, IndexVar | None]:
         start = None
@@ -112,21 +111,23 @@ class Planner:
             leaves = self.leaves(pos.position)
             inner = [loop for loop in self.path if loop.var in leaves]
             if inner and inner[-1].var == var and inner[-1].unit is None:
-                first, last = self.provenance.levels_of(pos)
+                first, last = self.relations.levels_of(pos)
                 if first < last:
                     return pos
         return None
 
     def _only_tracked(self, var: IndexVar, moved: set[IndexVar]) -> bool:
-        storage, pos = self.provenance.storage, self.tracking(var)
+        storage, pos = self.relations.storage, self.tracking(var)
         if pos is None or storage is None or self.sparse_output:
             return False
-        first, last = self.provenance.levels_of(pos)
+        if any(loop.group is not None for loop in self.path):
+            return False  # the threads of a group end their segments at different times
+        first, last = self.relations.levels_of(pos)
         outer = set(storage.variables[first:last])
         # An output index with a block is moved by its outer part.
         outer |= {
             split.parent
-            for split in self.provenance.relations
+            for split in self.relations.all
             if isinstance(split, cin.Split) and split.outer in outer
         }
         return moved <= outer and storage.is_compressed(last)
@@ -138,15 +139,17 @@ class Planner:
             return False
         if self.sparse_output:
             return True
-        storage = self.provenance.storage
+        storage = self.relations.storage
         return not any(
             storage is not None
-            and storage.repeats[self.provenance.levels_of(pos)[1]]
+            and storage.repeats[self.relations.levels_of(pos)[1]]
             and loop.var in self.leaves(pos.position)
             for pos in self.positions
         )
 
-    def _atomic(self, shared: list[Forall], outside: Path, group: Group | None) -> bool:
+    def _atomic(
+        self, shared: list[Forall], outside: tuple[Forall, ...], group: Group | None
+    ) -> bool:
         parallel = [loop for loop in shared if loop.unit is not None]
         grouped = None if group is None else group.var
         for loop in parallel:
@@ -188,9 +191,11 @@ class Planner:
                     "threads would store it"
                 )
         if GPU_WARP in units and GPU_THREAD not in units[units.index(GPU_WARP) :]:
-            raise ScheduleError(f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop")
+            raise ScheduleError(
+                f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop"
+            )
 
-    def _group(self, outside: Path) -> Group | None:
+    def _group(self, outside: tuple[Forall, ...]) -> Group | None:
         for loop in outside:
             reduced = loop.race in (cin.PARALLEL_REDUCTION, cin.TEMPORARY)
             if loop.group is None and not (reduced and loop.unit == GPU_THREAD):
@@ -216,27 +221,27 @@ class Planner:
 
     def depends(self, var: IndexVar, loop: IndexVar) -> bool:
         """Whether a coordinate moves with a loop, be it only that its segment does."""
-        levels = self.provenance.levels
+        levels = self.relations.levels
         parts = [
             number
             for number, level in enumerate(levels)
-            if self.provenance.is_stored(level) and var in (level, self._whole(level))
+            if self.relations.is_stored(level) and var in (level, self._whole(level))
         ]
         above = levels[: max(parts)] if parts else ()
         return any(loop in self.leaves(part) for part in (var, *above))
 
     def _whole(self, level: IndexVar) -> IndexVar:
         """The index that a level has the blocks of."""
-        relation = self.provenance.source(level)
+        relation = self.relations.source(level)
         return relation.parent if isinstance(relation, cin.Split) else level
 
-    def _check_together(self, group: Forall, outside: Path) -> None:
+    def _check_together(self, group: Forall, outside: tuple[Forall, ...]) -> None:
         """All lanes of a group go through the same loops around their collective."""
         inner = outside[outside.index(group) + 1 :]
         for pos in self.positions:
-            first, _ = self.provenance.levels_of(pos)
-            parents = self.provenance.levels[:first]
-            if pos.position in self.provenance.tiles:
+            first, _ = self.relations.levels_of(pos)
+            parents = self.relations.levels[:first]
+            if pos.position in self.relations.tiles:
                 parents = (*parents, pos.coordinate)
             apart = any(group.var in self.leaves(var) for var in parents)
             for loop in inner:
@@ -250,29 +255,24 @@ class Planner:
         """Whether the place in the output does not decrease from one iteration to the next."""
         if self.sparse_output or not moved:
             return True
-        storage = self.provenance.storage
+        storage = self.relations.storage
         for pos in self.positions:
             if storage is not None and loop.var in self.leaves(pos.position):
-                modes = [storage.access.indices[mode] for mode in storage.access.format.modes]
-                first, last = self.provenance.levels_of(pos)
+                modes = storage.modes
+                first, last = self.relations.levels_of(pos)
                 return moved == modes[first : first + len(moved)] and last < len(modes)
-        fused = [r.fused for r in self.provenance.relations if isinstance(r, cin.Fuse)]
+        fused = [r.fused for r in self.relations.all if isinstance(r, cin.Fuse)]
         return len(moved) == 1 and not any(loop.var in self.leaves(var) for var in fused)
 
     def _fill(self, op: str | None) -> float | None:
         """None where each element of the output is stored for certain."""
-        storage = self.provenance.storage
+        storage = self.relations.storage
         identity = IDENTITY[self.expression.reduction]
         if op is not None or self.sparse_output:
             return identity
         if storage is None:
             return None
-        modes = zip(storage.access.format.modes, storage.levels, strict=False)
-        stored = {
-            storage.access.indices[mode]
-            for level, (mode, _) in enumerate(modes)
-            if not storage.is_dense(level)
-        }
+        stored = {var for level, var in enumerate(storage.modes) if not storage.is_dense(level)}
         visited = {leaf for pos in self.positions for leaf in self.leaves(pos.position)}
         outputs = self.expression.output.indices
         sparse = any(var in stored or self.leaves(var) & visited for var in outputs)

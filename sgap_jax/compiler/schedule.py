@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from sgap_jax.compiler import cin, intrinsics, legality, nest, workspaces
+from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
 from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
 from sgap_jax.compiler.expr import Access, Assign, IndexVar, Tensor
 from sgap_jax.compiler.provenance import Provenance, children, parents
@@ -18,7 +18,7 @@ Vars = Var | tuple[Var, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(schedules.Schedule):
-    """The loops of an expression, transformed one call at a time; each call gives a new schedule.
+    """The loops of an expression, transformed one call at a time; each gives a new schedule::
 
         i, j, f, fpos, block, fpos1 = index_vars("i j f fpos block fpos1")
         s = Schedule(assign("ij,j->i", {"A": CSR}))
@@ -180,7 +180,7 @@ class Schedule(schedules.Schedule):
 
         def change() -> SuchThat:
             loop = legality.loop_of(self.statement, _var(var))
-            legality.check_group(self.expression, self.provenance(), loop, size, strategy)
+            collectives.check_group(self.expression, self.provenance(), loop, size, strategy)
             return self._with(
                 loop.var, lambda loop: dataclasses.replace(loop, group=(size, strategy))
             )

@@ -35,7 +35,8 @@ class Storage:
                 f"levels of {access}, got {positions}"
             )
         self.splits: list[Split] = []
-        outer = [access.indices[mode] for mode in format.modes]
+        self.modes = [access.indices[mode] for mode in format.modes]  # in stored order
+        outer = list(self.modes)
         self.extents = [sizes[var.name] for var in outer]
         inner = []
         for level, size in enumerate(format.block_shape):

@@ -10,7 +10,6 @@ parent is stored before the parent steps.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, both, divide, greatest, modulo
 from sgap_jax.compiler.cin import Body, Bound, Forall, Pos, Precompute, Split
@@ -29,12 +28,11 @@ from sgap_jax.compiler.loopir import (
     Var,
     While,
 )
+from sgap_jax.compiler.nest import paths
 from sgap_jax.compiler.ranges import Scope
+from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import IDENTITY
-from sgap_jax.compiler.relations import paths
-
-if TYPE_CHECKING:
-    from sgap_jax.compiler.lower import _Lowering
+from sgap_jax.compiler.statements import Statements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +43,19 @@ class _Tracked:
 
 
 class Tracking:
-    def __init__(self, lowering: _Lowering):
-        self.lowering = lowering
-        self.provenance = lowering.provenance
-        self.ranges = lowering.ranges
+    def __init__(self, recovery: Recovery, statements: Statements):
+        self.recovery, self.statements = recovery, statements
+        recovery.above = self
+        self.relations = recovery.relations
+        self.ranges = recovery.ranges
         self.current: dict[IndexVar, _Tracked] = {}  # by position variable
 
     def start(self, loop: Forall, scope: Scope) -> bool:
         """Before a loop: the parents of its first position."""
-        pos = self.lowering.planner.tracking(loop.var)
+        pos = self.recovery.planner.tracking(loop.var)
         if pos is None:
             return False
-        first, last = self.provenance.levels_of(pos)
+        first, last = self.relations.levels_of(pos)
         levels = self._levels(pos, loop.body)
         if not levels:
             return False
@@ -68,7 +67,7 @@ class Tracking:
             begin = whole.low
         elif whole.low != ZERO:
             begin = greatest(begin, whole.low)
-        begin = self.lowering.named(f"{pos.position}_first", begin, scope)
+        begin = self.recovery.named(f"{pos.position}_first", begin, scope)
         some: Expr | None = Binary("<", begin, whole.high)
         if scope.masked:
             some = both(scope.live, some)
@@ -77,7 +76,7 @@ class Tracking:
             some = None
         parents, place = [], begin
         for level in range(last, min(levels), -1):
-            storage = self.lowering.storage
+            storage = self.recovery.storage
             assert storage is not None
             if storage.is_dense(level):
                 place = divide(place, storage.extents[level])
@@ -88,7 +87,7 @@ class Tracking:
                     found = above.low
                 elif some is not None:
                     found = Select(some, found, ZERO)
-                name = self.lowering.fresh(self._name(level - 1))
+                name = self.recovery.fresh(self._name(level - 1))
                 scope.emit(Let(name, found, mutable=True))
                 parents.append((level, name))
                 place = Var(name)
@@ -99,7 +98,7 @@ class Tracking:
     def recover(self, pos: Pos, scope: Scope, loop: Forall) -> None:
         """A position is known: the coordinates above it that are needed."""
         tracked = self.current.get(pos.position)
-        if tracked is not None and self.lowering.planner.tracking(loop.var) == pos:
+        if tracked is not None and self.recovery.planner.tracking(loop.var) == pos:
             scope.emit(*self._advance(tracked, tracked.parents, scope, scope.known[pos.position]))
         else:
             tracked = None
@@ -107,22 +106,22 @@ class Tracking:
 
     def finish(self, loop: Forall, scope: Scope) -> None:
         """After a loop: the last segment's sum."""
-        pos = self.lowering.planner.tracking(loop.var)
-        assert pos is not None and self.lowering.sum is not None
+        pos = self.recovery.planner.tracking(loop.var)
+        assert pos is not None and self.statements.sum is not None
         self._store(self.current[pos.position], scope)
 
     def _store(self, tracked: _Tracked, scope: Scope) -> None:
         at = scope.child()
         self._above(tracked, at)
-        assert self.lowering.sum is not None
-        self.lowering.store(at, Var(self.lowering.sum))
+        assert self.statements.sum is not None
+        self.statements.store(at, Var(self.statements.sum))
         scope.emit(*at.statements)
 
     def _above(self, tracked: _Tracked, scope: Scope) -> None:
         """Positions and coordinates in terms of the tracked parents, without new names."""
-        storage = self.lowering.storage
+        storage = self.recovery.storage
         assert storage is not None
-        first, last = self.provenance.levels_of(tracked.pos)
+        first, last = self.relations.levels_of(tracked.pos)
         parents = dict(tracked.parents)
         for level in range(last, first, -1):
             if level in parents:
@@ -132,10 +131,12 @@ class Tracking:
                 dense = storage.is_dense(level)
                 scope.positions[level - 1] = divide(step, storage.extents[level]) if dense else step
             if level - 1 in scope.positions:
-                scope.known[storage.variables[level - 1]] = self._coordinate(level - 1, first, scope)
+                scope.known[storage.variables[level - 1]] = self._coordinate(
+                    level - 1, first, scope
+                )
 
     def _coordinate(self, level: int, first: int, scope: Scope) -> Expr:
-        storage, place = self.lowering.storage, scope.positions[level]
+        storage, place = self.recovery.storage, scope.positions[level]
         assert storage is not None
         if not storage.is_dense(level):
             return Load(storage.coordinates(level), place)
@@ -150,7 +151,7 @@ class Tracking:
     ) -> list[Stmt]:
         if not parents:
             return []
-        storage = self.lowering.storage
+        storage = self.recovery.storage
         assert storage is not None
         (level, name), rest = parents[0], parents[1:]
         end = Load(storage.offsets(level), add(Var(name), ONE))
@@ -158,12 +159,12 @@ class Tracking:
         assert condition is not None
         step: list[Stmt] = []
         if self._ends_sum(tracked, level):
-            assert self.lowering.sum is not None
+            assert self.statements.sum is not None
             # The sum's own scope is that of before the loop: nothing of this iteration counts.
             at = scope.child()
             self._store(tracked, at)
-            start = Float(IDENTITY[self.lowering.expression.reduction])
-            step += [*at.statements, Set(self.lowering.sum, start)]
+            start = Float(IDENTITY[self.statements.expression.reduction])
+            step += [*at.statements, Set(self.statements.sum, start)]
         step.append(Set(name, add(Var(name), ONE)))
         above: Expr = Var(name)
         for between in range(level - 1, rest[0][0] if rest else level - 1, -1):
@@ -176,23 +177,21 @@ class Tracking:
 
     def _ends_sum(self, tracked: _Tracked, level: int) -> bool:
         """Whether the kept sum belongs to the parent above `level`, and no deeper."""
-        plan, storage = self.lowering.plan, self.lowering.storage
+        plan, storage = self.recovery.plan, self.recovery.storage
         assert storage is not None
-        if plan.tracked is None or self.lowering.sum is None:
+        if plan.tracked is None or self.statements.sum is None:
             return False
-        if self.lowering.planner.tracking(plan.tracked) != tracked.pos:
+        if self.recovery.planner.tracking(plan.tracked) != tracked.pos:
             return False
-        first, last = self.provenance.levels_of(tracked.pos)
-        outputs = self._needed_vars(self.lowering.expression.output.indices)
+        first, last = self.relations.levels_of(tracked.pos)
+        outputs = self._needed_vars(self.statements.expression.output.indices)
         deepest = max(n for n in range(first, last) if storage.variables[n] in outputs)
         return level == min(n for n, _ in tracked.parents if n - 1 >= deepest)
 
-    def _ascend(
-        self, pos: Pos, scope: Scope, body: Body, tracked: dict[int, str] | None
-    ) -> None:
-        storage = self.lowering.storage
+    def _ascend(self, pos: Pos, scope: Scope, body: Body, tracked: dict[int, str] | None) -> None:
+        storage = self.recovery.storage
         assert storage is not None
-        first, last = self.provenance.levels_of(pos)
+        first, last = self.relations.levels_of(pos)
         levels = self._levels(pos, body)
         if not levels:
             return
@@ -203,29 +202,27 @@ class Tracking:
             elif storage.is_compressed(level):
                 within = self.ranges.level_range(first, level - 1, scope)
                 found = Search(storage.offsets(level), within.low, within.high, place)
-                above = self.lowering.named(self._name(level - 1), found, scope)
+                above = self.recovery.named(self._name(level - 1), found, scope)
             elif storage.is_dense(level):
                 above = divide(place, storage.extents[level])
-                above = self.lowering.named(self._name(level - 1), above, scope)
+                above = self.recovery.named(self._name(level - 1), above, scope)
             else:
                 above = place
             scope.positions[level - 1] = above
             if storage.is_dense(level - 1):
                 var = storage.variables[level - 1]
-                self.lowering.define(var, self._coordinate(level - 1, first, scope), scope)
-        if storage.is_dense(last):  # not of a position variable
-            raise AssertionError(pos)
+                self.recovery.define(var, self._coordinate(level - 1, first, scope), scope)
 
     def _name(self, level: int) -> str:
-        var = self.provenance.levels[level].name
-        storage = self.lowering.storage
+        var = self.relations.levels[level].name
+        storage = self.recovery.storage
         assert storage is not None
         return var if level == 0 and storage.is_dense(0) else f"{var}_pos"
 
     def _levels(self, pos: Pos, body: Body) -> list[int]:
         """The levels above the last whose coordinates the body uses."""
         used = set()
-        storage, expression = self.lowering.storage, self.lowering.expression
+        storage, expression = self.recovery.storage, self.statements.expression
         assert storage is not None
         for _, statement in paths(body):
             for access in (statement.target, *statement.factors):
@@ -234,13 +231,13 @@ class Tracking:
         if any(s.target == expression.output for _, s in paths(body)):
             used |= set() if expression.output.format else set(expression.output.indices)
         needed = self._needed_vars(tuple(used))
-        first, last = self.provenance.levels_of(pos)
+        first, last = self.relations.levels_of(pos)
         return [n for n in range(first, last) if storage.variables[n] in needed]
 
     def _needed_vars(self, used: tuple[IndexVar, ...]) -> set[IndexVar]:
         """With the parts of those that the storage has in blocks."""
         needed = set(used)
-        for relation in self.provenance.relations:
+        for relation in self.relations.all:
             if isinstance(relation, Split) and relation.parent in needed:
                 needed |= {relation.outer, relation.inner}
         return needed
@@ -248,7 +245,7 @@ class Tracking:
     def _contiguous(self, var: IndexVar, position: IndexVar) -> bool:
         """Whether the position steps by one with the variable."""
         while var != position:
-            match self.provenance.source(var):
+            match self.relations.source(var):
                 case Split(parent, _, inner) if var == inner:
                     var = parent
                 case Bound(parent) | Precompute(parent):

@@ -6,8 +6,8 @@ import dataclasses
 
 from sgap_jax.compiler.cin import Assignment, Forall, Precompute, SuchThat, Where
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.nest import chain, paths, replace, wrap
-from sgap_jax.compiler.provenance import Provenance
+from sgap_jax.compiler.nest import chain, paths, perfect, replace, wrap
+from sgap_jax.compiler.provenance import Provenance, segment_loops
 from sgap_jax.schedules.schedule import ScheduleError
 
 
@@ -33,7 +33,8 @@ def precompute(
         roots = {root for a in accesses for index in a.indices for root in graph.roots(index)}
         return not roots.isdisjoint(graph.roots(loop.var))
 
-    nest = _perfect(statement, around)
+    nest = perfect(around)
+    _check_segment(expression, graph, nest, leaf)
     shared = [loop for loop in nest if needs(loop, *chosen) and needs(loop, leaf.target, *others)]
     last = [n for n, loop in enumerate(nest) if loop in shared and loop.var not in var]
     inside = nest[last[-1] + 1 :] if last else nest
@@ -49,9 +50,17 @@ def precompute(
             f"{expression.reduction} over {summed[0].var} does not distribute over the product "
             f"with {others[0]}; precompute all factors, or inside that loop"
         )
+    if expression.reduction != "+" and (sparse := expression.sparse) in chosen:
+        filled = [v for v in var if not graph.position(v)]
+        gaps = [v for v in filled if sparse and set(graph.roots(v)) & set(sparse.indices)]
+        if gaps:
+            raise ScheduleError(
+                f"the workspace over {gaps[0]} has elements for entries that {sparse} does not "
+                f"store, and {expression.reduction} must not see them; take positions first"
+            )
     rename = dict(zip(var, fresh, strict=True))
     consumer = wrap(
-        [loop for loop in inside if loop in shared or loop not in summed],
+        [loop for loop in inside if loop not in summed],
         Assignment(leaf.target, (Access(name, var), *others), leaf.op),
     )
     producer = wrap(
@@ -82,9 +91,15 @@ def promote(
         root in expression.reduced for inner in inside for root in graph.roots(inner.var)
     ):
         raise ScheduleError(f"nothing is reduced over the loops from {loop.var} inwards")
+    _check_segment(expression, graph, inside, leaf)
     for inner in inside:
-        moved = [index for index in leaf.target.indices if index in graph.roots(inner.var)]
-        segments = graph.position(inner.var) is not None and inner.unit is None
+        roots = set(graph.roots(inner.var))
+        moved = [index for index in leaf.target.indices if roots & set(graph.roots(index))]
+        segments = (
+            graph.position(inner.var) is not None
+            and inner.unit is None
+            and leaf.target == expression.output
+        )
         if moved and not segments:
             raise ScheduleError(
                 f"the loop of {inner.var} goes through different elements of {leaf.target} "
@@ -117,12 +132,14 @@ def _assignment_of(
     raise ScheduleError(f"no assignment has the factors {said}")
 
 
-def _perfect(statement: SuchThat, around: tuple[Forall, ...]) -> list[Forall]:
-    """The loops of `around` that enclose nothing but each other and the assignment."""
-    first = len(around)
-    while first and isinstance(chain(around[first - 1])[1], Assignment):
-        first -= 1
-    return list(around[first:])
+def _check_segment(
+    expression: Assign, graph: Provenance, nest: list[Forall], leaf: Assignment
+) -> None:
+    if segment_loops(expression, graph, nest, leaf):
+        raise ScheduleError(
+            f"{leaf.target} is already the sum of a run of positions; make the other temporary "
+            "before that"
+        )
 
 
 def _placed(

@@ -1,0 +1,121 @@
+"""Assignments: what is read, and how a value reaches its place."""
+
+from __future__ import annotations
+
+from sgap_jax.compiler import cin
+from sgap_jax.compiler.arithmetic import linear
+from sgap_jax.compiler.cin import Assignment
+from sgap_jax.compiler.expr import Access, Assign
+from sgap_jax.compiler.loopir import (
+    Binary,
+    Expr,
+    Float,
+    GroupReduce,
+    Int,
+    Load,
+    SegReduce,
+    Select,
+    Set,
+    Store,
+    Var,
+)
+from sgap_jax.compiler.ranges import Ranges, Scope
+from sgap_jax.compiler.reductions import IDENTITY, Plan
+from sgap_jax.schedules.schedule import ScheduleError
+
+
+class Statements:
+    def __init__(self, expression: Assign, ranges: Ranges, plan: Plan):
+        self.expression, self.ranges, self.plan = expression, ranges, plan
+        self.storage = ranges.storage
+        self.sum: str | None = None  # the scalar that the output's assignment adds to
+        self.temporaries: dict[str, Expr | list[int]] = {}  # a scalar, or a workspace's extents
+
+    def extents(self, access: Access) -> list[int]:
+        return [self.ranges.sizes[var.name] for var in access.indices]
+
+    def assign(self, statement: Assignment, scope: Scope) -> None:
+        target, value = statement.target.tensor, self._product(statement, scope)
+        total: Expr
+        if target == self.expression.output.tensor:
+            if self.sum is None:
+                self.store(scope, value)
+            else:
+                total = Binary(self.expression.reduction, Var(self.sum), value)
+                scope.emit(Set(self.sum, total))
+            return
+        place = self.temporaries[target]
+        if isinstance(place, list):
+            index = linear([self.ranges.value(v, scope) for v in statement.target.indices], place)
+            scope.emit(Store(target, index, value, statement.op))
+        elif isinstance(place, Var):
+            total = Binary(statement.op, place, value) if statement.op else value
+            scope.emit(Set(place.name, total))
+
+    def _product(self, statement: Assignment, scope: Scope) -> Expr:
+        factors = [self._read(factor, scope) for factor in statement.factors]
+        product = factors[0]
+        for factor in factors[1:]:
+            product = Binary("*", product, factor)
+        return product
+
+    def _read(self, access: Access, scope: Scope) -> Expr:
+        if self.storage is not None and access == self.storage.access:
+            return Load(self.storage.values, self.entry(scope))
+        coordinates = [self.ranges.value(var, scope) for var in access.indices]
+        if access.tensor in self.temporaries:
+            place = self.temporaries[access.tensor]
+            if not isinstance(place, list):
+                return place
+            return Load(access.tensor, linear(coordinates, place))
+        return Load(access.tensor, linear(coordinates, self.extents(access)))
+
+    def entry(self, scope: Scope) -> Expr:
+        """The position of the last level."""
+        assert self.storage is not None
+        last = len(self.storage.levels) - 1
+        if last not in scope.positions:
+            missing = min(set(range(last + 1)) - set(scope.positions))
+            raise ScheduleError(
+                f"the loops do not locate level {missing + 1} of {self.storage.access} "
+                f"({self.storage.variables[missing]})"
+            )
+        return scope.positions[last]
+
+    def store(self, scope: Scope, value: Expr) -> None:
+        """A value into its element of the output."""
+        plan, output = self.plan, self.expression.output
+        if output.format is not None:
+            index = self.entry(scope)
+        else:
+            coordinates = [self.ranges.value(var, scope) for var in output.indices]
+            index = linear(coordinates, self.extents(output))
+        if plan.group is None:
+            scope.emit(Store(output.tensor, index, value, plan.op, plan.atomic))
+            return
+        group, op = plan.group, self.expression.reduction
+        if scope.live is not None and self.sum is None:
+            value = Select(scope.live, value, Float(IDENTITY[op]))
+        size, atomic = self._group_size(scope)
+        if group.strategy == cin.SEGMENT:
+            if scope.live is not None:
+                index = Select(scope.live, index, Int(-1))
+            scope.emit(SegReduce(output.tensor, index, value, size, op))
+        else:
+            scope.emit(GroupReduce(output.tensor, index, value, size, op, group.atomic or atomic))
+
+    def _group_size(self, scope: Scope) -> tuple[int, bool]:
+        """Of the group, and whether several groups of the loop meet in one element."""
+        assert self.plan.group is not None
+        var, size = self.plan.group.var, self.plan.group.size
+        threads = self.ranges.of(var, scope).bound or 0
+        if size == 0:
+            size = threads
+            if size not in (1, 2, 4, 8, 16, 32):
+                raise ScheduleError(
+                    f"{var}: {threads} threads cannot reduce together: 1, 2, 4, 8, 16 or 32 can; "
+                    f"group({var}, size, ParallelReduction) makes groups of them"
+                )
+        if threads % size:
+            raise ScheduleError(f"group({var}, {size}): {size} does not divide {threads}")
+        return size, threads > size

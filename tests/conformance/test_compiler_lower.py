@@ -1,0 +1,383 @@
+"""Lowered expressions, run by the interpreter (which finds races, faults and broken collectives),
+are the dense einsum: the conformance list, every format, and random chains."""
+
+import dataclasses
+import pathlib
+import random
+
+import compiler_chains as chains
+import numpy as np
+import pytest
+from compiler_chains import MTTKRP, SDDMM_SPARSE, SPMM, SPMV, TTV, positions
+from compiler_tensors import Problem, numbers
+from random_chains import random_chain
+
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
+from sgap_jax.compiler import cin, interp, loopir
+from sgap_jax.compiler.cin import Forall
+from sgap_jax.compiler.expr import assign
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.presets import cpu, spmm_point
+from sgap_jax.compiler.print_c import print_c
+from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "loops.txt"
+ROWS = chains.rows()
+SIZES = {
+    **dict.fromkeys(ROWS, {"i": 37, "j": 29, "k": 11}),
+    **dict.fromkeys([name for name in ROWS if name[0] in "678"], {"i": 35, "j": 6, "k": 5, "l": 9}),
+    **dict.fromkeys(["15 TTM", "15 MTTKRP", "16"], {"i": 9, "j": 6, "k": 5, "l": 7}),
+    **dict.fromkeys(["8 order 4", "8 order 5"], {"i": 19, "j": 6, "k": 3, "l": 2, "m": 2, "n": 2}),
+    **dict.fromkeys(["S1", "S2", "S3", "S4"], {"i": 37, "j": 29, "k": 4}),
+    **dict.fromkeys(["V1", "V2"], {"i": 32, "j": 4, "k": 66}),
+    "12": {"i": 37, "j": 29, "k": 97},
+    "14": {"i": 19, "j": 100, "k": 13},
+}
+SMALL = {"i": 12, "j": 8, "k": 5, "l": 3}
+DCC, CDC = (
+    Format((first, second, Compressed))
+    for first, second in [(Dense, Compressed), (Compressed, Dense)]
+)
+TRANSPOSED = Format((Compressed, Compressed), order=(1, 0))
+
+
+def result(schedule, problem, dtype="float32"):
+    function = lower(schedule, problem.sizes, problem.positions, dtype)
+    output = problem.expression.output.tensor
+    return interp.run(function, problem.inputs)[output].astype(np.float64)
+
+
+def check(schedule, sizes, dtype="float32", **options):
+    problem = Problem(schedule.expression, sizes, dtype=dtype, **options)
+    np.testing.assert_array_equal(result(schedule, problem, dtype), problem.want)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_conformance_list(name):
+    schedule, sizes = ROWS[name], SIZES[name]
+    check(schedule, sizes, density=0.2)
+    check(schedule, sizes, density=0, spare=3)  # nothing but room
+
+
+@pytest.mark.parametrize("name", ["2", "4", "6", "11", "12", "15 MTTKRP", "S3", "S4"])
+def test_room_is_not_read(name):
+    check(ROWS[name], SIZES[name], density=0.2, spare=70)
+
+
+def test_golden():
+    """The loops of SpMV, and one of each kind."""
+    found = ""
+    for name in ["1", "2", "3 positions", "4", "6", "8 workspace", "10", "15 MTTKRP", "S3", "S4"]:
+        problem = Problem(ROWS[name].expression, SIZES[name], density=0.2)
+        function = lower(ROWS[name], SIZES[name], problem.positions, "float32")
+        found += f"# {name}\n{print_c(function)}\n"
+    assert found == GOLDEN.read_text()
+
+
+MATRIX = {
+    "spmv": ("ij,j->i", ()),
+    "spmm": ("ij,jk->ik", ()),
+    "transposed": ("ij,ik->jk", ()),
+    "sddmm": ("ij,ik,kj->ij", ()),
+    "sampled": ("ij,ik,kj->ij", "D"),
+    "scaled": ("ij,i->ij", "C"),
+    "sum": ("ij->", ()),
+}
+MATRICES = [CSR, CSC, COO, CSF(2), TRANSPOSED, CVS(4), CVS(4).transposed, BCSR(4, 2)]
+MATRICES += [BCSR(4, 2).transposed]
+
+
+@pytest.mark.parametrize("format", MATRICES, ids=str)
+def test_matrices_unscheduled(format):
+    for subscripts, sparse in MATRIX.values():
+        expression = assign(subscripts, dict.fromkeys(["A", *sparse], format))
+        check(Schedule(expression), SMALL, spare=2)
+
+
+@pytest.mark.parametrize(
+    "format", [CSF(3), DCC, CDC, COO, Format((Compressed,) * 3, (1, 2, 0))], ids=str
+)
+def test_tensors_unscheduled(format):
+    for subscripts in ["ijk,k->ij", "ijk,kl->ijl", "ijk,kl,jl->il", "ijk,il->jkl", "ijk->j"]:
+        check(Schedule(assign(subscripts, {"A": format})), SMALL, spare=2)
+    check(Schedule(assign("ijk,jk->ijk", {"A": format, "C": format})), SMALL)
+
+
+def test_dense():
+    product = Schedule(assign("ij,jk->ik"))
+    check(product, SMALL)
+    check(product.fuse("i", "k", "f").split("f", "f0", "f1", 7), SMALL)
+    check(
+        product.split("i", "i0", "i1", 5)
+        .split("k", "k0", "k1", 2)
+        .reorder("i0", "k0", "j", "i1", "k1"),
+        SMALL,
+    )
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_other_reductions(reduction):
+    expression = assign("ij,jk->ik", {"A": CSR}, reduction=reduction)
+    check(Schedule(expression), SMALL)
+    tracked = positions(assign("ij,j->i", {"A": CSR}, reduction=reduction), "A", "i", "j")
+    check(
+        tracked.split("fpos", "p0", "p1", 4).parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS),
+        SMALL,
+    )
+    grouped = tracked.split("fpos", "p0", "p1", 8).parallelize("p0", loopir.GPU_BLOCK, cin.ATOMICS)
+    grouped = grouped.parallelize("p1", loopir.GPU_THREAD, cin.ATOMICS).group("p1", 8, cin.SEGMENT)
+    check(grouped, SMALL, spare=3)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_dtypes(dtype):
+    """A narrow output is stored once; what is added in memory comes in the accumulator's dtype."""
+    wide = "float64" if dtype == "float64" else "float32"
+    for schedule, outer in [(Schedule(SPMV), dtype), (ROWS["2"], wide)]:
+        problem = Problem(SPMV, SMALL, dtype=dtype)
+        function = lower(schedule, SMALL, problem.positions, dtype)
+        assert (function.accumulator, function.outputs[0].dtype) == (wide, outer)
+        want = problem.want.astype(numbers(outer)).astype(np.float64)
+        np.testing.assert_array_equal(result(schedule, problem, dtype), want)
+
+
+def over(schedule, outer, inner):
+    """The position space of two levels of A."""
+    return schedule.fuse(outer, inner, "f").pos("f", "fpos", "A")
+
+
+POSITIONS = positions(SPMV, "A", "i", "j")
+COORDINATES = Schedule(SPMM).split("j", "j0", "j1", 3)
+UNIT_CASES = {
+    "divide by 2": Schedule(SPMV).divide("i", "i0", "i1", 2),
+    "divide by 3": Schedule(SPMV).divide("i", "i0", "i1", 3),
+    "divide after pos": POSITIONS.divide("fpos", "p0", "p1", 3),
+    "divide, parallel": POSITIONS.divide("fpos", "p0", "p1", 3).parallelize(
+        "p0", loopir.CPU_THREAD, cin.ATOMICS
+    ),
+    "divide a segment": Schedule(SPMV).pos("j", "jp", "A").divide("jp", "jp0", "jp1", 2),
+    "tiles of tiles": POSITIONS.split("fpos", "p0", "p1", 16).split("p1", "p2", "p3", 5),
+    "strided": POSITIONS.split("fpos", "p0", "p1", 8).reorder("p1", "p0"),
+    "tiles across": Schedule(SPMM)
+    .split("i", "i0", "i1", 5)
+    .split("k", "k0", "k1", 2)
+    .reorder("i0", "k0", "i1", "k1", "j"),
+    "coordinate tiles": COORDINATES.reorder("i", "j0", "k", "j1"),
+    "coordinate tiles of tiles": COORDINATES.split("j1", "j2", "j3", 2).reorder(
+        "i", "j0", "j2", "j3", "k"
+    ),
+    "coordinates, then positions": Schedule(SPMM)
+    .split("i", "i0", "i1", 4)
+    .pos("j", "jp", "A")
+    .split("jp", "jp0", "jp1", 3),
+    "coord": Schedule(SPMV).pos("j", "jp", "A").coord("jp", "jc").split("jc", "jc0", "jc1", 3),
+    "fused without pos": Schedule(SPMV).fuse("i", "j", "f"),
+    "rows of DCSR": Schedule(chains.SPMM_DCSR).pos("i", "ip", "A").split("ip", "ip0", "ip1", 3),
+    "COO": positions(assign("ij,j->i", {"A": COO}), "A", "i", "j").split("fpos", "p0", "p1", 4),
+    "COO, parallel": Schedule(assign("ij,jk->ik", {"A": COO}))
+    .reorder("i", "j", "k")
+    .fuse("i", "j", "f")
+    .pos("f", "fpos", "A")
+    .split("fpos", "p0", "p1", 4)
+    .parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS),
+    "CSC": over(Schedule(assign("ij,j->i", {"A": CSC})), "j", "i").split("fpos", "p0", "p1", 4),
+    "blocks": Schedule(assign("ij,jk->ik", {"A": BCSR(4, 2)}))
+    .split("i", "i0", "i1", 4)
+    .split("j", "j0", "j1", 2)
+    .reorder("i0", "j0", "i1", "j1", "k")
+    .fuse("i0", "j0", "f")
+    .pos("f", "fp", "A"),
+    "vectors": over(
+        Schedule(assign("ij,jk->ik", {"A": CVS(4)}))
+        .split("i", "i0", "i1", 4)
+        .reorder("i0", "j", "i1", "k"),
+        "i0",
+        "j",
+    ).split("fpos", "p0", "p1", 3),
+    "inner levels": Schedule(TTV)
+    .fuse("j", "k", "f")
+    .pos("f", "fp", "B")
+    .split("fp", "fp0", "fp1", 2),
+    "first levels of DCC": over(
+        Schedule(assign("ijk,kl->il", {"A": DCC})).reorder("i", "j", "k", "l"), "i", "j"
+    ).split("fpos", "a", "b", 3),
+    "a dense level between": positions(assign("ijk,k->i", {"A": CDC}), "A", "i", "j", "k").split(
+        "fpos", "a", "b", 4
+    ),
+    "vector tails": Schedule(SPMM)
+    .reorder("i", "k", "j")
+    .split("k", "k0", "k1", 4)
+    .reorder("i", "k0", "j", "k1")
+    .parallelize("k1", loopir.CPU_VECTOR, cin.NO_RACES),
+    "sparse output, nonzeros": Schedule(SDDMM_SPARSE)
+    .reorder("i", "k", "j")
+    .fuse("i", "k", "f")
+    .pos("f", "fp", "B")
+    .split("fp", "fp0", "fp1", 4)
+    .parallelize("fp0", loopir.CPU_THREAD, cin.NO_RACES),
+}
+
+
+@pytest.mark.parametrize("name", UNIT_CASES)
+def test_unit_cases(name):
+    check(UNIT_CASES[name], SMALL, density=0.4, spare=5)
+    check(UNIT_CASES[name], SMALL, density=0)
+    check(UNIT_CASES[name], SMALL, density=1)
+
+
+def test_presets():
+    names = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
+    for name in [*names, "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]:
+        point = AtomicParallelism.parse(name)
+        check(spmm_point(SPMM, point, 10), {"i": 21, "j": 13, "k": 10}, spare=3)
+    for expression in [SPMV, SPMM, SDDMM_SPARSE, TTV, MTTKRP, assign("ij,jk->ik", {"A": COO})]:
+        check(cpu(expression), SMALL)
+
+
+def test_no_elements():
+    """Nothing to compute, or nothing to add."""
+    for sizes in [{"i": 0, "j": 4, "k": 3}, {"i": 4, "j": 0, "k": 3}, {"i": 4, "j": 4, "k": 0}]:
+        for name in ["4", "13", "S2", "S3"]:
+            if "bound" not in str(ROWS[name]):
+                check(ROWS[name], sizes, density=1)
+        check(Schedule(SPMM), sizes, density=1)
+
+
+def test_wide_indices():
+    """Where a product of sizes leaves int32."""
+    sizes = {"i": 1 << 16, "j": 4, "k": 1 << 16}
+    assert lower(Schedule(SPMM), sizes, (1 << 16, 8), "float32").index == "int64"
+    assert lower(Schedule(SPMM), sizes | {"k": 8}, (1 << 16, 8), "float32").index == "int32"
+
+
+# What cannot run is refused.
+
+
+def with_loop(schedule, var, **changes):
+    """A loop changed behind the schedule's back."""
+
+    def changed(body):
+        assert isinstance(body, Forall)
+        if body.var.name == var:
+            return dataclasses.replace(body, **changes)
+        return dataclasses.replace(body, body=changed(body.body))
+
+    statement = dataclasses.replace(schedule.statement, body=changed(schedule.statement.body))
+    other = object.__new__(Schedule)
+    object.__setattr__(other, "expression", schedule.expression)
+    object.__setattr__(other, "statement", statement)
+    return other
+
+
+def refused(schedule, message, error=ScheduleError, sizes=SMALL):
+    problem = Problem(schedule.expression, sizes)
+    with pytest.raises(error, match=message):
+        lower(schedule, sizes, problem.positions, "float32")
+
+
+def test_races_are_refused():
+    tiled = POSITIONS.split("fpos", "p0", "p1", 4)
+    refused(
+        with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=cin.NO_RACES),
+        r"`y\(i\) \+= A\(i,j\) \* x\(j\)` is not owned by the iterations of p0 \(CPUThread",
+    )
+    rows = positions(assign("ij,j->i", {"A": COO}), "A", "i", "j")
+    refused(with_loop(rows, "fpos", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
+    columns = Schedule(assign("ij,j->i", {"A": CSC}))
+    refused(with_loop(columns, "j", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
+    vectors = with_loop(Schedule(SPMV), "j", unit=loopir.CPU_VECTOR, race=cin.NO_RACES)
+    refused(vectors, "not owned")
+    refused(
+        with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=cin.TEMPORARY),
+        "nearest is Atomics",
+        NotImplementedError,
+    )
+    # The same loops, claimed or atomic, are lowered.
+    for race, atomic in [(cin.IGNORE_RACES, False), (cin.ATOMICS, True)]:
+        claimed = with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=race)
+        function = lower(claimed, SMALL, Problem(SPMV, SMALL).positions, "float32")
+        assert (f"atomic={atomic}" in str(function.body)) and f"atomic={not atomic}" not in str(
+            function.body
+        )
+
+
+def test_claimed_races_are_real():
+    """The interpreter agrees with the analysis: what it calls owned is not raced for, and what is
+    claimed falsely is found."""
+    claimed = with_loop(
+        POSITIONS.split("fpos", "p0", "p1", 4), "p0", unit=loopir.CPU_THREAD, race=cin.IGNORE_RACES
+    )
+    with pytest.raises(interp.LoopFault, match="a race for y"):
+        check(claimed, SMALL, density=1)
+
+
+def test_groups_are_checked():
+    block = POSITIONS.split("fpos", "b", "t", 8)
+    block = with_loop(block, "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS)
+    thread = {"unit": loopir.GPU_THREAD, "race": cin.ATOMICS}
+    refused(with_loop(block, "t", **thread, group=(4, cin.PARALLEL_REDUCTION)), "i moves with t")
+    refused(with_loop(block, "t", **thread, group=(16, cin.SEGMENT)), "16 does not divide 8")
+    columns = over(Schedule(assign("ij,j->i", {"A": CSC})), "j", "i").split("fpos", "b", "t", 8)
+    columns = with_loop(columns, "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS)
+    refused(with_loop(columns, "t", **thread, group=(4, cin.SEGMENT)), "do not come in order")
+    rows = Schedule(SPMV).split("i", "b", "t", 8)
+    refused(with_loop(rows, "t", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "in no GPUBlock loop")
+
+
+def test_extents_are_checked():
+    four = Schedule(SPMM).split("k", "k0", "k1", 2)
+    refused(four.bound("k0", "kb", 2), "the extent of k0 is 3")
+    refused(
+        Schedule(SPMV).pos("j", "jp", "A").split("jp", "jp0", "jp1", 4).bound("jp0", "jb", 2),
+        "run time",
+        NotImplementedError,
+    )
+    inner = Schedule(SPMV).pos("j", "jp", "A")
+    inner = with_loop(inner, "i", unit=loopir.GPU_BLOCK, race=cin.NO_RACES)
+    refused(
+        with_loop(inner, "jp", unit=loopir.GPU_THREAD, race=cin.ATOMICS), "known at run time only"
+    )
+    vectors = Schedule(assign("ij,j->i", {"A": CVS(8)}))
+    with pytest.raises(ValueError, match="blocks of 8, which do not divide i = 12"):
+        lower(vectors, SMALL, (1, 4, 32), "float32")
+    with pytest.raises(ValueError, match="one capacity for each of the 2 levels"):
+        lower(Schedule(SPMV), SMALL, (12,), "float32")
+    with pytest.raises(ValueError, match="no size of j"):
+        lower(Schedule(assign("ij->i")), {"i": 4}, (), "float32")
+
+
+def test_what_is_not_lowered_is_named():
+    refused(COORDINATES.reorder("i", "j1", "j0", "k"), "j1 is above j0", NotImplementedError)
+    tiles = Schedule(SPMV).fuse("i", "j", "f").split("f", "f0", "f1", 4)
+    refused(tiles, "tiles its positions", NotImplementedError)
+    singles = Schedule(assign("ij,j->i", {"A": COO})).split("j", "j0", "j1", 4)
+    refused(singles, "one coordinate at each position", NotImplementedError)
+    blocks = Schedule(assign("ij,j->i", {"A": BCSR(4, 2)})).split("j", "j0", "j1", 3)
+    refused(blocks, "do not locate level 2 of A")
+
+
+@pytest.mark.parametrize("start", range(0, 240, 60))
+def test_random_chains(start):
+    """Chains that are lowered compute the einsum."""
+    lowered = 0
+    for seed in range(start, start + 60):
+        choice = random.Random(seed)
+        schedule = random_chain(choice)
+        sizes = {
+            "i": choice.choice([4, 8, 12]),
+            "j": choice.choice([4, 8]),
+            "k": choice.choice([1, 3, 7]),
+            "l": 2,
+        }
+        density, spare = choice.choice([0, 0.1, 0.3, 1]), choice.choice([0, 3])
+        problem = Problem(schedule.expression, sizes, density, spare, seed=seed)
+        try:
+            lower(schedule, sizes, problem.positions, "float32")
+        except (ScheduleError, NotImplementedError):
+            continue
+        lowered += 1
+        np.testing.assert_array_equal(
+            result(schedule, problem), problem.want, f"{seed}: {schedule}"
+        )
+    assert lowered > 20
