@@ -25,6 +25,15 @@ struct Greater {
   __device__ double operator()(double x, double y) const { return x > y || x != x ? x : y; }
 };
 
+struct Less {
+  __device__ float operator()(float x, float y) const {
+    float less;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(less) : "f"(x), "f"(y));
+    return less;
+  }
+  __device__ double operator()(double x, double y) const { return x < y || x != x ? x : y; }
+};
+
 template <int kGroup, int kSide = 1>
 struct Group {
   enum { kWarp = 32, kLanes = kGroup * kSide };  // of all groups side by side
@@ -85,20 +94,20 @@ struct Group {
   }
 
   // Segment reduction: lanes with equal keys, which must be neighbours, are one segment. The first
-  // lane of each gets the sum over the segment, and true.
-  template <class A, int kColumns>
-  __device__ bool ReduceSegments(Index key, A (&sums)[kColumns]) const {
+  // lane of each gets the sum over the segment (or what else Combine makes of it), and true.
+  template <class Combine = Add, class Key, class A, int kColumns>
+  __device__ bool ReduceSegments(Key key, A (&sums)[kColumns]) const {
 #pragma unroll
     for (int distance = 1; distance < kGroup; distance *= 2) {
-      const Index other = __shfl_down_sync(mask, key, distance, kGroup);
+      const Key other = __shfl_down_sync(mask, key, distance, kGroup);
       const bool same = lane + distance < kGroup && other == key;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const A sum = __shfl_down_sync(mask, sums[j], distance, kGroup);
-        if (same) sums[j] += sum;
+        if (same) sums[j] = Combine()(sums[j], sum);
       }
     }
-    const Index previous = __shfl_up_sync(mask, key, 1, kGroup);
+    const Key previous = __shfl_up_sync(mask, key, 1, kGroup);
     return lane == 0 || previous != key;
   }
 };

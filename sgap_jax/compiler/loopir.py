@@ -66,7 +66,8 @@ class Select:
 @dataclasses.dataclass(frozen=True)
 class Search:
     """The largest p in [low, high) with array[p] <= target; the array does not decrease, and
-    array[low] <= target. Of equal elements the last (rows without entries are passed over)."""
+    array[low] <= target. Of equal elements the last (rows without entries are passed over).
+    `low` where the range is empty."""
 
     array: str
     low: Expr
@@ -169,7 +170,7 @@ class SegReduce:
     segReduceGroup<T, G> of Sgap, section 5.
 
     All threads of the group reach it; a negative index takes no part. Indices that take part do not
-    decrease from thread to thread.
+    decrease from thread to thread, and threads with one index are neighbours.
     """
 
     array: str
@@ -208,3 +209,14 @@ class Function:
     body: tuple[Stmt, ...]
     accumulator: str = "float32"  # or float64
     index: str = "int32"  # or int64: where a size or a product of sizes does not fit
+
+
+def extent(loop: For) -> int:
+    """The iterations of a loop that has a unit other than CPUVector."""
+    match loop:
+        case For(begin=Int(0), end=Int(end), step=1) if end >= 0:
+            return end
+    raise ValueError(
+        f"{loop.unit} loop over {loop.var}: expected 0 to a constant in steps of 1, "
+        f"got {loop.begin} to {loop.end} in steps of {loop.step}"
+    )

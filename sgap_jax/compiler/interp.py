@@ -1,0 +1,276 @@
+"""Runs the loop IR on NumPy arrays: the oracle of every printer.
+
+All iterations of a parallel loop run together, one lane each, statement by statement; where they
+part, the lanes of one side wait. What a real run might get away with is a LoopFault here:
+
+- a load or store out of bounds, also of a Search; an element of an output that is never stored;
+- a race: a store that is not atomic by two iterations of a parallel loop to one element, or a load
+  of an element that another iteration has stored (elements belong to whoever touched them until the
+  loop ends);
+- a collective that not all threads of a group reach together, or whose indices break its contract;
+- an integer beyond `Function.index`, or a division with a negative one (languages differ there);
+- a scalar of outside of a parallel loop that is set within;
+- a rounded array that is read back.
+
+CPUVector loops run from the last iteration to the first: only reductions may join their iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from sgap_jax.compiler import loopir
+from sgap_jax.compiler.evaluate import COMBINE, Evaluator, Frame, Lanes, LoopFault, Place, Scalar
+from sgap_jax.compiler.loopir import Function, Stmt
+from sgap_jax.compiler.ownership import Owners
+
+ENCLOSING = {  # the units that a loop of a unit may stand in
+    loopir.CPU_THREAD: (None,),
+    loopir.GPU_BLOCK: (None,),
+    loopir.GPU_WARP: (loopir.GPU_BLOCK,),
+    loopir.GPU_THREAD: (loopir.GPU_BLOCK, loopir.GPU_WARP),
+}
+RADIX = 1 << 11  # more than the iterations of a loop within a parallel loop
+MOST_TURNS = 10_000_000  # of a while loop
+
+
+def run(function: Function, inputs: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """The outputs of a function.
+
+    Args:
+      function: what to run.
+      inputs: each input by its name, flat, with the size and dtype that the function says.
+      seed: of the order in which atomic updates of one statement meet.
+
+    Raises:
+      LoopFault: see the module.
+      ValueError: an input that is not as the function says.
+    """
+    return _Run(function, inputs, seed).outputs()
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+class _Run(Evaluator):
+    def __init__(self, function: Function, inputs: Mapping[str, Any], seed: int):
+        super().__init__(function)
+        self.random = np.random.default_rng(seed)
+        for array in function.inputs:
+            self.places[array.name] = Place(_input(function, array, inputs), array.size)
+        for array in function.outputs:
+            if array.name in self.places:
+                raise ValueError(f"{function.name}: {array.name} is there twice")
+            fill = np.nan if array.fill is None else array.fill
+            self.places[array.name] = Place(
+                np.full(array.size, fill, numpy_dtype(array.dtype)),
+                array.size,
+                owners=Owners(array.size),
+                stored=np.full(array.size, array.fill is not None),
+            )
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        with np.errstate(all="ignore"):
+            self.block(self.function.body, np.zeros(1, np.intp))
+        for array in self.function.outputs:
+            stored = self.places[array.name].stored
+            if stored is not None and not stored.all():
+                at = int(np.flatnonzero(~stored)[0])
+                raise LoopFault(f"{self.function.name}: {array.name}[{at}] is never stored")
+        return {array.name: self.places[array.name].data for array in self.function.outputs}
+
+    # Statements
+
+    def block(self, statements: Sequence[Stmt], lanes: Lanes) -> None:
+        """Names are known to the end of their block."""
+        scalars, places = dict(self.scalars), dict(self.places)
+        for statement in statements:
+            self.statement = statement
+            self.execute(statement, lanes)
+        self.scalars, self.places = scalars, places
+
+    def execute(self, statement: Stmt, lanes: Lanes) -> None:
+        match statement:
+            case loopir.Let(name, value, mutable):
+                self.define(name, self.value(value, lanes), lanes, mutable)
+            case loopir.Set(name, value):
+                scalar = self.scalar(name)
+                if not scalar.mutable or scalar.depth != self.depth:
+                    why = "constant" if not scalar.mutable else "of outside of a parallel loop"
+                    raise self.fault(f"{name} is {why}")
+                new = self.value(value, lanes)
+                if new.dtype != scalar.values.dtype:
+                    raise self.fault(f"{name} is of another kind")
+                scalar.values[lanes] = new
+            case loopir.Workspace(name, size, fill):
+                self.workspace(name, size, fill, lanes)
+            case loopir.For(unit=None | "unroll" | loopir.CPU_VECTOR):
+                self.serial(statement, lanes)
+            case loopir.For():
+                self.parallel(statement, lanes)
+            case loopir.While(condition, body):
+                for _ in range(MOST_TURNS):
+                    self.statement = statement
+                    lanes = lanes[self.truth(condition, lanes)]
+                    if not lanes.size:
+                        return
+                    self.block(body, lanes)
+                raise self.fault(f"more than {MOST_TURNS} turns")
+            case loopir.If(condition, then, otherwise):
+                chosen = self.truth(condition, lanes)
+                for body, side in ((then, lanes[chosen]), (otherwise, lanes[~chosen])):
+                    if side.size:
+                        self.block(body, side)
+            case loopir.Store():
+                self.store(statement, lanes)
+            case loopir.GroupReduce() | loopir.SegReduce():
+                self.collective(statement, lanes)
+            case loopir.Comment():
+                pass
+            case _:
+                raise TypeError(f"not a statement of the loop IR: {statement!r}")
+
+    def define(self, name: str, values: np.ndarray, lanes: Lanes, mutable: bool = False) -> None:
+        every = np.zeros(len(self.frames[-1].ids), values.dtype)
+        every[lanes] = values
+        self.scalars[name] = Scalar(every, mutable, self.depth)
+
+    def workspace(self, name: str, size: int, fill: float, lanes: Lanes) -> None:
+        total = len(self.frames[-1].ids) * size
+        data = np.full(total, fill, self.accumulator)
+        self.places[name] = Place(data, size, self.depth, Owners(total))
+
+    def serial(self, loop: loopir.For, lanes: Lanes) -> None:
+        begin, end = self.integer(loop.begin, lanes), self.integer(loop.end, lanes)
+        if loop.step < 1:
+            raise self.fault("a step that is not positive")
+        turns = np.maximum(-((begin - end) // loop.step), 0)
+        for turn in range(int(turns.max())):
+            going = turn < turns
+            at = turns[going] - 1 - turn if loop.unit == loopir.CPU_VECTOR else turn
+            self.statement = loop
+            values = self.checked(begin[going] + at * loop.step)
+            before = self.scalars.get(loop.var)
+            self.define(loop.var, values, lanes[going])
+            self.block(loop.body, lanes[going])
+            if before is None:
+                del self.scalars[loop.var]
+            else:
+                self.scalars[loop.var] = before
+
+    def parallel(self, loop: loopir.For, lanes: Lanes) -> None:
+        outer = self.frames[-1]
+        allowed = ENCLOSING.get(loop.unit or "")
+        if allowed is None or outer.unit not in allowed:
+            raise self.fault(f"a loop of {loop.unit} in one of {outer.unit}")
+        try:
+            extent = loopir.extent(loop)
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+        if self.depth and extent >= RADIX:
+            raise self.fault(f"{extent} threads in a block")
+        if outer.unit == loopir.GPU_WARP and extent > 32:
+            raise self.fault(f"{extent} threads in a warp")
+        if extent == 0:
+            return
+        iterations = np.tile(np.arange(extent), len(lanes))
+        parents = np.repeat(lanes, extent)
+        ids = outer.ids[parents] * RADIX + iterations
+        self.frames.append(Frame(loop.unit, ids, parents, extent))
+        before = self.scalars.get(loop.var)
+        self.define(loop.var, iterations, np.arange(len(ids)))
+        self.block(loop.body, np.arange(len(ids)))
+        self.frames.pop()
+        del self.scalars[loop.var]
+        if before is not None:
+            self.scalars[loop.var] = before
+        for place in self.places.values():
+            if place.owners is not None and place.depth == self.depth:
+                place.owners.forget()
+
+    def store(self, store: loopir.Store, lanes: Lanes) -> None:
+        index, value = self.integer(store.index, lanes), self.number(store.value, lanes)
+        if store.atomic and store.op is None:
+            raise self.fault("an atomic store without op")
+        self.update(store.array, index, value, store.op, store.atomic, lanes)
+
+    def update(
+        self,
+        array: str,
+        index: np.ndarray,
+        value: np.ndarray,
+        op: str | None,
+        atomic: bool,
+        lanes: Lanes,
+    ) -> None:
+        place, at = self.locate(array, index, lanes)
+        if place.owners is None:
+            raise self.fault(f"a store to {array}, an input")
+        self.owned(array, place.owners.update if atomic else place.owners.store, at, lanes)
+        if op is None:
+            place.data[at] = value.astype(place.data.dtype)
+        else:
+            if place.stored is not None:
+                self.check_readable(array, place)
+                if not place.stored[at].all():
+                    raise self.fault(f"an update of an element of {array} that nobody stored")
+            order = self.random.permutation(len(at))
+            rounded = value[order].astype(place.data.dtype)
+            COMBINE[op].at(place.data, at[order], rounded)
+        if place.stored is not None:
+            place.stored[at] = True
+
+    def collective(self, reduce: loopir.GroupReduce | loopir.SegReduce, lanes: Lanes) -> None:
+        size, frame = reduce.size, self.frames[-1]
+        if size not in (1, 2, 4, 8, 16, 32):
+            raise self.fault(f"a group of {size} threads")
+        if frame.unit != loopir.GPU_THREAD or frame.threads % size:
+            raise self.fault(f"groups of {size} in a loop of {frame.threads} for {frame.unit}")
+        groups = lanes[::size] // size
+        if not np.array_equal(lanes, (groups[:, None] * size + np.arange(size)).reshape(-1)):
+            raise self.fault("not all threads of a group are there")
+        index = self.integer(reduce.index, lanes).reshape(-1, size)
+        value = self.number(reduce.value, lanes).reshape(-1, size)
+        if isinstance(reduce, loopir.GroupReduce):
+            if (index != index[:, :1]).any():
+                raise self.fault("a group with more than one index")
+            while value.shape[1] > 1:  # as by shuffles
+                half = value.shape[1] // 2
+                value = COMBINE[reduce.op](value[:, :half], value[:, half:])
+            first, atomic = lanes[::size], reduce.atomic
+            self.update(reduce.array, index[:, 0], value[:, 0], reduce.op, atomic, first)
+        else:
+            heads, index, value = self.segments(reduce.op, index, value)
+            self.update(reduce.array, index, value, reduce.op, True, lanes[heads])
+
+    def segments(
+        self, op: str, index: np.ndarray, value: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(lanes that are the first of their run, the index of each, the sum of each)."""
+        heads = np.ones(index.shape, bool)
+        heads[:, 1:] = index[:, 1:] != index[:, :-1]
+        starts = np.flatnonzero(heads)
+        sums = COMBINE[op].reduceat(value.reshape(-1), starts)
+        part = index.reshape(-1)[starts] >= 0
+        starts, sums = starts[part], sums[part]
+        runs, groups = index.reshape(-1)[starts], starts // index.shape[1]
+        if ((groups[1:] == groups[:-1]) & (runs[1:] <= runs[:-1])).any():
+            raise self.fault("indices that decrease, or meet again after another")
+        return starts, runs, sums
+
+
+def _input(function: Function, array: loopir.Array, inputs: Mapping[str, Any]) -> np.ndarray:
+    if array.name not in inputs:
+        raise ValueError(f"{function.name}: expected an input {array.name}, got {sorted(inputs)}")
+    given = np.asarray(inputs[array.name])
+    if given.dtype != numpy_dtype(array.dtype) or given.size != array.size:
+        raise ValueError(
+            f"{function.name}: expected {array.size} of {array.dtype} for {array.name}, "
+            f"got {given.size} of {given.dtype.name}"
+        )
+    return given.reshape(-1)

@@ -1,0 +1,246 @@
+"""The loop IR as one CUDA kernel, and its launch.
+
+Sizes are constants of the text, so the program of a kernel is keyed by its content as all others
+are (runtime/launch.py), and its grid never depends on what is in an array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sgap_jax.compiler import loopir
+from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Function, Stmt
+from sgap_jax.compiler.print_c import INDENT, NUMBER, CText, headline
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.kernel_source import TYPES
+
+GPU = (GPU_BLOCK, GPU_WARP, GPU_THREAD)
+LANES = 32
+MOST_THREADS = 1024
+COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
+
+
+def launch_plan(function: Function) -> KernelCall:
+    """The launch of a function: its operands are the inputs, its results the outputs, in order.
+
+    Raises:
+      NotImplementedError: no single launch does it: see `print_cuda`; or an output starts as
+        another number than zero.
+      ValueError: see `print_cuda`.
+    """
+    for array in function.outputs:
+        if array.fill not in (None, 0.0):
+            raise NotImplementedError(
+                f"{function.name}: a launch fills no output but with zero, {array.name} starts as "
+                f"{array.fill:g}"
+            )
+    text = CudaText(function)
+    return KernelCall(
+        source=text.source(),
+        kernel=function.name,
+        grid=(max(text.extents[GPU_BLOCK], 1), 1, 1),
+        block=(text.threads, 1, 1),
+        zero=tuple(i for i, array in enumerate(function.outputs) if array.fill is not None),
+    )
+
+
+def print_cuda(function: Function) -> str:
+    """The function as CUDA C++ with the kernel `function.name`.
+
+    A loop of GPUBlock is the grid, loops of GPUWarp and GPUThread the threads of a block; all loops
+    of a unit have one extent.
+
+    Raises:
+      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
+        beside the loops of threads; a workspace that threads share; a unit of the CPU.
+      ValueError: more threads than a block has, a group that does not divide them, or an update of
+        an array that is narrower than the accumulator.
+    """
+    return CudaText(function).source()
+
+
+class CudaText(CText):
+    numbers = TYPES | {"int32": "int"}
+
+    def __init__(self, function: Function):
+        super().__init__(function)
+        self.extents = _extents(function)
+        self.path: list[str] = []  # units of the loops around a statement
+        threads, warps = self.extents.get(GPU_THREAD, 1), self.extents.get(GPU_WARP, 1)
+        # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
+        whole = GPU_WARP not in self.extents or LANES % max(threads, 1) == 0
+        self.stride = threads if whole else LANES
+        self.threads = max(self.stride * warps, 1)
+        if self.threads > MOST_THREADS or (GPU_WARP in self.extents and threads > LANES):
+            raise ValueError(f"{function.name}: {warps} warps of {threads} threads in a block")
+
+    def source(self) -> str:
+        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {self.function.name}('
+        parameters = [2 * INDENT + parameter for parameter in self.parameters()]
+        body = "\n".join(self.block(self.function.body))
+        joined = ",\n".join(parameters)
+        return f'#include "loops.cuh"\n\n{head}\n{joined}) {{\n{body}\n}}\n'
+
+    def parameters(self) -> list[str]:
+        return [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
+
+    def refuse(self, statement: Stmt, why: str) -> NotImplementedError:
+        where = headline(self.function, statement)
+        return NotImplementedError(f"{self.function.name}: {why}, at `{where}`")
+
+    # Expressions
+
+    def literal(self, value: float) -> str:
+        if math.isfinite(value):
+            return super().literal(value)
+        double = {math.inf: "0x7ff0000000000000", -math.inf: "0xfff0000000000000"}
+        single = {math.inf: "0x7f800000", -math.inf: "0xff800000"}
+        if self.number == "double":
+            return f"__longlong_as_double({double.get(value, '0x7ff8000000000000')})"
+        return f"__int_as_float({single.get(value, '0x7fc00000')})"
+
+    def widened(self, text: str, dtype: str) -> str:
+        if dtype == "int32":
+            return super().widened(text, dtype)
+        wide = f"sgap::Widen({text})" if dtype in ("float16", "bfloat16") else text
+        return f"double({wide})" if self.number == "double" else wide
+
+    def extremum(self, op: str, kind: str, left: str, right: str) -> str:
+        if kind == NUMBER:
+            return f"{COMBINE[op]}()({left}, {right})"
+        if self.integer == "int":
+            return f"{op}({left}, {right})"
+        return f"{op}(({self.integer})({left}), ({self.integer})({right}))"  # literals are int
+
+    def search(self, array: str, low: str, high: str, target: str) -> str:
+        return f"sgap::Search<{self.integer}>({array}, {low}, {high}, {target})"
+
+    # Statements
+
+    def inner(self, statements: Sequence[Stmt]) -> Iterator[str]:
+        for i, statement in enumerate(statements):
+            match statement:
+                case loopir.For(unit=unit) if unit in GPU:
+                    lines = self.unit_loop(statement)
+                    last = i + 1 == len(statements)
+                    yield from lines if last else ["{", *(INDENT + line for line in lines), "}"]
+                case _:
+                    yield from self.lines(statement)
+
+    def unit_loop(self, loop: loopir.For) -> Iterator[str]:
+        unit, extent = loop.unit or "", loopir.extent(loop)
+        around: dict[str, tuple[list[str], ...]] = {
+            GPU_BLOCK: ([],),
+            GPU_WARP: ([GPU_BLOCK],),
+            GPU_THREAD: ([GPU_BLOCK], [GPU_BLOCK, GPU_WARP]),
+        }
+        if self.path not in around[unit] or (not self.path and loop not in self.function.body):
+            raise self.refuse(loop, f"a loop of {unit} that is not where one can be")
+        self.kinds[loop.var] = "integer"
+        self.path.append(unit)
+        place = {
+            GPU_BLOCK: "blockIdx.x",
+            GPU_WARP: f"threadIdx.x / {self.stride}",
+            GPU_THREAD: f"threadIdx.x % {self.stride}",
+        }[unit]
+        if unit == GPU_THREAD and GPU_WARP not in self.extents:
+            place = "threadIdx.x"
+        body = list(self.inner(loop.body)) if extent else [f"// no {loop.var}"]
+        self.path.pop()
+        if extent:
+            yield f"const {self.integer} {loop.var} = {place};"
+        if unit == GPU_THREAD and 0 < extent < self.stride:
+            body = [f"if ({loop.var} < {extent}) {{", *(INDENT + line for line in body), "}"]
+        yield from body
+
+    def loop_head(self, loop: loopir.For) -> str:
+        if loop.unit not in (None, "unroll"):
+            raise self.refuse(loop, f"a loop of {loop.unit} on a GPU")
+        return super().loop_head(loop)
+
+    def loop(self, loop: loopir.For) -> Iterator[str]:
+        head = self.loop_head(loop)
+        if loop.unit == "unroll":
+            yield "#pragma unroll"
+        yield f"{head} {{"
+        yield from [*self.block(loop.body), "}"]
+
+    def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
+        if set(self.path) != set(self.extents):
+            statement = loopir.Workspace(name, size, fill)
+            raise self.refuse(statement, "a workspace that threads share")
+        return super().workspace(name, size, fill)
+
+    def store(self, store: loopir.Store) -> str:
+        own = store.array not in self.results
+        self.check_update(store, store.op is not None and not own)
+        place, value = f"{store.array}[{self.expr(store.index)}]", self.expr(store.value)
+        if store.atomic and not own:
+            if store.op == "+":
+                return f"atomicAdd(&{place}, {value});"
+            if store.op is None:
+                raise ValueError(f"{self.function.name}: an atomic store without op to {place}")
+            return f"sgap::Atomically<{COMBINE[store.op]}>::Update(&{place}, {value});"
+        if store.op is None and self.dtypes[store.array] in ("float16", "bfloat16"):
+            return f"sgap::Narrow({value}, {place});"
+        if store.op in ("max", "min"):
+            return f"{place} = {self.extremum(store.op, NUMBER, place, value)};"
+        return f"{place} {store.op or ''}= {value};"
+
+    def collective(self, name: str, reduce: loopir.GroupReduce | loopir.SegReduce) -> str:
+        if reduce.array not in self.results:
+            raise self.refuse(reduce, "a group that adds to a workspace")
+        self.check_update(reduce, True)
+        size, combine = reduce.size, COMBINE[reduce.op]
+        threads = self.extents.get(GPU_THREAD, 1)
+        if threads % size:
+            raise ValueError(f"{self.function.name}: groups of {size} in {threads} threads")
+        index, value = self.expr(reduce.index), self.expr(reduce.value)
+        if isinstance(reduce, loopir.SegReduce):
+            kinds = f"{combine}, {size}, {self.integer}, {self.number}"
+            return f"sgap::SegReduce<{kinds}>({reduce.array}, {index}, {value});"
+        access = "" if reduce.atomic else f", sgap::Alone<{combine}>"
+        return f"sgap::GroupReduce<{combine}, {size}{access}>(&{reduce.array}[{index}], {value});"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return tuple(array.name for array in self.function.outputs)
+
+    def check_update(
+        self, statement: loopir.Store | loopir.GroupReduce | loopir.SegReduce, updates: bool
+    ) -> None:
+        if set(self.path) != set(self.extents):
+            raise self.refuse(statement, "a store beside the loops of threads")
+        if updates and self.dtypes[statement.array] != self.function.accumulator:
+            raise ValueError(
+                f"{self.function.name}: an update of {statement.array}, which is "
+                f"{self.dtypes[statement.array]}; expected {self.function.accumulator}"
+            )
+
+
+def _extents(function: Function) -> dict[str, int]:
+    """The one extent of the loops of each unit."""
+    found: dict[str, int] = {}
+    blocks = [s for s in function.body if isinstance(s, loopir.For) and s.unit == GPU_BLOCK]
+    if len(blocks) != 1:
+        raise NotImplementedError(
+            f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top"
+        )
+    for loop in _loops(function.body):
+        if loop.unit in GPU:
+            extent = found.setdefault(loop.unit, loopir.extent(loop))
+            if extent != loopir.extent(loop):
+                raise NotImplementedError(
+                    f"{function.name}: loops of {loop.unit} with {extent} and "
+                    f"{loopir.extent(loop)} iterations in one kernel"
+                )
+    return found
+
+
+def _loops(statements: Sequence[Stmt]) -> Iterator[loopir.For]:
+    for statement in statements:
+        if isinstance(statement, loopir.For):
+            yield statement
+        for field in ("body", "then", "otherwise"):
+            yield from _loops(getattr(statement, field, ()))
