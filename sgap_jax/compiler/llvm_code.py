@@ -90,8 +90,8 @@ class Code:
     def branch(self, label: str, note: str = "") -> None:
         self.emit(f"br label %{label}{note}")
 
-    def branch_if(self, truth: str, yes: str, no: str) -> None:
-        self.emit(f"br i1 {truth}, label %{yes}, label %{no}")
+    def branch_if(self, truth: str, yes: str, no: str, note: str = "") -> None:
+        self.emit(f"br i1 {truth}, label %{yes}, label %{no}{note}")
 
     def slot(self, type: str, count: int = 1) -> str:
         name = "%" + self.fresh("slot")

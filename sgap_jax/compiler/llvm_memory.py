@@ -12,10 +12,11 @@ _SHORT = {"float": "f32", "double": "f64", "half": "f16"}
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """An array: its pointer and its dtype."""
+    """An array: its pointer, its dtype and how many elements there are."""
 
     pointer: str
     dtype: str
+    count: int
 
     @property
     def memory(self) -> str:
@@ -47,6 +48,17 @@ class Memory(Code):
             name = f"llvm.masked.gather.v{lanes}{name}.v{lanes}p0"
             raw = self._masked(vector, name, (self._places(array, index),), array.size, vector)
         return Value(array.kind, self._widen(raw, array.dtype, lanes), lanes)
+
+    def prefetch(self, array: Elements, index: Value) -> None:
+        """Asks for the lines of neighbours, which may be out of bounds."""
+        line, lanes = 64 // array.size, self.width
+        for begin in range(0, lanes, line):
+            place = self.op(
+                f"getelementptr {array.memory}, ptr {array.pointer}, {self.index} {index.text}"
+            )
+            place = self.op(f"getelementptr {array.memory}, ptr {place}, i64 {begin}")
+            hints = (("i32", "0"), ("i32", "3"), ("i32", "1"))  # to read, often, data
+            self.call("void", "llvm.prefetch.p0", ("ptr", place), *hints)
 
     def store(
         self, array: Elements, index: Value, value: Value, op: str | None, atomic: bool

@@ -25,6 +25,9 @@ from sgap_jax.compiler.loopir import (
     While,
 )
 
+# How a loop's last branch asks for it; print_llvm.py says what the numbers mean.
+UNROLLED, ROLLED = ", !llvm.loop !0", ", !llvm.loop !2"
+
 
 class Widen(Exception):
     """A scalar that was taken to be the same in all lanes is not."""
@@ -94,7 +97,7 @@ class Statements(Expressions, abc.ABC):
         if self.width > 1:
             raise NotVector
         pointer = self.place_workspace(workspace.size)
-        self.arrays[workspace.name] = Elements(pointer, self.accumulator)
+        self.arrays[workspace.name] = Elements(pointer, self.accumulator, workspace.size)
         element = Store(workspace.name, Var("fill"), Float(workspace.fill))
         size = Int(workspace.size)
         self.statement(For("fill", Int(0), size, (element,), unit=loopir.CPU_VECTOR))
@@ -108,9 +111,10 @@ class Statements(Expressions, abc.ABC):
             inside = Binary("<", Var(loop.var), Var(last))
             lets = (Let(loop.var, loop.begin, mutable=True), Let(last, loop.end))
             return self.statements((*lets, While(inside, (*loop.body, step))))
-        note = ""
-        if loop.unit == "unroll":
-            note = ", !llvm.loop !0"
+        self.serial(loop, begin, end)
+
+    def serial(self, loop: For, begin: Value, end: Value) -> None:
+        note = UNROLLED if loop.unit == "unroll" else ""
         self.count(loop.var, begin, end, loop.step, lambda: self.statements(loop.body), note)
 
     def count(

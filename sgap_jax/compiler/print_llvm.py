@@ -17,7 +17,7 @@ from sgap_jax.compiler import loopir
 from sgap_jax.compiler.llvm_code import INT, Value
 from sgap_jax.compiler.llvm_lanes import Lanes
 from sgap_jax.compiler.llvm_memory import Elements
-from sgap_jax.compiler.llvm_reductions import parts
+from sgap_jax.compiler.llvm_patterns import parts
 from sgap_jax.compiler.loopir import (
     Binary,
     Comment,
@@ -68,8 +68,9 @@ class _Phase:
 def print_llvm(function: Function, vector_bytes: int = 64) -> Module:
     """LLVM IR for `function`, with vectors of `vector_bytes`.
 
-    Products and sums are fused where the CPU can. A sum over the lanes of a CPUVector loop is taken
-    lane by lane first; all others keep their order.
+    Products and sums are fused where the CPU can. The lanes of a CPUVector loop each have their
+    part of a sum over it. A loop in it that only sums up may have up to four partial sums. All
+    others keep their order.
 
     Raises:
       NotImplementedError: statements of GPU groups; a 16-bit output of a float64 accumulator.
@@ -89,6 +90,7 @@ def print_llvm(function: Function, vector_bytes: int = 64) -> Module:
     attributes = (
         f'attributes #0 = {{ nounwind "prefer-vector-width"="{8 * vector_bytes}" '
         '"no-trapping-math"="true" }\n!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.full"}\n'
+        '!2 = distinct !{!2, !3}\n!3 = !{!"llvm.loop.unroll.disable"}\n'
     )
     text = "\n".join([heading, *texts, *sorted(declared), "", attributes])
     return Module(text, tuple(kernels), iterations, scratch)
@@ -172,7 +174,7 @@ class _Writer(Lanes):
 
     def kernel(self, symbol: str, phase: _Phase) -> str:
         arrays = _arrays(self.function)
-        self.arrays = {a.name: Elements(f'%"{a.name}"', a.dtype) for a in arrays}
+        self.arrays = {a.name: Elements(f'%"{a.name}"', a.dtype, a.size) for a in arrays}
         for statement in phase.scalars:
             self.statement(statement)
         if phase.loop is None:

@@ -1,7 +1,9 @@
 """Machine code from loops: LLVM IR with vectors, run by XLA's threads."""
 
+import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,8 +15,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 from compiled_loops import add, call, lanes, threads, times
+from random_loops import SIZE, Loops
 from tolerance import DTYPES, assert_within, sum_bound
 
+from sgap_jax.compiler import interp
 from sgap_jax.compiler.loopir import (
     CPU_THREAD,
     CPU_VECTOR,
@@ -217,6 +221,20 @@ def test_lanes_that_differ():
     assert "masked.gather" in print_llvm(f).text
 
 
+@pytest.mark.parametrize("vector_bytes", [16, 64])
+def test_random_loops(vector_bytes, monkeypatch):
+    """Loops over lanes, of everything that a body may have: as the interpreter runs them."""
+    f = Loops(vector_bytes, 6).function
+    rng = np.random.default_rng(0)
+    x = rng.integers(-5, 9, SIZE).astype(np.float32)
+    t = rng.integers(0, SIZE + 1, SIZE).astype(np.int32)
+    t[1] = 2  # where some begin
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
+    expected = interp.run(f, {"x": x, "t": t})
+    for output, got in zip(f.outputs, call(f, x, t), strict=True):
+        np.testing.assert_array_equal(got, expected[output.name], output.name)
+
+
 def test_what_lanes_cannot_do_is_done_one_by_one():
     """A running sum, and a search for each lane."""
     n, e = 19, Var("e")
@@ -307,8 +325,6 @@ def test_phases_in_order():
 
 def test_wide_indices():
     """index="int64" is the same kernel with wider scalars."""
-    import dataclasses
-
     operands, A, _ = matrix(M, K, "float32")
     B = numbers(3, (K, 20), "float32")
     f = loops.spmm_by_entries(M, K, 20, operands[1].size, "float32")
@@ -338,6 +354,35 @@ def test_rounding(dtype):
     y, z = call(f, x, half)
     np.testing.assert_array_equal(wide(y), wide(half))
     np.testing.assert_array_equal(wide(z), wide(half))
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        (r"fadd contract <32 x float>", "fsub contract <32 x float>"),  # a partial sum
+        (r"add nsw i32 (%v\d+), 3\b", r"add nsw i32 \1, 2"),  # an entry of a chain
+        (r"(icmp) slt (<8 x i32> %v\d+), %v\d+", r"\1 eq \2, zeroinitializer"),  # a mask
+    ],
+)
+def test_planted_bugs_are_caught(right, wrong, monkeypatch):
+    """A kernel that is wrong in one place fails the oracle."""
+    operands, A, terms = matrix(M, K + 40, "float32", 0.8)
+    n = 37
+    f = loops.spmm(M, K + 40, n, operands[1].size, "float32")
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: 64)
+    module = print_llvm(f)
+    text, count = re.subn(right, wrong, module.text)
+    assert count > 0
+    changed = dataclasses.replace(module, text=text)
+    monkeypatch.setattr(llvm, "print_llvm", lambda *_: changed)
+    B = numbers(3, (K + 40, n), "float32")
+    llvm._compile.cache_clear()
+    (C,) = call(f, *operands, B.ravel(), work=0)
+    llvm._compile.cache_clear()
+    product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
+    bound = sum_bound(product, magnitude, terms[:, None], "float32")
+    with pytest.raises(AssertionError, match="out of bound"):
+        assert_within(C.reshape(M, n), product, bound)
 
 
 def test_two_threads_at_once():

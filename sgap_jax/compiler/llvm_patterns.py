@@ -1,4 +1,4 @@
-"""What a loop over lanes sums up, and what may be evaluated where it is not needed."""
+"""What loops sum up, what they gather, and what may be evaluated where it is not needed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,37 @@ def pure(expr: Expr) -> bool:
         isinstance(part, (Load, Search)) or (isinstance(part, Binary) and part.op in ("//", "%"))
         for part in parts(expr)
     )
+
+
+def replaced(node: Any, old: Expr, new: Expr) -> Any:
+    """`node` with `new` wherever `old` is in it."""
+    if node == old:
+        return new
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return node
+    fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    return dataclasses.replace(node, **{n: replaced(v, old, new) for n, v in fields.items()})
+
+
+def gathers(loop: For) -> dict[Load, Load]:
+    """Loads of the body at a place that another load, at the loop's variable, decides: that one.
+
+    Scalars of the body are put in, so that only those of outside are left.
+    """
+    lets: list[tuple[Var, Expr]] = []
+    found: dict[Load, Load] = {}
+    for statement in loop.body:
+        value = getattr(statement, "value", None)
+        for name, of in reversed(lets):
+            value = replaced(value, name, of)
+        for load in parts(value):
+            if isinstance(load, Load):
+                for inner in parts(load.index):
+                    if isinstance(inner, Load) and inner.index == Var(loop.var):
+                        found[load] = inner
+        if isinstance(statement, Let) and value is not None:
+            lets.append((Var(statement.name), value))
+    return found
 
 
 def lane_sums(loop: For) -> dict[str, str]:
