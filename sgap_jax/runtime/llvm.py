@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgap_jax.compiler.loopir import Function
-from sgap_jax.compiler.print_llvm import Module, print_llvm
+from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.runtime import native as native_library  # registers the target
 from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
 
@@ -21,7 +21,7 @@ TARGET = "sgap_compiled_v1"
 
 _BYTES = {"int32": 4, "float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _lock = threading.Lock()
-_engines: list[Any] = []  # machine code stays where it is until the process ends
+_engines: dict[str, Any] = {}  # by key; machine code stays where it is until the process ends
 
 
 class LlvmMissing(ImportError):
@@ -68,19 +68,34 @@ def assembly(function: Function) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _compile(function: Function, cache: CubinCache) -> str:
+    arrays = (*function.inputs, *function.outputs)
+    _check_conversions({array.dtype for array in arrays})
     module = print_llvm(function, _vector_bytes())
     _, _, target = _host()
     key = content_key("cpu", module.text, target)
+    if key in _engines:
+        return key
     code = cache.get(key, lambda: Cubin(function.name, _machine_code(module.text))).code
-    arrays = (*function.inputs, *function.outputs)
+    engine = _load(code)
     native_library.native.register_compiled(
         key,
-        _load(module, code),
+        [engine.get_function_address(kernel) for kernel in module.kernels],
         list(module.iterations),
         [array.size * _BYTES[array.dtype] for array in arrays],
         module.scratch_bytes,
     )
+    _engines[key] = engine
     return key
+
+
+def _check_conversions(dtypes: set[str]) -> None:
+    """Without the instruction, LLVM calls a function that no process has to have."""
+    llvm, machine, _ = _host()
+    x86 = machine.triple.startswith(("x86_64", "i686"))
+    if "float16" in dtypes and x86 and not llvm.get_host_cpu_features().get("f16c"):
+        raise NotImplementedError(
+            "llvm: this CPU does not convert float16 (F16C); bfloat16 and float32 run here"
+        )
 
 
 @functools.cache
@@ -103,14 +118,12 @@ def _optimized(text: str) -> Any:
     return module
 
 
-def _load(module: Module, code: bytes) -> list[int]:
-    """Addresses of the phases."""
+def _load(code: bytes) -> Any:
     llvm, _, _ = _host()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(llvm))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _engines.append(engine)
-    return [engine.get_function_address(kernel) for kernel in module.kernels]
+    return engine
 
 
 def _vector_bytes() -> int:

@@ -392,7 +392,7 @@ def test_two_threads_at_once():
 
     def work(worker):
         try:
-            for n in (24, 24 + worker, 40):
+            for n in (24, 24 + worker):
                 B = numbers(n, (200, n), "float32")
                 f = loops.spmm(300, 200, n, operands[1].size, "float32")
                 for _ in range(5):
@@ -407,10 +407,10 @@ def test_two_threads_at_once():
     for thread in threads:
         thread.join()
     assert not errors
-    assert len(results) == 6 and max(np.abs(r).max() for r in results.values()) < 1e-4
+    assert len(results) == 4 and max(np.abs(r).max() for r in results.values()) < 1e-4
 
 
-def test_machine_code_is_kept(tmp_path):
+def test_machine_code_is_kept(tmp_path, monkeypatch):
     """A second process compiles nothing; a damaged file is compiled again."""
     f = loops.spmv(M, K, 100, "float32")
     key = llvm.compile(f, CubinCache(tmp_path))
@@ -441,7 +441,7 @@ def test_machine_code_is_kept(tmp_path):
     )
     assert run.stdout.split() == [key, "100"], run.stderr
     kept.write_bytes(kept.read_bytes()[:-9])
-    llvm._compile.cache_clear()
+    monkeypatch.setattr(llvm, "_engines", {})
     assert llvm.compile(f, CubinCache(tmp_path)) == key
     assert len(kept.read_bytes()) > 1000
 
@@ -491,6 +491,15 @@ def test_functions_that_are_refused():
     half = (Array("y", "float16", 4),)
     with pytest.raises(NotImplementedError, match="a float16 output takes a float32 accumulator"):
         print_llvm(Function("f", (), half, (Store("y", Int(0), Float(1.0)),), "float64"))
+
+
+def test_a_cpu_without_float16(monkeypatch):
+    binding, _, _ = llvm._host()
+    f = loops.spmv(2, 2, 1, "float16")
+    monkeypatch.setattr(binding, "get_host_cpu_features", dict)
+    if llvm._host()[1].triple.startswith("x86_64"):
+        with pytest.raises(NotImplementedError, match="does not convert float16"):
+            llvm.compile(f, CubinCache(None))
 
 
 def test_without_llvmlite(monkeypatch):
