@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#include <utility>
 
+#include "compiled.h"
 #include "cuda/launch_ffi.h"
 #include "handlers.h"
 #include "isa.h"
@@ -46,6 +48,7 @@ nb::dict Targets() {
   add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
   add("sgap_row_broadcast_cvs_v1", sgap::RowBroadcastCvs);
   add("sgap_check_csr_v1", sgap::CheckCsr);
+  add("sgap_compiled_v1", sgap::Compiled);
   return targets;
 }
 
@@ -57,6 +60,23 @@ nb::dict CudaTargets() {
   nb::dict targets;
   targets["sgap_launch_v1"] = stages;
   return targets;
+}
+
+// What the FFI target sgap_compiled_v1 runs under this key, from now on.
+void Register(const std::string& key, const std::vector<uint64_t>& addresses,
+              const std::vector<int64_t>& iterations, const std::vector<int64_t>& array_bytes,
+              int64_t scratch_bytes) {
+  if (addresses.size() != iterations.size()) {
+    throw std::invalid_argument("register_compiled: one address and one count for each phase");
+  }
+  sgap::CompiledKernel kernel;
+  for (const uint64_t address : addresses) {
+    kernel.phases.push_back(reinterpret_cast<sgap::CompiledPhase>(address));
+  }
+  kernel.iterations = iterations;
+  kernel.array_bytes = array_bytes;
+  kernel.scratch_bytes = scratch_bytes;
+  sgap::RegisterCompiled(key, std::move(kernel));
 }
 
 }  // namespace
@@ -71,6 +91,9 @@ NB_MODULE(_native, module) {
   module.def("targets", &Targets, "FFI target names and their handlers, for platform cpu.");
   module.def("cuda_targets", &CudaTargets,
              "FFI target names and their handlers by stage, for platform CUDA.");
+  module.def("register_compiled", &Register, nb::arg("key"), nb::arg("addresses"),
+             nb::arg("iterations"), nb::arg("array_bytes"), nb::arg("scratch_bytes"),
+             "Names machine code of this process by its content, for sgap_compiled_v1.");
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("ffi_api_version",

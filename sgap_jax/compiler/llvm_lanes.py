@@ -1,0 +1,135 @@
+"""CPUVector loops in LLVM IR.
+
+Such a loop runs its body once for as many iterations as there are lanes. What lanes share stays
+scalar; what differs by a constant step becomes vectors of neighbours; the rest is gathered. Where a
+body has something that needs lanes one by one, the loop is a plain one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from sgap_jax.compiler.llvm_code import INT, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_patterns import lane_sums
+from sgap_jax.compiler.llvm_statements import Widen
+from sgap_jax.compiler.llvm_sums import Sums
+from sgap_jax.compiler.loopir import For, Int, Let, Var
+
+# Of the vectors that a loop over lanes holds at a time: enough to hide the latency of a
+# multiply-add, and they leave registers for the operands.
+MOST_VECTORS = 8
+
+
+class Lanes(Sums):
+    def __init__(self, index: str, accumulator: str, vector_bytes: int) -> None:
+        super().__init__(index, accumulator, vector_bytes)
+        self.registers = 32 if vector_bytes == 64 else 16
+
+    def vector_loop(self, loop: For) -> None:
+        state = len(self.lines), len(self.slots), self.block, dict(self.scalars)
+        while True:
+            try:
+                return self._lanes(loop)
+            except Widen as again:
+                self.wide.add(again.args[0])
+                plain = False
+            except NotVector:
+                plain = True
+            del self.lines[state[0] :]
+            del self.slots[state[1] :]
+            self.block, self.scalars, self.width, self.mask = state[2], dict(state[3]), 1, None
+            if plain:
+                return self.loop(loop)
+
+    def _lanes(self, loop: For) -> None:
+        if loop.step != 1:
+            raise NotVector
+        sums = lane_sums(loop)
+        for name in sums:
+            if not isinstance(self.scalars[name], Cell):
+                raise NotVector
+        if isinstance(loop.begin, Int) and isinstance(loop.end, Int):
+            self._constant(loop, sums, loop.begin.value, loop.end.value)
+        else:
+            self._any_extent(loop, sums)
+
+    def _constant(self, loop: For, sums: dict[str, str], begin: int, end: int) -> None:
+        held = max(sum(isinstance(s, Let) and s.mutable for s in loop.body), 1)
+        vectors = MOST_VECTORS
+        while vectors > 1 and vectors * held > self.registers * 3 // 4:
+            vectors //= 2
+        width = self.native_lanes * vectors
+        if end - begin >= 2 * width:
+            last = begin + (end - begin) // width * width
+            with self._wide_as(width, sums):
+                body = functools.partial(self.statements, loop.body)
+                self.count(loop.var, _int(begin), _int(last), width, body, stride=1)
+            begin = last
+        while begin < end:
+            left = end - begin
+            while width > max(left, 1):
+                width //= 2
+            if width < self.native_lanes and width < left:  # not all lanes of one vector
+                width *= 2
+            with self._wide_as(width, sums):
+                if width > left:
+                    self.mask = self._first(_int(left))
+                self._block(loop, _int(begin))
+            begin += width
+
+    def _any_extent(self, loop: For, sums: dict[str, str]) -> None:
+        begin, end, width = self.value(loop.begin), self.value(loop.end), self.native_lanes
+        full = self.binary("-", end, _int(width - 1))
+        position = self.cell(INT, begin)
+        with self._wide_as(width, sums):
+            head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
+            self.branch(head)
+            self.place(head)
+            now = self.read(position)
+            self.branch_if(self.binary("<", now, full).text, body, rest)
+            self.place(body)
+            self._block(loop, now)
+            self.write(position, self.binary("+", now, _int(width)))
+            self.branch(head)
+            self.place(rest)
+            now = self.read(position)
+            some, none = self.fresh("some"), self.fresh("end")
+            self.branch_if(self.binary("<", now, end).text, some, none)
+            self.place(some)
+            self.mask = self._first(self.binary("-", end, now))
+            self._block(loop, now)
+            self.mask = None
+            self.branch(none)
+            self.place(none)
+
+    def _block(self, loop: For, begin: Value) -> None:
+        before = dict(self.scalars)
+        self.scalars[loop.var] = Value(INT, begin.text, stride=int(self.width > 1))
+        self.statements(loop.body)
+        self.scalars = before
+
+    def _first(self, count: Value) -> str:
+        return self.binary("<", Value(INT, "0", stride=1), count).text
+
+    @contextlib.contextmanager
+    def _wide_as(self, width: int, sums: dict[str, str]) -> Iterator[None]:
+        """Lanes, each with sums of its own, which come together at the end."""
+        outer = dict(self.scalars)
+        self.width = width
+        for name, op in sums.items():
+            cell = outer[name]
+            self.scalars[name] = self.cell(cell.kind, self.neutral(op, cell.kind), True)
+        yield
+        self.mask = None
+        totals = [self.fold(op, self.value(Var(name))) for name, op in sums.items()]
+        self.width, self.scalars = 1, outer
+        for (name, op), total in zip(sums.items(), totals, strict=True):
+            cell = outer[name]
+            assert isinstance(cell, Cell)
+            self.write(cell, self.binary(op, self.read(cell), total))
+
+
+def _int(value: int) -> Value:
+    return Value(INT, str(value))

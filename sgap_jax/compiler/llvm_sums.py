@@ -1,0 +1,100 @@
+"""Loops that sum up in vectors, in LLVM IR: several sums at a time, and what they gather asked for
+ahead."""
+
+from __future__ import annotations
+
+from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, replaced
+from sgap_jax.compiler.llvm_statements import ROLLED, Statements
+from sgap_jax.compiler.loopir import Binary, Comment, For, Int, Let, Load, Set, Var
+
+# Vectors that are added to in turn: those of a multiply-add (4 cycles, two a cycle) and no more,
+# lest the few entries of a row be spread over sums that are to be added in the end.
+_CHAINED = 8
+_MOST_CHAINS = 4
+
+# Of an array beyond a cache, elements are asked for that many iterations ahead. Both as in
+# cpu/spmm_kernel.cc, where they were measured.
+_FAR_BYTES = 1 << 20
+_AHEAD = 32
+
+
+class Sums(Statements):
+    def serial(self, loop: For, begin: Value, end: Value) -> None:
+        simple = all(
+            isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable)
+            for s in loop.body
+        )
+        if self.width == 1 or loop.step != 1 or loop.unit is not None or not simple:
+            return super().serial(loop, begin, end)
+        chains = self._chains(loop)
+        if len(chains) > 1:
+            begin = self._by_chains(loop, begin, end, chains)
+        # Rows are short: more copies of the body would mostly be branches around them.
+        self.count(loop.var, begin, end, 1, lambda: self._step(loop), ROLLED)
+
+    def _chains(self, loop: For) -> list[dict[str, Cell]]:
+        """The sums of each chain; of the first, those of the loop."""
+        try:
+            sums = lane_sums(loop)
+        except NotVector:
+            return []
+        first = {name: self.scalars[name] for name in sums}
+        cells = {n: c for n, c in first.items() if isinstance(c, Cell) and c.lanes == self.width}
+        vectors = max(len(cells) * self.width // self.native_lanes, 1)
+        if not cells or len(cells) < len(first) or any(c.kind != NUMBER for c in cells.values()):
+            return []
+        chains = [cells]
+        for _ in range(min(_CHAINED // vectors, _MOST_CHAINS) - 1):
+            chains.append(
+                {
+                    name: self.cell(NUMBER, self.neutral(op, NUMBER), True)
+                    for name, op in sums.items()
+                }
+            )
+        return chains
+
+    def _by_chains(
+        self, loop: For, begin: Value, end: Value, chains: list[dict[str, Cell]]
+    ) -> Value:
+        """As many iterations as there are chains at a time; returns where the rest begins."""
+        count = len(chains)
+        position = self.cell(INT, begin)
+        many, body, fold, rest = (self.fresh("chains") for _ in range(4))
+        enough = self.binary("<=", Value(INT, str(4 * count)), self.binary("-", end, begin))
+        self.branch_if(enough.text, many, rest)
+        self.place(many)
+        full = self.binary("-", end, Value(INT, str(count - 1)))
+        self.branch(body)
+        self.place(body)
+        now = self.read(position)
+        outer = dict(self.scalars)
+        for i, chain in enumerate(chains):
+            self.scalars |= chain
+            self.scalars[loop.var] = self.binary("+", now, Value(INT, str(i)))
+            self._step(loop)
+        self.scalars = outer
+        after = self.binary("+", now, Value(INT, str(count)))
+        self.write(position, after)
+        self.branch_if(self.binary("<", after, full).text, body, fold, ROLLED)
+        self.place(fold)
+        ops = lane_sums(loop)
+        for chain in chains[1:]:
+            for name, cell in chain.items():
+                total = chains[0][name]
+                self.write(total, self.binary(ops[name], self.read(total), self.read(cell)))
+        self.branch(rest)
+        self.place(rest)
+        return self.read(position)
+
+    def _step(self, loop: For) -> None:
+        for load, inner in gathers(loop).items():
+            array, places = self.arrays[load.array], self.arrays[inner.array]
+            if array.count * array.size <= _FAR_BYTES or places.kind != INT:
+                continue
+            later = Binary("+", Var(loop.var), Int(_AHEAD))
+            there = Load(inner.array, Binary("min", later, Int(places.count - 1)))
+            index = self.value(replaced(load.index, inner, there))
+            if index.stride == 1:
+                self.prefetch(array, index)
+        self.statements(loop.body)

@@ -1,0 +1,163 @@
+"""Loop IR to machine code of this CPU with LLVM (llvmlite), and its name for XLA.
+
+A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled_ffi.cc): the hash of the
+LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+
+from sgap_jax.compiler.loopir import Function
+from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.runtime import native as native_library  # registers the target
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+
+TARGET = "sgap_compiled_v1"
+
+_BYTES = {"int32": 4, "float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_lock = threading.Lock()
+_engines: dict[str, Any] = {}  # by key; machine code stays where it is until the process ends
+
+
+class LlvmMissing(ImportError):
+    """llvmlite is not installed, or does not load."""
+
+
+def call_attributes(function: Function, *, chunk: int = 0, work: int | None = None) -> dict:
+    """Compiles `function`, where this process has not, and returns the attributes of its call.
+
+    The call is `jax.ffi.ffi_call("sgap_compiled_v1", results)(*inputs, **attributes)` with inputs
+    and results in the order of the function; any shape of the right size will do.
+
+    Args:
+      chunk: iterations of a CPUThread loop that one task runs; 0 lets the handler choose.
+      work: multiply-adds of a call, about: small ones stay on the thread that calls. None takes
+        the numbers in all arrays.
+
+    Raises:
+      LlvmMissing: names the extra that brings llvmlite. What `print_llvm` raises.
+    """
+    if work is None:
+        work = sum(array.size for array in (*function.inputs, *function.outputs))
+    return {"key": compile(function), "chunk": np.int64(chunk), "work": np.int64(work)}
+
+
+def compile(function: Function, cache: CubinCache | None = None) -> str:
+    """The key of `function`, which this process can run from now on.
+
+    Args:
+      cache: where machine code is kept; None for the user's.
+
+    Raises:
+      LlvmMissing, NotImplementedError: as `call_attributes`.
+    """
+    with _lock:
+        return _compile(function, _user_cache() if cache is None else cache)
+
+
+def assembly(function: Function) -> str:
+    """What this CPU runs, for reading."""
+    _, machine, _ = _host()
+    return machine.emit_assembly(_optimized(print_llvm(function, _vector_bytes()).text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(function: Function, cache: CubinCache) -> str:
+    arrays = (*function.inputs, *function.outputs)
+    _check_conversions({array.dtype for array in arrays})
+    module = print_llvm(function, _vector_bytes())
+    _, _, target = _host()
+    key = content_key("cpu", module.text, target)
+    if key in _engines:
+        return key
+    code = cache.get(key, lambda: Cubin(function.name, _machine_code(module.text))).code
+    engine = _load(code)
+    native_library.native.register_compiled(
+        key,
+        [engine.get_function_address(kernel) for kernel in module.kernels],
+        list(module.iterations),
+        [array.size * _BYTES[array.dtype] for array in arrays],
+        module.scratch_bytes,
+    )
+    _engines[key] = engine
+    return key
+
+
+def _check_conversions(dtypes: set[str]) -> None:
+    """Without the instruction, LLVM calls a function that no process has to have."""
+    llvm, machine, _ = _host()
+    x86 = machine.triple.startswith(("x86_64", "i686"))
+    if "float16" in dtypes and x86 and not llvm.get_host_cpu_features().get("f16c"):
+        raise NotImplementedError(
+            "llvm: this CPU does not convert float16 (F16C); bfloat16 and float32 run here"
+        )
+
+
+@functools.cache
+def _user_cache() -> CubinCache:
+    return CubinCache(default_folder())
+
+
+def _machine_code(text: str) -> bytes:
+    _, machine, _ = _host()
+    return machine.emit_object(_optimized(text))
+
+
+def _optimized(text: str) -> Any:
+    llvm, machine, _ = _host()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    return module
+
+
+def _load(code: bytes) -> Any:
+    llvm, _, _ = _host()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(llvm))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _vector_bytes() -> int:
+    llvm, _, _ = _host()
+    features = llvm.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+def _machine(llvm: Any) -> Any:
+    """For this CPU."""
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        jit=True,
+    )
+
+
+@functools.cache
+def _host() -> tuple[Any, Any, str]:
+    """llvmlite, the machine, and what machine code depends on beside the text."""
+    try:
+        import llvmlite
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise LlvmMissing(
+            "sgap_jax: expressions are compiled for the CPU with llvmlite, which does not load "
+            f"({error}); pip install 'sgap_jax[compiler]' brings it"
+        ) from error
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = _machine(llvm)
+    target = (
+        f"{machine.triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} "
+        f"LLVM {llvm.llvm_version_info} llvmlite {llvmlite.__version__}"
+    )
+    return llvm, machine, target

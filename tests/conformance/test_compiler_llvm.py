@@ -1,0 +1,513 @@
+"""Machine code from loops: LLVM IR with vectors, run by XLA's threads."""
+
+import dataclasses
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import compiled_loops as loops
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+from compiled_loops import add, call, lanes, threads, times
+from random_loops import SIZE, Loops
+from tolerance import DTYPES, assert_within, sum_bound
+
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.loopir import (
+    CPU_THREAD,
+    CPU_VECTOR,
+    GPU_BLOCK,
+    Array,
+    Binary,
+    Float,
+    For,
+    Function,
+    GroupReduce,
+    If,
+    Int,
+    Let,
+    Load,
+    Search,
+    Select,
+    Set,
+    Store,
+    Var,
+    While,
+    Workspace,
+)
+from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.runtime import llvm
+from sgap_jax.runtime.cache import CubinCache
+
+pytest.importorskip("llvmlite")
+
+M, K, PADDING = 41, 29, 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """Each run compiles what it tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGAP_CACHE_DIR", str(tmp_path_factory.mktemp("code")))
+        llvm._user_cache.cache_clear()
+        yield
+    llvm._user_cache.cache_clear()
+
+
+def numbers(seed, size, dtype):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(size)).astype(dtype)
+
+
+def wide(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def matrix(m, k, dtype, density=0.3):
+    """A2_pos, A2_crd, A_vals with empty rows and padding, whose columns are out of range; and A,
+    |A|, entries by row."""
+    rng = np.random.default_rng(m + k)
+    dense = scipy.sparse.random(m, k, density, format="csr", random_state=rng)
+    if m > 8:
+        dense = scipy.sparse.diags(np.arange(m) % 7 != 3, dtype=float) @ dense
+        dense = scipy.sparse.csr_matrix(dense)
+        dense.eliminate_zeros()
+    values = numbers(1, dense.nnz + PADDING, dtype)
+    dense.sort_indices()
+    dense.data = wide(values)[: dense.nnz]
+    crd = np.concatenate([dense.indices, np.full(PADDING, 1 << 30)]).astype(np.int32)
+    return (dense.indptr.astype(np.int32), crd, values), dense.toarray(), np.diff(dense.indptr)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels(dtype):
+    """SpMV, SpMM, SDDMM: rows by threads, lanes over columns, entries or features."""
+    operands, A, terms = matrix(M, K, dtype)
+    x = numbers(2, K, dtype)
+    for unit in (None, CPU_VECTOR):
+        (y,) = call(loops.spmv(M, K, operands[1].size, dtype, unit), *operands, x)
+        bound = sum_bound(A @ wide(x), np.abs(A) @ np.abs(wide(x)), terms, dtype)
+        assert_within(y, A @ wide(x), bound)
+    n = 37
+    B = numbers(3, (K, n), dtype)
+    (C,) = call(loops.spmm(M, K, n, operands[1].size, dtype), *operands, B.ravel())
+    product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
+    assert_within(C.reshape(M, n), product, sum_bound(product, magnitude, terms[:, None], dtype))
+    d = 43
+    X, Y = numbers(4, (M, d), dtype), numbers(5, (K, d), dtype)
+    (got,) = call(loops.sddmm(M, K, d, operands[1].size, dtype), *operands, X.ravel(), Y.ravel())
+    rows, columns = np.nonzero(A)
+    factors = A[rows, columns]
+    dots = factors * (wide(X)[rows] * wide(Y)[columns]).sum(1)
+    sizes = np.abs(factors) * np.abs(wide(X)[rows] * wide(Y)[columns]).sum(1)
+    assert_within(got[: rows.size], dots, sum_bound(dots, sizes, d + 1, dtype))
+    assert not np.asarray(got[rows.size :]).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1, 8, 13])
+def test_entries_with_atomics(dtype, n):
+    operands, A, terms = matrix(M, K, dtype)
+    B = numbers(3, (K, n), dtype)
+    loop = loops.spmm_by_entries(M, K, n, operands[1].size, dtype)
+    (C,) = call(loop, *operands, B.ravel(), chunk=1, work=1 << 30)
+    product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
+    assert_within(C.reshape(M, n), product, sum_bound(product, magnitude, terms[:, None], dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_mttkrp(dtype):
+    shape, rank = (9, 7, 11), 21
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal(shape) * (rng.random(shape) < 0.2)
+    A[4] = A[:, 2] = 0
+    A = wide(jnp.asarray(A).astype(dtype))
+    i, j, k = np.nonzero(A)
+    first = np.unique(i)
+    pairs = np.unique(np.stack([i, j], 1), axis=0)
+    pos2 = np.searchsorted(pairs[:, 0], [*first, shape[0]])
+    pos3 = np.searchsorted(i * shape[1] + j, [*(pairs @ [shape[1], 1]), math.prod(shape)])
+    pad = lambda x, last: np.concatenate([x, np.full(2, last)]).astype(np.int32)
+    index = (
+        np.array([0, first.size], np.int32),
+        pad(first, 1 << 30),
+        pad(pos2, pos2[-1]),
+        pad(pairs[:, 1], 1 << 30),
+        pad(pos3, pos3[-1]),
+        pad(k, 1 << 30),
+    )
+    X, Y = numbers(1, (shape[1], rank), dtype), numbers(2, (shape[2], rank), dtype)
+    values = jnp.asarray(np.concatenate([A[i, j, k], [7, 7]])).astype(dtype)
+    capacities = first.size + 2, len(pairs) + 2, i.size + 2
+    loop = loops.mttkrp(shape, capacities, rank, dtype)
+    (D,) = call(loop, *index, values, X.ravel(), Y.ravel())
+    expected = np.einsum("ijk,jr,kr->ir", A, wide(X), wide(Y))
+    sizes = np.einsum("ijk,jr,kr->ir", np.abs(A), np.abs(wide(X)), np.abs(wide(Y)))
+    assert_within(D.reshape(-1, rank), expected, sum_bound(expected, sizes, 80, dtype))
+
+
+@pytest.mark.parametrize("m,k,n", [(0, 3, 4), (3, 4, 0), (5, 6, 3), (1, 1, 1)])
+def test_empty_and_single(m, k, n):
+    """No rows, no columns, no entries."""
+    density = 1.0 if m == 1 else 0.0
+    operands, A, _ = matrix(m, k, "float32", density)
+    B = numbers(3, (k, n), "float32")
+    for kernel in (loops.spmm, loops.spmm_by_entries):
+        (C,) = call(kernel(m, k, n, operands[1].size, "float32"), *operands, B.ravel())
+        np.testing.assert_allclose(C.reshape(m, n), A @ wide(B), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 8, 13, 16, 31, 100, 255, 300])
+def test_widths(n):
+    """A loop over lanes of any extent: whole vectors, several at once, parts of one."""
+    i = Var("e")
+    sum_up = Set("sum", add(Var("sum"), Load("x", i)))
+    body = (
+        Let("sum", Float(1.0), mutable=True),
+        lanes(n, Store("y", i, times(Load("x", i), Float(2.0)))),
+        lanes(n, sum_up),
+        lanes(Load("ends", Int(1)), sum_up, begin=Load("ends", Int(0))),
+        Store("s", Int(0), Var("sum")),
+    )
+    inputs = (Array("x", "float32", n), Array("ends", "int32", 2))
+    outputs = (Array("y", "float32", n), Array("s", "float32", 1))
+    x = np.arange(1, n + 1, dtype=np.float32)
+    ends = np.array([n // 3, n], np.int32)
+    y, s = call(Function("widths", inputs, outputs, body), x, ends)
+    np.testing.assert_array_equal(y, 2 * x)
+    assert s[0] == 1 + x.sum() + x[n // 3 :].sum()
+
+
+def test_lanes_that_differ():
+    """Branches, loops and selects that lanes take differently; gathers, scatters, int division."""
+    n, e, t, acc, count = 23, Var("e"), Var("t"), Var("acc"), Var("count")
+    before = Load("x", Binary("-", t, Int(1)))
+    large = Binary("and", Binary(">", t, Int(0)), Binary(">", before, Float(3.0)))
+    other = Binary("min", Float(9.0), Load("x", Binary("//", e, Int(4))))
+    to = times(e, Int(2))
+    lane = (
+        Let("t", Load("turns", e)),
+        Let("count", Int(0), mutable=True),
+        Let("acc", Float(0.0), mutable=True),
+        While(  # as often as the lane says
+            Binary("<", count, t),
+            (Set("acc", add(acc, Load("x", count))), Set("count", add(count, Int(1)))),
+        ),
+        For("q", t, add(t, Binary("%", e, Int(3))), (Set("acc", add(acc, Float(100.0))),)),
+        If(
+            Binary("==", Binary("%", e, Int(2)), Int(0)),
+            (Store("y", to, acc),),
+            (Store("y", to, times(acc, Float(-1.0))),),
+        ),
+        Store("y", add(to, Int(1)), Select(large, before, Binary("max", Float(0.5), other))),
+    )
+    body = (lanes(n, *lane),)
+    inputs = (Array("turns", "int32", n), Array("x", "float32", 8))
+    f = Function("lanes", inputs, (Array("y", "float32", 2 * n),), body)
+    turns = np.random.default_rng(0).integers(0, 9, n).astype(np.int32)
+    x = np.arange(1, 9, dtype=np.float32)
+    expected = np.zeros((n, 2))
+    for i, t in enumerate(turns):
+        total = x[:t].sum() + 100 * (i % 3)
+        expected[i, 0] = total if i % 2 == 0 else -total
+        expected[i, 1] = x[t - 1] if t > 0 and x[t - 1] > 3 else max(0.5, min(9, x[i // 4]))
+    (y,) = call(f, turns, x)
+    np.testing.assert_array_equal(y.reshape(n, 2), expected)
+    assert "masked.gather" in print_llvm(f).text
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 64])
+def test_random_loops(vector_bytes, monkeypatch):
+    """Loops over lanes, of everything that a body may have: as the interpreter runs them."""
+    f = Loops(vector_bytes, 6).function
+    rng = np.random.default_rng(0)
+    x = rng.integers(-5, 9, SIZE).astype(np.float32)
+    t = rng.integers(0, SIZE + 1, SIZE).astype(np.int32)
+    t[1] = 2  # where some begin
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
+    expected = interp.run(f, {"x": x, "t": t})
+    for output, got in zip(f.outputs, call(f, x, t), strict=True):
+        np.testing.assert_array_equal(got, expected[output.name], output.name)
+
+
+def test_what_lanes_cannot_do_is_done_one_by_one():
+    """A running sum, and a search for each lane."""
+    n, e = 19, Var("e")
+    lane = (
+        Set("run", add(Var("run"), Load("x", e))),
+        Store("y", e, Var("run")),
+        Store("z", e, Load("x", Search("table", Int(0), Int(4), Binary("%", e, Int(7))))),
+    )
+    body = (
+        Let("run", Float(0.0), mutable=True),
+        lanes(n, *lane),
+    )
+    inputs = (Array("x", "float32", n), Array("table", "int32", 4))
+    f = Function("serial", inputs, (Array("y", "float32", n), Array("z", "float32", n)), body)
+    assert "x float>" not in print_llvm(f).text
+    x, table = np.arange(n, dtype=np.float32), np.array([0, 2, 2, 5], np.int32)
+    y, z = call(f, x, table)
+    np.testing.assert_array_equal(y, np.cumsum(x))
+    np.testing.assert_array_equal(z, x[np.searchsorted(table, np.arange(n) % 7, side="right") - 1])
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_extremes_keep_nan(op, atomic):
+    """Reduced by lanes into one element, and lane by lane into elements that may coincide."""
+    n, e = 37, Var("e")
+    lane = (
+        Store("one", Int(0), Load("x", e), op, atomic),
+        Store("some", Load("where", e), Load("x", e), op, atomic),
+    )
+    body = (threads(1, lanes(n, *lane)),)
+    fill = -math.inf if op == "max" else math.inf
+    f = Function(
+        "extremes",
+        (Array("x", "float32", n), Array("where", "int32", n)),
+        (Array("one", "float32", 1, fill), Array("some", "float32", 3, fill)),
+        body,
+    )
+    where = np.random.default_rng(1).integers(0, 3, n).astype(np.int32)
+    for bad in (None, 0, 20, 36):
+        x = np.array(numbers(0, n, "float32"))
+        if bad is not None:
+            x[bad] = np.nan
+        one, some = call(f, x, where)
+        reduce = getattr(np, op)
+        np.testing.assert_array_equal(one[0], reduce(x))
+        np.testing.assert_array_equal(some, [reduce(x[where == w]) for w in range(3)])
+
+
+@pytest.mark.parametrize("size", [64, 1 << 15])
+def test_workspaces(size):
+    """Of each iteration of threads: on the stack, and large ones in memory of the call."""
+    e, i = Var("e"), Var("i")
+    body = (
+        Workspace("w", size, fill=1.0),
+        lanes(size, Store("w", e, Load("x", e), "+")),
+        Let("sum", Float(0.0), mutable=True),
+        lanes(size, Set("sum", add(Var("sum"), Load("w", e)))),
+        Store("y", i, Var("sum")),
+    )
+    loop = (threads(64, *body),)
+    f = Function("workspaces", (Array("x", "float32", size),), (Array("y", "float32", 64),), loop)
+    assert (print_llvm(f).scratch_bytes > 0) == (size > 64)
+    (y,) = call(f, np.ones(size, np.float32), chunk=1, work=1 << 30)
+    np.testing.assert_array_equal(y, np.full(64, 2.0 * size))
+
+
+def test_phases_in_order():
+    """Loops of threads one after another, statements between them, scalars before them all."""
+    n, i = 4000, Var("i")
+    reverse = Binary("-", Binary("-", Int(n), Int(1)), i)
+    body = (
+        Let("scale", Load("x", Int(0))),
+        threads(n, Store("y", i, times(Load("x", i), Var("scale")))),
+        Store("y", Int(0), Float(-1.0)),
+        threads(n, Store("z", i, Load("y", reverse))),
+    )
+    outputs = (Array("y", "float32", n), Array("z", "float32", n))
+    f = Function("phases", (Array("x", "float32", n),), outputs, body)
+    assert print_llvm(f).iterations == (n, 1, n)
+    x = np.arange(3, n + 3, dtype=np.float32)
+    y, z = call(f, x, chunk=16, work=1 << 30)
+    expected = 3 * x
+    expected[0] = -1
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(z, expected[::-1])
+
+
+def test_wide_indices():
+    """index="int64" is the same kernel with wider scalars."""
+    operands, A, _ = matrix(M, K, "float32")
+    B = numbers(3, (K, 20), "float32")
+    f = loops.spmm_by_entries(M, K, 20, operands[1].size, "float32")
+    (C,) = call(dataclasses.replace(f, index="int64"), *operands, B.ravel())
+    np.testing.assert_allclose(C.reshape(M, 20), A @ wide(B), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding(dtype):
+    """To nearest, ties to even; subnormals, overflow, infinities and NaN as by a cast."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 4000, dtype=np.uint32)
+    ties = (np.arange(2000, dtype=np.uint32) << 20) | 0x8000 | (0x1000 if dtype == "float16" else 0)
+    x = np.concatenate([bits, ties, np.arange(100, dtype=np.uint32) << 15]).view(np.float32)
+    x = np.concatenate(
+        [x, np.float32([0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519, 65520, 1e-8])]
+    )
+    store = (Store("y", Var("e"), Load("x", Var("e"))),)
+    back = (Store("z", Var("e"), Load("h", Var("e"))),)
+    body = tuple(For("e", Int(0), Int(x.size), s, unit=CPU_VECTOR) for s in (store, back))
+    half = jnp.asarray(x).astype(dtype)
+    f = Function(
+        "rounding",
+        (Array("x", "float32", x.size), Array("h", dtype, x.size)),
+        (Array("y", dtype, x.size), Array("z", "float32", x.size)),
+        body,
+    )
+    y, z = call(f, x, half)
+    np.testing.assert_array_equal(wide(y), wide(half))
+    np.testing.assert_array_equal(wide(z), wide(half))
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        (r"fadd contract <32 x float>", "fsub contract <32 x float>"),  # a partial sum
+        (r"add nsw i32 (%v\d+), 3\b", r"add nsw i32 \1, 2"),  # an entry of a chain
+        (r"(icmp) slt (<8 x i32> %v\d+), %v\d+", r"\1 eq \2, zeroinitializer"),  # a mask
+    ],
+)
+def test_planted_bugs_are_caught(right, wrong, monkeypatch):
+    """A kernel that is wrong in one place fails the oracle."""
+    operands, A, terms = matrix(M, K + 40, "float32", 0.8)
+    n = 37
+    f = loops.spmm(M, K + 40, n, operands[1].size, "float32")
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: 64)
+    module = print_llvm(f)
+    text, count = re.subn(right, wrong, module.text)
+    assert count > 0
+    changed = dataclasses.replace(module, text=text)
+    monkeypatch.setattr(llvm, "print_llvm", lambda *_: changed)
+    B = numbers(3, (K + 40, n), "float32")
+    llvm._compile.cache_clear()
+    (C,) = call(f, *operands, B.ravel(), work=0)
+    llvm._compile.cache_clear()
+    product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
+    bound = sum_bound(product, magnitude, terms[:, None], "float32")
+    with pytest.raises(AssertionError, match="out of bound"):
+        assert_within(C.reshape(M, n), product, bound)
+
+
+def test_two_threads_at_once():
+    """Two compile and call together; one program runs from both."""
+    operands, A, _ = matrix(300, 200, "float32", 0.05)
+    results, errors = {}, []
+
+    def work(worker):
+        try:
+            for n in (24, 24 + worker):
+                B = numbers(n, (200, n), "float32")
+                f = loops.spmm(300, 200, n, operands[1].size, "float32")
+                for _ in range(5):
+                    (C,) = call(f, *operands, B.ravel(), chunk=8, work=1 << 30)
+                    results[worker, n] = np.asarray(C).reshape(300, n) - A @ wide(B)
+        except Exception as error:  # reported by the test, not lost with the thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(results) == 4 and max(np.abs(r).max() for r in results.values()) < 1e-4
+
+
+def test_machine_code_is_kept(tmp_path, monkeypatch):
+    """A second process compiles nothing; a damaged file is compiled again."""
+    f = loops.spmv(M, K, 100, "float32")
+    key = llvm.compile(f, CubinCache(tmp_path))
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith(key)
+    program = (
+        "import sys, compiled_loops as loops\n"
+        "from sgap_jax.runtime import llvm\n"
+        "from sgap_jax.runtime.cache import CubinCache\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "def no(text): raise SystemExit('compiled again')\n"
+        "llvm._machine_code = no\n"
+        f"f = loops.spmv({M}, {K}, 100, 'float32')\n"
+        "print(llvm.compile(f, CubinCache(Path(sys.argv[1]))))\n"
+        "ones = np.ones(100, np.float32)\n"
+        f"pos = np.minimum(3 * np.arange({M} + 1), 100).astype(np.int32)\n"
+        f"y, = loops.call(f, pos, np.zeros(100, np.int32), ones, np.ones({K}, np.float32))\n"
+        "print(int(np.asarray(y).sum()))\n"
+    )
+    environment = dict(os.environ, SGAP_CACHE_DIR=str(tmp_path), JAX_PLATFORMS="cpu")
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.split() == [key, "100"], run.stderr
+    kept.write_bytes(kept.read_bytes()[:-9])
+    monkeypatch.setattr(llvm, "_engines", {})
+    assert llvm.compile(f, CubinCache(tmp_path)) == key
+    assert len(kept.read_bytes()) > 1000
+
+
+def ffi(key, sizes, results, **attributes):
+    call = jax.ffi.ffi_call(llvm.TARGET, [jax.ShapeDtypeStruct((r,), jnp.float32) for r in results])
+    attributes = {"chunk": np.int64(0), "work": np.int64(0)} | attributes
+    return jax.block_until_ready(
+        call(*(jnp.zeros(s, jnp.float32) for s in sizes), key=key, **attributes)
+    )
+
+
+def test_calls_that_are_refused():
+    with pytest.raises(Exception, match=r"not in this process.*Lower the same.*schedule=Reference"):
+        ffi("0" * 64, [1], [1])
+    body = (
+        For("i", Int(0), Int(4), (Store("y", Var("i"), Load("x", Var("i"))),), unit=CPU_THREAD),
+    )
+    f = Function("copy", (Array("x", "float32", 4),), (Array("y", "float32", 4),), body)
+    key = llvm.compile(f)
+    with pytest.raises(Exception, match="array 0: expected 16 bytes, got 20"):
+        ffi(key, [5], [4])
+    with pytest.raises(Exception, match="array 1: expected 16 bytes, got 12"):
+        ffi(key, [4], [3])
+    with pytest.raises(Exception, match="expected 2 arrays, got 3"):
+        ffi(key, [4, 4], [4])
+    with pytest.raises(Exception, match="chunk: expected >= 0, got -1"):
+        ffi(key, [4], [4], chunk=np.int64(-1))
+    huge = Workspace("w", 1 << 55)
+    f = Function(
+        "huge",
+        (),
+        (Array("y", "float32", 1),),
+        (For("i", Int(0), Int(1), (huge, Store("y", Int(0), Load("w", Int(5)))), unit=CPU_THREAD),),
+        index="int64",
+    )
+    with pytest.raises(Exception, match="no memory for workspaces of"):
+        call(f)
+
+
+def test_functions_that_are_refused():
+    y = (Array("y", "float32", 4),)
+    with pytest.raises(NotImplementedError, match="threads of a GPU reduce together"):
+        print_llvm(Function("f", (), y, (GroupReduce("y", Int(0), Float(1.0), 4),)))
+    with pytest.raises(NotImplementedError, match="a GPUBlock loop does not run on a CPU"):
+        print_llvm(Function("f", (), y, (For("b", Int(0), Int(4), (), unit=GPU_BLOCK),)))
+    half = (Array("y", "float16", 4),)
+    with pytest.raises(NotImplementedError, match="a float16 output takes a float32 accumulator"):
+        print_llvm(Function("f", (), half, (Store("y", Int(0), Float(1.0)),), "float64"))
+
+
+def test_a_cpu_without_float16(monkeypatch):
+    binding, _, _ = llvm._host()
+    f = loops.spmv(2, 2, 1, "float16")
+    monkeypatch.setattr(binding, "get_host_cpu_features", dict)
+    if llvm._host()[1].triple.startswith("x86_64"):
+        with pytest.raises(NotImplementedError, match="does not convert float16"):
+            llvm.compile(f, CubinCache(None))
+
+
+def test_without_llvmlite(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    llvm._host.cache_clear()
+    f = Function("alone", (), (Array("y", "float32", 1),), (Store("y", Int(0), Float(1.0)),))
+    try:
+        with pytest.raises(ImportError, match=r"pip install 'sgap_jax\[compiler\]'"):
+            llvm.call_attributes(f)
+    finally:
+        llvm._host.cache_clear()
