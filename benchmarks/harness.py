@@ -30,6 +30,7 @@ class Case:
       flops: useful ones: a multiply and an add per stored entry and column.
       moved: bytes if every operand is read and every result written once.
       bound: (seconds, name) that the machine allows.
+      more: further columns of the row.
     """
 
     n: int
@@ -40,6 +41,7 @@ class Case:
     flops: float
     moved: float
     bound: tuple[float, str]
+    more: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
 def dense(*shape: int, seed: int = 2) -> np.ndarray:
@@ -100,6 +102,7 @@ def compare(case: Case, goal: Iterable[str], rounds: int) -> dict[str, object]:
         "best_peer": best,
         "x_best": ratio.get(best, ""),
         **{f"x_{name}": ratio.get(name, "") for name in case.peers},
+        **case.more,
         "notes": "; ".join(notes),
     }
 
@@ -116,13 +119,19 @@ def arguments(description: str, n: tuple[int, ...] = ()) -> argparse.ArgumentPar
 
 
 def run(
-    op: str, cases: Callable[[object, int], Iterable[Case]], goal, args, n=(1,), tag="default"
+    op: str,
+    cases: Callable[[object, int], Iterable[Case]],
+    goal,
+    args,
+    n=(1,),
+    tag="default",
+    select=problems.select,
 ) -> None:
     """Measures the cases of the selected problems, prints a line for each and writes the CSV.
 
     A run over all problems of `tag` replaces the file; any other replaces the rows it measured.
     """
-    found = problems.select(args.tag or ("quick" if args.quick else tag), args.problems)
+    found = select(args.tag or ("quick" if args.quick else tag), args.problems)
     whole = not (args.tag or args.problems or args.quick or getattr(args, "n", None))
     widths = getattr(args, "n", None) or (n[-4::2] if args.quick else n)
     stamp = {

@@ -26,11 +26,14 @@ def index_vars(names: str) -> tuple[IndexVar, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A[i, j]: a tensor at indices. `format` is None for a dense tensor, stored row by row."""
+    """A[i, j]: a tensor at indices. `format` is None for a dense tensor, stored row by row.
+    `pattern`: of a sparse one only where its entries are counts; each is one, no values are read.
+    """
 
     tensor: str
     indices: tuple[IndexVar, ...]
     format: Format | None = None
+    pattern: bool = False
 
     def __mul__(self, other: Access) -> tuple[Access, ...]:
         return (self, other) if isinstance(other, Access) else NotImplemented

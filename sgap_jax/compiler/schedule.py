@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
 from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
 from sgap_jax.compiler.expr import Access, Assign, IndexVar, Tensor
 from sgap_jax.compiler.provenance import Provenance, children, parents
+from sgap_jax.schedules import Problem
 from sgap_jax.schedules import schedule as schedules
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -236,6 +237,53 @@ class Schedule(schedules.Schedule):
             return self._with(loop.var, lambda loop: cin.Intrinsic(intrinsic, loop))
 
         return self._step("bind", (var, intrinsic), change)
+
+    def loops(
+        self,
+        sizes: Mapping[str, int] | None = None,
+        nnz: int | None = None,
+        dtype: str = "float32",
+    ) -> str:
+        """The loop nest as C-like text, for reading.
+
+        Args:
+          sizes: extents of indices, by name; of the others 1000, or what `bound` says.
+          nnz: stored entries; None: 10,000.
+          dtype: of the numbers.
+
+        Raises ScheduleError or NotImplementedError where the chain has no loops.
+        """
+        return self.source("c", sizes, nnz, dtype)
+
+    def source(
+        self,
+        target: str,
+        sizes: Mapping[str, int] | None = None,
+        nnz: int | None = None,
+        dtype: str = "float32",
+    ) -> str:
+        """The text that is compiled for "cuda" (CUDA C++) or for the CPU ("llvm", LLVM IR); "c" is
+        that of `loops`. Otherwise as `loops`.
+
+        Raises ValueError for another target.
+        """
+        from sgap_jax.compiler import print_c, print_cuda, print_llvm, text
+
+        printers = {
+            "c": print_c.print_c,
+            "cuda": print_cuda.print_cuda,
+            "llvm": lambda function: print_llvm.print_llvm(function).text,
+        }
+        if target not in printers:
+            names = ", ".join(map(repr, printers))
+            raise ValueError(f"Schedule.source: target: expected one of {names}, got {target!r}")
+        return printers[target](text.function(self, sizes, nnz, dtype))
+
+    def check(self, problem: Problem) -> None:
+        raise NotImplementedError(
+            f"{problem.op}: a chain of transformations schedules einsum; {problem.op} takes a "
+            "point such as {<1 nnz, 4 col>, 32}, a tile or None"
+        )
 
     def _access(self, access: Access | Tensor | str) -> Access:
         if isinstance(access, Access):

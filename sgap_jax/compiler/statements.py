@@ -62,7 +62,8 @@ class Statements:
             scope.emit(Set(place.name, total))
 
     def _product(self, statement: Assignment, scope: Scope) -> Expr:
-        factors = [self._read(factor, scope) for factor in statement.factors]
+        read = [factor for factor in statement.factors if not factor.pattern]
+        factors = [self._read(factor, scope) for factor in read] or [Float(1.0)]
         product = factors[0]
         for factor in factors[1:]:
             product = Binary("*", product, factor)

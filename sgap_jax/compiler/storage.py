@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sgap_jax.compiler.arithmetic import ZERO, multiply
 from sgap_jax.compiler.cin import Relation, Split
 from sgap_jax.compiler.expr import Access, IndexVar
 from sgap_jax.compiler.loopir import Array, Expr, Int, Load
-from sgap_jax.formats.levels import Compressed, Dense, Singleton
+from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
+
+
+def capacities(format: Format, sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Positions that each level has room for: `sizes` of the modes in stored order, `counts` the
+    lengths of the coordinate arrays."""
+    sides = (*format.block_shape, *[1] * len(sizes))
+    extents = iter([-(-n // side) for n, side in zip(sizes, sides, strict=False)])
+    found, lengths, above = [], iter(counts), 1
+    for level in format.levels:
+        if isinstance(level, Dense):
+            above *= next(extents) if level.size is None else level.size
+        else:
+            above, _ = next(lengths), next(extents)
+        found.append(above)
+    return tuple(found)
 
 
 class Storage:
@@ -97,4 +114,4 @@ class Storage:
             if isinstance(level, Compressed | Singleton):
                 arrays.append(Array(self.coordinates(number), "int32", self.positions[number]))
             parents = self.positions[number]
-        return [*arrays, Array(self.values, dtype, parents)]
+        return arrays if self.access.pattern else [*arrays, Array(self.values, dtype, parents)]

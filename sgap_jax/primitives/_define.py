@@ -45,8 +45,8 @@ def define(
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
     reference runs. Without `cpu` that is what every platform runs, and its parts obey the schedule.
     `entries` is the same call on entries, for one on vectors (`vector_length`): for the reference,
-    and where `cuda` returns None, having no kernel for the vectors. Of multiple results only the
-    first has a derivative, or the jvp gives a list of tangents.
+    and where `cuda` returns None, having no kernel for the vectors. `cpu` may return None likewise.
+    Of multiple results only the first has a derivative, or the jvp gives a list of tangents.
     """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
@@ -76,7 +76,8 @@ def define(
         if isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
         assert cpu is not None
-        return cpu(ctx, *operands, **params)
+        lowered = cpu(ctx, *operands, **params)
+        return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def cuda_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         lowered = launches(ctx, operands, params)
@@ -227,14 +228,15 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
 
 
-def jax_lowering(ctx: Any, function: Callable, value: Any, aval: Any) -> Any:
-    """What plain JAX makes of a lowered value of `aval`."""
-    return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=[aval]), value)
+def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence) -> Any:
+    """What plain JAX makes of lowered values of `avals`."""
+    ctx = ctx.replace(avals_in=list(avals))
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *values)
 
 
 def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
     """A lowered value of `aval` in another dtype."""
-    return jax_lowering(ctx, lambda x: x.astype(dtype), value, aval)
+    return jax_lowering(ctx, lambda x: x.astype(dtype), [value], [aval])
 
 
 def empty_index() -> tuple[Any, Any]:

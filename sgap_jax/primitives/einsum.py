@@ -1,54 +1,35 @@
 """einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and what else indices can say."""
 
 import dataclasses
+import math
 import string
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
     bind,
     check_schedule,
     define,
+    derived,
     is_linear_operand,
+    jax_lowering,
     out_aval,
 )
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
+from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
-
-ENTRY = "*"
-
-
-@dataclasses.dataclass(frozen=True)
-class Expression:
-    """out[output] = the product of all factors, summed over the entries and what `output` lacks.
-
-    Attributes:
-      sparse: the index of each mode of the sparse operand.
-      factors: the indices of each factor; "*" counts the stored entries, and stands for `sparse`.
-      output: likewise. Exactly one of the factors and the output has "*".
-      sizes: (index, size) of every other index.
-    """
-
-    sparse: str
-    factors: tuple[str, ...]
-    output: str
-    sizes: tuple[tuple[str, int], ...]
-
-    def shape(self, indices: str, entries: int) -> tuple[int, ...]:
-        sizes = dict(self.sizes)
-        return tuple(entries if index == ENTRY else sizes[index] for index in indices)
-
-    def fresh(self) -> str:
-        """An index that the expression does not have."""
-        taken = {index for index, _ in self.sizes}
-        return next(letter for letter in string.ascii_letters if letter not in taken)
 
 
 def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) -> Any:
@@ -61,15 +42,18 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
     vmap a dense operand or the values get one more index.
 
-    Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. All others
-    gather the dense operands at the entries, multiply and add up in plain JAX: they hold a product
+    Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. Others, and
+    all with a chain of transformations as their schedule, run as loops that are compiled for them:
+    on the CPU where llvmlite is installed, on CUDA where a schedule is given. Without that they
+    gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
     for each entry and each index of the output that is not one of the sparse operand's.
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
         Without "->" the output has the indices that occur once, in alphabetical order.
       operands: numeric arrays, exactly one of them a SparseArray of any format.
-      schedule: how spmm or sddmm runs; other expressions take None or `Reference()`.
+      schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
+        differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
@@ -78,6 +62,8 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
 
     Raises:
       TypeError: schedule is not a Schedule.
+      ScheduleError: a schedule of another expression or format, or whose loops would race.
+      ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, or not exactly one SparseArray.
       NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
         kernel for the expression.
@@ -98,25 +84,29 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
                 )
     dtype = jnp.result_type(*arrays)
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
-    if dtype.name in KERNEL_DTYPES:
+    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    if dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
-    if not (schedule is None or isinstance(schedule, Reference)):
+    if not (inner is None or isinstance(inner, Reference | Loops)):
         raise NotImplementedError(
-            f"einsum: {subscripts!r} has no kernel that obeys {schedule}; "
-            "schedule=None or Reference() runs"
+            f"einsum: {subscripts!r} has no kernel that obeys {schedule}; schedule=None, "
+            "Reference() and a chain of transformations (compiler.Schedule) run"
         )
     expression = Expression(
         sparse,
         (ENTRY, *(f for f, _ in others)),
         ENTRY if output == sparse else output,
-        tuple(sorted(sizes.items())),
+        tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
+        A.format,
     )
+    if isinstance(inner, Loops):
+        einsum_loops.check_loops(expression, inner)
     data = [A.values.reshape(-1), *(x for _, x in others)]
     out = bind_einsum(
         *(x.astype(dtype) for x in data),
-        *A.coordinates(),
+        *jax.tree.leaves(A.index_arrays),
         expression=expression,
         schedule=schedule,
     )
@@ -193,8 +183,8 @@ def _kernel(
     return None
 
 
-# Operands of the primitive: the factors, then the coordinates of the entries, [nnz] of each mode of
-# the sparse operand; in the padding they are the sizes, and a factor with "*" may be anything.
+# Operands of the primitive: the factors, then the index arrays of the sparse operand, level by
+# level. A factor with "*" is flat, and may be anything in the padding.
 
 
 def bind_einsum(*operands: Any, **params: Any) -> Any:
@@ -203,17 +193,26 @@ def bind_einsum(*operands: Any, **params: Any) -> Any:
 
 def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any:
     factors = operands[: len(expression.factors)]
-    entries = operands[-1].shape[0]
     for word, x in zip(expression.factors, factors, strict=True):
-        assert x.shape == expression.shape(word, entries) and x.dtype == factors[0].dtype
-    shape = expression.shape(expression.output, entries)
-    return out_aval(operands[0], shape, factors[0].dtype)
+        assert x.shape == expression.shape(word) and x.dtype == factors[0].dtype
+    return out_aval(operands[0], expression.shape(expression.output), factors[0].dtype)
+
+
+def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
+    """[nnz] of each index of the sparse operand; in the padding they are the sizes."""
+    format, left = expression.format, iter(index_arrays)
+    taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
+    count = expression.shape(ENTRY)[0]
+    block = format.block_shape
+    values = jnp.zeros((count // math.prod(block), *block), jnp.bool_)  # only their shape counts
+    A = SparseArray(values, taken, None, expression.shape(expression.sparse), format)
+    return dict(zip(expression.sparse, A.coordinates(), strict=True))
 
 
 def _reference(*operands: Any, expression: Expression, schedule: Any) -> Any:
     count, position = len(expression.factors), expression.fresh()
     factors = operands[:count]
-    coordinates = dict(zip(expression.sparse, operands[count:], strict=True))
+    coordinates = _coordinates(expression, operands[count:])
     sizes, dtype = dict(expression.sizes), factors[0].dtype
     first = expression.sparse[0]
     stored = coordinates[first] < sizes[first]
@@ -265,6 +264,30 @@ def _reference(*operands: Any, expression: Expression, schedule: Any) -> Any:
     return jnp.transpose(sums, order).astype(dtype)
 
 
+def _empty(expression: Expression) -> bool:
+    """Whether there is nothing to loop over."""
+    return 0 in dict(expression.sizes).values()
+
+
+def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
+    if schedule is None:
+        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
+    if schedule is None:
+        return None
+    function = _reference if _empty(expression) else einsum_loops.cpu_loops
+    function = partial(function, expression=expression, schedule=schedule)
+    return jax_lowering(ctx, function, operands, ctx.avals_in)
+
+
+def _cuda(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
+    if schedule is None:
+        return None
+    if _empty(expression):
+        function = partial(_reference, expression=expression, schedule=schedule)
+        return jax_lowering(ctx, function, operands, ctx.avals_in)
+    return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=schedule)
+
+
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     # A product of factors: the sum over the factors, each replaced by its tangent.
     terms = [
@@ -283,7 +306,7 @@ def _transpose(
     output, factors[linear] = factors[linear], expression.output
     swapped = dataclasses.replace(expression, factors=tuple(factors), output=output)
     given = (*operands[:linear], cotangent, *operands[linear + 1 :])
-    return linear, bind_einsum(*given, expression=swapped, schedule=schedule)
+    return linear, bind_einsum(*given, expression=swapped, schedule=derived(schedule))
 
 
 def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tuple[Any, Any]:
@@ -304,7 +327,7 @@ def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tu
         output=index + expression.output,
         sizes=tuple(sorted([*expression.sizes, (index, size)])),
     )
-    return bind_einsum(*moved, expression=wider, schedule=schedule), 0
+    return bind_einsum(*moved, expression=wider, schedule=derived(schedule)), 0
 
 
 einsum_p = define(
@@ -312,7 +335,8 @@ einsum_p = define(
     data=lambda params: len(params["expression"].factors),
     abstract_eval=_abstract_eval,
     reference=_reference,
-    cpu=None,
+    cpu=_cpu,
+    cuda=_cuda,
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,

@@ -161,3 +161,13 @@ def _host() -> tuple[Any, Any, str]:
         f"LLVM {llvm.llvm_version_info} llvmlite {llvmlite.__version__}"
     )
     return llvm, machine, target
+
+
+@functools.cache
+def available() -> bool:
+    """Whether llvmlite is there."""
+    try:
+        _host()
+    except LlvmMissing:
+        return False
+    return True

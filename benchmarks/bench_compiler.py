@@ -1,0 +1,251 @@
+"""Compiled loops: python -m benchmarks.bench_compiler [--problems NAME ...] [--quick]
+
+`ours` is einsum with a schedule, as it is called under jax.jit. For matrices `hand` is our
+hand-written kernel with the schedule that the selector picks; its ratio is below 1 where that is
+quicker. `taco` is the C that TACO generates with its paper's schedules, `jax_gather` the gathered
+product in plain JAX. `first_ms` is the first call: tracing, loops, machine code, none of it cached.
+"""
+
+import dataclasses
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+from benchmarks import bench_sddmm, bench_spmm, harness, machine, problems, timing
+from benchmarks.peers import common, taco
+from benchmarks.peers import sddmm as sddmm_peers
+from benchmarks.peers import spmm as spmm_peers
+from benchmarks.problems import Unavailable
+from sgap_jax import COO, CSF, CSR, Reference, SparseArray, einsum, read, sddmm, spmm, spmv
+from sgap_jax.compiler import Schedule, assign, presets
+
+GOAL = ("hand", "taco", "scipy", "torch", "jax_gather")
+TENSORS = {"fb15k237": "kg_fb15k237", "jf17k": "kg_jf17k_3", "parti": "parti_3D_12031"}
+RANK = 16
+N = (1, 32, 128)
+DENSE_BYTES = 1 << 28
+EXPRESSIONS = {
+    "spmv": ("ij,j->i", 0),
+    "spmm": ("ij,jk->ik", 2),
+    "sddmm": ("ij,ik,jk->ij", 3),
+    "mttkrp": ("ijk,jr,kr->ir", 3),
+    "mttkrp4": ("ijkl,jr,kr,lr->ir", 4),
+    "ttm": ("ijk,kr->ijr", 2),
+}
+
+
+def jitted(op: str, schedule: Schedule | Reference):
+    subscripts, _ = EXPRESSIONS[op]
+
+    def call(A, *dense):
+        out = einsum(subscripts, A, *dense, schedule=schedule)
+        return out.values if isinstance(out, SparseArray) else out
+
+    return jax.jit(call)
+
+
+def expression(op: str, format):
+    subscripts, _ = EXPRESSIONS[op]
+    names = "ABCDE"[: subscripts.count(",") + 2]
+    formats = {"A": format} | ({names[-1]: format} if op == "sddmm" else {})
+    return assign(subscripts, formats)
+
+
+def candidates(op: str, format) -> list[Schedule]:
+    """Schedules to try; the quickest is the row's."""
+    e = expression(op, format)
+    return [presets.cpu(e, rows) for rows in (4, 16, 64)]
+
+
+def compiled(op: str, format, operands: list) -> tuple:
+    """(call, schedule, milliseconds of the first call) of the quickest candidate."""
+    found = {}
+    for schedule in candidates(op, format):
+        function = jitted(op, schedule)
+        start = time.perf_counter()
+        jax.block_until_ready(function(*operands))
+        first = 1e3 * (time.perf_counter() - start)
+        call = common.ready(function, *operands)
+        found[schedule] = (call, schedule, first)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    times = timing.measure({str(i): x[0] for i, x in enumerate(found.values())}, 3)
+    best = min(times, key=lambda name: times[name].seconds)
+    return list(found.values())[int(best)]
+
+
+def case(op: str, format, operands: list, **about) -> harness.Case:
+    ours, schedule, first = compiled(op, format, operands)
+    return harness.Case(
+        schedule=f"{op} {format}", ours=ours, more={"first_ms": first, "loops": schedule}, **about
+    )
+
+
+def of_matrix(A, n: int):
+    """SpMV, or SpMM and SDDMM, with a matrix in CSR."""
+    X, (m, k) = SparseArray.from_scipy(A), A.shape
+    B, Y = harness.dense(k, n), harness.dense(m, n, seed=3)
+    levels = [(), (A.indptr, A.indices)]
+
+    def by_taco(op: str, dense: list, shape):
+        return lambda: taco.plan(op, (A.data, A.shape), levels, dense, shape)
+
+    about = dict(
+        n=n,
+        flops=2 * A.nnz * n,
+        moved=8 * A.nnz + 4 * n * (m + k),
+        bound=machine.probe().product_bound(A, n),
+    )
+    op, right, shape = ("spmv", B[:, 0], (m,)) if n == 1 else ("spmm", B, (m, n))
+    dense, hand = jnp.asarray(right), jax.jit(spmv if n == 1 else spmm)
+    peers = {
+        "hand": lambda: common.ready(hand, X, dense),
+        "taco": by_taco(op, [right], shape),
+        "scipy": lambda: spmm_peers.with_scipy(A, B),
+        "torch": lambda: spmm_peers.with_torch(A, B),
+    }
+    yield case(op, CSR, [X, dense], peers=peers, wrong=bench_spmm.checker(A, B), **about)
+    if n == 1:
+        return
+    left, right = jnp.asarray(Y), jnp.asarray(B)
+    sampled = jax.jit(lambda *x: sddmm(*x, weighted=True).values)
+    peers = {
+        "hand": lambda: common.ready(sampled, X, left, right),
+        "taco": by_taco("sddmm", [Y, B], (m, k)) if 4 * m * k <= DENSE_BYTES else no_dense,
+        "torch": lambda: sddmm_peers.with_torch(A, Y, B),
+    }
+    peers["torch"] = weighted(peers["torch"], A.data)
+    yield case("sddmm", CSR, [X, left, right], peers=peers, wrong=sampled_checker(A, Y, B), **about)
+
+
+def sampled_checker(A, X, Y):
+    expected = A.data * bench_sddmm.dots(A, X, Y)
+    magnitude = np.abs(A.data) * bench_sddmm.dots(A, np.abs(X), np.abs(Y))
+    terms = X.shape[1] + 1
+    return lambda found: harness.excess(harness.sampled(A, found), expected, terms, magnitude)
+
+
+def no_dense():
+    raise Unavailable("TACO's SDDMM writes a dense matrix, which would be too large")
+
+
+def weighted(plan, values: np.ndarray):
+    """torch's sampled product lacks the factor of A."""
+
+    def planned():
+        call = plan()
+        return lambda: call().numpy() * values
+
+    return planned
+
+
+def of_tensor(A, n: int):
+    """MTTKRP and TTM with a tensor of three modes, MTTKRP with one of four."""
+    csf, levels = A.asformat(CSF(A.ndim)), None
+    levels = [tuple(np.asarray(x) for x in level) for level in csf.index_arrays]
+    dense = [harness.dense(size, RANK, seed=i) for i, size in enumerate(A.shape[1:])]
+    coordinates = np.stack([np.asarray(x) for x in A.coordinates()])
+    ops = ["mttkrp", "ttm"] if A.ndim == 3 else ["mttkrp4"]
+    for op in ops:
+        used = dense[1:] if op == "ttm" else dense
+        shape = (*A.shape[: 2 if op == "ttm" else 1], RANK)
+        if 4 * math.prod(shape) > DENSE_BYTES:
+            continue
+        given = [csf, *map(jnp.asarray, used)]
+        coo = [A, *given[1:]]
+        plain = jitted(op, Reference())
+        yield case(
+            op,
+            CSF(A.ndim),
+            given,
+            n=RANK,
+            peers={
+                "taco": lambda op=op, used=used, shape=shape: taco.plan(
+                    op, (np.asarray(csf.values), A.shape), levels, used, shape
+                ),
+                "jax_gather": lambda plain=plain, coo=coo: common.ready(plain, *coo),
+                "torch": lambda used=used, shape=shape: gathered_by_torch(
+                    coordinates, np.asarray(A.values), used, shape
+                ),
+            },
+            wrong=tensor_checker(coordinates, np.asarray(A.values), used, shape),
+            flops=2 * A.nnz * RANK * len(used),
+            moved=4 * A.nnz * (1 + A.ndim) + 4 * math.prod(shape),
+            bound=machine.probe().bound(
+                2 * A.nnz * RANK * len(used), 4 * A.nnz * 2 + 4 * math.prod(shape)
+            ),
+        )
+
+
+def rows_of_tensor(coordinates: np.ndarray, shape) -> np.ndarray:
+    """The flat row of the result that each entry adds to."""
+    return np.ravel_multi_index(tuple(coordinates[: len(shape) - 1]), shape[:-1])
+
+
+def gathered_by_torch(coordinates, values, dense, shape):
+    torch = common.torch_module()
+    rows = torch.from_numpy(rows_of_tensor(coordinates, shape))
+    at = [torch.from_numpy(x.astype(np.int64)) for x in coordinates[-len(dense) :]]
+    factors, weights = [torch.from_numpy(x) for x in dense], torch.from_numpy(values.copy())
+
+    def call():
+        product = weights[:, None]
+        for factor, index in zip(factors, at, strict=True):
+            product = product * factor[index]
+        out = torch.zeros(math.prod(shape[:-1]), RANK)
+        return out.index_add_(0, rows, product).reshape(shape)
+
+    return call
+
+
+def tensor_checker(coordinates, values, dense, shape):
+    rows = rows_of_tensor(coordinates, shape)
+
+    def sums(values, dense):
+        product = values[:, None].astype(np.float64)
+        for factor, index in zip(dense, coordinates[-len(dense) :], strict=True):
+            product = product * factor[index]
+        matrix = sp.csr_array(
+            (np.ones(rows.size), (rows, np.arange(rows.size))), (math.prod(shape[:-1]), rows.size)
+        )
+        return (matrix @ product).reshape(shape)
+
+    expected, magnitude = sums(values, dense), sums(np.abs(values), [np.abs(x) for x in dense])
+    terms = np.bincount(rows, minlength=math.prod(shape[:-1])).reshape(shape[:-1])[..., None]
+    return lambda found: harness.excess(found, expected, terms + 2 * len(dense), magnitude)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorProblem:
+    """A real tensor, its values drawn from N(0, 1)."""
+
+    name: str
+    family: str = "tensors"
+
+    def build(self) -> SparseArray:
+        path = problems.DATA_DIR / "tensors" / f"{TENSORS[self.name]}.tns.gz"
+        if not path.exists():
+            raise Unavailable(f"no {path.name} in SGAP_DATA_DIR")
+        A = read(path, format=COO)
+        values = np.random.default_rng(1).standard_normal(A.nnz, dtype=np.float32)
+        return A.with_values(values)
+
+
+def select_tensors(tag: str, names: list[str] | None) -> list[TensorProblem]:
+    chosen = [name for name in TENSORS if not names or name in names]
+    return [TensorProblem(name) for name in (chosen[-1:] if tag == "quick" else chosen)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = harness.arguments(__doc__, N).parse_args(argv)
+    harness.run("compiler_tensors", of_tensor, GOAL, args, (RANK,), select=select_tensors)
+    if not args.problems or not set(args.problems) <= set(TENSORS):
+        harness.run("compiler", of_matrix, GOAL, args, N, tag="balance")
+
+
+if __name__ == "__main__":
+    main()

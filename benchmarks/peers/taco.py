@@ -1,0 +1,139 @@
+"""The C that TACO generates with the schedules of its paper, compiled with the C compiler's best
+flags and OpenMP. The executable `taco` must be on PATH, or named by the variable TACO."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.problems import Unavailable
+
+FLAGS = ("-std=gnu99", "-O3", "-ffast-math", "-march=native", "-fopenmp", "-shared", "-fPIC", "-w")
+DYNAMIC = 2  # omp_sched_dynamic
+
+ROWS = "split(i,i0,i1,32),reorder(i0,i1,{}),parallelize(i0,CPUThread,NoRaces)"
+# name -> (expression, format of each tensor, schedule): the paper's CPU kernels.
+KERNELS = {
+    "spmv": ("C(i)=A(i,j)*B(j)", {"A": "ds", "B": "d", "C": "d"}, ROWS.format("j")),
+    "spmm": (
+        "C(i,k)=A(i,j)*B(j,k)",
+        {"A": "ds", "B": "dd", "C": "dd"},
+        "split(i,i0,i1,32),pos(j,jpos,A),split(jpos,jpos0,jpos1,8),reorder(i0,i1,jpos0,k,jpos1),"
+        "parallelize(i0,CPUThread,NoRaces),parallelize(k,CPUVector,IgnoreRaces)",
+    ),
+    "sddmm": (
+        "D(i,k)=A(i,k)*B(i,j)*C(j,k)",
+        {"A": "ds", "B": "dd", "C": "dd:1,0", "D": "dd"},
+        "split(i,i0,i1,32),pos(k,kpos,A),split(kpos,kpos0,kpos1,8),reorder(i0,i1,kpos0,j,kpos1),"
+        "parallelize(i0,CPUThread,NoRaces),parallelize(kpos1,CPUVector,ParallelReduction)",
+    ),
+    "mttkrp": (
+        "D(i,r)=A(i,j,k)*B(j,r)*C(k,r)",
+        {"A": "sss", "B": "dd", "C": "dd", "D": "dd"},
+        "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,r),"
+        "parallelize(ipos0,CPUThread,NoRaces)",
+    ),
+    "mttkrp4": (
+        "E(i,r)=A(i,j,k,l)*B(j,r)*C(k,r)*D(l,r)",
+        {"A": "ssss", "B": "dd", "C": "dd", "D": "dd", "E": "dd"},
+        "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,l,r),"
+        "parallelize(ipos0,CPUThread,NoRaces)",
+    ),
+    "ttm": (
+        "C(i,j,r)=A(i,j,k)*B(k,r)",
+        {"A": "sss", "B": "dd", "C": "ddd"},
+        "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,r),"
+        "parallelize(ipos0,CPUThread,NoRaces)",
+    ),
+}
+
+
+class Tensor(ctypes.Structure):
+    """taco_tensor_t."""
+
+    _fields_ = [
+        ("order", ctypes.c_int32),
+        ("dimensions", ctypes.POINTER(ctypes.c_int32)),
+        ("csize", ctypes.c_int32),
+        ("mode_ordering", ctypes.c_void_p),
+        ("mode_types", ctypes.c_void_p),
+        ("indices", ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))),
+        ("vals", ctypes.c_void_p),
+        ("fill_value", ctypes.c_void_p),
+        ("vals_size", ctypes.c_int32),
+    ]
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL:
+    """Raises Unavailable without TACO or a C compiler."""
+    taco, cc = os.environ.get("TACO") or shutil.which("taco"), shutil.which("cc")
+    if not taco or not cc:
+        raise Unavailable("no taco on PATH (or TACO names it)" if cc else "no C compiler")
+    expression, formats, schedule = KERNELS[name]
+    kinds = [x for tensor, f in formats.items() for x in (f"-f={tensor}:{f}", f"-t={tensor}:float")]
+    folder = pathlib.Path(tempfile.mkdtemp())
+    source, built = folder / "kernel.c", folder / "kernel.so"
+    command = [taco, expression, *kinds, f"-s={schedule}", f"-write-source={source}"]
+    for step in (command, [cc, *FLAGS, str(source), "-o", str(built)]):
+        found = subprocess.run(step, capture_output=True, text=True)
+        if found.returncode:
+            raise Unavailable(f"{pathlib.Path(step[0]).name}: {found.stderr.strip()[-200:]}")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:8]
+    kept = folder / f"{name}_{digest}.so"  # a name of its own: dlopen goes by it
+    built.rename(kept)
+    return ctypes.CDLL(str(kept))
+
+
+def tensor(values: np.ndarray, shape, levels=(), keep: list | None = None) -> Tensor:
+    """`levels`: (offsets, coordinates) of each compressed level, () of a dense one."""
+    keep = [] if keep is None else keep
+    dimensions = (ctypes.c_int32 * len(shape))(*shape)
+    rows = []
+    for level in levels or [()] * len(shape):
+        arrays = [np.ascontiguousarray(x, np.int32) for x in level]
+        rows.append((ctypes.c_void_p * 2)(*(x.ctypes.data for x in arrays)))
+        keep += [*arrays, rows[-1]]
+    pointer = ctypes.POINTER(ctypes.c_void_p)
+    indices = (pointer * len(rows))(*(ctypes.cast(row, pointer) for row in rows))
+    keep += [dimensions, indices, values]
+    found = Tensor(len(shape), dimensions, 32, None, None, indices, values.ctypes.data, None, 0)
+    keep.append(found)
+    return found
+
+
+def plan(name: str, sparse, levels, dense, shape):
+    """A call that computes into an array that exists, which is TACO's best.
+
+    Args:
+      name: of KERNELS.
+      sparse: (values, shape) of A.
+      levels: its index arrays.
+      dense: arrays of B, C, ...
+      shape: of the result.
+    """
+    from benchmarks.peers.common import aligned
+
+    kernels = library(name)
+    threads = ctypes.CDLL("libgomp.so.1")
+    threads.omp_set_num_threads(machine.threads())
+    threads.omp_set_schedule(DYNAMIC, 1)
+    out, keep = aligned(shape), []
+    out[...] = 0
+    values, extents = sparse
+    operands = [tensor(out, shape, keep=keep), tensor(values, extents, levels, keep)]
+    operands += [tensor(x, x.shape, keep=keep) for x in dense]
+    pointers = [ctypes.byref(x) for x in operands]
+
+    def call(alive=(keep, kernels)):
+        kernels.compute(*pointers)
+        return out
+
+    return call

@@ -1,0 +1,54 @@
+"""A schedule as text to read: loops, CUDA C++, LLVM IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sgap_jax.compiler.cin import Bound, Relation, Split
+from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.loopir import Function
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.storage import capacities
+
+if TYPE_CHECKING:
+    from sgap_jax.compiler.schedule import Schedule
+
+EXAMPLE_SIZE, EXAMPLE_ENTRIES = 1000, 10_000
+
+
+def function(
+    schedule: Schedule, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
+) -> Function:
+    """The loops for these sizes; None: an example's, that fit what the schedule bounds."""
+    relations, sparse = schedule.statement.relations, schedule.expression.sparse
+    every = {
+        index.name: _extent(index, relations) or EXAMPLE_SIZE
+        for index in schedule.expression.indices
+    }
+    positions: tuple[int, ...] = ()
+    if sparse is not None and sparse.format is not None:
+        format, block = sparse.format, sparse.format.block_shape
+        for mode, side in zip(format.modes, block, strict=False):
+            name = sparse.indices[mode].name
+            every[name] = -(-every[name] // side) * side
+    every |= sizes or {}
+    if sparse is not None and sparse.format is not None:
+        entries = EXAMPLE_ENTRIES if nnz is None else nnz
+        for side in block:
+            entries = -(-entries // side)
+        modes = [every[sparse.indices[mode].name] for mode in format.modes]
+        positions = capacities(format, modes, [entries] * len(modes))
+    return lower(schedule, every, positions, dtype)
+
+
+def _extent(var: IndexVar, relations: tuple[Relation, ...]) -> int | None:
+    """What `bound` says that the extent is, of the variable or of the tiles that it is split in."""
+    for relation in relations:
+        match relation:
+            case Bound(parent=parent, size=size) if parent == var:
+                return size
+            case Split(parent=parent, outer=outer, size=size) if parent == var:
+                tiles = _extent(outer, relations)
+                return None if tiles is None else tiles * size
+    return None
