@@ -32,6 +32,7 @@ class Frame:
     ids: np.ndarray  # which iteration a lane is, among all of the parallel loops around it
     parents: np.ndarray | None  # each lane's lane in the frame around
     threads: int = 1  # of the loop
+    together: bool = False  # its lanes are iterations of a serial loop, after all
 
 
 @dataclasses.dataclass

@@ -13,6 +13,7 @@ part, the lanes of one side wait. What a real run might get away with is a LoopF
 - a rounded array that is read back.
 
 CPUVector loops run from the last iteration to the first: only reductions may join their iterations.
+Serial loops whose iterations have nothing to do with each other run at once too, for speed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.evaluate import COMBINE, Evaluator, Frame, Lanes, LoopFault, Place, Scalar
+from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.loopir import Function, Stmt
 from sgap_jax.compiler.ownership import Owners
 
@@ -36,6 +38,7 @@ ENCLOSING = {  # the units that a loop of a unit may stand in
 }
 RADIX = 1 << 11  # more than the iterations of a loop within a parallel loop
 MOST_TURNS = 10_000_000  # of a while loop
+MOST_TOGETHER = 1 << 18  # iterations of serial loops that run at once
 
 
 def run(function: Function, inputs: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -61,6 +64,7 @@ class _Run(Evaluator):
     def __init__(self, function: Function, inputs: Mapping[str, Any], seed: int):
         super().__init__(function)
         self.random = np.random.default_rng(seed)
+        self.independent: dict[int, bool] = {}  # by the identity of a serial loop
         for array in function.inputs:
             self.places[array.name] = Place(_input(function, array, inputs), array.size)
         for array in function.outputs:
@@ -157,6 +161,11 @@ class _Run(Evaluator):
         if loop.step < 1:
             raise self.fault("a step that is not positive")
         turns = np.maximum(-((begin - end) // loop.step), 0)
+        if id(loop) not in self.independent:
+            self.independent[id(loop)] = independent(loop)
+        few = self.frames[-1].together or turns.sum() <= MOST_TOGETHER  # what is in order stays so
+        if self.independent[id(loop)] and few and turns.any():
+            return self.together(loop, lanes, begin, turns)
         for turn in range(int(turns.max())):
             going = turn < turns
             at = turns[going] - 1 - turn if loop.unit == loopir.CPU_VECTOR else turn
@@ -165,6 +174,24 @@ class _Run(Evaluator):
             self.define(loop.var, values, lanes[going])
             self.block(loop.body, lanes[going])
             del self.scalars[loop.var]
+
+    def together(
+        self, loop: loopir.For, lanes: Lanes, begin: np.ndarray, turns: np.ndarray
+    ) -> None:
+        """Iterations of a serial loop as lanes, each on behalf of the lane that it belongs to."""
+        outer, first = self.frames[-1], np.cumsum(turns) - turns
+        at = np.arange(turns.sum()) - np.repeat(first, turns)
+        if loop.unit == loopir.CPU_VECTOR:
+            at = np.repeat(turns, turns) - 1 - at
+        values = self.checked(np.repeat(begin, turns) + at * loop.step)
+        parents = np.repeat(lanes, turns)
+        self.frames.append(
+            Frame(outer.unit, outer.ids[parents], parents, outer.threads, together=True)
+        )
+        self.define(loop.var, values, np.arange(len(parents)))
+        self.block(loop.body, np.arange(len(parents)))
+        self.frames.pop()
+        del self.scalars[loop.var]
 
     def parallel(self, loop: loopir.For, lanes: Lanes) -> None:
         outer = self.frames[-1]
@@ -219,7 +246,7 @@ class _Run(Evaluator):
                 self.check_readable(array, place)
                 if not place.stored[at].all():
                     raise self.fault(f"an update of an element of {array} that nobody stored")
-            order = self.random.permutation(len(at))
+            order = self.random.permutation(len(at)) if atomic else np.arange(len(at))
             rounded = value[order].astype(place.data.dtype)
             COMBINE[op].at(place.data, at[order], rounded)
         if place.stored is not None:

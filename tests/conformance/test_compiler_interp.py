@@ -22,6 +22,7 @@ from loop_functions import (
 )
 from tolerance import DTYPES, assert_within, sum_bound
 
+from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.interp import LoopFault, run
 from sgap_jax.compiler.loopir import (
     Array,
@@ -258,3 +259,58 @@ def test_atomic_updates_meet_in_any_order():
         for s in range(20)
     }
     assert len(sums) > 1
+
+
+DEPENDENT = {
+    "loads what another stored": store("y", add("a", 1), at("y", "a"), "+"),
+    "two statements, of which the last counts": If(
+        op("==", op("%", "a", 2), 0),
+        (store("y", 0, at("v", "a")),),
+        (store("y", 0, at("v", add("a", 1))),),
+    ),
+    "a sum and a product": If(
+        op("<", 0, 1), (store("y", 0, at("v", "a"), "+"), store("y", 0, 2.0, "max"))
+    ),
+    "a scalar of outside": change("n", "a"),
+    "turns of an inner loop": If(
+        op("<", 0, 1),
+        (
+            let("s", 0, mutable=True),
+            While(
+                op("<", "s", 3),
+                (store("y", add("a", "s"), at("v", "s")), change("s", add("s", 1))),
+            ),
+        ),
+    ),
+}
+TOGETHER = {
+    "one statement, of which the last counts": store("y", op("//", "a", 2), at("v", "a")),
+    "a nest": loop("b", 3, store("y", add("a", "b"), at("v", "b"))),
+    "a sum of its own": If(
+        op("<", 0, 1),
+        (
+            let("s", 0.0, mutable=True),
+            Workspace("w", 2),
+            loop("b", "a", change("s", add("s", at("v", "b"))), store("w", 1, 1.0, "+")),
+            store("y", op("//", "a", 2), add("s", at("w", 1)), "+"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDENT | TOGETHER)
+def test_serial_loops_at_once_or_not(name, monkeypatch):
+    nest = loop("a", 6, (DEPENDENT | TOGETHER)[name])
+    assert independent(nest) == (name in TOGETHER)
+    body = (let("n", 0, mutable=True), nest)
+    at_once = ran(*body)
+    monkeypatch.setattr("sgap_jax.compiler.interp.independent", lambda loop: False)
+    np.testing.assert_array_equal(at_once, ran(*body))
+
+
+@pytest.mark.parametrize("build", (GPU | CPU).values(), ids=GPU | CPU)
+def test_at_once_or_one_by_one_is_the_same_sum(build, monkeypatch):
+    function, arrays = build(Sparse(), n=3), inputs(Sparse(), "float32", 3)
+    at_once = run(function, arrays)["C"]
+    monkeypatch.setattr("sgap_jax.compiler.interp.independent", lambda loop: False)
+    np.testing.assert_allclose(at_once, run(function, arrays)["C"], 1e-5, 1e-6)
