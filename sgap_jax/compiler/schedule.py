@@ -240,6 +240,8 @@ class Schedule(schedules.Schedule):
     def _access(self, access: Access | Tensor | str) -> Access:
         if isinstance(access, Access):
             return access
+        if not isinstance(access, str | Tensor):
+            raise ScheduleError(f"expected an access or the name of an operand, got {access!r}")
         name = access if isinstance(access, str) else access.name
         factors = [factor for factor in self.expression.factors if factor.tensor == name]
         if not factors:
@@ -283,6 +285,8 @@ class Schedule(schedules.Schedule):
 
 
 def _var(var: Var) -> IndexVar:
+    if not isinstance(var, str | IndexVar):
+        raise ScheduleError(f"expected variables or their names, got {var!r}")
     return IndexVar(var) if isinstance(var, str) else var
 
 
