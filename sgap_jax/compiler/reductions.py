@@ -140,12 +140,18 @@ class Planner:
         if self.sparse_output:
             return True
         storage = self.relations.storage
-        return not any(
-            storage is not None
-            and storage.repeats[self.relations.levels_of(pos)[1]]
-            and loop.var in self.leaves(pos.position)
-            for pos in self.positions
-        )
+        for pos in self.positions:
+            if storage is None or loop.var not in self.leaves(pos.position):
+                continue
+            first, last = self.relations.levels_of(pos)
+            if storage.repeats[last]:
+                return False
+            # Threads go their own ways: the element must be of one thread under every parent.
+            above = {self._whole(level) for level in storage.variables[:first]}
+            threads = loop.unit in (GPU_WARP, GPU_THREAD)
+            if threads and not above <= set(self.expression.output.indices):
+                return False
+        return True
 
     def _atomic(
         self, shared: list[Forall], outside: tuple[Forall, ...], group: Group | None
@@ -160,7 +166,8 @@ class Planner:
             if loop.race in (cin.TEMPORARY, cin.PARALLEL_REDUCTION):
                 raise NotImplementedError(
                     f"`{self.assignment}`: {loop.race} over {loop.var} ({loop.unit}) is available "
-                    "for CPUVector and GPUThread loops; the nearest is Atomics"
+                    "where all iterations of a CPUVector or GPUThread loop have one element; the "
+                    "nearest is Atomics"
                 )
         if any(loop.race == cin.ATOMICS for loop in outside if loop.unit is not None):
             return bool(parallel)

@@ -298,6 +298,15 @@ def test_races_are_refused():
     refused(with_loop(columns, "j", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
     vectors = with_loop(Schedule(SPMV), "j", unit=loopir.CPU_VECTOR, race=cin.NO_RACES)
     refused(vectors, "not owned")
+    # No two threads at once, but no order between one column and the next.
+    columns = with_loop(
+        columns.split("j", "b", "c", 4), "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS
+    )
+    refused(
+        with_loop(columns, "i", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "not owned|run time"
+    )
+    entries = columns.pos("i", "ip", "A").split("ip", "ip0", "t", 4)
+    refused(with_loop(entries, "t", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "iterations of t")
     refused(
         with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=cin.TEMPORARY),
         "nearest is Atomics",
