@@ -1,9 +1,14 @@
 import os
 
+import jaxlib
+
 # Two devices for shard_map; before JAX starts.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
-)
+FLAGS = " --xla_force_host_platform_device_count=2"
+# XLA's code generator before the one of fusions compiles our many small programs in two thirds of
+# the time. XLA ends the process at a flag that it does not know; every jaxlib 0.10 knows this one.
+if jaxlib.__version__.startswith("0.10."):
+    FLAGS += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
 
 import pathlib  # noqa: E402
 
@@ -83,14 +88,33 @@ def data_dir():
     return folder
 
 
-_tests_run = 0
+# Kinds of tests whose programs XLA compiles quickly rather than well: their work is in our kernels,
+# which it does not touch. The others see its optimizations, as users do.
+QUICKLY_COMPILED = ("grad", "oracle", "property")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizations(request):
+    quick = request.path.parent.name in QUICKLY_COMPILED
+    jax.config.update("jax_disable_most_optimizations", quick)
+
+
+_executables = 0
+
+
+def _count_executables(event, seconds, **_):
+    global _executables
+    _executables += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_executables)
 
 
 @pytest.fixture(autouse=True)
 def bounded_memory():
     """Every shape is an executable of about 2 MB that JAX keeps: let go of them now and then."""
-    global _tests_run
+    global _executables
     yield
-    _tests_run += 1
-    if _tests_run % 40 == 0:
+    if _executables > 800:
+        _executables = 0
         jax.clear_caches()

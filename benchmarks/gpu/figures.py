@@ -10,15 +10,9 @@ SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import functools
 import itertools
-import json
-import os
-import pathlib
 import statistics
-import time
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -26,12 +20,12 @@ import numpy as np
 
 from benchmarks import harness, problems
 from benchmarks.bench_dlmc import vector_length
-from benchmarks.gpu import bench, device, ours, peers, timing
+from benchmarks.gpu import bench, ours, peers
 from benchmarks.gpu.bench import Row
-from benchmarks.gpu.run import matrices_of, write
+from benchmarks.gpu.octets import allowed, half
+from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said, tiny_vectors
 from benchmarks.summary import table
 from sgap_jax import CVS, Schedule, SparseArray, sddmm, spmm
-from sgap_jax.runtime.launch import device_arch
 from sgap_jax.schedules.emulated import Emulated
 
 FIGURES = {"figure17": "spmm", "figure19": "sddmm"}
@@ -54,23 +48,15 @@ SCHEDULES = {
     },
 }
 DENSE = "cublas"
-# A tensor core sums several products at once and rounds toward zero.
-_ROUNDINGS = 4
-
-
-def half(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float16)
 
 
 def checker(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int):
-    """Error over its bound: sums in float32 of products in any order, rounded once to float16."""
-    out, sums = np.finfo(np.float16), np.finfo(np.float32).eps
-    allowed = _ROUNDINGS * (terms + 1) * sums * magnitude + out.eps * np.abs(expected)
-    allowed += out.smallest_subnormal
+    """Error over its bound, as octets.allowed has it."""
+    most = allowed(expected, magnitude, terms)
 
     def wrong(result) -> float:
         error = np.abs(np.asarray(result, np.float64).reshape(expected.shape) - expected)
-        return float(np.max(error / allowed, initial=0.0))
+        return float(np.max(error / most, initial=0.0))
 
     return wrong
 
@@ -165,16 +151,11 @@ def speedups(rows: list[Row]) -> dict[tuple[str, str], list[float]]:
 
 
 def summary(rows: dict[str, list[Row]], about: dict) -> str:
-    lines = [
-        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
+    lines = heading(
+        about,
         "speedup over cuBLAS in half precision, geometric mean (cases). On sm_80 and later the "
         "instruction of the rows mma compiles to shuffles and multiply-adds, on no tensor core.",
-        "",
-    ]
-    if about["dry_run"]:
-        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
-    if about["not_started"]:
-        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    )
     for name, op in FIGURES.items():
         found, contenders = speedups(rows[name]), list(SCHEDULES[op])
         body = []
@@ -189,47 +170,20 @@ def summary(rows: dict[str, list[Row]], about: dict) -> str:
     return "\n".join(lines)
 
 
-def tiny() -> problems.BenchmarkProblem:
-    """A small pattern for the emulator."""
-    make = functools.partial(problems.vectors, lambda: problems.uniform(6, 40, 0.2), 8)
-    return problems.BenchmarkProblem("small_v8", "V=8 80%", "generated", make, frozenset())
-
-
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
-    )
-    parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all with vectors")
-    parser.add_argument("--dry-run", action="store_true", help="on the emulator, a tiny problem")
-    args = parser.parse_args(argv)
-    start, seconds = time.monotonic(), float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
-    hardware = timing.DryRun() if args.dry_run else timing.Cuda()
-    arch = "sm_90" if args.dry_run else device_arch()
-    bandwidth, folder = hardware.bandwidth(), device.folder(args.results)
-    chosen = [tiny()] if args.dry_run else problems.select("vectors", args.problems)
-    matrices, skipped = matrices_of(chosen)
+    session = Session(__doc__, "all with vectors", argv)
+    chosen = [tiny_vectors()] if session.dry else problems.select("vectors", session.names)
+    matrices = session.matrices(chosen)
     rows: dict[str, list[Row]] = {name: [] for name in FIGURES}
-    not_started = []
-    for n in (8,) if args.dry_run else WIDTHS:
+    for n in (8,) if session.dry else WIDTHS:
         for (problem, A), (name, op) in itertools.product(matrices, FIGURES.items()):
-            if time.monotonic() - start > seconds:
-                not_started.append(f"{op} {problem.name} n={n}")
+            if not session.starts(f"{op} {problem.name} n={n}"):
                 continue
-            about = {"problem": problem.name, "family": problem.family}
-            about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
-            for row in Case(op, A, n, hardware, bandwidth, arch).rows():
-                rows[name].append(about | row)
-                value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
-                print(f"{name} {problem.name} n={n} {row['contender']}: {value}", flush=True)
-            write(folder, rows)
-    about = device.stamp() | {"versions": device.versions(), "dry_run": args.dry_run}
-    about |= {"not_started": not_started, "skipped": skipped}
-    (folder / "figures.json").write_text(json.dumps(about, indent=2) + "\n")
-    (folder / "figures.md").write_text(summary(rows, about))
-    ours_rows = [row for found in rows.values() for row in found if row["contender"] != DENSE]
-    if wrong := [row for row in ours_rows if str(row.get("notes", "")).startswith("wrong")]:
-        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
+            for row in Case(op, A, n, *session.where).rows():
+                rows[name].append(said(about_case(problem, A) | row, name))
+            session.write(rows)
+    (session.folder / "figures.md").write_text(summary(rows, session.record("figures")))
+    end_if_wrong([row for found in rows.values() for row in found if row["contender"] != DENSE])
 
 
 if __name__ == "__main__":

@@ -9,13 +9,8 @@ SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import json
-import os
-import pathlib
-import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -25,11 +20,11 @@ import scipy.sparse as sp
 
 from benchmarks import harness, problems
 from benchmarks.bench_dlmc import vector_length
-from benchmarks.gpu import bench, cusparse, device, ours, peers, run, timing
+from benchmarks.gpu import bench, cusparse, ours, peers
+from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said, tiny_vectors
 from benchmarks.problems import Unavailable
 from benchmarks.summary import table
 from sgap_jax import CVS, Format, OctetTile, Problem, SparseArray, choose_schedule
-from sgap_jax.runtime.launch import device_arch
 
 # Fields beside those of the default; the sort of a swizzle is not in its time.
 FIELDS = (
@@ -176,15 +171,7 @@ def in_blocks(A, length: int) -> sp.csr_matrix:
 
 def summary(rows: list[bench.Row], about: dict) -> str:
     """Useful TFLOP/s by problem and contender; of our tiles the fastest, by name."""
-    lines = [
-        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
-        "float16, useful TFLOP/s.",
-        "",
-    ]
-    if about["dry_run"]:
-        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
-    if about["not_started"]:
-        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    lines = heading(about, "float16, useful TFLOP/s.")
     names = [
         name for name in dict.fromkeys(str(row["contender"]) for row in rows) if name != "tile"
     ]
@@ -200,24 +187,11 @@ def summary(rows: list[bench.Row], about: dict) -> str:
     return "\n".join([*lines, *table(["problem", "n", *names, "fastest tile"], body)])
 
 
-def said(row: bench.Row) -> bench.Row:
-    value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
-    named = f"{row['contender']} {row['schedule']}".strip()
-    print(f"{row['problem']} n={row['n']} {named}: {value}", flush=True)
-    return row
-
-
-def tiny() -> problems.BenchmarkProblem:
-    """A small pattern for the emulator."""
-    make = functools.partial(problems.vectors, lambda: problems.uniform(6, 40, 0.2), 8)
-    return problems.BenchmarkProblem("small_v8", "V=8 80%", "generated", make, frozenset())
-
-
-def chosen(args: argparse.Namespace) -> list[problems.BenchmarkProblem]:
-    if args.dry_run:
-        return [tiny()]
-    found = problems.select("octets", args.problems)
-    return found if args.problems else found + problems.select("vectors")
+def chosen(session: Session) -> list[problems.BenchmarkProblem]:
+    if session.dry:
+        return [tiny_vectors()]
+    found = problems.select("octets", session.names)
+    return found if session.names else found + problems.select("vectors")
 
 
 def widths(problem: problems.BenchmarkProblem) -> tuple[int, ...]:
@@ -248,36 +222,17 @@ def measure(
 
     rows_of(A, n, hardware, bandwidth, arch) gives the rows of a case.
     """
-    parser = argparse.ArgumentParser(description=about_it)
-    parser.add_argument(
-        "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
-    )
-    parser.add_argument("--problems", nargs="+", metavar="NAME", help="default: all with vectors")
-    parser.add_argument("--dry-run", action="store_true", help="on the emulator, a tiny problem")
-    args = parser.parse_args(argv)
-    start, seconds = time.monotonic(), float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
-    hardware = timing.DryRun() if args.dry_run else timing.Cuda()
-    arch = "sm_90" if args.dry_run else device_arch()
-    bandwidth, folder = hardware.bandwidth(), device.folder(args.results)
+    session = Session(about_it, "all with vectors", argv)
     rows: list[bench.Row] = []
-    not_started: list[str] = []
-    matrices, skipped = run.matrices_of(chosen(args))
-    tiny_width = (8,) if args.dry_run else ()
-    for problem, A, n in [(*pair, n) for pair in matrices for n in tiny_width or widths(pair[0])]:
-        if time.monotonic() - start > seconds:
-            not_started.append(f"{problem.name} n={n}")
-            continue
-        about = {"problem": problem.name, "family": problem.family}
-        about |= {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
-        rows += [said(about | row) for row in rows_of(A, n, hardware, bandwidth, arch)]
-        run.write(folder, {name: rows})
-    stamp = device.stamp() | {"versions": device.versions(), "dry_run": args.dry_run}
-    stamp |= {"not_started": not_started, "skipped": skipped}
-    (folder / f"{name}.json").write_text(json.dumps(stamp, indent=2) + "\n")
-    (folder / f"{name}.md").write_text(summary(rows, stamp))
-    mine = [row for row in rows if row["contender"] in ("ours", "tile")]
-    if wrong := [row for row in mine if str(row.get("notes", "")).startswith("wrong")]:
-        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
+    for problem, A in session.matrices(chosen(session)):
+        for n in (8,) if session.dry else widths(problem):
+            if not session.starts(f"{problem.name} n={n}"):
+                continue
+            for row in rows_of(A, n, *session.where):
+                rows.append(said(about_case(problem, A) | row))
+            session.write({name: rows})
+    (session.folder / f"{name}.md").write_text(summary(rows, session.record(name)))
+    end_if_wrong([row for row in rows if row["contender"] in ("ours", "tile")])
 
 
 if __name__ == "__main__":

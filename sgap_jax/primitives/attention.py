@@ -27,9 +27,15 @@ from sgap_jax.primitives._define import (
     resolve,
     structure,
 )
-from sgap_jax.primitives.attention_arguments import as_bias, as_lengths, as_sinks, check_heads
+from sgap_jax.primitives.attention_arguments import (
+    as_bias,
+    as_lengths,
+    as_sinks,
+    attention_problem,
+    check_heads,
+)
 from sgap_jax.primitives.attention_unfused import absent, no_array
-from sgap_jax.schedules import CpuTile, Problem, Schedule, Unfused
+from sgap_jax.schedules import CpuTile, Schedule, Unfused
 from sgap_jax.schedules.cpu_attention import AttentionPlan, attention_plan
 
 _MOST_WIDE = 4096  # cpu/attention.h: kMostDepth
@@ -203,16 +209,7 @@ def _plan(
 ) -> tuple[CpuTile, AttentionPlan]:
     """What the kernels are told, from the avals of q, k, v, the column indices, and the batch."""
     q, k, v, indices, batch = avals
-    problem = Problem(
-        "attention",
-        shape,
-        nnz=indices.shape[0] * (vector_length or 1),
-        n=q.shape[3],
-        batch=batch * q.shape[2],
-        dtype=q.dtype.name,
-        format=str(CSR if vector_length is None else CVS(vector_length)),
-        platform="cpu",
-    )
+    problem = attention_problem(q, indices, batch, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     key_heads = joint_batch(k.shape[0], v.shape[0]) * k.shape[2]
     widths = (q.shape[3], v.shape[3])

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention_unfused import no_array
+from sgap_jax.schedules import Problem
 
 
 def check_heads(
@@ -95,3 +97,19 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
         )
     # Fewer than none are none, also where kernels count without a sign.
     return jnp.maximum(lengths.reshape(-1, 1).astype(jnp.int32), 0)
+
+
+def attention_problem(
+    q: Any, indices: Any, batch: int, shape: tuple[int, int], length: int | None, platform: str
+) -> Problem:
+    """What a lowering asks, from the avals of q and of the column indices."""
+    return Problem(
+        "attention",
+        shape,
+        nnz=indices.shape[0] * (length or 1),
+        n=q.shape[3],
+        batch=batch * q.shape[2],
+        dtype=q.dtype.name,
+        format=str(CSR if length is None else CVS(length)),
+        platform=platform,
+    )

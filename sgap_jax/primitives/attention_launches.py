@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import resolve
+from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import absent
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.attention_cuda import (
@@ -30,7 +30,9 @@ def forward(
     names = ("q", "k", "v", "bias", "sinks", "lengths")
     avals = dict(zip(names, ctx.avals_in[:6], strict=True))
     shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
-    problem = _problem(avals["q"], shapes, ctx.avals_in[7], shape, vector_length)
+    problem = attention_problem(
+        avals["q"], ctx.avals_in[7], shapes.batch, shape, vector_length, "cuda"
+    )
     tile = _tile(schedule, problem, shapes)
     if tile is None:
         return None
@@ -52,7 +54,9 @@ def backward(
     names = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse")
     avals = dict(zip(names, ctx.avals_in[:8], strict=True))
     shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
-    problem = _problem(avals["q"], shapes, ctx.avals_in[9], shape, vector_length)
+    problem = attention_problem(
+        avals["q"], ctx.avals_in[9], shapes.batch, shape, vector_length, "cuda"
+    )
     tile = _tile(schedule, problem, shapes)
     if tile is None:
         return None
@@ -77,21 +81,6 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
         sinks="sinks" in avals and not absent(avals["sinks"]),
         lengths=not absent(avals["lengths"]),
         is_causal=is_causal,
-    )
-
-
-def _problem(
-    q: Any, shapes: AttentionShapes, indices: Any, shape: tuple[int, int], length: int | None
-) -> Problem:
-    return Problem(
-        "attention",
-        shape,
-        nnz=indices.shape[0] * (length or 1),
-        n=q.shape[3],
-        batch=shapes.batch * shapes.heads,
-        dtype=q.dtype.name,
-        format=str(CSR if length is None else CVS(length)),
-        platform="cuda",
     )
 
 

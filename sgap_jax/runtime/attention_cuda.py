@@ -8,10 +8,10 @@ import struct
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.attention_tile import BLOCK, AttentionTile
+from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.problem import Problem
 
 _COLUMNS = 4
-_GRID_Y = 65535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +193,9 @@ def _steps(
 ) -> tuple[int, int, int]:
     schedule.check(problem)
     schedule.check_depth(shapes.value_depth)
-    if shapes.heads > _GRID_Y:
-        raise NotImplementedError(f"attention: a launch has up to {_GRID_Y} heads")
-    length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+    if shapes.heads > GRID_Y:
+        raise NotImplementedError(f"attention: a launch has up to {GRID_Y} heads")
+    length = problem.vector_length or 1
     return length, schedule.steps(problem.n), schedule.steps(shapes.value_depth)
 
 
@@ -208,9 +208,7 @@ def _types(problem: Problem) -> tuple[str, str]:
 
 
 def _scalars(problem: Problem, shapes: AttentionShapes, scale: float) -> tuple[int, ...]:
-    (m, keys), length = problem.shape, 1
-    if problem.format != "CSR":
-        length = int(problem.format[4:-1])
+    (m, keys), length = problem.shape, problem.vector_length or 1
     bits = int(struct.unpack("<q", struct.pack("<d", scale))[0])
     return (
         m,

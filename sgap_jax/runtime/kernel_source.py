@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from sgap_jax.schedules.grid import GRID_Z
+
 # The C++ types of the operands, by dtype (cuda/types.cuh).
 TYPES = {
     "float32": "float",
@@ -9,7 +11,6 @@ TYPES = {
     "float16": "sgap::float16",
     "bfloat16": "sgap::bfloat16",
 }
-_GRID_Z = 65535
 
 
 def instantiation(
@@ -39,4 +40,4 @@ def instantiation(
 
 def grid_z(batch: int) -> int:
     """Blocks in z for products that share a structure; where they are fewer, each takes several."""
-    return min(max(batch, 1), _GRID_Z)
+    return min(max(batch, 1), GRID_Z)

@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 
 from sgap_jax.schedules import kernels
+from sgap_jax.schedules.grid import GRID_X, GRID_Y
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
@@ -14,8 +15,6 @@ GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
 TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # beyond the paper's notation
 _TILE_CHUNKS = 32  # at most so many lanes side by side along the dense columns of a block
 _MOST_SHARE = 1024  # groups that share a row, and rows or windows that one group takes in turn
-_GRID_Y = 65535
-_GRID_X = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,14 +175,14 @@ class AtomicParallelism(Schedule):
 
     def _check_grid(self, problem: Problem) -> None:
         tile = self.columns_of_block(problem.n)
-        if problem.op in kernels.TILED and -(-problem.n // tile) > _GRID_Y:
+        if problem.op in kernels.TILED and -(-problem.n // tile) > GRID_Y:
             raise ScheduleError(
-                f"{self}: n = {problem.n} in tiles of {tile} columns exceeds the {_GRID_Y} tiles "
+                f"{self}: n = {problem.n} in tiles of {tile} columns exceeds the {GRID_Y} tiles "
                 "of a launch; give a wider tile_size"
             )
-        if self.blocks(problem) > _GRID_X:
+        if self.blocks(problem) > GRID_X:
             raise ScheduleError(
-                f"{self}: {self.blocks(problem)} blocks exceed the {_GRID_X} of a launch; give "
+                f"{self}: {self.blocks(problem)} blocks exceed the {GRID_X} of a launch; give "
                 "each lane more rows or nonzeros"
             )
 

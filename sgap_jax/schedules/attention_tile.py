@@ -72,7 +72,7 @@ class AttentionTile(Schedule):
     def check(self, problem: Problem) -> None:
         if problem.op != "attention":
             raise ScheduleError(f"{self} is for sparse_attention, not for {problem.op}")
-        length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+        length = problem.vector_length or 1
         if length not in _LENGTHS:
             raise NotImplementedError(
                 f"attention: no kernel of {self} for vectors of {length} rows; there are those for "
@@ -102,7 +102,7 @@ class AttentionTile(Schedule):
     def explain(self, problem: Problem) -> str:
         if self.octet:
             return self._explain_octet(problem)
-        length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+        length = problem.vector_length or 1
         steps = self.steps(problem.n)
         rows = self.rows(length, 2 * steps * _COLUMNS)
         shared = f", with {self.share - 1} others" if self.share > 1 else ""
@@ -143,7 +143,7 @@ def default_tile(problem: Problem) -> AttentionTile | None:
     gathered row then serves 8 rows at a tenth of the instructions (vectorSparse, Figure 17).
     """
     lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
-    length = 1 if problem.format == "CSR" else int(problem.format[4:-1])
+    length = problem.vector_length or 1
     blocks = max(-(-problem.shape[0] // length), 1)
     keys, share = problem.nnz // length // blocks, 1
     while share < BLOCK // lanes and keys >= 64 * share:

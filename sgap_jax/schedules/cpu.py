@@ -73,8 +73,8 @@ class CpuTile(Schedule):
         self.check_kernel(problem, "cpu")
 
     def explain(self, problem: Problem) -> str:
-        if problem.format.startswith("CVS") and problem.op in ("spmm", "sddmm", *ROW_OPS):
-            return self._explain_vectors(problem)
+        if problem.vector_length and problem.op in ("spmm", "sddmm", *ROW_OPS):
+            return self._explain_vectors(problem, problem.vector_length)
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
             pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
@@ -98,8 +98,7 @@ class CpuTile(Schedule):
             f"  for i in rows of chunk: {problem.op}"
         )
 
-    def _explain_vectors(self, problem: Problem) -> str:
-        V = int(problem.format[4:-1])
+    def _explain_vectors(self, problem: Problem, V: int) -> str:
         chunk = f"parallel for chunk of {max(self.nonzeros // V, 1)} vectors:"
         if problem.op == "sddmm":
             return (

@@ -32,7 +32,7 @@ def attention_plan(
     sets of a cache.
     """
     keys, width = problem.shape[1], sum(widths)
-    length = int(problem.format[4:-1]) if problem.format.startswith("CVS") else 1
+    length = problem.vector_length or 1
     lanes = _LANES.get(problem.dtype, 16)
     uses = problem.nnz // length * problem.batch // max(keys * key_heads, 1)
     ragged = any(width % lanes for width in widths) or problem.dtype.endswith("16")

@@ -8,6 +8,7 @@ from sgap_jax.schedules.octet_sddmm import check_sddmm, explain_sddmm
 from sgap_jax.schedules.octet_spmm import check_spmm, explain_spmm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
+from sgap_jax.schedules.vector_tile import check_field, check_vectors, tile_text
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
@@ -58,10 +59,7 @@ class OctetTile(Schedule):
             ("stages", range(1, 5)),
             ("row_warps", (1, 2, 4, 8, 16)),
         ):
-            value = getattr(self, name)
-            if type(value) is not int or value not in allowed:
-                words = f"one of {allowed}" if isinstance(allowed, tuple) else _in_words(allowed)
-                raise ScheduleError(f"OctetTile: {name} must be {words}, got {value!r}")
+            check_field(self, name, allowed)
         for name in ("swizzle", "tf32"):
             value = getattr(self, name)
             if type(value) is not bool:
@@ -73,21 +71,7 @@ class OctetTile(Schedule):
         return True
 
     def check(self, problem: Problem) -> None:
-        self.check_kernel(problem, "cuda")
-        if problem.op not in _CHECKS:
-            raise NotImplementedError(
-                f"{problem.op}: {self} has kernels of {' and '.join(_CHECKS)}; schedule=None runs "
-                "here"
-            )
-        if problem.vector_length is None:
-            raise NotImplementedError(
-                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
-                f"convert with A.asformat(CVS({self.vector_length}))"
-            )
-        if problem.vector_length != self.vector_length:
-            raise ScheduleError(
-                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
-            )
+        check_vectors(self, problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
@@ -109,14 +93,4 @@ class OctetTile(Schedule):
         return explain(self, problem)
 
     def __str__(self) -> str:
-        given = ", ".join(
-            f"{field.name}={getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if field.name == "vector_length" or getattr(self, field.name) != field.default
-        )
-        return f"OctetTile({given})"
-
-
-def _in_words(allowed: range) -> str:
-    step = f" multiple of {allowed.step}" if allowed.step > 1 else "n int"
-    return f"a{step} from {allowed[0]} to {allowed[-1]}"
+        return tile_text(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -19,7 +20,6 @@ _OF_LANE = 255
 _OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
 _OTHERS = 40
 _SHARED_BYTES = 48 << 10
-_GRID_Y = 65535
 
 
 def check_spmm(tile: OctetTile, problem: Problem) -> None:
@@ -45,10 +45,10 @@ def check_spmm(tile: OctetTile, problem: Problem) -> None:
             f"spmm: {tile} sums through {shared} bytes of shared memory, of which there are "
             f"{_SHARED_BYTES}; give fewer row_warps or a smaller tile_n"
         )
-    if -(-problem.n // tile.tile_n) > _GRID_Y:
+    if -(-problem.n // tile.tile_n) > GRID_Y:
         raise ScheduleError(
             f"spmm: {tile}: n = {problem.n} in tiles of {tile.tile_n} columns exceeds the "
-            f"{_GRID_Y} tiles of a launch; give a wider tile_n"
+            f"{GRID_Y} tiles of a launch; give a wider tile_n"
         )
 
 

@@ -7,16 +7,14 @@ from typing import ClassVar
 
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
+from sgap_jax.schedules.vector_tile import check_default, check_field, tile_text
 from sgap_jax.schedules.warp import (
     FEATURES,
     LENGTHS,
-    check_default,
-    check_field,
-    check_vectors,
+    check_paper,
     product_loops,
     sampled_loops,
     tile_heading,
-    tile_text,
 )
 
 _PARTIALS = ("registers", "shuffle")
@@ -71,7 +69,7 @@ class PaperOctetTile(Schedule):
         return True
 
     def check(self, problem: Problem) -> None:
-        check_vectors(self, problem)
+        check_paper(self, problem)
         if problem.op == "sddmm":
             check_default(self, problem, "tile_k", f"sddmm takes {FEATURES} features a step")
         else:

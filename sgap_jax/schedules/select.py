@@ -7,6 +7,7 @@ from typing import Any
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention_tile import default_tile
 from sgap_jax.schedules.cpu import CpuTile
+from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
@@ -87,7 +88,7 @@ def _octets(problem: Problem, length: int) -> OctetTile | None:
     """
     tile = OctetTile(length, stages=2)
     rows, tiles = -(-problem.shape[0] // length), -(-problem.n // tile.tile_n)
-    if tiles > 65535:
+    if tiles > GRID_Y:
         return None
     few = rows * tiles * problem.batch < 16 * 128
     long = problem.nnz // length >= 4 * 2 * tile.tile_k * rows

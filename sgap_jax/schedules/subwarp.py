@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.grid import GRID_X, GRID_Y
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
+from sgap_jax.schedules.vector_tile import check_field, check_vectors, tile_text
 
 LENGTHS = (1, 2, 4, 8, 16, 32)  # of vectors that kernels exist for
 BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _LOAD = 16  # bytes that one instruction loads
 _WINDOW = 16  # vectors of a subwarp in sddmm
-_GRID_Y = 65535
-_GRID_X = 2**31 - 1
 _POWERS = tuple(1 << i for i in range(11))
 _ALLOWED = {
     "vector_length": LENGTHS,
@@ -60,10 +60,7 @@ class SubwarpTile(Schedule):
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if (value is not None and type(value) is not int) or value not in allowed:
-                words = ", ".join(map(str, allowed))
-                raise ScheduleError(f"SubwarpTile: {name} must be one of {words}, got {value!r}")
+            check_field(self, name, allowed)
         if self.split > self.subwarp:
             raise ScheduleError(
                 f"SubwarpTile: split={self.split} lanes share a column, more than the "
@@ -131,29 +128,16 @@ class SubwarpTile(Schedule):
         return max(-(-lanes // self.block_size), 1), across
 
     def check(self, problem: Problem) -> None:
-        if problem.op not in ("spmm", "sddmm"):
-            raise NotImplementedError(
-                f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
-            )
-        if problem.vector_length is None:
-            raise NotImplementedError(
-                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
-                f"convert with A.asformat(CVS({self.vector_length}))"
-            )
-        if problem.vector_length != self.vector_length:
-            raise ScheduleError(
-                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
-            )
-        self.check_kernel(problem, "cuda")
+        check_vectors(self, problem)
         if problem.op == "sddmm" and self.split != 1:
             raise ScheduleError(
                 f"sddmm: {self}: all lanes of a subwarp share the features; leave split out"
             )
         self.lane_columns(problem)
         along, across = self.blocks(problem)
-        if along > _GRID_X or across > _GRID_Y:
+        if along > GRID_X or across > GRID_Y:
             raise ScheduleError(
-                f"{problem.op}: {self}: {along} x {across} blocks exceed the {_GRID_X} x {_GRID_Y} "
+                f"{problem.op}: {self}: {along} x {across} blocks exceed the {GRID_X} x {GRID_Y} "
                 "of a launch; give a larger block_size or tile_n"
             )
 
@@ -163,12 +147,7 @@ class SubwarpTile(Schedule):
         return explain_subwarp(self, problem)
 
     def __str__(self) -> str:
-        given = ", ".join(
-            f"{field.name}={getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if field.name == "vector_length" or getattr(self, field.name) != field.default
-        )
-        return f"SubwarpTile({given})"
+        return tile_text(self)
 
 
 def widest_load(problem: Problem) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Schedule, ScheduleError
+from sgap_jax.schedules.schedule import Schedule
+from sgap_jax.schedules.vector_tile import check_default, check_field, check_vectors, tile_text
 
 if TYPE_CHECKING:
     from sgap_jax.schedules.paper_octet import PaperOctetTile
@@ -16,7 +17,6 @@ LENGTHS = (2, 4, 8)  # of vectors: the 8 rows of wmma m8n32k16, or columns of mm
 COLUMNS = 64  # of a tile in spmm: the fewest that fill a line of 128 bytes
 VECTORS = 32  # of a tile in sddmm
 FEATURES = 64  # of a step in sddmm, likewise
-_GRID_Y = 65535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WarpTile(Schedule):
         return True
 
     def check(self, problem: Problem) -> None:
-        check_vectors(self, problem)
+        check_paper(self, problem)
         if problem.op == "sddmm":
             check_default(self, problem, "tile_k", f"sddmm takes {FEATURES} features a step")
 
@@ -94,38 +94,9 @@ class WarpTile(Schedule):
         return tile_text(self)
 
 
-def check_field(tile: WarpTile | PaperOctetTile, name: str, allowed: Sequence) -> None:
-    """Raises ScheduleError for a field whose value is none of the allowed ones."""
-    value = getattr(tile, name)
-    if type(value) is not type(allowed[0]) or value not in allowed:
-        words = ", ".join(map(repr, allowed))
-        raise ScheduleError(f"{type(tile).__name__}: {name} must be one of {words}, got {value!r}")
-
-
-def check_default(tile: WarpTile | PaperOctetTile, problem: Problem, name: str, why: str) -> None:
-    """Raises ScheduleError for a field that the problem's operation has no use for."""
-    default = next(field.default for field in dataclasses.fields(tile) if field.name == name)
-    if getattr(tile, name) != default:
-        raise ScheduleError(f"{problem.op}: {tile}: {why}; leave {name} out")
-
-
-def check_vectors(tile: WarpTile | PaperOctetTile, problem: Problem) -> None:
+def check_paper(tile: WarpTile | PaperOctetTile, problem: Problem) -> None:
     """Raises where no kernel of a tile of the paper takes the problem."""
-    length = tile.vector_length
-    if problem.op not in ("spmm", "sddmm"):
-        raise NotImplementedError(
-            f"{problem.op}: {tile} has kernels of spmm and sddmm; leave the schedule out here"
-        )
-    if not problem.format.startswith("CVS("):
-        raise NotImplementedError(
-            f"{problem.op}: {tile} runs on column vectors, not on {problem.format}; "
-            f"convert with A.asformat(CVS({length}))"
-        )
-    if problem.format != f"CVS({length})":
-        raise ScheduleError(
-            f"{problem.op}: {tile} is for vectors of {length}, got {problem.format}"
-        )
-    tile.check_kernel(problem, "cuda")
+    check_vectors(tile, problem)
     if problem.dtype not in tile.dtypes:
         raise NotImplementedError(
             f"{problem.op}: {tile} runs on {' and '.join(tile.dtypes)}, not on {problem.dtype}; "
@@ -143,7 +114,7 @@ def tile_blocks(problem: Problem, vector_length: int) -> tuple[int, int]:
     vectors (sddmm), of which it has at most as many as A has columns."""
     (m, k), vectors = problem.shape, problem.nnz // vector_length
     tiles = -(-problem.n // COLUMNS) if problem.op == "spmm" else -(-min(k, vectors) // VECTORS)
-    return max(-(-m // vector_length), 1), min(max(tiles, 1), _GRID_Y)
+    return max(-(-m // vector_length), 1), min(max(tiles, 1), GRID_Y)
 
 
 def tile_heading(tile: WarpTile | PaperOctetTile, problem: Problem) -> list[str]:
@@ -176,13 +147,3 @@ def sampled_loops(vector_length: int) -> list[str]:
         f"  acc[v, q] = 0  # rows = {vector_length} * i + v, columns = column_indices[q]",
         f"  for l0 in range(0, d, {FEATURES}):  # l = l0..l0 + {FEATURES - 1}, below d",
     ]
-
-
-def tile_text(tile: WarpTile | PaperOctetTile) -> str:
-    """As a call, with the fields that are not the defaults."""
-    given = ", ".join(
-        f"{field.name}={getattr(tile, field.name)!r}"
-        for field in dataclasses.fields(tile)
-        if field.name == "vector_length" or getattr(tile, field.name) != field.default
-    )
-    return f"{type(tile).__name__}({given})"

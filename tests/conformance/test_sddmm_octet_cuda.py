@@ -156,7 +156,7 @@ def test_what_no_kernel_does_is_refused_by_name(tile, changes, kind, words):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (dict(vector_length=3), "vector_length must be one of (2, 4, 8, 16, 32), got 3"),
+        (dict(vector_length=3), "vector_length must be one of 2, 4, 8, 16, 32, got 3"),
         (dict(tile_n=24), "tile_n must be a multiple of 16 from 16 to 512, got 24"),
         (dict(tile_k=0), "tile_k must be a multiple of 16 from 16 to 128, got 0"),
         (dict(stages=5), "stages must be an int from 1 to 4, got 5"),

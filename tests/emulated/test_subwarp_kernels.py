@@ -6,17 +6,25 @@ import zlib
 
 import numpy as np
 import pytest
-from battery import BATTERY, cast, from_row_lengths
+from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from emulator import Fault
 from sddmm_oracle import operands
-from sddmm_oracle import oracle as sampled_oracle
 from spmm_oracle import dense_operand, oracle
+from subwarp_tiles import (
+    check_infinity,
+    check_product,
+    check_sampled,
+    problem_of,
+    product,
+    sampled,
+    sampled_is_right,
+)
 from tolerance import DTYPES, assert_within
 from vector_cases import encoded
 
-from sgap_jax import CVS, Problem, SubwarpTile
+from sgap_jax import SubwarpTile
 from sgap_jax.runtime import sddmm_subwarp_cuda, spmm_subwarp_cuda
 from sgap_jax.schedules.subwarp import LENGTHS
 
@@ -42,74 +50,6 @@ def _nvrtc():
     require_nvrtc()
 
 
-def by_columns(offsets, indices, k):
-    """(offsets, block rows, permutation) of A^T; the padding stays last."""
-    stored, count = offsets[-1], len(indices)
-    order = np.argsort(indices[:stored], kind="stable")
-    blocks = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    padding = np.arange(stored, count)
-    counts = np.bincount(indices[:stored], minlength=k)
-    return (
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        np.concatenate([blocks[order], 0 * padding]).astype(np.int32),
-        np.concatenate([order, padding]).astype(np.int32),
-    )
-
-
-def problem_of(op, shape, values, n, dtype, batch=1, permuted=False):
-    count, length = values.shape[-2:]
-    format = str(CVS(length))
-    return Problem(op, shape, count * length, n, batch, dtype, format, "cuda", permuted)
-
-
-def product(arrays, case, tile, dtype, B, transpose=False, change=None, **where):
-    """C [batch, m, n] of the kernel; values [vectors, V] or [Bv, vectors, V], B [Bb, k, n]."""
-    offsets, indices, values = arrays
-    values = cast(values if values.ndim == 3 else values[None], dtype)
-    B = cast(B, dtype)
-    shape = case.shape[::-1] if transpose else case.shape
-    structure = (offsets, indices, np.zeros(0, np.int32))
-    structure = by_columns(offsets, indices, case.shape[1]) if transpose else structure
-    batch = max(len(values), len(B))
-    problem = problem_of("spmm", shape, values, B.shape[2], dtype, batch, transpose)
-    call = spmm_subwarp_cuda.launch_plan(problem, tile, (len(values), len(B)))
-    call = call if change is None else change(call)
-    out = [((batch, shape[0], B.shape[2]), values.dtype)]
-    return emulate(call, (values, *structure, B), out, **where)[0]
-
-
-def check(name, tile, dtype, n, transpose, **where):
-    arrays, case, _ = encoded(BATTERY[name], tile.vector_length)
-    B = dense_operand(case, n, transpose)
-    C = product(arrays, case, tile, dtype, B[None], transpose, **where)
-    assert_within(C[0], *oracle(case, dtype, B, transpose))
-
-
-def sampled(arrays, case, tile, dtype, X, Y, change=None, **where):
-    """values [batch, vectors, V] of the kernel; X [Bx, m, d], Y [By, k, d]."""
-    offsets, indices, values = arrays
-    X, Y = cast(X, dtype), cast(Y, dtype)
-    batch = max(len(X), len(Y))
-    problem = problem_of("sddmm", case.shape, values, X.shape[2], dtype, batch)
-    call = sddmm_subwarp_cuda.launch_plan(problem, tile, (len(X), len(Y)))
-    call = call if change is None else change(call)
-    return emulate(call, (offsets, indices, X, Y), [((batch, *values.shape), X.dtype)], **where)[0]
-
-
-def sampled_is_right(values, case, place, dtype, X, Y):
-    """What is no entry is exactly zero: padding, and rows past the end of the matrix."""
-    expected, bound = np.zeros(values.size), np.zeros(values.size)
-    expected[place], bound[place] = sampled_oracle(case, dtype, X, Y)
-    assert_within(values.reshape(-1), expected, bound)
-
-
-def check_sampled(name, tile, dtype, d, **where):
-    arrays, case, place = encoded(BATTERY[name], tile.vector_length)
-    X, Y = operands(case, d)
-    values = sampled(arrays, case, tile, dtype, X[None], Y[None], **where)
-    sampled_is_right(values[0], case, place, dtype, X, Y)
-
-
 def drawn(key, few):
     """A few of the matrices, others for each key."""
     start = zlib.crc32(repr(key).encode())
@@ -127,7 +67,7 @@ def test_every_length_and_shape(length, shape, transpose):
     # A float64 multiply-add in one rounding takes the emulator long.
     columns = [n for n in COLUMNS if dtype != "float64" or n <= 4]
     for name in drawn((length, shape, transpose), 2):
-        check(name, tile, dtype, columns[i % len(columns)], transpose)
+        check_product(name, tile, dtype, columns[i % len(columns)], transpose)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,14 +78,14 @@ def test_every_dtype_and_width_of_a_load(transpose, dtype):
             continue
         tile = SubwarpTile(4, tile_n=2 * columns, subwarp=4, split=2)
         for n in (columns * 3, columns * 3 + 1):  # in vectors, and one by one
-            check("every_length", tile, dtype, n, transpose)
+            check_product("every_length", tile, dtype, n, transpose)
 
 
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
     i = list(BATTERY).index(name)
-    check(name, SubwarpTile(8), "float32", 8, False)
-    check(name, SubwarpTile(LENGTHS[i % 6], split=2), "float32", 5, True)
+    check_product(name, SubwarpTile(8), "float32", 8, False)
+    check_product(name, SubwarpTile(LENGTHS[i % 6], split=2), "float32", 5, True)
     check_sampled(name, SubwarpTile(LENGTHS[i % 6], subwarp=4), "float32", 5)
 
 
@@ -171,8 +111,8 @@ def test_every_dtype_and_width_of_features(dtype):
 
 
 def test_code_for_older_architectures():
-    check("every_length", SubwarpTile(8), "float16", 8, False, arch="compute_80")
-    check("every_length", SubwarpTile(8), "float16", 8, True, arch="compute_80")
+    check_product("every_length", SubwarpTile(8), "float16", 8, False, arch="compute_80")
+    check_product("every_length", SubwarpTile(8), "float16", 8, True, arch="compute_80")
     check_sampled("every_length", SubwarpTile(8), "float16", 8, arch="compute_80")
 
 
@@ -338,80 +278,4 @@ def test_a_far_row_is_not_a_near_one(op):
 @pytest.mark.parametrize("transpose", [False, True])
 def test_infinity_is_not_multiplied_by_what_does_not_exist(transpose):
     for length, split in itertools.product((1, 2, 4), (1, 4)):
-        infinity(SubwarpTile(length, split=split), transpose)
-
-
-def infinity(tile, transpose):
-    (offsets, indices, values), case, _ = encoded(BATTERY["every_length"], tile.vector_length)
-    B = np.full((case.shape[not transpose], 4), np.inf)
-    C = product((offsets, indices, abs(values)), case, tile, "float32", B[None], transpose)
-    stored = (case.dense() != 0).any(axis=int(not transpose))
-    np.testing.assert_array_equal(C[0], np.where(stored[:, None], np.inf, np.zeros((1, 4))))
-
-
-SPMM, SDDMM = "spmm_subwarp.cuh", "sddmm_subwarp.cuh"
-
-
-def halves(transpose):
-    """Of V = 8 in 16 bits, whose rows two subwarps share; vectors shared by lanes."""
-    check("every_length", SubwarpTile(8, split=2), "float16", 16, transpose)
-
-
-def narrow(transpose):
-    """Loads of several columns that n cuts off; lanes that end with some columns of a row."""
-    for split in (2, 4):
-        tile = SubwarpTile(4, tile_n=32 // split, split=split)
-        check("every_length", tile, "float32", 11, transpose)
-        check("every_length", tile, "float32", 9, transpose)
-
-
-def pairs(transpose):
-    check("every_length", SubwarpTile(2), "float32", 4, transpose)
-
-
-def rows_of_x(name):
-    check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=4), "float32", 8)
-
-
-def features(name):
-    check_sampled(name, SubwarpTile(8, tile_k=16, subwarp=4), "float32", 9)
-
-
-@pytest.mark.parametrize(
-    ("header", "right", "wrong", "check", "of"),
-    [
-        # a vector past the end of the row is one more
-        (SPMM, "kAll || p + i * kSplit < last ? width : 0", "width", infinity, SubwarpTile(2)),
-        (SPMM, "(kAtOnce - 1) * kSplit < last", "0 < last", pairs, False),
-        (
-            SPMM,
-            "p + i * kStride < last ? p + i * kStride : last - 1",
-            "p + i * kStride",
-            halves,
-            False,
-        ),
-        (SPMM, "valid = q + i * kSplit < last", "valid = true", pairs, True),
-        (SPMM, "columns[i] = next[i]", "(void)next[i]", pairs, False),
-        (SPMM, "unsigned share = lane % kSplit", "unsigned share = 0", halves, False),
-        (SPMM, "group.ReduceSpread(sums)", "", halves, True),
-        (SPMM, "values_stride + place.part * kRows", "values_stride", halves, False),
-        (SPMM, "row >= rows || ", "", narrow, False),
-        (SPMM, " || column >= left", "", narrow, True),
-        (SPMM, "left - column, own", "left, own", narrow, True),
-        # rows of B past the end of the matrix
-        (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
-        (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
-        (SDDMM, "v + j < rows ? sums[s + j] : 0", "sums[s + j]", rows_of_x, "every_length"),
-        (SDDMM, "if (v + 1 < rows) x_row += d", "x_row += d", rows_of_x, "every_length"),
-        (SDDMM, "row < m ? row : m - 1", "row", rows_of_x, "every_length"),
-        (SDDMM, "row < m ? rows : 0", "rows", rows_of_x, "every_length"),
-        (SDDMM, "if (first / kRows >= left) continue;", "", rows_of_x, "every_length"),
-        (SDDMM, "&& block_end < last ? block_end", "&& block_end < last ? last", rows_of_x, "full"),
-        (SDDMM, "stored - first < kWindow ? stored :", "", rows_of_x, "padded"),
-        (SDDMM, "stored * kLength, vectors", "vectors * kLength, vectors", rows_of_x, "padded"),
-        (SDDMM, "kVector ? unsigned(kColumns) : left", "unsigned(kColumns)", features, "full"),
-    ],
-)
-def test_planted_bugs_are_caught(header, right, wrong, check, of, planted):
-    arguments = (of, False) if isinstance(of, SubwarpTile) else (of,)
-    planted(header, right, wrong, lambda: check(*arguments))
+        check_infinity(SubwarpTile(length, split=split), transpose)

@@ -1,0 +1,134 @@
+"""What every run on a GPU has: its arguments, its time, and the files that it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import json
+import os
+import pathlib
+import time
+
+from benchmarks import problems
+from benchmarks.gpu import device, timing
+from benchmarks.gpu.bench import Row
+from sgap_jax.runtime.launch import device_arch
+
+
+class Session:
+    """A run from its arguments on.
+
+    Attributes:
+      dry: on the emulator.
+      names: of the problems that were asked for, or None.
+      where: the device, its bandwidth and its architecture, as a case takes them.
+      folder: where the results go.
+      not_started: the cases that the time was over for.
+    """
+
+    def __init__(self, about_it: str | None, problems_by_default: str, argv: list[str] | None):
+        parser = argparse.ArgumentParser(description=about_it)
+        parser.add_argument(
+            "--results", type=pathlib.Path, default=problems.ROOT / "benchmarks/results"
+        )
+        parser.add_argument(
+            "--problems", nargs="+", metavar="NAME", help=f"default: {problems_by_default}"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="on the emulator, tiny problems")
+        args = parser.parse_args(argv)
+        self.dry, self.names = args.dry_run, args.problems
+        self._start = time.monotonic()
+        self._seconds = float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
+        hardware = timing.DryRun() if self.dry else timing.Cuda()
+        self.where = hardware, hardware.bandwidth(), "sm_90" if self.dry else device_arch()
+        self.folder = device.folder(args.results)
+        self.not_started: list[str] = []
+        self._skipped: list[str] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._start
+
+    def matrices(self, found: list[problems.BenchmarkProblem]) -> list:
+        """(problem, matrix) of all that are there; the others are said to be skipped."""
+        matrices = []
+        for problem in found:
+            try:
+                matrices.append((problem, problem.build()))
+            except problems.Unavailable as reason:
+                self._skipped.append(f"{problem.name}: {reason}")
+                print(f"skipped {problem.name}: {reason}", flush=True)
+        return matrices
+
+    def starts(self, case: str) -> bool:
+        """Whether there is time for the case; else it is listed."""
+        if self.seconds > self._seconds:
+            self.not_started.append(case)
+            return False
+        return True
+
+    def write(self, rows: dict[str, list[Row]]) -> None:
+        """A table for each name that has rows."""
+        stamp = device.stamp()
+        for name, found in rows.items():
+            if not found:
+                continue
+            text = [
+                {key: f"{x:.4g}" if isinstance(x, float) else x for key, x in (row | stamp).items()}
+                for row in found
+            ]
+            columns = list(dict.fromkeys(key for row in text for key in row))
+            with (self.folder / f"{name}.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, columns, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(text)
+
+    def record(self, name: str, **more: object) -> dict:
+        """Writes and returns what NAME.json says of the run."""
+        about = device.stamp() | {"versions": device.versions(), **more, "dry_run": self.dry}
+        about |= {"not_started": self.not_started, "skipped": self._skipped}
+        about["seconds"] = round(self.seconds)
+        (self.folder / f"{name}.json").write_text(json.dumps(about, indent=2) + "\n")
+        return about
+
+
+def about_case(problem: problems.BenchmarkProblem, A) -> Row:
+    """What a row says of its matrix."""
+    about = {"problem": problem.name, "family": problem.family}
+    return about | {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
+
+
+def said(row: Row, *of: str) -> Row:
+    """The row, printed, as one of the table or operation that `of` names."""
+    value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
+    named = f"{row['contender']} {row.get('schedule') or ''}".strip()
+    print(*of, f"{row['problem']} n={row['n']} {named}: {value}", flush=True)
+    return row
+
+
+def heading(about: dict, what: str) -> list[str]:
+    """The first lines of a summary: which run it is, and what it is not."""
+    lines = [
+        f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
+        f"{what}",
+        "",
+    ]
+    if about["dry_run"]:
+        lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
+    if about["not_started"]:
+        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    return lines
+
+
+def end_if_wrong(rows: list[Row]) -> None:
+    """Ends the program where one of our results is wrong."""
+    if wrong := [row for row in rows if str(row.get("notes", "")).startswith("wrong")]:
+        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
+
+
+def tiny_vectors() -> problems.BenchmarkProblem:
+    """A small pattern of column vectors for the emulator."""
+    make = functools.partial(problems.vectors, lambda: problems.uniform(6, 40, 0.2), 8)
+    return problems.BenchmarkProblem("small_v8", "V=8 80%", "generated", make, frozenset())

@@ -1,0 +1,86 @@
+"""Bugs planted in the kernels of column vectors on CUDA cores are caught by their tests."""
+
+import pytest
+from cuda_sources import require_nvrtc
+from subwarp_tiles import check_infinity, check_product, check_sampled
+
+from sgap_jax import SubwarpTile
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+SPMM, SDDMM = "spmm_subwarp.cuh", "sddmm_subwarp.cuh"
+
+
+def halves(transpose):
+    """Of V = 8 in 16 bits, whose rows two subwarps share; vectors shared by lanes."""
+    check_product("every_length", SubwarpTile(8, split=2), "float16", 16, transpose)
+
+
+def narrow(transpose):
+    """Loads of several columns that n cuts off; lanes that end with some columns of a row."""
+    for split in (2, 4):
+        tile = SubwarpTile(4, tile_n=32 // split, split=split)
+        check_product("every_length", tile, "float32", 11, transpose)
+        check_product("every_length", tile, "float32", 9, transpose)
+
+
+def pairs(transpose):
+    check_product("every_length", SubwarpTile(2), "float32", 4, transpose)
+
+
+def rows_of_x(name):
+    check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=4), "float32", 8)
+
+
+def features(name):
+    check_sampled(name, SubwarpTile(8, tile_k=16, subwarp=4), "float32", 9)
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "check", "of"),
+    [
+        # a vector past the end of the row is one more
+        (
+            SPMM,
+            "kAll || p + i * kSplit < last ? width : 0",
+            "width",
+            check_infinity,
+            SubwarpTile(2),
+        ),
+        (SPMM, "(kAtOnce - 1) * kSplit < last", "0 < last", pairs, False),
+        (
+            SPMM,
+            "p + i * kStride < last ? p + i * kStride : last - 1",
+            "p + i * kStride",
+            halves,
+            False,
+        ),
+        (SPMM, "valid = q + i * kSplit < last", "valid = true", pairs, True),
+        (SPMM, "columns[i] = next[i]", "(void)next[i]", pairs, False),
+        (SPMM, "unsigned share = lane % kSplit", "unsigned share = 0", halves, False),
+        (SPMM, "group.ReduceSpread(sums)", "", halves, True),
+        (SPMM, "values_stride + place.part * kRows", "values_stride", halves, False),
+        (SPMM, "row >= rows || ", "", narrow, False),
+        (SPMM, " || column >= left", "", narrow, True),
+        (SPMM, "left - column, own", "left, own", narrow, True),
+        # rows of B past the end of the matrix
+        (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
+        (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
+        (SDDMM, "v + j < rows ? sums[s + j] : 0", "sums[s + j]", rows_of_x, "every_length"),
+        (SDDMM, "if (v + 1 < rows) x_row += d", "x_row += d", rows_of_x, "every_length"),
+        (SDDMM, "row < m ? row : m - 1", "row", rows_of_x, "every_length"),
+        (SDDMM, "row < m ? rows : 0", "rows", rows_of_x, "every_length"),
+        (SDDMM, "if (first / kRows >= left) continue;", "", rows_of_x, "every_length"),
+        (SDDMM, "&& block_end < last ? block_end", "&& block_end < last ? last", rows_of_x, "full"),
+        (SDDMM, "stored - first < kWindow ? stored :", "", rows_of_x, "padded"),
+        (SDDMM, "stored * kLength, vectors", "vectors * kLength, vectors", rows_of_x, "padded"),
+        (SDDMM, "kVector ? unsigned(kColumns) : left", "unsigned(kColumns)", features, "full"),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, check, of, planted):
+    arguments = (of, False) if isinstance(of, SubwarpTile) else (of,)
+    planted(header, right, wrong, lambda: check(*arguments))
