@@ -72,7 +72,7 @@ class Structure(nnx.Variable):
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(x), an MLP of norm(x)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.width
@@ -90,7 +90,10 @@ class Block(nnx.Module):
         qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
         q, k, v = jnp.moveaxis(qkv, 2, 0)  # each [batch, length, heads, d]
         x = x + self.out(attention(mask, q, k, v, lengths).reshape(batch, length, width))
-        return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
+        return x + self.feed_forward(x)
+
+    def feed_forward(self, x):
+        return self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
 
 
 class Classifier(nnx.Module):
@@ -127,3 +130,27 @@ def dense_twin(model: Classifier) -> Classifier:
     twin.mask = Structure(model.mask.get_value().todense() != 0)
     twin.attention = attend_dense
     return twin
+
+
+def in_precision(model: nnx.Module, dtype: str):
+    """A copy whose weights are rounded to the dtype, and with them what is computed from them."""
+    copy = nnx.clone(model)
+    weights = nnx.state(copy, nnx.Param)
+    nnx.update(copy, jax.tree.map(lambda x: x.astype(dtype), weights))
+    for _, module in nnx.iter_modules(copy):
+        if isinstance(
+            module, nnx.Embed
+        ):  # gives the type it was made with, not that of its weights
+            module.dtype = dtype
+    return copy
+
+
+def variants(model: Classifier, half: str) -> dict[str, Classifier]:
+    """The columns of Table 4 in section 7.4, and sparse in float32: the same weights in four ways;
+    `half` is "float16" or "bfloat16"."""
+    ways = {"dense": dense_twin(model), "sparse": model}
+    return {
+        f"{way} {dtype}": in_precision(one, dtype)
+        for way, one in ways.items()
+        for dtype in ("float32", half)
+    }
