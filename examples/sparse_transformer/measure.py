@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ import numpy as np
 from flax import nnx
 
 import sgap_jax
+
+# Of everyone else, before our own work counts: no figures where it is high.
+LOAD_AT_START = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 
 def device() -> str:
@@ -100,9 +104,9 @@ class Results:
         return next((row for row in reversed(self.rows) if wanted.items() <= row.items()), None)
 
     def add(self, row: dict) -> dict:
-        """Appends the row with the device, the version of JAX and the date."""
+        """Appends the row with the device, the version of JAX, the date and the load."""
         stamp = {"jax": jax.__version__, "date": datetime.date.today().isoformat()}
-        row = {**row, "device": device(), **stamp}
+        row = {**row, "device": device(), **stamp, "load": LOAD_AT_START}
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:

@@ -58,13 +58,15 @@ def attend_sparse(mask: SparseArray, q, k, v, lengths):
 
 def attend_dense(mask: jax.Array, q, k, v, lengths):
     """The same with a mask bool [length, length]; as there, a row without any key gives zeros."""
-    scores = jnp.einsum("blhd,bshd->bhls", q, k) / math.sqrt(q.shape[-1])
+    scores = jnp.einsum("blhd,bshd->bhls", q / math.sqrt(q.shape[-1]), k)
     present = jnp.arange(k.shape[1]) < lengths[:, None]
     scores = jnp.where(mask & present[:, None, None], scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
-    total = weights.sum(axis=-1, keepdims=True)
-    return jnp.einsum("bhls,bshd->blhd", weights / jnp.where(total == 0, 1, total), v)
+    total = jnp.moveaxis(weights.sum(axis=-1, keepdims=True, dtype=jnp.float32), 1, 2)
+    # Divided after the product: before it, XLA computes the exponentials more than once.
+    out = jnp.einsum("bhls,bshd->blhd", weights, v, preferred_element_type=jnp.float32)
+    return (out / jnp.where(total == 0, 1, total)).astype(q.dtype)
 
 
 class Structure(nnx.Variable):
