@@ -74,15 +74,15 @@ PARTS = {  # of a layer, from the bottom of a bar to its top
     "scores": "scores: $QK^T$, SDDMM",
     "softmax": "softmax",
     "product": "product with $V$, SpMM",
-    "attention": "attention in one pass",
+    "attention": "attention as the model runs it",
     "others": "MLP, norms, sums",
 }
 
 
 def save_layers(rows: list[dict], path: str | Path) -> None:
-    """Time of a layer's parts: two bars for each sparsity, attention in steps and in one pass."""
+    """Time of a layer's parts: two bars for each sparsity, attention in steps and as it is run."""
     lengths = sorted({row["length"] for row in rows})
-    figure = Figure(figsize=(3.6 * len(lengths) + 0.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(max(3.6 * len(lengths) + 0.6, 7.5), 4.4), layout="constrained")
     panels = figure.subplots(1, len(lengths), squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         chosen = [row for row in rows if row["length"] == length]
