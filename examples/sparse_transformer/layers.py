@@ -34,10 +34,10 @@ def paper_config(length: int) -> ModelConfig:
 
 
 def paper_mask(length: int, sparsity: float = 0.9):
-    """A band of 256 keys and random ones; where a row has fewer keys than in the paper's mask (410
-    of 4096), the band is as large a share of them."""
+    """A band of 256 keys and random ones; where a row has much fewer keys than in the paper's mask
+    (400 of 4000), the band is two thirds of them."""
     stored = (1 - sparsity) * length
-    band = min(256, int(256 / 409.6 * stored + 1e-6) // VECTOR_LENGTH * VECTOR_LENGTH)
+    band = min(256, int(2 / 3 * stored) // VECTOR_LENGTH * VECTOR_LENGTH)
     return default_mask(length, density=1 - sparsity, band=max(band, VECTOR_LENGTH))
 
 
