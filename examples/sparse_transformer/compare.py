@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from measure import (
+    compile_step,
+    difference,
+    grown_megabytes,
+    in_fresh_process,
+    interleaved_ms,
+    megabytes,
+)
 from model import (
     Classifier,
     ModelConfig,
@@ -69,8 +74,7 @@ def attention_step(name: str, length: int, seed: int = 0):
         out, pullback = jax.vjp(attention, q, k, v)
         return out, *pullback(cotangent)
 
-    arguments = (structure, lengths, q, k, v, cotangent)
-    return jax.jit(step).lower(*arguments).compile(), arguments
+    return compile_step(step, structure, lengths, q, k, v, cotangent)
 
 
 def model_step(name: str, length: int, seed: int = 0):
@@ -87,34 +91,7 @@ def model_step(name: str, length: int, seed: int = 0):
         return loss, nnx.state((model, optimizer), nnx.Not(Structure))
 
     tokens = jax.random.randint(jax.random.key(seed), (1, length), 1, 257)
-    arguments = (state, tokens, jnp.zeros(1, jnp.int32))
-    return jax.jit(step).lower(*arguments).compile(), arguments
-
-
-def megabytes(compiled) -> float:
-    """Arguments + results + temporaries of a compiled step."""
-    sizes = compiled.memory_analysis()
-    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return (held + sizes.temp_size_in_bytes) / 1e6
-
-
-def interleaved_ms(steps: dict, seconds: float) -> dict[str, float]:
-    """Median time of each step, run in turn at least 3 times and until `seconds` are over."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    began = time.perf_counter()
-    turns = 0
-    while turns < 3 or time.perf_counter() - began < seconds:
-        for name, (compiled, arguments) in steps.items():
-            before = time.perf_counter()
-            jax.block_until_ready(compiled(*arguments))
-            times[name].append(1e3 * (time.perf_counter() - before))
-        turns += 1
-    return {name: float(np.median(values)) for name, values in times.items()}
-
-
-def difference(a, b) -> float:
-    """Largest difference over largest magnitude, of the worst pair of arrays."""
-    return max(float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(a, b, strict=True))
+    return compile_step(step, state, tokens, jnp.zeros(1, jnp.int32))
 
 
 def compare(lengths=LENGTHS, *, seconds: float = 2.0, seed: int = 0) -> list[dict]:
@@ -156,24 +133,6 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def resident_megabytes(name: str, length: int, seed: int = 0) -> float | None:
-    """By how much one attention step raises the memory of a fresh process; None where unknown."""
-    options = ["--child", name, "--lengths", str(length), "--seed", str(seed)]
-    command = [sys.executable, __file__, *options]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-
-
-def _child(name: str, length: int, seed: int) -> float | None:
-    compiled, arguments = attention_step(name, length, seed)
-    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not forget.exists():
-        return None
-    forget.write_text("5")  # the peak that compilation left
-    before = int(status.read_text().split("VmRSS:")[1].split()[0])
-    jax.block_until_ready(compiled(*arguments))
-    return (int(status.read_text().split("VmHWM:")[1].split()[0]) - before) * 1024 / 1e6
-
-
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -186,7 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     longest, seed = max(arguments.lengths), arguments.seed
     if arguments.child:
-        print(json.dumps(_child(arguments.child, longest, seed)))
+        print(json.dumps(grown_megabytes(*attention_step(arguments.child, longest, seed))))
         return
     try:
         rows = compare(arguments.lengths, seconds=arguments.seconds, seed=seed)
@@ -196,7 +155,8 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
     for name in ATTENTION if arguments.rss else ():
-        grown = resident_megabytes(name, longest, seed)
+        options = ("--child", name, "--lengths", longest, "--seed", seed)
+        grown = in_fresh_process(__file__, *options)
         said = "unknown here" if grown is None else f"{grown:.0f} MB"
         print(f"resident memory of an attention step, length {longest}, {name}: {said}")
 

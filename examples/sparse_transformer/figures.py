@@ -1,4 +1,4 @@
-"""The pictures: a mask, and the curves of a run."""
+"""The pictures: a mask, the curves of a run, sparse against dense, the parts of a layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from sgap_jax import SparseArray, masks
 
@@ -65,4 +66,42 @@ def save_comparison(rows: list[dict], path: str | Path) -> None:
             axes.minorticks_off()
             axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160)
+
+
+PARTS = {  # of a layer, from the bottom of a bar to its top
+    "projections": "projections",
+    "scores": "scores: $QK^T$, SDDMM",
+    "softmax": "softmax",
+    "product": "product with $V$, SpMM",
+    "attention": "attention as the model runs it",
+    "others": "MLP, norms, sums",
+}
+
+
+def save_layers(rows: list[dict], path: str | Path) -> None:
+    """Time of a layer's parts: two bars for each sparsity, attention in steps and as it is run."""
+    lengths = sorted({row["length"] for row in rows})
+    figure = Figure(figsize=(max(3.6 * len(lengths) + 0.6, 7.5), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(lengths), squeeze=False)[0]
+    for axes, length in zip(panels, lengths, strict=True):
+        chosen = [row for row in rows if row["length"] == length]
+        for place, row in enumerate(chosen):
+            for shift, left_out in ((-0.2, {"attention"}), (0.2, {"scores", "softmax", "product"})):
+                bottom = 0.0
+                for number, part in enumerate(PARTS):
+                    if part not in left_out:
+                        ms = row["ms"][part]
+                        axes.bar(place + shift, ms, 0.36, bottom, color=f"C{number}")
+                        bottom += ms
+        names = ["dense" if r["sparsity"] is None else f"{r['sparsity']:.0%}" for r in chosen]
+        axes.set_xticks(range(len(chosen)), names)
+        axes.set(title=f"length {length}", xlabel="sparsity of the mask")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("ms")
+    patches = [
+        Patch(color=f"C{number}", label=label) for number, label in enumerate(PARTS.values())
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"One layer, one sequence, {rows[0]['dtype']}, on {rows[0]['device']}")
     figure.savefig(path, dpi=160)

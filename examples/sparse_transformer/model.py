@@ -58,13 +58,15 @@ def attend_sparse(mask: SparseArray, q, k, v, lengths):
 
 def attend_dense(mask: jax.Array, q, k, v, lengths):
     """The same with a mask bool [length, length]; as there, a row without any key gives zeros."""
-    scores = jnp.einsum("blhd,bshd->bhls", q, k) / math.sqrt(q.shape[-1])
+    scores = jnp.einsum("blhd,bshd->bhls", q / math.sqrt(q.shape[-1]), k)
     present = jnp.arange(k.shape[1]) < lengths[:, None]
     scores = jnp.where(mask & present[:, None, None], scores, -jnp.inf)
     highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(highest), highest, 0))
-    total = weights.sum(axis=-1, keepdims=True)
-    return jnp.einsum("bhls,bshd->blhd", weights / jnp.where(total == 0, 1, total), v)
+    total = jnp.moveaxis(weights.sum(axis=-1, keepdims=True, dtype=jnp.float32), 1, 2)
+    # Divided after the product: before it, XLA computes the exponentials more than once.
+    out = jnp.einsum("bhls,bshd->blhd", weights, v, preferred_element_type=jnp.float32)
+    return (out / jnp.where(total == 0, 1, total)).astype(q.dtype)
 
 
 class Structure(nnx.Variable):
@@ -72,7 +74,7 @@ class Structure(nnx.Variable):
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(x), an MLP of norm(x)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         width = config.width
@@ -90,7 +92,10 @@ class Block(nnx.Module):
         qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
         q, k, v = jnp.moveaxis(qkv, 2, 0)  # each [batch, length, heads, d]
         x = x + self.out(attention(mask, q, k, v, lengths).reshape(batch, length, width))
-        return x + self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
+        return x + self.feed_forward(x)
+
+    def feed_forward(self, x):
+        return self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
 
 
 class Classifier(nnx.Module):
@@ -127,3 +132,27 @@ def dense_twin(model: Classifier) -> Classifier:
     twin.mask = Structure(model.mask.get_value().todense() != 0)
     twin.attention = attend_dense
     return twin
+
+
+def in_precision(model: nnx.Module, dtype: str):
+    """A copy whose weights are rounded to the dtype, and with them what is computed from them."""
+    copy = nnx.clone(model)
+    weights = nnx.state(copy, nnx.Param)
+    nnx.update(copy, jax.tree.map(lambda x: x.astype(dtype), weights))
+    for _, module in nnx.iter_modules(copy):
+        if isinstance(
+            module, nnx.Embed
+        ):  # gives the type it was made with, not that of its weights
+            module.dtype = dtype
+    return copy
+
+
+def variants(model: Classifier, half: str) -> dict[str, Classifier]:
+    """The columns of Table 4 in section 7.4, and sparse in float32: the same weights in four ways;
+    `half` is "float16" or "bfloat16"."""
+    ways = {"dense": dense_twin(model), "sparse": model}
+    return {
+        f"{way} {dtype}": in_precision(one, dtype)
+        for way, one in ways.items()
+        for dtype in ("float32", half)
+    }

@@ -50,14 +50,15 @@ class Run:
         """Removes what an earlier run left in the folder, and nothing else there."""
         for name in ("config.json", "metrics.jsonl"):
             (Path(folder) / name).unlink(missing_ok=True)
-        shutil.rmtree(Path(folder) / "checkpoints", ignore_errors=True)
+        for name in ("checkpoints", "evaluation"):
+            shutil.rmtree(Path(folder) / name, ignore_errors=True)
 
     @staticmethod
     def read_config(folder: str | Path) -> Config:
         """The configuration of the run in the folder; ValueError where there is none."""
         path = Path(folder) / "config.json"
         if not path.is_file():
-            raise ValueError(f"train: nothing to resume in {folder}: there is no config.json")
+            raise ValueError(f"{folder}: nothing to resume or evaluate: there is no config.json")
         fields = json.loads(path.read_text())
         return Config(**{**fields, "data": tuple(fields["data"])})
 
@@ -84,9 +85,12 @@ class Run:
         target = ocp.args.StandardRestore(nnx.to_pure_dict(state))
         nnx.replace_by_pure_dict(state, self.checkpoints.restore(step, args=target))
         nnx.update((model, optimizer), state)
+        return step
+
+    def forget_after(self, step: int) -> None:
+        """Drops the lines of metrics.jsonl that a resumed run will write again."""
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        return step
 
     def close(self) -> None:
         """Waits for the checkpoints that are still being written."""

@@ -134,6 +134,7 @@ def train(
         raise ValueError(f"train: {folder} holds an earlier run: give --resume, or another folder")
     model, optimizer = build(config, data)
     step = start = run.restore(model, optimizer) if resume else 0
+    run.forget_after(step)
     run.write_config(config)
     last = min(config.steps, stop_at or config.steps)
     began = since = time.perf_counter()
