@@ -17,7 +17,7 @@ struct SddmmCvsArgs {
   const void* x;           // [batch or 1, m, d]
   const void* y;           // [batch or 1, k, d]
   void* out;               // [batch, vectors, V]
-  int64_t m, d, vectors, length;
+  int64_t m, k, d, vectors, length;
   int64_t x_stride, y_stride;  // elements from one batch to the next, 0 where shared
 
   // task = batch * chunks + chunk; a chunk is chunk_vectors consecutive vectors

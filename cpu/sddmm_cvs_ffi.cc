@@ -46,6 +46,7 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
   args.y = y.untyped_data();
   args.out = out->untyped_data();
   args.m = x.dimensions()[1];
+  args.k = y.dimensions()[1];
   args.d = x.dimensions()[2];
   args.vectors = indices.dimensions()[0];
   args.length = out->dimensions()[2];

@@ -76,6 +76,19 @@ inline void Store(T* target, Vector<Accumulator<T>, N> x) {
   }
 }
 
+// x, which the compiler now keeps in a register: it would load it once more for each use.
+template <typename V>
+inline V Kept(V x) {
+#if defined(__AVX512VL__)
+  asm("" : "+v"(x));
+#elif defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 // The first `count` (1 to N) elements; the other lanes are zero and their memory is not read.
 template <typename T, int N>
 inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {

@@ -45,6 +45,17 @@ def test_every_width(length, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 2])
+def test_sampled_products_by_windows_of_columns(length, dtype):
+    """A pattern dense enough for it, with rows of Y of 1 kB: some 50 columns in a window."""
+    arrays, case, place = encoded(from_row_lengths("dense", 210, [130, 0, 7, 201, 90] * 5), length)
+    assert 3 * case.nnz > case.shape[0] * case.shape[1]
+    d = 1024 // np.dtype(jnp.dtype(dtype)).itemsize
+    for schedule in (CpuTile(), CpuTile(nonzeros=300)):
+        sddmm_is_right(arrays, case, place, dtype, d + 3, schedule)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 5, 8, 16])
 def test_the_transpose_by_rows_in_pieces(length, dtype):
     arrays, case, _ = encoded(from_row_lengths("tall", 24, [12] * 601), length)
