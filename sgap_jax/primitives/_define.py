@@ -227,14 +227,15 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
     return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
 
 
-def jax_lowering(ctx: Any, function: Callable, value: Any, aval: Any) -> Any:
-    """What plain JAX makes of a lowered value of `aval`."""
-    return mlir.lower_fun(function, multiple_results=False)(ctx.replace(avals_in=[aval]), value)
+def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence) -> Any:
+    """What plain JAX makes of lowered values of `avals`."""
+    rule = mlir.lower_fun(function, multiple_results=False)
+    return rule(ctx.replace(avals_in=list(avals)), *values)
 
 
 def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
     """A lowered value of `aval` in another dtype."""
-    return jax_lowering(ctx, lambda x: x.astype(dtype), value, aval)
+    return jax_lowering(ctx, lambda x: x.astype(dtype), [value], [aval])
 
 
 def empty_index() -> tuple[Any, Any]:

@@ -193,14 +193,15 @@ def tangent(*operands: Any, **params: Any) -> list:
 
 
 def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    """[dq, dk, dv, dbias of each head] of dout, delta, q, k, v, bias, lengths, lse."""
-    dout, delta, q, k, v, bias, lengths, lse, *arrays = operands
+    """[dq, dk, dv, dbias of each head] of dout, dlse, q, k, v, bias, lengths, out, lse."""
+    dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
     of, dtype, heads = Composition(arrays, **params), q.dtype, k.shape[2]
+    deltas = delta(dout, out, dlse)
     dout, q, k, v = _widened(dout, q, k, v)
     p = of.probabilities(of.scores(q, k, bias, lengths), lse)
     batch = backward_batch(*operands)
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
-    ds = of.sampled(dout, v) - of.at_entries(delta)
+    ds = of.sampled(dout, v) - of.at_entries(deltas)
     ds = jnp.where(p == 0, jnp.zeros((), p.dtype), p * ds)
     scaled = ds * jnp.asarray(of.scale, q.dtype)
     grads = [
@@ -212,7 +213,14 @@ def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
 
 
 def backward_batch(*operands: Any) -> int:
-    return joint_batch(*(x.shape[0] for x in operands[:8]))
+    return joint_batch(*(x.shape[0] for x in operands[:9]))
+
+
+def delta(dout: Any, out: Any, dlse: Any) -> Any:
+    """[B, L, H], in the accumulator's dtype."""
+    dout, out = _alike(*_widened(dout, out))
+    total, dlse = _alike((dout * out).sum(-1), dlse)
+    return total - dlse
 
 
 def sink_share(sinks: Any, lse: Any) -> Any:

@@ -276,7 +276,7 @@ def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tup
     if isinstance(tile, OctetTile) and tile.swizzle:
         # In place of the permutation, which a product with A has not.
         values, offsets, indices, _, x = operands
-        (order,) = jax_lowering(ctx, _longest_first, offsets, avals[1])
+        (order,) = jax_lowering(ctx, _longest_first, [offsets], avals[1:2])
         rows = avals[1].update(shape=(avals[1].shape[0] - 1,))
         return (values, offsets, indices, order, x), (*avals[:3], rows, avals[4])
     return operands, avals
