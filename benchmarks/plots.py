@@ -103,7 +103,8 @@ def bars(
         axis.grid(axis="y", which="both", lw=0.3)
         axis.set_title(title, fontsize=9)
     axes[0].set_ylabel("time of the peer / our time")
-    axes[-1].legend(fontsize=6)
+    axes[-1].margins(y=0.3)  # for the legend
+    axes[-1].legend(fontsize=6, ncols=2)
     save(figure, path)
 
 

@@ -154,8 +154,14 @@ def forward(
     p = jnp.broadcast_to(p, (joint_batch(p.shape[0], v.shape[0]), *p.shape[1:]))
     out, lse = of.product(p, v), of.log_sum_exp(s)
     if not absent(sinks):
-        entries, lse = lse, jnp.logaddexp(*_alike(lse, sinks[:, None]))
+        entries, sink = _alike(lse, sinks[:, None])
         finite, zero = ~jnp.isneginf(entries), jnp.zeros((), s.dtype)
+        # Beside a sink of +inf entries are nothing, and without either there is nothing:
+        # logaddexp knows, its derivative does not.
+        nothing = ~finite & jnp.isneginf(sink)
+        beside = jnp.where(jnp.isposinf(sink), -jnp.inf, entries)
+        lse = jnp.logaddexp(beside, jnp.where(nothing, zero, sink))
+        lse = jnp.where(nothing, -jnp.inf, lse)
         share = jnp.exp(jnp.where(finite, entries, zero) - jnp.where(finite, lse, zero))
         share = jnp.where(finite, share, zero)[..., None]
         batch = joint_batch(out.shape[0], share.shape[0])
@@ -224,11 +230,12 @@ def delta(dout: Any, out: Any, dlse: Any) -> Any:
 
 
 def sink_share(sinks: Any, lse: Any) -> Any:
-    """What of a row's probability goes to the sink: [B, L, H]."""
+    """What of a row's probability goes to the sink: [B, L, H]; all of it to one of +inf."""
     sinks, lse = _alike(sinks[:, None], lse)
-    empty = jnp.isneginf(lse)
-    share = jnp.exp(sinks - jnp.where(empty, jnp.zeros((), lse.dtype), lse))
-    return jnp.where(empty, jnp.zeros((), lse.dtype), share)
+    zero, one = (jnp.asarray(x, lse.dtype) for x in (0, 1))
+    empty, whole = jnp.isneginf(lse), jnp.isposinf(sinks)
+    share = jnp.exp(jnp.where(whole, zero, sinks) - jnp.where(empty, zero, lse))
+    return jnp.where(whole, one, jnp.where(empty, zero, share))
 
 
 def _alike(x: Any, y: Any) -> Any:
