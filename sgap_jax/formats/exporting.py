@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax.export
@@ -24,7 +25,7 @@ def _read(text: bytes | bytearray) -> tuple:
     return tuple(shape), Format(made, None if order is None else tuple(order))
 
 
-def _of_children(static: tuple, children: tuple) -> SparseArray:
+def _of_children(static: Any, children: Sequence[Any]) -> SparseArray:
     return SparseArray(*children, *static)
 
 

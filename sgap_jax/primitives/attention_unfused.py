@@ -19,6 +19,7 @@ Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `si
 `lengths` [B|1, 1]; an absent one of these three, or an absent tangent, is [1, 0].
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -143,14 +144,22 @@ class Composition:
 
 
 def forward(
-    q: Any, k: Any, v: Any, bias: Any, sinks: Any, lengths: Any, *arrays: Any, **params: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    sinks: Any,
+    lengths: Any,
+    *arrays: Any,
+    weigh: Callable[[Any], Any] = lambda p: p,
+    **params: Any,
 ) -> list:
-    """[out [B, L, H, Dv], lse [B, L, H]]."""
+    """[out [B, L, H, Dv], lse [B, L, H]]; `weigh` is what becomes of the probabilities."""
     of, dtype = Composition(arrays, **params), q.dtype
     q, k, v = _widened(q, k, v)
     s = of.scores(q, k, bias, lengths)
     one = lambda s: sparse_softmax(of.A.with_values(s), schedule=of.schedule).values  # noqa: E731
-    p = jax.vmap(jax.vmap(one))(s)
+    p = weigh(jax.vmap(jax.vmap(one))(s))
     p = jnp.broadcast_to(p, (joint_batch(p.shape[0], v.shape[0]), *p.shape[1:]))
     out, lse = of.product(p, v), of.log_sum_exp(s)
     if not absent(sinks):
