@@ -14,8 +14,8 @@ namespace sgap::SGAP_ISA {
 template <typename Acc, int kRows>
 struct AttentionTile {
   static constexpr int kSize = kLanes<Acc>, kPart = kSize / kRows;
-  static constexpr bool kMany = kVectorBytes == 64;  // 32 registers
-  static constexpr int kTogether = kMany ? 16 : 8;   // keys
+  static constexpr bool kMany = kVectorBytes == 64;                           // 32 registers
+  static constexpr int kTogether = kMany ? 16 : 8;                            // keys
   static constexpr int kFew = kTogether / 2 > kPart ? kTogether / 2 : kPart;  // of the last ones
   static constexpr int kTile = kRows >= 16                    ? 1
                                : (kMany ? 16 : 8) / kRows < 4 ? (kMany ? 16 : 8) / kRows

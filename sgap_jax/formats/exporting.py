@@ -25,8 +25,8 @@ def _read(text: bytes | bytearray) -> tuple:
     return tuple(shape), Format(made, None if order is None else tuple(order))
 
 
-def _of_children(static: Any, children: Sequence[Any]) -> SparseArray:
-    return SparseArray(*children, *static)
+def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:
+    return SparseArray(*children, *aux_data)
 
 
 # The name is part of exported programs.
