@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from collections.abc import Callable
 
 from benchmarks.ratios import Row, fresh, mean, numbers
 
@@ -76,6 +77,34 @@ def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.P
         axis.set_xlabel("sparsity")
         axis.legend(fontsize=6, ncols=2)
     axes[0].set_ylabel("time of the dense form / our time")
+    save(figure, path)
+
+
+def bars(
+    panels: dict[str, list[Row]], peers: dict[str, str], label: Callable, path: pathlib.Path
+) -> None:
+    """Time of each peer over ours: a group of bars for each row, a panel for each set of rows."""
+    matplotlib, pyplot = plotting()
+    widths = [len(rows) + 1 for rows in panels.values()]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(0.9 * sum(widths), 3.6), sharey=True, width_ratios=widths
+    )
+    axes = [axes] if len(panels) == 1 else axes
+    colours = matplotlib.colormaps["viridis"].resampled(max(len(peers), 2))
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        for place, (peer, name) in enumerate(peers.items()):
+            x = [i + 0.8 * ((place + 0.5) / len(peers) - 0.5) for i in range(len(rows))]
+            heights = [float(row.get(f"x_{peer}") or "nan") for row in rows]
+            axis.bar(x, heights, 0.75 / len(peers), color=colours(place), label=name)
+        axis.axhline(1, color="black", lw=0.8)
+        axis.set_xticks(range(len(rows)), [label(row) for row in rows], rotation=45, ha="right")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.grid(axis="y", which="both", lw=0.3)
+        axis.set_title(title, fontsize=9)
+    axes[0].set_ylabel("time of the peer / our time")
+    axes[-1].margins(y=0.3)  # for the legend
+    axes[-1].legend(fontsize=6, ncols=2)
     save(figure, path)
 
 

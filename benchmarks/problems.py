@@ -131,6 +131,12 @@ def attention(length: int, sparsity: float) -> sp.csr_matrix:
     return sp.csr_matrix(masks.band_and_random(length, band, sparsity, 8, format=CSR).to_scipy())
 
 
+def block_band(length: int, block: int = 128) -> sp.csr_matrix:
+    """A band of whole blocks, each with its neighbours: FlexAttention's best case."""
+    blocks = sp.diags_array(np.ones((3, 1)), offsets=(-1, 0, 1), shape=(length // block,) * 2)
+    return sp.csr_matrix(sp.kron(blocks, np.ones((block, block), np.float32)))
+
+
 def _all() -> tuple[BenchmarkProblem, ...]:
     found = []
 
@@ -211,10 +217,13 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 tags="octets",
             )
     for length in (1024, 2048, 4096):
+        tags = "attention_quick" if length == 1024 else "attention"
         for percent in (90, 95):
             name, make = f"attention_{length}_{percent}pct", functools.partial(attention, length)
-            tags = "attention attention_quick" if length == 1024 else "attention"
             add(name, f"masks {percent}%", synthetic, make, percent / 100, tags=tags)
+        if length > 1024:
+            name = f"attention_{length}_blocks"
+            add(name, "masks of blocks", synthetic, block_band, length, tags=tags)
 
     for name, file, tags in (
         ("bcsstk16", "bcsstk16.mtx.gz", ""),

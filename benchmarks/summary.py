@@ -1,4 +1,4 @@
-"""CSV files -> tables in docs/performance.md and README.md, and a plot.
+"""CSV files -> tables in docs/performance.md, docs/attention.md and README.md, and plots.
 
     python -m benchmarks.summary [--print]
 
@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 
-from benchmarks import machine, plots
+from benchmarks import attention_table, machine, plots
 from benchmarks.peers import (
     attention,
     dlmc,
@@ -43,6 +43,7 @@ OPS = {
 DOCS = machine.ROOT / "docs"
 PLOT = DOCS / "img" / "performance.svg"
 VECTORS_PLOT = DOCS / "img" / "vectors.svg"
+ATTENTION_PLOT = DOCS / "img" / "attention.svg"
 VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
 WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
@@ -176,6 +177,11 @@ def source(results: dict[str, list[Row]], folder: pathlib.Path) -> list[str]:
     ]
 
 
+def attention_page(rows: list[Row], folder: pathlib.Path) -> list[str]:
+    lines = source({"attention": rows}, folder) + table(*attention_table.table(rows, folder))
+    return [*lines, f"![attention](img/{ATTENTION_PLOT.name})", ""]
+
+
 def put(path: pathlib.Path, lines: list[str]) -> None:
     """Replaces what stands between the two marks."""
     text = path.read_text() if path.exists() else ""
@@ -202,7 +208,8 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(pages))
         return
     titles = {op: title for op, (title, _) in OPS.items()}
-    if others := {op: rows for op, rows in results.items() if op not in VECTORS}:
+    apart = (*VECTORS, "attention")
+    if others := {op: rows for op, rows in results.items() if op not in apart}:
         plots.scatter(others, titles, PLOT)
         pages += [f"![ratios](img/{PLOT.name})", ""]
     if of_vectors := {op: rows for op, rows in results.items() if op in VECTORS}:
@@ -214,6 +221,10 @@ def main(argv: list[str] | None = None) -> None:
             f"![column vectors](img/{VECTORS_PLOT.name})",
             "",
         ]
+    if rows := results.get("attention"):
+        attention_table.plot(rows, ATTENTION_PLOT)
+        pages += [f"![attention](img/{ATTENTION_PLOT.name})", ""]
+        put(DOCS / "attention.md", attention_page(rows, args.results))
     put(DOCS / "performance.md", pages)
     put(machine.ROOT / "README.md", summary)
 

@@ -2,7 +2,7 @@
 // and the keys j that it stores:
 //   s[j] = scale * q[i] . k[j] + bias[i, j],   lse = log(sum exp(s[j]) + exp(sink))
 //   out[i] = sum exp(s[j] - lse) * v[j]
-// and the gradients, from lse and delta[i] = dout[i] . out[i] - dlse[i]:
+// and the gradients, from out and lse, with delta[i] = dout[i] . out[i] - dlse[i]:
 //   p = exp(s - lse),  ds = p * (dout[i] . v[j] - delta[i])
 //   dq[i] = scale * sum ds k[j],  dk[j] = scale * sum ds q[i],  dv[j] = sum p dout[i],  dbias = ds
 #pragma once
@@ -28,7 +28,7 @@ struct HeadPacking {
   const void* source;
   void* packed;
   int64_t rows, heads, depth, padded;
-  int64_t chunk_rows, chunks;  // task = (batch * heads + head) * chunks + chunk of rows
+  int64_t chunk_rows, chunks;  // task = batch * chunks + chunk of rows, of all heads
 };
 
 // What both directions share.
@@ -61,10 +61,11 @@ struct AttentionArgs : AttentionProblem, RowTasks {
 };
 
 struct AttentionBackwardArgs : AttentionProblem {
-  const void* dout;   // [batch or 1, rows, heads, value_depth]
-  const void* delta;  // [batch or 1, rows, heads] of accumulators
-  const void* lse;    // likewise
-  int64_t dout_stride, delta_stride, lse_stride;
+  const void* dout;  // [batch or 1, rows, heads, value_depth]
+  const void* out;   // likewise
+  const void* dlse;  // [batch or 1, rows, heads] of accumulators
+  const void* lse;   // likewise
+  int64_t dout_stride, out_stride, dlse_stride, lse_stride;
   void* dq;     // [batch, rows, heads, depth]
   void* dk;     // [batch, keys, key_heads, depth]
   void* dv;     // [batch, keys, key_heads, value_depth]
@@ -73,7 +74,8 @@ struct AttentionBackwardArgs : AttentionProblem {
   // The block rows in pieces; each adds to sums of its own, or where there is one to dk and dv.
   int64_t pieces;
   const int64_t* piece_begin;  // [pieces + 1] block rows
-  void* sums;  // [batch, key_heads, pieces, keys, padded_depth + padded_value_depth], or null
+  void* sums;      // [batch, key_heads, pieces, keys, padded_depth + padded_value_depth], or null
+  uint8_t* added;  // [batch, key_heads, pieces, keys]: whether that has been written
   int64_t chunk_keys, chunks;
 
   // task = pack tasks of k, of v, then (batch * key_heads + key head) * pieces + piece, then

@@ -42,10 +42,10 @@ std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t p
   return begin;
 }
 
-ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer delta,
+ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
                             ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer lse,
-                            ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
+                            ffi::AnyBuffer lse, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                             ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
                             ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
                             int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
@@ -69,10 +69,12 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   expect("dk", *dk, type, {batch, args.keys, args.key_heads, args.depth});
   expect("dv", *dv, type, {batch, args.keys, args.key_heads, args.value_depth});
   expect("dout", dout, type, {kAnySize, args.rows, args.heads, args.value_depth});
-  expect("delta", delta, wide, {kAnySize, args.rows, args.heads});
+  expect("out", out, type, {kAnySize, args.rows, args.heads, args.value_depth});
+  expect("dlse", dlse, wide, {kAnySize, args.rows, args.heads});
   expect("lse", lse, wide, {kAnySize, args.rows, args.heads});
   if (error.empty()) error = BadBatch("dout", dout, batch);
-  if (error.empty()) error = BadBatch("delta", delta, batch);
+  if (error.empty()) error = BadBatch("out", out, batch);
+  if (error.empty()) error = BadBatch("dlse", dlse, batch);
   if (error.empty()) error = BadBatch("lse", lse, batch);
   const int64_t stored = args.vectors * args.length;
   if (error.empty() && wrt_bias &&
@@ -84,14 +86,19 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   if (error.empty() && !pack) error = CannotRead(args);
   if (!error.empty()) return Failed("attention_backward: " + error);
   args.dout = dout.untyped_data();
-  args.delta = delta.untyped_data();
+  args.out = out.untyped_data();
+  args.dlse = dlse.untyped_data();
   args.lse = lse.untyped_data();
   args.dout_stride = BatchStride(dout);
-  args.delta_stride = BatchStride(delta);
+  args.out_stride = BatchStride(out);
+  args.dlse_stride = BatchStride(dlse);
   args.lse_stride = BatchStride(lse);
   args.dq = dq->untyped_data();
   args.dk = dk->untyped_data();
   args.dv = dv->untyped_data();
+  for (ffi::AnyBuffer result : {*dq, *dk, *dv}) {
+    AdviseHugePages(result.untyped_data(), result.size_bytes());
+  }
   if (batch == 0) return Finished();
   const int64_t blocks = offsets.dimensions()[0] - 1;
   const size_t element = AccumulatorBytes(args.dtype);
@@ -108,13 +115,14 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const size_t pack_bytes = pack ? PackedBytes(in, args) : 0;
   args.pieces = pieces;
   const bool summed = pieces > 1 || !whole;
-  const size_t sum_bytes =
-      summed ? size_t(batch * args.key_heads * pieces * args.keys * sum_row) * element : 0;
-  call->memory = AcquireWorkspace(std::max<size_t>(pack_bytes + sum_bytes, 64));
+  const size_t sum_rows = summed ? size_t(batch * args.key_heads * pieces * args.keys) : 0;
+  const size_t sum_bytes = sum_rows * sum_row * element;
+  call->memory = AcquireWorkspace(std::max<size_t>(pack_bytes + sum_bytes + sum_rows, 64));
   if (!call->memory) return Failed("attention_backward: no memory for sums");
   char* memory = static_cast<char*>(call->memory.get());
   PlaceKeys(in, pack ? memory : nullptr, &args);
   args.sums = summed ? memory + pack_bytes : nullptr;
+  args.added = reinterpret_cast<uint8_t*>(memory + pack_bytes + sum_bytes);
   args.chunk_keys =
       std::max<int64_t>(1, kSumBytes / std::max<int64_t>(1, pieces * sum_row * int64_t(element)));
   args.chunks = (args.keys + args.chunk_keys - 1) / args.chunk_keys;
@@ -134,12 +142,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardCvs, BackwardHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
-                                  .Arg<ffi::AnyBuffer>()  // delta [batch or 1, L, H]
+                                  .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
                                   .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
                                   .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
                                   .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
                                   .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
                                   .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+                                  .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
                                   .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
                                   .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
                                   .Arg<ffi::AnyBuffer>()  // indices [vectors]

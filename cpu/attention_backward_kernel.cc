@@ -3,13 +3,21 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Where a task adds to dk and dv: rows of accumulators.
+// Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
+// about to be in the cache then.
 template <typename Acc>
 struct KeySums {
   Acc* k;
   Acc* v;
   int64_t k_row, v_row;
+  uint8_t* added;  // of each key, or null where all are zeroed beforehand
 };
+
+template <typename Acc>
+void Clear(Acc* row, int64_t depth) {
+  constexpr int kSize = kLanes<Acc>;
+  for (int64_t d = 0; d < depth; d += kSize) Store<Acc, kSize>(row + d, Vector<Acc, kSize>{});
+}
 
 // Some rows of a block row: what each pass over their keys reads and adds to.
 template <typename Acc>
@@ -42,6 +50,11 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
       const auto column = size_t(args.indices[p + j]);
       k_targets[j] = sums.k + column * size_t(sums.k_row);
       v_targets[j] = sums.v + column * size_t(sums.v_row);
+      if (sums.added && !sums.added[column]) {
+        sums.added[column] = 1;
+        Clear(k_targets[j], args.padded_depth);
+        Clear(v_targets[j], args.padded_value_depth);
+      }
     }
     block.Products(left_dout, args.padded_value_depth, block.values, slopes, [&](int j) {
       block.AskFor(v_targets, j, args.padded_value_depth);
@@ -65,37 +78,60 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
   }
 }
 
-template <typename Acc>
-void Clear(Acc* rows, int64_t row, int64_t depth, int64_t count) {
-  for (int64_t i = 0; i < count; ++i, rows += row) {
-    __builtin_memset(rows, 0, size_t(depth) * sizeof(Acc));
-  }
-}
-
+// The sums of a task, as it begins.
 template <typename T>
-KeySums<Accumulator<T>> SumsOf(const AttentionBackwardArgs& args, int64_t task) {
+KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
   const int64_t piece = task % args.pieces, head = task / args.pieces % args.key_heads;
   const int64_t batch = task / args.pieces / args.key_heads;
   if (args.sums) {
     const int64_t row = args.padded_depth + args.padded_value_depth;
-    Acc* k = static_cast<Acc*>(args.sums) +
-             ((batch * args.key_heads + head) * args.pieces + piece) * args.keys * row;
-    return {k, k + args.padded_depth, row, row};
+    const int64_t first = ((batch * args.key_heads + head) * args.pieces + piece) * args.keys;
+    Acc* k = static_cast<Acc*>(args.sums) + first * row;
+    __builtin_memset(args.added + first, 0, size_t(args.keys));
+    return {k, k + args.padded_depth, row, row, args.added + first};
   }
   const int64_t first = batch * args.keys * args.key_heads + head;
-  return {static_cast<Acc*>(args.dk) + first * args.depth,
-          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
-          args.key_heads * args.value_depth};
+  const KeySums<Acc> sums{static_cast<Acc*>(args.dk) + first * args.depth,
+                          static_cast<Acc*>(args.dv) + first * args.value_depth,
+                          args.key_heads * args.depth, args.key_heads * args.value_depth, nullptr};
+  for (int64_t j = 0; j < args.keys; ++j) {
+    Clear(sums.k + j * sums.k_row, args.depth);
+    Clear(sums.v + j * sums.v_row, args.value_depth);
+  }
+  return sums;
+}
+
+// delta of the rows of a pass: dout is theirs.
+template <typename T>
+void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Accumulator<T>* dout,
+            int rows, Accumulator<T>* delta) {
+  using Acc = Accumulator<T>;
+  constexpr int kSize = kLanes<T>;
+  const int64_t first = at.row * args.heads + at.head;
+  const T* out =
+      static_cast<const T*>(args.out) + at.batch * args.out_stride + first * args.value_depth;
+  const Acc* dlse = static_cast<const Acc*>(args.dlse) + at.batch * args.dlse_stride + first;
+  for (int r = 0; r < rows; ++r, dout += args.padded_value_depth) {
+    delta[r] = 0;
+    if (r >= at.height) continue;
+    const T* own = out + r * args.heads * args.value_depth;
+    Vector<Acc, kSize> sums = {};
+    int64_t d = 0;
+    for (; d + kSize <= args.value_depth; d += kSize) {
+      sums += Load<T, kSize>(own + d) * Load<Acc, kSize>(dout + d);
+    }
+    Acc sum = FoldLanes<1, Acc, kSize>(sums)[0];
+    for (; d < args.value_depth; ++d) sum += LoadScalar<T>(own + d) * dout[d];
+    delta[r] = sum - dlse[r * args.heads];
+  }
 }
 
 // A piece of the rows in all heads that share one head of keys.
 template <typename T>
 void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
-  const KeySums<Acc> sums = SumsOf<T>(args, task);
-  Clear(sums.k, sums.k_row, args.padded_depth, args.keys);
-  Clear(sums.v, sums.v_row, args.padded_value_depth, args.keys);
+  const KeySums<Acc> sums = BeginSums<T>(args, task);
   const int64_t piece = task % args.pieces, key_head = task / args.pieces % args.key_heads;
   const int64_t batch = task / args.pieces / args.key_heads, group = args.heads / args.key_heads;
   const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
@@ -113,13 +149,12 @@ void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
         LoadRows<T>(cotangent + first * args.value_depth, out_row, at.height, args.value_depth,
                     kRows, args.padded_value_depth, Acc(1), dout);
         const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + first;
-        const Acc* given = static_cast<const Acc*>(args.delta) + batch * args.delta_stride + first;
         for (int r = 0; r < kRows; ++r) {
           const bool inside = r < at.height;
           lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
           if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
-          delta[r] = inside ? given[r * args.heads] : Acc(0);
         }
+        Deltas<T>(args, at, dout, kRows, delta);
         __builtin_memset(dq, 0, size_t(kRows * args.padded_depth) * sizeof(Acc));
         Acc* dbias = static_cast<Acc*>(args.dbias);
         if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
@@ -147,12 +182,16 @@ void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
   const int64_t row = args.padded_depth + args.padded_value_depth, size = args.keys * row;
   constexpr int kSize = kLanes<Acc>;
   Acc* sums = static_cast<Acc*>(args.sums) + walk * args.pieces * size;
+  const uint8_t* added = args.added + walk * args.pieces * args.keys;
   for (int64_t j = begin; j < end; ++j) {
     Acc* own = sums + j * row;
-    for (int64_t d = 0; d < row; d += kSize) {
-      auto sum = Load<Acc, kSize>(own + d);
-      for (int64_t i = 1; i < args.pieces; ++i) sum += Load<Acc, kSize>(own + i * size + d);
-      Store<Acc, kSize>(own + d, sum);
+    if (!added[j]) Clear(own, row);
+    for (int64_t i = 1; i < args.pieces; ++i) {
+      if (!added[i * args.keys + j]) continue;
+      const Acc* other = own + i * size;
+      for (int64_t d = 0; d < row; d += kSize) {
+        Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) + Load<Acc, kSize>(other + d));
+      }
     }
     const int64_t place = (batch * args.keys + j) * args.key_heads + head;
     StoreRow<T>(own, args.depth, Acc(1), static_cast<T*>(args.dk) + place * args.depth);

@@ -54,6 +54,7 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   if (!error.empty()) return Failed("attention: " + error);
   args.out = out->untyped_data();
   args.lse = lse->untyped_data();
+  AdviseHugePages(args.out, out->size_bytes());
   if (batch == 0 || args.rows == 0) return Finished();
 
   if (pack) {

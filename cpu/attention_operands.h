@@ -131,10 +131,10 @@ inline HeadRows Rows(xla::ffi::AnyBuffer x, int64_t padded, void* packed, HeadPa
   if (!packed) {
     return {x.untyped_data(), heads * depth, depth, BatchStride(x)};
   }
-  const int64_t chunk = std::max<int64_t>(1, kPackBytes / std::max<int64_t>(1, padded * 4));
+  const int64_t chunk = std::max<int64_t>(1, kPackBytes / std::max<int64_t>(1, heads * padded * 4));
   const int64_t chunks = (rows + chunk - 1) / chunk;
   *packing = {x.untyped_data(), packed, rows, heads, depth, padded, chunk, chunks};
-  *tasks = shape[0] * heads * chunks;
+  *tasks = shape[0] * chunks;
   return {packed, padded, rows * padded, shape[0] == 1 ? 0 : heads * rows * padded};
 }
 

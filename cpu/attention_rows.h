@@ -12,22 +12,24 @@ constexpr int kBlockKeys = 64;
 template <typename T>
 void PackHeads(const HeadPacking& packing, int64_t task) {
   using Acc = Accumulator<T>;
-  const int64_t chunk = task % packing.chunks, head = task / packing.chunks % packing.heads;
-  const int64_t batch = task / packing.chunks / packing.heads;
+  const int64_t chunk = task % packing.chunks, batch = task / packing.chunks;
   const int64_t begin = chunk * packing.chunk_rows;
   const int64_t end =
       begin + packing.chunk_rows < packing.rows ? begin + packing.chunk_rows : packing.rows;
   constexpr int kSize = kLanes<T>;
+  const T* from = static_cast<const T*>(packing.source) +
+                  (batch * packing.rows + begin) * packing.heads * packing.depth;
+  Acc* packed =
+      static_cast<Acc*>(packing.packed) + batch * packing.heads * packing.rows * packing.padded;
   for (int64_t i = begin; i < end; ++i) {
-    const T* from = static_cast<const T*>(packing.source) +
-                    ((batch * packing.rows + i) * packing.heads + head) * packing.depth;
-    Acc* to = static_cast<Acc*>(packing.packed) +
-              ((batch * packing.heads + head) * packing.rows + i) * packing.padded;
-    int64_t d = 0;
-    for (; d + kSize <= packing.depth; d += kSize)
-      Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
-    for (; d < packing.depth; ++d) to[d] = LoadScalar<T>(from + d);
-    for (; d < packing.padded; ++d) to[d] = 0;
+    for (int64_t head = 0; head < packing.heads; ++head, from += packing.depth) {
+      Acc* to = packed + (head * packing.rows + i) * packing.padded;
+      int64_t d = 0;
+      for (; d + kSize <= packing.depth; d += kSize)
+        Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
+      for (; d < packing.depth; ++d) to[d] = LoadScalar<T>(from + d);
+      for (; d < packing.padded; ++d) to[d] = 0;
+    }
   }
 }
 
@@ -126,7 +128,7 @@ struct ScoreBlock {
     const Acc* v =
         static_cast<const Acc*>(args.v.data) + at.batch * args.v.batch + key_head * args.v.head;
     count = end - begin < kBlockKeys ? int(end - begin) : kBlockKeys;
-    padded = (count + Tile::kTogether - 1) / Tile::kTogether * Tile::kTogether;
+    padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
     for (int j = 0; j < count; ++j) {
       const auto column = size_t(args.indices[begin + j]);
       keys[j] = k + column * size_t(args.k.row);
@@ -148,9 +150,14 @@ struct ScoreBlock {
   template <typename Ahead>
   void Products(const Acc* left, int64_t depth, const Acc* const* with, Acc* out,
                 Ahead&& ahead) const {
-    for (int j = 0; j < padded; j += Tile::kTogether) {
+    int j = 0;
+    for (; j + Tile::kTogether <= padded; j += Tile::kTogether) {
       ahead(j);
-      Tile::Dots(left, depth, with + j, out + j * kRows);
+      Tile::template Dots<Tile::kTogether>(left, depth, with + j, out + j * kRows);
+    }
+    for (; j < padded; j += Tile::kFew) {
+      ahead(j);
+      Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
     }
   }
 

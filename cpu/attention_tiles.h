@@ -14,8 +14,9 @@ namespace sgap::SGAP_ISA {
 template <typename Acc, int kRows>
 struct AttentionTile {
   static constexpr int kSize = kLanes<Acc>, kPart = kSize / kRows;
-  static constexpr bool kMany = kVectorBytes == 64;  // 32 registers
-  static constexpr int kTogether = kMany ? 16 : 8;   // keys
+  static constexpr bool kMany = kVectorBytes == 64;                           // 32 registers
+  static constexpr int kTogether = kMany ? 16 : 8;                            // keys
+  static constexpr int kFew = kTogether / 2 > kPart ? kTogether / 2 : kPart;  // of the last ones
   static constexpr int kTile = kRows >= 16                    ? 1
                                : (kMany ? 16 : 8) / kRows < 4 ? (kMany ? 16 : 8) / kRows
                                                               : 4;
@@ -34,9 +35,10 @@ struct AttentionTile {
     }
   }
 
-  // scores = rows . keys for kTogether keys.
+  // scores = rows . keys for kKeys keys.
+  template <int kKeys>
   static void Dots(const Acc* left, int64_t depth, const Acc* const* keys, Acc* scores) {
-    V sums[kTogether] = {};
+    V sums[kKeys] = {};
     constexpr int kSteps = kMany ? 4 : 2;
     const int64_t steps = depth / kPart;
     int64_t s = 0;
@@ -45,7 +47,7 @@ struct AttentionTile {
 #pragma GCC unroll 4
       for (int u = 0; u < kSteps; ++u) rows[u] = Load<Acc, kSize>(left + (s + u) * kSize);
 #pragma GCC unroll 16
-      for (int j = 0; j < kTogether; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         const Acc* key = keys[j] + s * kPart;
 #pragma GCC unroll 4
         for (int u = 0; u < kSteps; ++u) {
@@ -56,12 +58,12 @@ struct AttentionTile {
     for (; s < steps; ++s) {
       const V rows = Load<Acc, kSize>(left + s * kSize);
 #pragma GCC unroll 16
-      for (int j = 0; j < kTogether; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         sums[j] += rows * LoadRepeated<Acc, kSize, kPart>(keys[j] + s * kPart);
       }
     }
 #pragma GCC unroll 16
-    for (int t = 0; t < kTogether / kPart; ++t) {
+    for (int t = 0; t < kKeys / kPart; ++t) {
       if constexpr (kPart == 1) {
         Store<Acc, kSize>(scores + t * kSize, sums[t]);
       } else {

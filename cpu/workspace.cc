@@ -41,7 +41,9 @@ Workspace AcquireWorkspace(size_t bytes) {
     }
   }
   const size_t rounded = (bytes + kLine - 1) / kLine * kLine;
-  return Workspace(std::aligned_alloc(kLine, rounded), {rounded});
+  void* memory = std::aligned_alloc(kLine, rounded);
+  if (memory) AdviseHugePages(memory, rounded);
+  return Workspace(memory, {rounded});
 }
 
 void AdviseHugePages(void* data, size_t bytes) {

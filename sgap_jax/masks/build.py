@@ -91,7 +91,16 @@ def from_function(
             seen = np.asarray(f(rows, keys))
             if seen.dtype != np.bool_:
                 raise ValueError(f"masks.{op}: f must give booleans, got {seen.dtype}")
-            seen = np.broadcast_to(seen, (len(rows), keys.shape[1]))
+            want = (len(rows), keys.shape[1])
+            fits = seen.ndim <= 2 and all(
+                got in (1, size) for got, size in zip(seen.shape[::-1], want[::-1], strict=False)
+            )
+            if not fits:
+                raise ValueError(
+                    f"masks.{op}: f must give booleans that broadcast to {list(want)} for rows "
+                    f"[{want[0]}, 1] and columns [1, {want[1]}], got {list(seen.shape)}"
+                )
+            seen = np.broadcast_to(seen, want)
             padded = np.zeros((count * length, keys.shape[1]), bool)
             padded[: len(rows)] = seen
             vectors = np.any(padded.reshape(count, length, -1), axis=1, keepdims=True)

@@ -45,6 +45,12 @@ def _combined(
 ) -> SparseArray:
     if not patterns:
         raise ValueError(f"masks.{op}: expected at least one mask")
+    for pattern in patterns:
+        if not isinstance(pattern, SparseArray):
+            raise ValueError(
+                f"masks.{op}: expected SparseArrays, each an argument of its own, as in "
+                f"{op}(a, b); got a {type(pattern).__name__}"
+            )
     first = patterns[0]
     keys = None
     for pattern in patterns:

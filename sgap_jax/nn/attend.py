@@ -11,11 +11,9 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.structure import check_format
-from sgap_jax.primitives._define import check_sparse
+from sgap_jax.primitives import attention_unfused as unfused
+from sgap_jax.primitives._define import accumulator, check_sparse, structure
 from sgap_jax.primitives.attention import sparse_attention
-from sgap_jax.primitives.sddmm import sddmm
-from sgap_jax.primitives.sparse_softmax import sparse_softmax
-from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
 Pattern = SparseArray | Sequence[SparseArray]
@@ -126,20 +124,17 @@ def _in_steps(
     drop: Callable[[jax.Array, int], jax.Array],
     head: int,
 ) -> jax.Array:
-    """sparse_attention as sddmm, sparse_softmax and spmm, with dropout of the weights between."""
+    """The steps of sparse_attention, with dropout of the weights between."""
     q, k, v = operands
-    heads, stored = (q.shape[0], q.shape[2]), pattern.values.shape
-    flat = lambda x: jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], x.shape[3])  # noqa: E731
-    each = lambda x: x.reshape(-1, *stored)  # noqa: E731
-    scaled = q * (1 / math.sqrt(max(q.shape[3], 1)))
-    scores = jax.vmap(lambda q, k: sddmm(pattern, q, k).values)(flat(scaled), flat(k))
-    scores = scores.reshape(*heads, *stored)
-    if is_causal:
-        rows, columns = pattern.coordinates()
-        scores = jnp.where((columns <= rows).reshape(1, 1, *stored), scores, -jnp.inf)
-    if bias is not None:
-        scores = scores + jnp.broadcast_to(bias, scores.shape)
-    softmax = lambda s: sparse_softmax(pattern.with_values(s)).values  # noqa: E731
-    weights = drop(jax.vmap(softmax)(each(scores)).reshape(*heads, *stored), head)
-    out = jax.vmap(lambda p, v: spmm(pattern.with_values(p), v))(each(weights), flat(v))
-    return jnp.moveaxis(out.reshape(*heads, *out.shape[1:]), 1, 2)
+    none, wide = unfused.no_array, accumulator(q.dtype)
+    bias = none(wide) if bias is None else bias.astype(wide)
+    out, _ = unfused.forward(
+        *(q, k, v, bias, none(wide), none(jnp.int32), *structure(pattern)),
+        shape=pattern.shape,
+        vector_length=pattern.format.vector_length,
+        scale=1 / math.sqrt(max(q.shape[3], 1)),
+        is_causal=is_causal,
+        schedule=None,
+        weigh=lambda p: drop(p, head),
+    )
+    return out

@@ -170,7 +170,7 @@ def _attention(
 # attention_p: q, k, v, bias, sinks, lengths, then the structure by rows and by columns -> out, lse
 # attention_tangent_p: dq, dk, dv, dbias, dsinks, what attention_p takes before the structure, out,
 #   lse, structure -> dout, dlse; linear in the first five
-# attention_backward_p: dout, delta, q, k, v, bias, lengths, lse, structure -> dq, dk, dv, dbias
+# attention_backward_p: dout, dlse, q, k, v, bias, lengths, out, lse, structure -> dq, dk, dv, dbias
 #   [B, H, ...]; linear in the first two
 # Shapes, and what is absent: attention_unfused.py. The second is the derivative of the first, and
 # its transpose is the third, which has a kernel; what is computed otherwise is unfused.
@@ -196,7 +196,7 @@ def _tangent_abstract_eval(*operands: Any, **params: Any) -> list:
 
 
 def _backward_abstract_eval(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    _, _, q, k, v, _, _, lse, _, indices, *_ = operands
+    _, _, q, k, v, _, _, _, lse, _, indices, *_ = operands
     batch = unfused.backward_batch(*operands)
     dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (q, k, v)]
     length = params["vector_length"]
@@ -234,10 +234,10 @@ def _backward_cpu(
 ) -> Any:
     avals = ctx.avals_in
     batch = ctx.avals_out[0].shape[0]
-    _, plan = _plan((*avals[2:5], avals[9], batch), shape, vector_length, schedule)
+    _, plan = _plan((*avals[2:5], avals[10], batch), shape, vector_length, schedule)
     attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces, pack=plan.packed)
     target = "sgap_attention_backward_cvs_v1"
-    return ffi_lowering(target, ctx, operands[:10], avals[:10], **attrs, **of)
+    return ffi_lowering(target, ctx, operands[:11], avals[:11], **attrs, **of)
 
 
 def _or_absent(tangents: Sequence, like: Sequence) -> list:
@@ -298,17 +298,16 @@ def _tangent_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
     dout, dlse = cotangents
     q, k, v, bias, sinks, lengths, out, lse, *arrays = operands[5:]
     wide = accumulator(out.dtype)
-    product = dout.astype(wide) * out.astype(wide)  # both have the joint batch
-    delta = product.sum(-1) - dlse
     wrt = [i for i in range(5) if is_linear_operand(operands[i])]
     bias_is, sinks_are = (i in wrt and not absent(operands[i].aval) for i in (3, 4))
-    given = (dout, delta, q, k, v, bias, lengths, lse, *arrays)
+    given = (dout, dlse, q, k, v, bias, lengths, out, lse, *arrays)
     grads = bind(attention_backward_p, *given, wrt_bias=bias_is, **params)
     dbias, dsinks = no_array(wide), no_array(wide)
     if bias_is:
         dbias = grads[3] if bias.shape[1] == q.shape[2] else grads[3].sum(1, keepdims=True)
     if sinks_are:
-        dsinks = -(unfused.sink_share(sinks, lse) * delta).sum(1)
+        share = unfused.sink_share(sinks, lse)
+        dsinks = -(share * unfused.delta(dout, out, dlse)).sum(1)
     found = [*grads[:3], dbias, dsinks]
     return {
         i: no_array(x.dtype) if absent(operands[i].aval) else x
@@ -353,7 +352,7 @@ attention_tangent_p = define(
 )
 attention_backward_p = define(
     "attention_backward",
-    data=8,
+    data=9,
     abstract_eval=_backward_abstract_eval,
     reference=unfused.backward,
     cpu=_backward_cpu,

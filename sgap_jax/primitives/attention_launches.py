@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sgap_jax.primitives._define import resolve
+import jax
+
+from sgap_jax.primitives._define import jax_lowering, joint_batch, resolve
 from sgap_jax.primitives.attention_arguments import attention_problem
-from sgap_jax.primitives.attention_unfused import absent
+from sgap_jax.primitives.attention_unfused import absent, delta
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.attention_cuda import (
     AttentionShapes,
@@ -51,21 +53,26 @@ def backward(
     schedule: Schedule | None,
 ) -> Any:
     """attention_backward_p as two launches, by rows and by keys, or None where it is unfused."""
+    dout, dlse, *rest, out, lse = ctx.avals_in[:9]
+    sizes = (joint_batch(*(x.shape[0] for x in (dout, out, dlse))), *lse.shape[1:])
+    deltas = jax.core.ShapedArray(sizes, lse.dtype)
+    given = [dout, deltas, *rest, lse, *ctx.avals_in[9:]]
     names = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse")
-    avals = dict(zip(names, ctx.avals_in[:8], strict=True))
+    avals = dict(zip(names, given[:8], strict=True))
     shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
-    problem = attention_problem(
-        avals["q"], ctx.avals_in[9], shapes.batch, shape, vector_length, "cuda"
-    )
+    problem = attention_problem(avals["q"], given[9], shapes.batch, shape, vector_length, "cuda")
     tile = _tile(schedule, problem, shapes)
     if tile is None:
         return None
+    of_delta = ([operands[i] for i in (0, 7, 1)], (dout, out, dlse))
+    inner = ctx.replace(avals_out=[deltas])
+    values = [operands[0], *jax_lowering(inner, delta, *of_delta), *operands[2:7], *operands[8:]]
     dq, dk, dv, dbias = ctx.avals_out
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    rows = launch.lower(ctx, call, operands[:10], ctx.avals_in[:10], [dq, dbias], compiler=nvrtc)
-    given = ((*operands[:8], *operands[10:]), (*ctx.avals_in[:8], *ctx.avals_in[10:]))
+    rows = launch.lower(ctx, call, values[:10], given[:10], [dq, dbias], compiler=nvrtc)
+    by_keys = ((*values[:8], *values[10:]), (*given[:8], *given[10:]))
     call = keys_backward_plan(problem, tile, shapes, scale)
-    keys = launch.lower(ctx, call, *given, [dk, dv], compiler=nvrtc)
+    keys = launch.lower(ctx, call, *by_keys, [dk, dv], compiler=nvrtc)
     return [rows[0], *keys, rows[1]]
 
 

@@ -19,6 +19,7 @@ Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `si
 `lengths` [B|1, 1]; an absent one of these three, or an absent tangent, is [1, 0].
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -143,19 +144,33 @@ class Composition:
 
 
 def forward(
-    q: Any, k: Any, v: Any, bias: Any, sinks: Any, lengths: Any, *arrays: Any, **params: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    sinks: Any,
+    lengths: Any,
+    *arrays: Any,
+    weigh: Callable[[Any], Any] = lambda p: p,
+    **params: Any,
 ) -> list:
-    """[out [B, L, H, Dv], lse [B, L, H]]."""
+    """[out [B, L, H, Dv], lse [B, L, H]]; `weigh` is what becomes of the probabilities."""
     of, dtype = Composition(arrays, **params), q.dtype
     q, k, v = _widened(q, k, v)
     s = of.scores(q, k, bias, lengths)
     one = lambda s: sparse_softmax(of.A.with_values(s), schedule=of.schedule).values  # noqa: E731
-    p = jax.vmap(jax.vmap(one))(s)
+    p = weigh(jax.vmap(jax.vmap(one))(s))
     p = jnp.broadcast_to(p, (joint_batch(p.shape[0], v.shape[0]), *p.shape[1:]))
     out, lse = of.product(p, v), of.log_sum_exp(s)
     if not absent(sinks):
-        entries, lse = lse, jnp.logaddexp(*_alike(lse, sinks[:, None]))
+        entries, sink = _alike(lse, sinks[:, None])
         finite, zero = ~jnp.isneginf(entries), jnp.zeros((), s.dtype)
+        # Beside a sink of +inf entries are nothing, and without either there is nothing:
+        # logaddexp knows, its derivative does not.
+        nothing = ~finite & jnp.isneginf(sink)
+        beside = jnp.where(jnp.isposinf(sink), -jnp.inf, entries)
+        lse = jnp.logaddexp(beside, jnp.where(nothing, zero, sink))
+        lse = jnp.where(nothing, -jnp.inf, lse)
         share = jnp.exp(jnp.where(finite, entries, zero) - jnp.where(finite, lse, zero))
         share = jnp.where(finite, share, zero)[..., None]
         batch = joint_batch(out.shape[0], share.shape[0])
@@ -193,14 +208,15 @@ def tangent(*operands: Any, **params: Any) -> list:
 
 
 def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    """[dq, dk, dv, dbias of each head] of dout, delta, q, k, v, bias, lengths, lse."""
-    dout, delta, q, k, v, bias, lengths, lse, *arrays = operands
+    """[dq, dk, dv, dbias of each head] of dout, dlse, q, k, v, bias, lengths, out, lse."""
+    dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
     of, dtype, heads = Composition(arrays, **params), q.dtype, k.shape[2]
+    deltas = delta(dout, out, dlse)
     dout, q, k, v = _widened(dout, q, k, v)
     p = of.probabilities(of.scores(q, k, bias, lengths), lse)
     batch = backward_batch(*operands)
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
-    ds = of.sampled(dout, v) - of.at_entries(delta)
+    ds = of.sampled(dout, v) - of.at_entries(deltas)
     ds = jnp.where(p == 0, jnp.zeros((), p.dtype), p * ds)
     scaled = ds * jnp.asarray(of.scale, q.dtype)
     grads = [
@@ -212,15 +228,23 @@ def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
 
 
 def backward_batch(*operands: Any) -> int:
-    return joint_batch(*(x.shape[0] for x in operands[:8]))
+    return joint_batch(*(x.shape[0] for x in operands[:9]))
+
+
+def delta(dout: Any, out: Any, dlse: Any) -> Any:
+    """[B, L, H], in the accumulator's dtype."""
+    dout, out = _alike(*_widened(dout, out))
+    total, dlse = _alike((dout * out).sum(-1), dlse)
+    return total - dlse
 
 
 def sink_share(sinks: Any, lse: Any) -> Any:
-    """What of a row's probability goes to the sink: [B, L, H]."""
+    """What of a row's probability goes to the sink: [B, L, H]; all of it to one of +inf."""
     sinks, lse = _alike(sinks[:, None], lse)
-    empty = jnp.isneginf(lse)
-    share = jnp.exp(sinks - jnp.where(empty, jnp.zeros((), lse.dtype), lse))
-    return jnp.where(empty, jnp.zeros((), lse.dtype), share)
+    zero, one = (jnp.asarray(x, lse.dtype) for x in (0, 1))
+    empty, whole = jnp.isneginf(lse), jnp.isposinf(sinks)
+    share = jnp.exp(jnp.where(whole, zero, sinks) - jnp.where(empty, zero, lse))
+    return jnp.where(whole, one, jnp.where(empty, zero, share))
 
 
 def _alike(x: Any, y: Any) -> Any:

@@ -8,7 +8,7 @@ from sgap_jax.schedules.problem import Problem
 
 _LANES = {"float64": 8}  # of the widest vector, else 16
 _PACKED_USES = 8  # of a key by vectors, in all heads that share it
-_TASKS = 16
+_TASKS = 8  # and not more: each piece has sums to be zeroed and added up, 10% of a short call
 _MOST = 24 << 20  # bytes of sums and copies, which XLA's memory analysis does not know of
 
 

@@ -10,13 +10,9 @@ import pytest
 import scipy.sparse
 from battery import BATTERY, array
 from format_invariants import PADDED, SMALL, formats, invariants
+from jax import export
 
-from sgap_jax import (
-    COO,
-    CSC,
-    CSR,
-    SparseArray,
-)
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray
 
 cases = pytest.mark.parametrize("case", BATTERY.values(), ids=list(BATTERY))
 
@@ -28,6 +24,16 @@ def aligned(x):
     view = buffer[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
     view[...] = x
     return view
+
+
+@pytest.mark.parametrize("format", [COO, CVS(4), BCSR(2, 3)], ids=str)
+def test_an_exported_program_takes_and_returns_it(format):
+    A = SparseArray.from_dense(np.eye(6, 9, 2, dtype=np.float32), format=format)
+    twice = jax.jit(lambda A: A.with_values(2 * A.values))
+    restored = export.deserialize(export.export(twice)(A).serialize()).call(A)
+    assert (restored.shape, restored.format) == (A.shape, format)
+    assert jax.tree.structure(restored) == jax.tree.structure(A)
+    np.testing.assert_array_equal(restored.values, 2 * np.asarray(A.values))
 
 
 def test_nothing_aliases_the_caller():

@@ -99,6 +99,53 @@ def test_masked_rows_have_zero_gradients(length, schedule):
     close((dq, dk, dv), expected, 1e-12)
 
 
+def test_gradients_of_shared_biases():
+    A, x, rng = pattern(8), operands("float64"), np.random.default_rng(3)
+    leads = ((), (1,), (1, 1), (2, 1), (1, 4))
+    biases = [jnp.asarray(rng.standard_normal((*lead, *A.values.shape))) for lead in leads]
+    mask = dense_mask(A)[None, None]
+
+    @jax.jit
+    def both(biases):
+        mine = lambda b: sparse_attention(*x, A, bias=b, return_lse=True)
+        found = [jax.grad(loss(mine))(b) for b in biases]
+
+        def dense(b):
+            b = b.reshape(*(1,) * (2 + A.values.ndim - b.ndim), *b.shape)
+            return twin(*x, mask, bias=scatter(A, b))
+
+        return found, [jax.grad(loss(dense))(b) for b in biases]
+
+    found, expected = both(biases)
+    assert [g.shape for g in found] == [b.shape for b in biases]
+    close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("schedule", [None, Unfused()], ids=str)
+def test_a_sink_of_infinity_takes_everything(schedule):
+    A, x = pattern(8), operands("float64")
+    sinks = jnp.asarray([jnp.inf, 0.5, -jnp.inf, 1e3])
+
+    def f(q, k, v, sinks):
+        return sparse_attention(q, k, v, A, sinks=sinks, return_lse=True, schedule=schedule)
+
+    @jax.jit
+    def results(sinks):
+        gradients = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x)[0])), range(4))(*x, sinks)
+        # Of the keys that head 0 shares with head 1 the latter alone has gradients.
+        rest = jax.grad(lambda k: jnp.sum(jnp.sin(f(x[0], k, x[2], sinks)[0][:, :, 1:])))(x[1])
+        return f(*x, sinks), gradients, rest, jax.jvp(lambda s: f(*x, s)[1], (sinks,), (ones,))[1]
+
+    ones = jnp.ones(4)
+    (out, lse), (dq, dk, dv, dsinks), rest, along = results(sinks)
+    assert not out[:, :, 0].any() and np.isposinf(lse[:, :, 0]).all() and out[:, :, 1].any()
+    assert all(np.isfinite(g).all() for g in (dq, dk, dv, dsinks))
+    assert not dq[:, :, 0].any() and dsinks[0] == 0 and dsinks[1] != 0
+    close([dk], [rest], 1e-12)
+    np.testing.assert_array_equal(along[:, :, 0], 1)  # lse is the sink there
+    assert np.isfinite(along).all()
+
+
 def test_scale_and_a_pattern_for_each_head():
     A, B = pattern(8), pattern(None, ~MASK)
     q, k, v = operands("float64", heads=2, key_heads=1)
@@ -180,6 +227,10 @@ def test_export_and_remat():
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in names]
     restored = export.deserialize(export.export(f, disabled_checks=allowed)(q, k, v).serialize())
     jax.tree.map(np.testing.assert_array_equal, restored.call(q, k, v), f(q, k, v))
+    # The pattern as an argument.
+    g = jax.jit(lambda q, k, v, A: jax.grad(lambda q: jnp.sum(sparse_attention(q, k, v, A)))(q))
+    text = export.export(g, disabled_checks=allowed)(q, k, v, A).serialize()
+    np.testing.assert_array_equal(export.deserialize(text).call(q, k, v, A), g(q, k, v, A))
     remat = jax.value_and_grad(jax.checkpoint(lambda *x: jnp.sum(sparse_attention(*x, A) ** 2)))
     close(jax.tree.leaves(remat(q, k, v)), jax.tree.leaves(f(q, k, v)), 1e-6)
 

@@ -257,13 +257,14 @@ def test_a_handler_refuses_what_does_not_fit(change, words):
     sizes = dict(q=(1, 6, 2, 4), k=(1, 9, 1, 4), v=(1, 9, 1, 4), bias=(1, 0), sinks=(1, 0))
     sizes |= dict(lengths=(1, 0), offsets=4, indices=5, lse=(1, 6, 2), out=(1, 6, 2, 4))  # V = 2
     sizes |= dict(dq=(1, 6, 2, 4), dk=(1, 9, 1, 4), dv=(1, 9, 1, 4), dbias=(1, 2, 5, 2))
-    sizes |= dict(dout=(1, 6, 2, 4), delta=(1, 6, 2)) | change
+    sizes |= dict(dout=(1, 6, 2, 4), dlse=(1, 6, 2)) | change
     attrs = dict(vector_length=2, chunk_nonzeros=64, pieces=1, scale=1.0, is_causal=False)
     attrs = {**attrs, "wrt_bias": True, "pack": True, **change}
     integers = ("lengths", "offsets", "indices")
     array = lambda name: jnp.zeros(sizes[name], jnp.int32 if name in integers else jnp.float32)
     forward = ("q", "k", "v", "bias", "sinks", "lengths", "offsets", "indices")
-    backward = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse", "offsets", "indices")
+    backward = ("dout", "dlse", "q", "k", "v", "bias", "lengths", "out", "lse", "offsets")
+    backward = (*backward, "indices")
     is_backward = bool({"pieces", "dk", "dout", "dbias"} & set(change))
     names, results = (
         (backward, ("dq", "dk", "dv", "dbias")) if is_backward else (forward, ("out", "lse"))

@@ -168,7 +168,17 @@ def test_band_and_random(length):
         (lambda: masks.longformer(8, 3, [8]), "global_tokens must be below 8, got 8"),
         (lambda: masks.block_diagonal([[1]]), "segment_ids must be integers of one dimension"),
         (lambda: masks.from_function(lambda i, j: i + j, 4), "f must give booleans, got int64"),
+        (
+            lambda: masks.from_function(lambda i, j: np.ones((3, 2), bool), 4),
+            r"f must give booleans that broadcast to \[4, 4\] .*, got \[3, 2\]",
+        ),
+        (
+            lambda: masks.from_function(lambda i, j: np.ones((1, 4, 4), bool), 4),
+            r"broadcast to \[4, 4\] .*, got \[1, 4, 4\]",
+        ),
         (lambda: masks.union(), "at least one"),
+        (lambda: masks.union([masks.band(4, 2)]), r"as in union\(a, b\); got a list"),
+        (lambda: masks.intersection(masks.band(4, 2), None), "got a NoneType"),
         (lambda: masks.union(masks.band(4, 2), masks.band(5, 2)), r"\(4, 4\) and \(5, 5\)"),
         (lambda: masks.causal(np.eye(3)), "SparseArray"),
     ],

@@ -1,0 +1,64 @@
+"""attention.csv and attention_memory.csv -> the table and the plot of docs/attention.md."""
+
+import csv
+import pathlib
+
+from benchmarks import plots
+from benchmarks.ratios import Row
+
+PEERS = {
+    "jax_nn": "jax.nn",
+    "torch_sdpa": "torch SDPA",
+    "flex_attention": "FlexAttention",
+    "unfused": "our steps, unfused",
+}
+HEAD = ["mask", "pass", "ms", *(f"x {title}" for title in PEERS.values())]
+HEAD += ["x itself at 90%", "temporary MB, ours / jax.nn"]
+
+
+def is_backward(row: Row) -> bool:
+    return row["schedule"].startswith("forward and backward")
+
+
+def table(rows: list[Row], folder: pathlib.Path) -> tuple[list[str], list[list[str]]]:
+    """Head and cells, a line for each row of attention.csv."""
+    times = {(row["problem"], is_backward(row)): float(row["us"]) for row in rows}
+    memory = temporaries(folder / "attention_memory.csv")
+    body = []
+    for row in rows:
+        name, backward = row["problem"], is_backward(row)
+        denser = times.get((name.replace("_95pct", "_90pct"), backward))
+        gain = f"{denser / float(row['us']):.2f}" if "_95pct" in name and denser else ""
+        ratios = [float(row[x]) if row.get(x := f"x_{peer}") else None for peer in PEERS]
+        body.append(
+            [title(row), row["schedule"].split(",")[0], f"{1e-3 * float(row['us']):.2f}"]
+            + ["-" if ratio is None else f"{ratio:.1f}" for ratio in ratios]
+            + [gain, memory.get((name, backward), "")]
+        )
+    return HEAD, body
+
+
+def title(row: Row) -> str:
+    """`attention_2048_90pct` as `L = 2048, 90%`."""
+    _, length, kind = row["problem"].split("_")
+    return f"L = {length}, {'blocks' if kind == 'blocks' else kind.replace('pct', '%')}"
+
+
+def temporaries(path: pathlib.Path) -> dict[tuple[str, bool], str]:
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    return {
+        (row["problem"], row["backward"] == "True"): (
+            f"{float(row['ours']):.1f} / {float(row['jax_nn']):.0f}"
+        )
+        for row in found
+    }
+
+
+def plot(rows: list[Row], path: pathlib.Path) -> None:
+    """Time of each peer over ours, a panel for each pass."""
+    passes = {"forward": False, "forward and backward": True}
+    panels = {name: [row for row in rows if is_backward(row) is b] for name, b in passes.items()}
+    plots.bars(panels, PEERS, title, path)
