@@ -83,14 +83,22 @@ def data_dir():
     return folder
 
 
-_tests_run = 0
+_executables = 0
+
+
+def _count_executables(event, seconds, **_):
+    global _executables
+    _executables += event == "/jax/core/compile/backend_compile_duration"
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_executables)
 
 
 @pytest.fixture(autouse=True)
 def bounded_memory():
     """Every shape is an executable of about 2 MB that JAX keeps: let go of them now and then."""
-    global _tests_run
+    global _executables
     yield
-    _tests_run += 1
-    if _tests_run % 40 == 0:
+    if _executables > 800:
+        _executables = 0
         jax.clear_caches()
