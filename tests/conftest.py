@@ -83,6 +83,17 @@ def data_dir():
     return folder
 
 
+# Kinds of tests whose programs XLA compiles quickly rather than well: their work is in our kernels,
+# which it does not touch. The others see its optimizations, as users do.
+QUICKLY_COMPILED = ("grad", "oracle", "property")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizations(request):
+    quick = request.path.parent.name in QUICKLY_COMPILED
+    jax.config.update("jax_disable_most_optimizations", quick)
+
+
 _executables = 0
 
 
