@@ -1,4 +1,4 @@
-"""CSV files -> tables in docs/performance.md, docs/attention.md and README.md, and plots.
+"""CSV files -> tables in docs/*.md and README.md, and plots.
 
     python -m benchmarks.summary [--print]
 
@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 
-from benchmarks import attention_table, machine, plots
+from benchmarks import attention_table, compiler_table, machine, plots
 from benchmarks.peers import (
     attention,
     dlmc,
@@ -182,6 +182,22 @@ def attention_page(rows: list[Row], folder: pathlib.Path) -> list[str]:
     return [*lines, f"![attention](img/{ATTENTION_PLOT.name})", ""]
 
 
+def compiler_page(folder: pathlib.Path) -> list[str]:
+    """What bench_compiler and bench_compiler_studies left; nothing where they have not run."""
+    found = {}
+    for name in ("compiler", "compiler_tensors", "compiler_studies"):
+        if (path := folder / f"{name}.csv").exists():
+            with path.open(newline="") as file:
+                found[name] = list(csv.DictReader(file))
+    studies = found.pop("compiler_studies", [])
+    rows = [row for own in found.values() for row in own]
+    lines = source({"compiler": rows + studies}, folder) if rows or studies else []
+    if rows:
+        lines += ["Ratios are the other's time over that of the compiled loops.", ""]
+        lines += table(*compiler_table.table(rows))
+    return lines + (table(*compiler_table.studies(studies)) if studies else [])
+
+
 def put(path: pathlib.Path, lines: list[str]) -> None:
     """Replaces what stands between the two marks."""
     text = path.read_text() if path.exists() else ""
@@ -225,6 +241,8 @@ def main(argv: list[str] | None = None) -> None:
         attention_table.plot(rows, ATTENTION_PLOT)
         pages += [f"![attention](img/{ATTENTION_PLOT.name})", ""]
         put(DOCS / "attention.md", attention_page(rows, args.results))
+    if lines := compiler_page(args.results):
+        put(DOCS / "compiler.md", lines)
     put(DOCS / "performance.md", pages)
     put(machine.ROOT / "README.md", summary)
 

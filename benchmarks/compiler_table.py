@@ -1,0 +1,36 @@
+"""compiler.csv, compiler_tensors.csv and compiler_studies.csv -> the tables of docs/compiler.md."""
+
+from benchmarks.ratios import Row, mean, numbers
+
+PEERS = {
+    "hand": "our hand-written kernel",
+    "taco": "TACO's C",
+    "scipy": "SciPy",
+    "torch": "torch",
+    "jax_gather": "gather in plain JAX",
+}
+
+
+def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    """Means of the ratios of each operation."""
+    ops: dict[str, list[Row]] = {}
+    for row in rows:
+        op = row["schedule"].split()[0]
+        ops.setdefault(f"{op}, n = {row['n']}" if op in ("spmm", "sddmm") else op, []).append(row)
+    body = []
+    for op, own in ops.items():
+        means = [mean(found) if (found := numbers(own, f"x_{peer}")) else None for peer in PEERS]
+        cells = ["-" if value is None else f"{value:.2f}" for value in means]
+        first = sorted(numbers(own, "first_ms"))[len(own) // 2]
+        body.append([op, str(len(own)), *cells, f"{first:.0f}"])
+    return ["", "cases", *(f"x {title}" for title in PEERS.values()), "first call, ms"], body
+
+
+def studies(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    head = ["study", "case", "one schedule, ms", "the other, ms", "ratio"]
+    body = [
+        [row["study"], row["case"], *(f"{float(row[x]):.2f}" for x in ("first_ms", "second_ms"))]
+        + [f"{float(row['first_ms']) / float(row['second_ms']):.2f}"]
+        for row in rows
+    ]
+    return head, body
