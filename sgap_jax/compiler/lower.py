@@ -46,7 +46,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
     Var,
 )
-from sgap_jax.compiler.passes import without_unused
+from sgap_jax.compiler.passes import copies, without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import IDENTITY, Planner
@@ -57,6 +57,7 @@ from sgap_jax.compiler.tracking import Tracking
 from sgap_jax.schedules.schedule import ScheduleError
 
 WARP = 32
+MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
 
 
 class Scheduled(Protocol):
@@ -134,6 +135,12 @@ class _Lowering:
         inputs = self._inputs()
         scope = Scope()
         self._lower(self.body, scope)
+        body = without_unused(scope.close())
+        if (count := copies(body)) > MOST_COPIES:
+            raise ScheduleError(
+                f"unroll: {count} copies of a body, and compilers take at most {MOST_COPIES}; "
+                "split the loop, and unroll the inner one"
+            )
         largest = max([array.size for array in (*inputs, output)] + [self._largest_fusion()])
         # The last tile of a split goes beyond.
         largest += sum(r.size for r in self.relations.all if isinstance(r, Split))
@@ -141,7 +148,7 @@ class _Lowering:
             self.name,
             inputs,
             (output,),
-            without_unused(scope.close()),
+            body,
             wide,
             "int64" if largest >= 2**31 - 2**12 else "int32",
         )

@@ -9,6 +9,7 @@ from sgap_jax.compiler.loopir import (
     For,
     GroupReduce,
     If,
+    Int,
     Let,
     SegReduce,
     Set,
@@ -28,6 +29,20 @@ def without_unused(body: Body) -> Body:
         if more == used:
             return _kept(body, used)
         used = more
+
+
+def copies(body: Body) -> int:
+    """How often the innermost statement stands in the text when loops are unrolled."""
+    most = 1
+    for statement in body:
+        match statement:
+            case For(begin=Int(begin), end=Int(end), unit="unroll"):
+                most = max(most, (end - begin) * copies(statement.body))
+            case For() | While():
+                most = max(most, copies(statement.body))
+            case If():
+                most = max(most, copies(statement.then), copies(statement.otherwise))
+    return most
 
 
 def _used(body: Body, used: set[str]) -> set[str]:

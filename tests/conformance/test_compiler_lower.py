@@ -352,6 +352,11 @@ def test_extents_are_checked():
         "run time",
         NotImplementedError,
     )
+    squared = Schedule(SPMM).split("k", "k0", "k1", 20).split("k0", "k2", "k3", 20)
+    problem = Problem(SPMM, SMALL | {"k": 400})
+    with pytest.raises(ScheduleError, match="unroll: 400 copies .* at most 256"):
+        nested = squared.reorder("i", "k2", "k3", "k1", "j").unroll("k3").unroll("k1")
+        lower(nested, problem.sizes, problem.positions, "float32")
     inner = Schedule(SPMV).pos("j", "jp", "A")
     inner = with_loop(inner, "i", unit=loopir.GPU_BLOCK, race=cin.NO_RACES)
     refused(
