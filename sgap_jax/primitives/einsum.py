@@ -66,7 +66,7 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, or not exactly one SparseArray.
       NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
-        kernel for the expression.
+        kernel for the expression or the dtype.
 
     Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
     OOPSLA 2020, section 2.
@@ -102,6 +102,7 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
         A.format,
     )
     if isinstance(inner, Loops):
+        einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
     data = [A.values.reshape(-1), *(x for _, x in others)]
     out = bind_einsum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import string
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import capacities
 from sgap_jax.formats.levels import Format
-from sgap_jax.primitives._define import cast_lowering
+from sgap_jax.primitives._define import accumulator, cast_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
@@ -33,7 +34,7 @@ def index_notation(expression: Expression) -> Assign | None:
     words = [*expression.factors, expression.output]
     if any(ENTRY in word and word != ENTRY for word in words):
         return None
-    names = iter(string.ascii_uppercase)
+    names = itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
     factors = [
         _access(expression, next(names), word)
         for i, word in enumerate(expression.factors)
@@ -50,6 +51,14 @@ def index_notation(expression: Expression) -> Assign | None:
 def _access(expression: Expression, name: str, word: str) -> Access:
     format = expression.format if word == ENTRY else None
     return Access(name, index_vars(" ".join(expression.spelled(word))), format)
+
+
+def check_dtype(dtype: Any) -> None:
+    if jnp.dtype(dtype).name not in KERNEL_DTYPES:
+        raise NotImplementedError(
+            f"einsum: loops are compiled for {', '.join(KERNEL_DTYPES)}, got {jnp.dtype(dtype)}; "
+            "schedule=None or Reference() runs"
+        )
 
 
 def check_loops(expression: Expression, schedule: Schedule) -> Assign:
@@ -130,12 +139,14 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax
     """The expression on the CPU, by machine code that is made for it now."""
     count = len(expression.factors)
     dtype = operands[0].dtype
-    shapes = [x.shape for x in operands[count:]]
-    function = function_of(expression, schedule, shapes, dtype)
     places = [i for i, word in enumerate(expression.factors) if word == ENTRY]
     whole = list(operands)
+    if len(places) > 1:  # a product of halves may overflow where the sum does not
+        whole[:count] = (x.astype(accumulator(dtype)) for x in operands[:count])
+    shapes = [x.shape for x in operands[count:]]
+    function = function_of(expression, schedule, shapes, whole[0].dtype)
     for place in places[1:]:
-        whole[places[0]] = whole[places[0]] * operands[place]
+        whole[places[0]] = whole[places[0]] * whole[place]
     (output,) = function.outputs
     call = jax.ffi.ffi_call(
         llvm.TARGET,

@@ -195,6 +195,22 @@ def test_the_sparse_operand_may_stand_anywhere_and_indices_may_have_any_name():
         np.testing.assert_array_equal(einsum("bc,ab->ac", B, A, schedule=schedule), want)
 
 
+def test_products_of_halves_that_overflow_do_so_in_no_sum(monkeypatch):
+    """The derivative multiplies the values by their cotangent before it adds."""
+    monkeypatch.setattr("sgap_jax.primitives.einsum._kernel", lambda *x: None)
+    A = SparseArray.from_dense(np.full((2, 2), 300, np.float16), format=CSF(2))
+    x, small = jnp.ones((2, 3), jnp.float16), jnp.full((2, 3), 1e-3, jnp.float16)
+    _, pull = jax.vjp(lambda x: einsum("ij,ik,jk->ij", A, x, small).values, x)
+    np.testing.assert_allclose(pull(jnp.full(4, 300, jnp.float16))[0], 180, rtol=2e-3)
+
+
+def test_more_operands_than_letters():
+    A = SparseArray.from_dense(np.eye(3, dtype=np.float32))
+    subscripts = ",".join(["ij", *["j"] * 30]) + "->i"
+    ones = jnp.ones(3, jnp.float32)
+    np.testing.assert_array_equal(einsum(subscripts, A, *[ones] * 30), ones)
+
+
 def test_schedules_of_something_else_are_refused():
     _, (A, B), _ = problem(BALANCED.expression)
     for subscripts, operands in (
@@ -207,6 +223,9 @@ def test_schedules_of_something_else_are_refused():
             einsum(subscripts, *operands, schedule=BALANCED)
     with pytest.raises(NotImplementedError, match="schedules einsum"):
         jax.jit(lambda A, B: spmm(A, B, schedule=BALANCED))(A, B)
+    for dtype in ("int32", "complex64"):
+        with pytest.raises(NotImplementedError, match=f"compiled for float32, .* got {dtype}"):
+            einsum("ij,jk->ik", A.astype(dtype), B.astype(dtype), schedule=BALANCED)
     odd = assign("ij,jk->ik", {"A": CVS(5)})
     with pytest.raises(ValueError, match="do not divide"):
         einsum("ij,jk->ik", A.asformat(CVS(5)), B, schedule=Schedule(odd))
