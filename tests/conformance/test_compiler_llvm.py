@@ -120,6 +120,17 @@ def test_entries_with_atomics(dtype, n):
     assert_within(C.reshape(M, n), product, sum_bound(product, magnitude, terms[:, None], dtype))
 
 
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_atomics_that_meet(lanes):
+    """Threads that add to the same elements at once lose nothing."""
+    n, element = 1 << 18, Store("y", Var("e"), Float(1.0), "+", atomic=True)
+    body = (loops.threads(n, loops.lanes(lanes, element)),)
+    f = Function("meet", (), (Array("y", "float32", lanes, 0.0),), body)
+    (counts,) = call(f, chunk=1 << 14, work=1 << 30)
+    np.testing.assert_array_equal(counts, n)
+    assert "cmpxchg" in print_llvm(f).text  # they may not have met
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_mttkrp(dtype):
     shape, rank = (9, 7, 11), 21
