@@ -3,17 +3,9 @@ variables run over stored positions."""
 
 from __future__ import annotations
 
-from sgap_jax.compiler.cin import (
-    Bound,
-    Coord,
-    Divide,
-    Fuse,
-    Pos,
-    Precompute,
-    Relation,
-    Split,
-)
+from sgap_jax.compiler.cin import Fuse, Pos, Relation
 from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.provenance import children, parents
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -40,30 +32,11 @@ class Relations:
 
     def source(self, var: IndexVar) -> Relation | None:
         """The relation that makes a variable."""
-        for relation in self.all:
-            match relation:
-                case Split(outer=a, inner=b) | Divide(outer=a, inner=b):
-                    found = var in (a, b)
-                case Fuse(fused=a) | Pos(position=a) | Coord(coordinate=a):
-                    found = var == a
-                case Bound(bounded=a) | Precompute(fresh=a):
-                    found = var == a
-            if found:
-                return relation
-        return None
+        return next((relation for relation in self.all if var in children(relation)), None)
 
     def derived(self, var: IndexVar) -> list[IndexVar]:
         """The variables that one is made into."""
-        found: list[IndexVar] = []
-        for relation in self.all:
-            match relation:
-                case Split(parent, a, b) | Divide(parent, a, b) if parent == var:
-                    found += [a, b]
-                case Fuse(a, b, fused) if var in (a, b):
-                    found.append(fused)
-                case Pos(a, b) | Coord(a, b) | Bound(a, b) | Precompute(a, b) if a == var:
-                    found.append(b)
-        return found
+        return [child for made in self.all if var in parents(made) for child in children(made)]
 
     def leaves(self, var: IndexVar, loops: set[IndexVar]) -> set[IndexVar]:
         """The loops that a variable's value comes from."""
@@ -96,11 +69,8 @@ class Relations:
         )
 
     def pos_of(self, var: IndexVar) -> Pos | None:
-        for relation in self.all:
-            match relation:
-                case Pos(coordinate=coordinate) if coordinate == var:
-                    return relation
-        return None
+        found = (r for r in self.all if isinstance(r, Pos) and r.coordinate == var)
+        return next(found, None)
 
     def add(self, relation: Relation) -> None:
         self.all = (*self.all, relation)
