@@ -115,6 +115,6 @@ def bounded_memory():
     """Every shape is an executable of about 2 MB that JAX keeps: let go of them now and then."""
     global _executables
     yield
-    if _executables > 800:
+    if _executables > 300:
         _executables = 0
         jax.clear_caches()
