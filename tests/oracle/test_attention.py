@@ -317,4 +317,4 @@ def test_the_sums_of_gradients_of_shared_keys_stay_within_bounds():
     assert attention_plan(problem, 1, 64, (64, 64)).pieces == 1
     assert attention_plan(problem, 64, 64, (64, 64)).pieces == 1
     few = Problem("attention", (512, 512), 512 * 64, n=64, batch=2, platform="cpu")
-    assert attention_plan(few, 2, 2, (64, 64)).pieces == 8
+    assert attention_plan(few, 2, 2, (64, 64)).pieces == 4  # tasks for 8 threads
