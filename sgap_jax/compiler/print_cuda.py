@@ -249,7 +249,8 @@ def _extents(function: Function) -> dict[str, int]:
     blocks = [s for s in function.body if isinstance(s, loopir.For) and s.unit == GPU_BLOCK]
     if len(blocks) != 1:
         raise NotImplementedError(
-            f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top"
+            f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top; "
+            "a schedule for CUDA parallelizes its outermost loop over GPUBlock"
         )
     for loop in _every(function.body):
         if isinstance(loop, loopir.For) and loop.unit in GPU:
