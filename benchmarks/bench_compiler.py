@@ -244,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
     args = harness.arguments(__doc__, N).parse_args(argv)
     harness.run("compiler_tensors", of_tensor, GOAL, args, (RANK,), select=select_tensors)
     if not args.problems or not set(args.problems) <= set(TENSORS):
-        harness.run("compiler", of_matrix, GOAL, args, N, tag="balance")
+        harness.run("compiler", of_matrix, GOAL, args, N)
 
 
 if __name__ == "__main__":
