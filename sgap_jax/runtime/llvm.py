@@ -66,6 +66,16 @@ def assembly(function: Function) -> str:
     return machine.emit_assembly(_optimized(print_llvm(function, _vector_bytes()).text))
 
 
+@functools.cache
+def available() -> bool:
+    """Whether llvmlite is there."""
+    try:
+        _host()
+    except LlvmMissing:
+        return False
+    return True
+
+
 @functools.lru_cache(maxsize=1024)
 def _compile(function: Function, cache: CubinCache) -> str:
     arrays = (*function.inputs, *function.outputs)
@@ -161,13 +171,3 @@ def _host() -> tuple[Any, Any, str]:
         f"LLVM {llvm.llvm_version_info} llvmlite {llvmlite.__version__}"
     )
     return llvm, machine, target
-
-
-@functools.cache
-def available() -> bool:
-    """Whether llvmlite is there."""
-    try:
-        _host()
-    except LlvmMissing:
-        return False
-    return True

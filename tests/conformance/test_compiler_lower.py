@@ -1,7 +1,6 @@
 """Lowered expressions, run by the interpreter (which finds races, faults and broken collectives),
 are the dense einsum: the conformance list, every format, and random chains."""
 
-import dataclasses
 import pathlib
 import random
 
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 from compiler_chains import MTTKRP, SDDMM_SPARSE, SPMM, SPMV, TTV, positions
 from compiler_tensors import Problem, numbers
+from lowered_chains import COORDINATES, POSITIONS, SMALL, check, over, result
 from random_chains import random_chain
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
-from sgap_jax.compiler.cin import Forall
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu, spmm_point
@@ -38,23 +37,11 @@ SIZES = {
     "12": {"i": 37, "j": 29, "k": 97},
     "14": {"i": 19, "j": 100, "k": 13},
 }
-SMALL = {"i": 12, "j": 8, "k": 5, "l": 3}
 DCC, CDC = (
     Format((first, second, Compressed))
     for first, second in [(Dense, Compressed), (Compressed, Dense)]
 )
 TRANSPOSED = Format((Compressed, Compressed), order=(1, 0))
-
-
-def result(schedule, problem, dtype="float32"):
-    function = lower(schedule, problem.sizes, problem.positions, dtype)
-    output = problem.expression.output.tensor
-    return interp.run(function, problem.inputs)[output].astype(np.float64)
-
-
-def check(schedule, sizes, dtype="float32", **options):
-    problem = Problem(schedule.expression, sizes, dtype=dtype, **options)
-    np.testing.assert_array_equal(result(schedule, problem, dtype), problem.want)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -146,13 +133,6 @@ def test_dtypes(dtype):
         np.testing.assert_array_equal(result(schedule, problem, dtype), want)
 
 
-def over(schedule, outer, inner):
-    """The position space of two levels of A."""
-    return schedule.fuse(outer, inner, "f").pos("f", "fpos", "A")
-
-
-POSITIONS = positions(SPMV, "A", "i", "j")
-COORDINATES = Schedule(SPMM).split("j", "j0", "j1", 3)
 UNIT_CASES = {
     "divide by 2": Schedule(SPMV).divide("i", "i0", "i1", 2),
     "divide by 3": Schedule(SPMV).divide("i", "i0", "i1", 3),
@@ -262,123 +242,6 @@ def test_wide_indices():
 
 
 # What cannot run is refused.
-
-
-def with_loop(schedule, var, **changes):
-    """A loop changed behind the schedule's back."""
-
-    def changed(body):
-        assert isinstance(body, Forall)
-        if body.var.name == var:
-            return dataclasses.replace(body, **changes)
-        return dataclasses.replace(body, body=changed(body.body))
-
-    statement = dataclasses.replace(schedule.statement, body=changed(schedule.statement.body))
-    other = object.__new__(Schedule)
-    object.__setattr__(other, "expression", schedule.expression)
-    object.__setattr__(other, "statement", statement)
-    return other
-
-
-def refused(schedule, message, error=ScheduleError, sizes=SMALL):
-    problem = Problem(schedule.expression, sizes)
-    with pytest.raises(error, match=message):
-        lower(schedule, sizes, problem.positions, "float32")
-
-
-def test_races_are_refused():
-    tiled = POSITIONS.split("fpos", "p0", "p1", 4)
-    refused(
-        with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=cin.NO_RACES),
-        r"`y\(i\) \+= A\(i,j\) \* x\(j\)` is not owned by the iterations of p0 \(CPUThread",
-    )
-    rows = positions(assign("ij,j->i", {"A": COO}), "A", "i", "j")
-    refused(with_loop(rows, "fpos", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
-    columns = Schedule(assign("ij,j->i", {"A": CSC}))
-    refused(with_loop(columns, "j", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
-    vectors = with_loop(Schedule(SPMV), "j", unit=loopir.CPU_VECTOR, race=cin.NO_RACES)
-    refused(vectors, "not owned")
-    # No two threads at once, but no order between one column and the next.
-    columns = with_loop(
-        columns.split("j", "b", "c", 4), "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS
-    )
-    refused(
-        with_loop(columns, "i", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "not owned|run time"
-    )
-    entries = columns.pos("i", "ip", "A").split("ip", "ip0", "t", 4)
-    refused(with_loop(entries, "t", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "iterations of t")
-    refused(
-        with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=cin.TEMPORARY),
-        "nearest is Atomics",
-        NotImplementedError,
-    )
-    # The same loops, claimed or atomic, are lowered.
-    for race, atomic in [(cin.IGNORE_RACES, False), (cin.ATOMICS, True)]:
-        claimed = with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=race)
-        function = lower(claimed, SMALL, Problem(SPMV, SMALL).positions, "float32")
-        assert (f"atomic={atomic}" in str(function.body)) and f"atomic={not atomic}" not in str(
-            function.body
-        )
-
-
-def test_claimed_races_are_real():
-    """The interpreter agrees with the analysis: what it calls owned is not raced for, and what is
-    claimed falsely is found."""
-    claimed = with_loop(
-        POSITIONS.split("fpos", "p0", "p1", 4), "p0", unit=loopir.CPU_THREAD, race=cin.IGNORE_RACES
-    )
-    with pytest.raises(interp.LoopFault, match="a race for y"):
-        check(claimed, SMALL, density=1)
-
-
-def test_groups_are_checked():
-    block = POSITIONS.split("fpos", "b", "t", 8)
-    block = with_loop(block, "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS)
-    thread = {"unit": loopir.GPU_THREAD, "race": cin.ATOMICS}
-    refused(with_loop(block, "t", **thread, group=(4, cin.PARALLEL_REDUCTION)), "i moves with t")
-    refused(with_loop(block, "t", **thread, group=(16, cin.SEGMENT)), "16 does not divide 8")
-    columns = over(Schedule(assign("ij,j->i", {"A": CSC})), "j", "i").split("fpos", "b", "t", 8)
-    columns = with_loop(columns, "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS)
-    refused(with_loop(columns, "t", **thread, group=(4, cin.SEGMENT)), "do not come in order")
-    rows = Schedule(SPMV).split("i", "b", "t", 8)
-    refused(with_loop(rows, "t", unit=loopir.GPU_THREAD, race=cin.NO_RACES), "in no GPUBlock loop")
-
-
-def test_extents_are_checked():
-    four = Schedule(SPMM).split("k", "k0", "k1", 2)
-    refused(four.bound("k0", "kb", 2), "the extent of k0 is 3")
-    refused(
-        Schedule(SPMV).pos("j", "jp", "A").split("jp", "jp0", "jp1", 4).bound("jp0", "jb", 2),
-        "run time",
-        NotImplementedError,
-    )
-    squared = Schedule(SPMM).split("k", "k0", "k1", 20).split("k0", "k2", "k3", 20)
-    problem = Problem(SPMM, SMALL | {"k": 400})
-    with pytest.raises(ScheduleError, match="unroll: 400 copies .* at most 256"):
-        nested = squared.reorder("i", "k2", "k3", "k1", "j").unroll("k3").unroll("k1")
-        lower(nested, problem.sizes, problem.positions, "float32")
-    inner = Schedule(SPMV).pos("j", "jp", "A")
-    inner = with_loop(inner, "i", unit=loopir.GPU_BLOCK, race=cin.NO_RACES)
-    refused(
-        with_loop(inner, "jp", unit=loopir.GPU_THREAD, race=cin.ATOMICS), "known at run time only"
-    )
-    vectors = Schedule(assign("ij,j->i", {"A": CVS(8)}))
-    with pytest.raises(ValueError, match="blocks of 8, which do not divide i = 12"):
-        lower(vectors, SMALL, (1, 4, 32), "float32")
-    with pytest.raises(ValueError, match="one capacity for each of the 2 levels"):
-        lower(Schedule(SPMV), SMALL, (12,), "float32")
-    with pytest.raises(ValueError, match="no size of j"):
-        lower(Schedule(assign("ij->i")), {"i": 4}, (), "float32")
-
-
-def test_what_is_not_lowered_is_named():
-    refused(COORDINATES.reorder("i", "j1", "j0", "k"), "j1 is above j0", NotImplementedError)
-    tiles = Schedule(SPMV).fuse("i", "j", "f").split("f", "f0", "f1", 4)
-    refused(tiles, "tiles its positions", NotImplementedError)
-    singles = Schedule(assign("ij,j->i", {"A": COO})).split("j", "j0", "j1", 4)
-    refused(singles, "one coordinate at each position", NotImplementedError)
-    blocks = Schedule(assign("ij,j->i", {"A": BCSR(4, 2)})).split("j", "j0", "j1", 3)
-    refused(blocks, "do not locate level 2 of A")
 
 
 @pytest.mark.parametrize("start", range(0, 120, 60))
