@@ -8,11 +8,13 @@ import os
 import random
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 from cuda_sources import ptx
 from emulator import Memory, Program
 
 from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
+from sgap_jax.compiler.print_cuda import started
 
 
 @functools.cache
@@ -24,6 +26,7 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
     """The outputs, as `outputs` (shape, dtype) say, of one launch; `run` goes to Program.run.
 
     Those that are not zeroed start as junk, NaN in every float type: a kernel must write them all.
+    One that takes an operand's memory is that operand, at one address.
     """
     memory = Memory()
     module = program(call.source, arch)
@@ -35,7 +38,11 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
         .reshape(shape)
         for i, (shape, dtype) in enumerate(outputs)
     ]
-    pointers = [memory.put(np.asarray(array)) for array in (*inputs, *results)]
+    given = [np.asarray(array) for array in inputs]
+    pointers = [memory.put(array) for array in (*given, *results)]
+    for operand, result in call.in_place:
+        assert given[operand].shape == results[result].shape
+        pointers[len(given) + result] = pointers[operand]
     (entry,) = module.entries
     arguments = [*pointers, *call.scalars]
     run["shared_bytes"] = call.shared_bytes
@@ -43,6 +50,14 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
     return [
         memory.get(address, like)
         for address, like in zip(pointers[len(inputs) :], results, strict=True)
+    ]
+
+
+def starts(function):
+    """The operands of a compiled function's launch that its outputs start as."""
+    return [
+        np.full(array.size, fill, getattr(ml_dtypes, array.dtype, array.dtype))
+        for array, fill in started(function).items()
     ]
 
 

@@ -10,7 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sgap_jax.compiler import loopir
-from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD, GPU_WARP, Expr, Function, Stmt
+from sgap_jax.compiler.loopir import (
+    GPU_BLOCK,
+    GPU_THREAD,
+    GPU_WARP,
+    Array,
+    Expr,
+    Function,
+    Stmt,
+)
 from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
@@ -33,34 +41,38 @@ COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
 
 
 def launch_plan(function: Function) -> KernelCall:
-    """The launch of a function: its operands are the inputs, its results the outputs, in order.
+    """The launch of a function: its operands are the inputs, then those of `started`, full of what
+    these start as; its results are the outputs, in order.
 
     Raises:
-      NotImplementedError: no single launch does it: see `print_cuda`; or an output starts as
-        another number than zero.
+      NotImplementedError: no single launch does it: see `print_cuda`.
       ValueError: see `print_cuda`.
     """
-    for array in function.outputs:
-        if array.fill not in (None, 0.0):
-            raise NotImplementedError(
-                f"{function.name}: a launch fills no output but with zero, {array.name} starts as "
-                f"{array.fill:g}"
-            )
     text = CudaText(function)
     return KernelCall(
         source=text.source(),
         kernel=function.name,
         grid=(max(text.extents[GPU_BLOCK], 1), 1, 1),
         block=(text.threads, 1, 1),
-        zero=tuple(i for i, array in enumerate(function.outputs) if array.fill is not None),
+        zero=tuple(i for i, array in enumerate(function.outputs) if array.fill == 0),
+        in_place=tuple(
+            (len(function.inputs) + i, function.outputs.index(array))
+            for i, array in enumerate(started(function))
+        ),
     )
+
+
+def started(function: Function) -> dict[Array, float]:
+    """The outputs that start as another number than zero, and that number."""
+    return {array: array.fill for array in function.outputs if array.fill}
 
 
 def print_cuda(function: Function) -> str:
     """The function as CUDA C++ with the kernel `function.name`.
 
     A loop of GPUBlock is the grid, loops of GPUWarp and GPUThread the threads of a block; all loops
-    of a unit have one extent.
+    of a unit have one extent. Of an output that starts as another number than zero there are two
+    pointers, to the same memory: a launch gives it as an operand and as a result.
 
     Raises:
       NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
@@ -97,7 +109,10 @@ class CudaText(CText):
         return f'#include "loops.cuh"\n\n{head}\n{body}\n}}\n'
 
     def parameters(self) -> list[str]:
-        return [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
+        own = [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
+        twice = [f"const {self.numbers[x.dtype]}* /* {x.name} */" for x in started(self.function)]
+        count = len(self.function.inputs)
+        return [*own[:count], *twice, *own[count:]]
 
     def refuse(self, statement: Stmt, why: str) -> NotImplementedError:
         where = headline(self.function, statement, self.kinds)

@@ -275,8 +275,10 @@ class Planner:
         """None where each element of the output is stored for certain."""
         storage = self.relations.storage
         identity = IDENTITY[self.expression.reduction]
-        if op is not None or self.sparse_output:
+        if op is not None:
             return identity
+        if self.sparse_output:
+            return 0.0  # in the padding
         if storage is None:
             return None
         stored = {var for level, var in enumerate(storage.modes) if not storage.is_dense(level)}

@@ -1,7 +1,6 @@
 """einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and what else indices can say."""
 
 import dataclasses
-import math
 import string
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +13,6 @@ from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives._define import (
-    accumulator,
     batch_rule,
     bind,
     check_schedule,
@@ -24,47 +22,68 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression
+from sgap_jax.primitives.einsum_extremum import tangents_of_extremum
+from sgap_jax.primitives.einsum_plain import plain
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
+REDUCTIONS = {"sum": "+", "max": "max", "min": "min"}
 
-def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) -> Any:
-    """Einstein summation over tensors of which one is sparse.
+
+def einsum(
+    subscripts: str,
+    *operands: Any,
+    reduction: str = "sum",
+    schedule: Schedule | None = None,
+) -> Any:
+    """Einstein summation over tensors of which one is sparse; or the maximum, or the minimum.
 
         einsum("ij,jk->ik", A, B)         C[i, k] = sum_j A[i, j] B[j, k]              (SpMM)
         einsum("ij,ik,jk->ij", A, X, Y)   C[i, j] = A[i, j] sum_k X[i, k] Y[j, k]      (SDDMM)
         einsum("ijk,jr,kr->ir", A, X, Y)  M[i, r] = sum_jk A[i, j, k] X[j, r] Y[k, r]  (MTTKRP)
+        einsum("ij,j->i", A, x, reduction="max")  y[i] = max over stored (i, j) of A[i, j] x[j]
+
+    A reduction is over the stored entries, and over all of an index that the sparse operand lacks.
 
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
-    vmap a dense operand or the values get one more index.
+    vmap a dense operand or the values get one more index. Products that tie for a maximum or
+    minimum share its gradient equally, as in `jnp.max` and `row_max` (`gspmm` gives it to the
+    first); where the result is NaN, so is the gradient.
 
     Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. Others, and
     all with a chain of transformations as their schedule, run as loops that are compiled for them:
     on the CPU where llvmlite is installed, on CUDA where a schedule is given. Without that they
     gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
-    for each entry and each index of the output that is not one of the sparse operand's.
+    for each entry and each index of the output that is not one of the sparse operand's. Of a
+    maximum or minimum they hold each product, and so does its derivative wherever it runs.
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
         Without "->" the output has the indices that occur once, in alphabetical order.
-      operands: numeric arrays, exactly one of them a SparseArray of any format.
+      operands: numeric arrays, exactly one of them a SparseArray of any format. In vectors and
+        blocks every number is a stored entry, zeros too.
+      reduction: "sum", "max" or "min", over the indices that the output lacks.
       schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
         differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
       same structure; else a dense array. The dtype is the promoted one of all operands; sums are
-      carried in float32 at least. On a GPU sums that are not spmm's have no fixed order.
+      carried in float32 at least, and products compared there. On a GPU sums that are not spmm's
+      have no fixed order. Where no entry is stored, a dense output has 0 as the sum, -infinity as
+      the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max` do (`gspmm`
+      has 0); integers have their least and greatest. NaN propagates.
 
     Raises:
       TypeError: schedule is not a Schedule.
       ScheduleError: a schedule of another expression or format, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
-      ValueError: subscripts that do not fit the operands, or not exactly one SparseArray.
+      ValueError: subscripts that do not fit the operands, not exactly one SparseArray, another
+        reduction, or a maximum or minimum of complex numbers.
       NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
         kernel for the expression or the dtype.
 
@@ -72,6 +91,10 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
     OOPSLA 2020, section 2.
     """
     check_schedule("einsum", schedule)
+    if reduction not in REDUCTIONS:
+        raise ValueError(
+            f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
+        )
     place, factors, output = _parse(subscripts, operands)
     A, sparse = operands[place], factors[place]
     arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]
@@ -83,9 +106,11 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
                     f"einsum: index {index!r} of {subscripts!r} has sizes {sizes[index]} and {size}"
                 )
     dtype = jnp.result_type(*arrays)
+    if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
     inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    if dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops):
+    if reduction == "sum" and dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
@@ -100,6 +125,7 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
         ENTRY if output == sparse else output,
         tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
         A.format,
+        REDUCTIONS[reduction],
     )
     if isinstance(inner, Loops):
         einsum_loops.check_dtype(dtype)
@@ -199,72 +225,6 @@ def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any
     return out_aval(operands[0], expression.shape(expression.output), factors[0].dtype)
 
 
-def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
-    """[nnz] of each index of the sparse operand; in the padding they are the sizes."""
-    format, left = expression.format, iter(index_arrays)
-    taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
-    count = expression.shape(ENTRY)[0]
-    block = format.block_shape
-    values = jnp.zeros((count // math.prod(block), *block), jnp.bool_)  # only their shape counts
-    A = SparseArray(values, taken, None, expression.shape(expression.sparse), format)
-    return dict(zip(expression.sparse, A.coordinates(), strict=True))
-
-
-def _reference(*operands: Any, expression: Expression, schedule: Any) -> Any:
-    count, position = len(expression.factors), expression.fresh()
-    factors = operands[:count]
-    coordinates = _coordinates(expression, operands[count:])
-    sizes, dtype = dict(expression.sizes), factors[0].dtype
-    first = expression.sparse[0]
-    stored = coordinates[first] < sizes[first]
-    entries = stored.shape[0]
-
-    def at_entries(word: str, x: Any) -> tuple[str, Any]:
-        """A factor with the position of an entry in place of sparse indices; zero in the padding.
-        NaN there, and under it, would reach sums."""
-        if ENTRY in word:
-            shape = tuple(entries if index == ENTRY else 1 for index in word)
-            return word.replace(ENTRY, position), jnp.where(stored.reshape(shape), x, 0)
-        named = [index for index in word if index in coordinates]
-        if not named:
-            return word, x
-        rest = "".join(index for index in word if index not in coordinates)
-        x = jnp.transpose(x, [word.index(index) for index in (*named, *rest)])
-        gathered = x.at[tuple(coordinates[index] for index in named)]
-        return position + rest, gathered.get(mode="fill", fill_value=0)
-
-    terms = [at_entries(word, x) for word, x in zip(expression.factors, factors, strict=True)]
-    there = {index for word, _ in terms for index in word}
-
-    def products(output: str) -> Any:
-        """The terms' einsum; an index that none of them has is broadcast."""
-        found = "".join(index for index in output if index in there)
-        product = jnp.einsum(
-            ",".join(word for word, _ in terms) + "->" + found,
-            *(x for _, x in terms),
-            preferred_element_type=accumulator(dtype),
-        )
-        missing = [i for i, index in enumerate(output) if index not in there]
-        extents = {**sizes, position: entries}
-        return jnp.broadcast_to(
-            jnp.expand_dims(product, missing), [extents[index] for index in output]
-        )
-
-    if ENTRY in expression.output:
-        out = products(expression.output.replace(ENTRY, position))
-        mask = [entries if index == ENTRY else 1 for index in expression.output]
-        return jnp.where(stored.reshape(mask), out, 0).astype(dtype)
-    kept = [index for index in expression.output if index in coordinates]
-    rest = [index for index in expression.output if index not in coordinates]
-    if not kept:
-        return products(expression.output).astype(dtype)
-    product = products("".join([position, *rest]))
-    zeros = jnp.zeros([sizes[index] for index in (*kept, *rest)], product.dtype)
-    sums = zeros.at[tuple(coordinates[index] for index in kept)].add(product, mode="drop")
-    order = [(*kept, *rest).index(index) for index in expression.output]
-    return jnp.transpose(sums, order).astype(dtype)
-
-
 def _empty(expression: Expression) -> bool:
     """Whether there is nothing to loop over."""
     return 0 in dict(expression.sizes).values()
@@ -275,7 +235,7 @@ def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any
         schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
     if schedule is None:
         return None
-    function = _reference if _empty(expression) else einsum_loops.cpu_loops
+    function = plain if _empty(expression) else einsum_loops.cpu_loops
     function = partial(function, expression=expression, schedule=schedule)
     return jax_lowering(ctx, function, operands, ctx.avals_in)
 
@@ -284,12 +244,17 @@ def _cuda(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> An
     if schedule is None:
         return None
     if _empty(expression):
-        function = partial(_reference, expression=expression, schedule=schedule)
+        function = partial(plain, expression=expression, schedule=schedule)
         return jax_lowering(ctx, function, operands, ctx.avals_in)
     return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=schedule)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    if params["expression"].reduction != "+":
+        out = bind_einsum(*primals, **params)
+        if all(t is None for t in tangents):
+            return (out,)
+        return out, *tangents_of_extremum(bind_einsum, primals, tangents, **params)
     # A product of factors: the sum over the factors, each replaced by its tangent.
     terms = [
         None if t is None else bind_einsum(*primals[:i], t, *primals[i + 1 :], **params)
@@ -302,6 +267,7 @@ def _transpose(
     cotangent: Any, *operands: Any, expression: Expression, schedule: Any
 ) -> tuple[int, Any]:
     # The linear factor and the output change places.
+    assert expression.reduction == "+"
     linear = next(i for i, x in enumerate(operands) if is_linear_operand(x))
     factors = list(expression.factors)
     output, factors[linear] = factors[linear], expression.output
@@ -335,7 +301,7 @@ einsum_p = define(
     "einsum",
     data=lambda params: len(params["expression"].factors),
     abstract_eval=_abstract_eval,
-    reference=_reference,
+    reference=plain,
     cpu=_cpu,
     cuda=_cuda,
     jvp=_jvp,

@@ -10,7 +10,7 @@ ENTRY = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Expression:
-    """out[output] = the product of all factors, summed over the entries and what `output` lacks.
+    """out[output] = the product of all factors, reduced over the entries and what `output` lacks.
 
     Attributes:
       sparse: the index of each mode of the sparse operand.
@@ -18,6 +18,7 @@ class Expression:
       output: likewise. Exactly one of the factors and the output has "*".
       sizes: (index, size) of every index, "*" among them.
       format: of the sparse operand.
+      reduction: "+", "max" or "min".
     """
 
     sparse: str
@@ -25,6 +26,7 @@ class Expression:
     output: str
     sizes: tuple[tuple[str, int], ...]
     format: Format
+    reduction: str = "+"
 
     def shape(self, indices: str) -> tuple[int, ...]:
         sizes = dict(self.sizes)

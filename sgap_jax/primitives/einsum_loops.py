@@ -7,6 +7,7 @@ import itertools
 import math
 import string
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +17,11 @@ from sgap_jax.compiler import presets
 from sgap_jax.compiler.expr import Access, Assign, index_vars
 from sgap_jax.compiler.loopir import Function
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler.print_cuda import launch_plan, started
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import capacities
 from sgap_jax.formats.levels import Format
-from sgap_jax.primitives._define import accumulator, cast_lowering
+from sgap_jax.primitives._define import accumulator, cast_lowering, jax_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
@@ -45,7 +46,9 @@ def index_notation(expression: Expression) -> Assign | None:
         factors.insert(0, dataclasses.replace(pattern, pattern=True))
     output = _access(expression, next(names), expression.output)
     there = {index for factor in factors for index in factor.indices}
-    return Assign(output, tuple(factors)) if there.issuperset(output.indices) else None
+    if not there.issuperset(output.indices):
+        return None
+    return Assign(output, tuple(factors), expression.reduction)
 
 
 def _access(expression: Expression, name: str, word: str) -> Access:
@@ -175,11 +178,17 @@ def cuda_lowering(
     function = function_of(expression, schedule, shapes, out.dtype)
     (output,) = function.outputs
     result = out.update(dtype=jnp.dtype(output.dtype))
+    given = inputs_of(expression, schedule.expression, operands)
+    avals = inputs_of(expression, schedule.expression, avals)
+    for fill in started(function).values():
+        start = partial(jnp.full, result.shape, fill, result.dtype)
+        given += jax_lowering(ctx, start, (), ())
+        avals.append(result)
     (found,) = launch.lower(
         ctx,
         launch_plan(function),
-        inputs_of(expression, schedule.expression, operands),
-        inputs_of(expression, schedule.expression, avals),
+        given,
+        avals,
         [result],
         compiler=nvrtc,
     )

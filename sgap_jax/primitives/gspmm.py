@@ -54,7 +54,7 @@ def gspmm(
 
     Differentiable to any order in `A.values` and X, forward and reverse. The gradient of a maximum
     or minimum goes to the first entry (in the order of the values) that attains it, as in DGL;
-    `row_max` shares it.
+    `row_max` and `einsum` share it.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR, in which every number of a vector is an entry,
@@ -72,8 +72,8 @@ def gspmm(
       Sums are carried in float32 (float64 for float64), messages are compared there, and the result
       is rounded once; sums of "add" and "sub" are taken of X and of A.values apart. On the CPU the
       same bits for any number of threads. Rows without entries are zero for every reduction, as in
-      DGL and PyG (`row_max` gives -infinity). NaN propagates, in "max" and "min" too, and only to
-      rows that store an entry for it.
+      DGL and PyG (`row_max` and `einsum` give -infinity). NaN propagates, in "max" and "min" too,
+      and only to rows that store an entry for it.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.

@@ -16,6 +16,7 @@ class KernelCall:
       shared_bytes: dynamic shared memory of a block.
       scalars: int64 each.
       zero: positions of the results that are zeroed before the launch.
+      in_place: (operand, result): the result takes the memory of the operand, and starts as that.
     """
 
     source: str
@@ -25,3 +26,4 @@ class KernelCall:
     shared_bytes: int = 0
     scalars: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()

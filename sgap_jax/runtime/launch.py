@@ -79,11 +79,13 @@ def lower(
         ctx = ctx.replace(avals_in=list(avals))
     if results is not None:
         ctx = ctx.replace(avals_out=list(results))
-    check_call(call, len(ctx.avals_out))
+    check_call(call, ctx.avals_in, ctx.avals_out)
     if (stand_in := _stand_in.get()) is not None:
         return stand_in(ctx, call, operands)
     attributes = call_attributes(call, compile_call(call, compiler, arch or device_arch(), cubins))
-    return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, **attributes)
+    aliases = dict(call.in_place) or None
+    rule = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=aliases)
+    return rule(ctx, *operands, **attributes)
 
 
 @contextlib.contextmanager
@@ -96,7 +98,7 @@ def handed_to(stand_in: Callable) -> Iterator[None]:
         _stand_in.reset(token)
 
 
-def check_call(call: KernelCall, results: int) -> None:
+def check_call(call: KernelCall, operands: Sequence, results: Sequence) -> None:
     """Raises ValueError for a call that the handler would refuse, or that no kernel means."""
     for name, sizes in (("grid", call.grid), ("block", call.block)):
         if not 1 <= len(sizes) <= 3:
@@ -109,8 +111,15 @@ def check_call(call: KernelCall, results: int) -> None:
         raise ValueError(f"launch: shared_bytes must be in [0, 2^31), got {call.shared_bytes}")
     if not all(-(2**63) <= scalar < 2**63 for scalar in call.scalars):
         raise ValueError(f"launch: scalars must be 64-bit integers, got {call.scalars}")
-    if not set(call.zero) <= set(range(results)):
-        raise ValueError(f"launch: zero must name some of {results} results, got {call.zero}")
+    if not set(call.zero) <= set(range(len(results))):
+        raise ValueError(f"launch: zero must name some of {len(results)} results, got {call.zero}")
+    for operand, result in call.in_place:
+        found = [*operands[operand : operand + 1], *results[result : result + 1]]
+        if len(found) < 2 or len({(x.shape, x.dtype) for x in found}) > 1:
+            raise ValueError(
+                f"launch: in_place must name operands and results of one shape and dtype, got "
+                f"{(operand, result)}"
+            )
 
 
 def compile_call(

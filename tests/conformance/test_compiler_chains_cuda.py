@@ -5,15 +5,16 @@ import pytest
 from compiler_chains import rows
 from compiler_tensors import Problem, numbers
 from cuda_sources import require_nvrtc, resources
-from emulated_launch import emulate
+from emulated_launch import emulate, starts
 from tolerance import DTYPES
 
-from sgap_jax import BCSR, COO, CSC, CSF, CVS
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, AtomicParallelism
 from sgap_jax.compiler.cin import NO_RACES
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.interp import run
 from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD
 from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.presets import spmm_point
 from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.schedule import Schedule
 
@@ -43,8 +44,10 @@ def check(schedule, dtype, sizes, **problem):
     ours = run(function, given)[out.name]
     np.testing.assert_array_equal(np.float64(ours), np.float64(problem.want.astype(ours.dtype)))
     result = [((out.size,), numbers(out.dtype))]
-    (theirs,) = emulate(launch_plan(function), given.values(), result)
+    call = launch_plan(function)
+    (theirs,) = emulate(call, [*given.values(), *starts(function)], result)
     np.testing.assert_array_equal(theirs, ours)
+    return call
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,6 +57,21 @@ def test_every_schedule_computes_exactly_the_sums(name):
         dtype = DTYPES[(NAMES.index(name) + i) % 4]
         sizes = sizes | EXTENTS.get(name, {})
         check(CHAINS[name], dtype, sizes, density=density, spare=spare, seed=i)
+
+
+POINTS = ["{<2 nnz, 1 col>, 1}", "{<1 row, 2 col>, 1}", "{<1/4 row, 1 col>, 4}"]
+POINTS += ["{<1/8 row, 1 col>, 2}", "{<1 nnz, 2 col>, 8}"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_maxima_and_minima_start_from_infinity(point):
+    """By atomics, by threads of their own, by groups and by segments; rows without entries."""
+    for i, (reduction, dtype) in enumerate([("max", "float32"), ("min", "float64")]):
+        expression = assign("ij,jk->ik", {"A": CSR}, reduction=reduction)
+        schedule = spmm_point(expression, AtomicParallelism.parse(point), SIZES["k"])
+        call = check(schedule, dtype, SIZES, spare=5, seed=i)
+        arch = ("sm_80", "sm_90", "sm_100")[(POINTS.index(point) + i) % 3]
+        assert resources(call.source, arch)[1:] == (0, 0), call.source
 
 
 FORMATS = {"CSC": CSC, "COO": COO, "CSF(2)": CSF(2), "CVS(4)": CVS(4), "BCSR(2, 3)": BCSR(2, 3)}

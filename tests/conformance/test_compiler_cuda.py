@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 from cuda_sources import INCLUDE, require_nvrtc, resources
-from emulated_launch import emulate
+from emulated_launch import emulate, starts
 from emulator import Fault
 from loop_functions import (
     GPU,
@@ -61,7 +61,7 @@ def _nvrtc():
 def emulated(function, arrays, change=None, **where):
     """All outputs, by name."""
     outputs = [((array.size,), numpy_dtype(array.dtype)) for array in function.outputs]
-    given = [arrays[array.name] for array in function.inputs]
+    given = [*(arrays[array.name] for array in function.inputs), *starts(function)]
     call = launch_plan(function)
     if change is not None:
         call = dataclasses.replace(call, source=change(call.source))
@@ -133,6 +133,8 @@ def test_launches():
     assert launch_plan(rows_on_gpu(Sparse(m=0))).grid == (1, 1, 1)
     cubin = launch.compile_call(call, nvrtc, "sm_90", CubinCache(None))
     assert cubin.kernel == call.kernel == "rows" and cubin.code[:4] == b"\x7fELF"
+    call = launch_plan(kernel(threads(store("y", "t", 1.0, "max", True)), fill=-np.inf))
+    assert (call.zero, call.in_place) == ((), ((2, 0),)) and "const float* /* y */" in call.source
 
 
 def kernel(*body, fill=0.0, dtype="float32", **keywords):
@@ -268,7 +270,6 @@ REFUSED = [
     + ("a workspace that threads share, at `float w[2]",),
     (kernel(threads(Workspace("w", 2), GroupReduce("w", Int(0), Float(1.0), 2))),)
     + ("a group that adds to a workspace",),
-    (kernel(threads(), fill=-np.inf), "fills no output but with zero, y starts as -inf"),
 ]
 WRONG = [
     (kernel(threads(extent=1025)), "1 warps of 1025 threads"),

@@ -50,6 +50,12 @@ def bare():
     jax.block_until_ready(axpy(x_on(0), 3))
 
 
+def in_place():
+    make = make_axpy("cpu", FakeCompiler(), zero=(), in_place=((0, 0),))
+    axpy, x = jax.jit(lambda x: make(x, 3)), x_on(0)
+    print(axpy(x), axpy(x), x)
+
+
 def two_devices():
     axpy = make_axpy("cpu", FakeCompiler())
     for device in (0, 1, 0, 1):

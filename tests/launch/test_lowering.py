@@ -61,6 +61,12 @@ def test_the_custom_call_carries_everything():
     assert types == "(tensor<4xf32>) -> tensor<4xf32>"
 
 
+def test_a_result_may_take_the_place_of_an_operand():
+    module = export(zero=(), in_place=((0, 0),)).mlir_module()
+    alias = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
+    assert f"#stablehlo.output_operand_alias<{alias}>" in module
+
+
 def test_an_exported_program_survives_serialisation():
     exported = export()
     again = jax.export.deserialize(exported.serialize())
@@ -143,6 +149,8 @@ def test_a_kernel_may_read_and_write_other_arrays_than_the_primitive():
         (dict(scalars=(2**63,)), "scalars must be 64-bit"),
         (dict(zero=(1,)), "zero must name some of 1 results"),
         (dict(zero=(-1,)), "zero must name some of 1 results"),
+        (dict(in_place=((1, 0),)), r"in_place must name operands .* got \(1, 0\)"),
+        (dict(in_place=((0, 1),)), r"in_place must name operands .* got \(0, 1\)"),
     ],
 )
 def test_calls_that_no_launch_has(changes, message):

@@ -69,6 +69,13 @@ def test_without_scalars_and_zeroed_outputs_there_are_pointers_only(on_cpu):
     assert launch.count("; 0x") == 2 and only(calls, "cuMemsetD8Async") == []
 
 
+def test_a_result_in_place_starts_as_its_operand(on_cpu):
+    """y += 3 x where y is x; the caller's x is a copy."""
+    printed, calls = on_cpu("in_place")
+    assert printed == ["[ 0.  4.  8. 12.] [ 0.  4.  8. 12.] [0. 1. 2. 3.]"]
+    assert only(calls, "cuMemsetD8Async") == []
+
+
 def test_two_devices(on_cpu):
     printed, calls = on_cpu("two_devices")
     assert printed == [f"[0. 3. 6. 9.] {{CpuDevice(id={device})}}" for device in (0, 1, 0, 1)]

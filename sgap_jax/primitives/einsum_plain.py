@@ -1,0 +1,137 @@
+"""einsum with one sparse operand in plain JAX: gathers at the entries, products, reductions."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
+
+
+def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
+    """The primitive's meaning on all platforms; holds the products that it does not add up."""
+    factors = operands[: len(expression.factors)]
+    coordinates = _coordinates(expression, operands[len(factors) :])
+    at = _Entries(expression, coordinates, factors)
+    out = at.sums() if expression.reduction == "+" else at.extrema()
+    return out.astype(factors[0].dtype)
+
+
+def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
+    """[nnz] of each index of the sparse operand; in the padding they are the sizes."""
+    format, left = expression.format, iter(index_arrays)
+    taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
+    count = expression.shape(ENTRY)[0]
+    block = format.block_shape
+    values = jnp.zeros((count // math.prod(block), *block), jnp.bool_)  # only their shape counts
+    A = SparseArray(values, taken, None, expression.shape(expression.sparse), format)
+    return dict(zip(expression.sparse, A.coordinates(), strict=True))
+
+
+class _Entries:
+    """The factors at the stored entries, whose `position` is an index like the others."""
+
+    def __init__(self, expression: Expression, coordinates: dict[str, jax.Array], factors: Any):
+        self.expression, self.coordinates = expression, coordinates
+        self.sizes, self.position = dict(expression.sizes), expression.fresh()
+        first = expression.sparse[0]
+        self.stored = coordinates[first] < self.sizes[first]
+        self.count = self.stored.shape[0]
+        self.wide = accumulator(factors[0].dtype)
+        self.terms = [
+            self._term(word, x) for word, x in zip(expression.factors, factors, strict=True)
+        ]
+
+    def _term(self, word: str, x: Any) -> tuple[str, Any]:
+        """A factor with the position of an entry in place of sparse indices; zero in the padding.
+        NaN there, and under it, would reach sums."""
+        if ENTRY in word:
+            shape = tuple(self.count if index == ENTRY else 1 for index in word)
+            return word.replace(ENTRY, self.position), jnp.where(self.stored.reshape(shape), x, 0)
+        named = [index for index in word if index in self.coordinates]
+        if not named:
+            return word, x
+        rest = "".join(index for index in word if index not in self.coordinates)
+        x = jnp.transpose(x, [word.index(index) for index in (*named, *rest)])
+        gathered = x.at[tuple(self.coordinates[index] for index in named)]
+        return self.position + rest, gathered.get(mode="fill", fill_value=0)
+
+    def products(self, output: str) -> Any:
+        """The terms' einsum; an index that none of them has is broadcast."""
+        there = {index for word, _ in self.terms for index in word}
+        found = "".join(index for index in output if index in there)
+        product = jnp.einsum(
+            ",".join(word for word, _ in self.terms) + "->" + found,
+            *(x for _, x in self.terms),
+            preferred_element_type=self.wide,
+        )
+        missing = [i for i, index in enumerate(output) if index not in there]
+        extents = {**self.sizes, self.position: self.count}
+        return jnp.broadcast_to(
+            jnp.expand_dims(product, missing), [extents[index] for index in output]
+        )
+
+    def sums(self) -> Any:
+        if ENTRY in self.expression.output:
+            return self._sparse(self.products(self._output()))
+        kept, rest = self._kept()
+        if not kept:
+            return self.products(self.expression.output)
+        product = self.products("".join([self.position, *rest]))
+        zeros = jnp.zeros(self._shape(kept, rest), product.dtype)
+        return self._ordered(self._at(zeros, kept).add(product, mode="drop"))
+
+    def extrema(self) -> Any:
+        reduction = self.expression.reduction
+        reduce = jnp.max if reduction == "max" else jnp.min
+        nothing = _nothing(reduction, self.wide)
+        output = self._output()
+        dense = [index for index in self.sizes if index not in (ENTRY, *self.coordinates)]
+        over = [index for index in dense if index not in output]
+        if ENTRY in self.expression.output:
+            product = self.products("".join([*over, *output]))
+            return self._sparse(reduce(product, tuple(range(len(over))), initial=nothing))
+        kept, rest = self._kept()
+        product = self.products("".join([*over, self.position, *rest]))
+        product = reduce(product, tuple(range(len(over))), initial=nothing)
+        if not kept:
+            stored = self.stored.reshape(-1, *[1] * len(rest))
+            return reduce(jnp.where(stored, product, nothing), 0, initial=nothing)
+        start = self._at(jnp.full(self._shape(kept, rest), nothing), kept)
+        update = start.max if reduction == "max" else start.min
+        return self._ordered(update(product, mode="drop"))
+
+    def _output(self) -> str:
+        return self.expression.output.replace(ENTRY, self.position)
+
+    def _sparse(self, out: Any) -> Any:
+        mask = [self.count if index == ENTRY else 1 for index in self.expression.output]
+        return jnp.where(self.stored.reshape(mask), out, 0)
+
+    def _kept(self) -> tuple[list[str], list[str]]:
+        """The output's indices: of the sparse operand, and others."""
+        kept = [index for index in self.expression.output if index in self.coordinates]
+        return kept, [index for index in self.expression.output if index not in self.coordinates]
+
+    def _shape(self, kept: list[str], rest: list[str]) -> list[int]:
+        return [self.sizes[index] for index in (*kept, *rest)]
+
+    def _at(self, x: Any, kept: list[str]) -> Any:
+        return x.at[tuple(self.coordinates[index] for index in kept)]
+
+    def _ordered(self, out: Any) -> Any:
+        """From sparse indices first to the order of the output."""
+        kept, rest = self._kept()
+        return jnp.transpose(out, [(*kept, *rest).index(i) for i in self.expression.output])
+
+
+def _nothing(reduction: str, dtype: Any) -> Any:
+    """The maximum or minimum over nothing."""
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(-jnp.inf if reduction == "max" else jnp.inf, dtype)
+    limits = jnp.iinfo(dtype)
+    return jnp.asarray(limits.min if reduction == "max" else limits.max, dtype)
