@@ -12,11 +12,16 @@ def numbers(name):
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def by_levels(access, dense):
-    """A dense tensor with its modes in stored order, blocks last: [d0, d1, ..., b0, ...]."""
+def by_levels(access, dense, beyond):
+    """A dense tensor with its modes in stored order, blocks last: [d0, d1, ..., b0, ...]. What the
+    last blocks have outside is `beyond`."""
     format = access.format
     blocks = [*format.block_shape, *[1] * (format.ndim - len(format.block_shape))]
     tensor = np.transpose(dense, format.modes)
+    tail = [-size % block for size, block in zip(tensor.shape, blocks, strict=True)]
+    if any(tail):
+        dtype = np.result_type(tensor, np.min_scalar_type(beyond))
+        tensor = np.pad(tensor.astype(dtype), [(0, n) for n in tail], constant_values=beyond)
     shape = [
         n for size, block in zip(tensor.shape, blocks, strict=True) for n in (size // block, block)
     ]
@@ -28,7 +33,7 @@ def stored(access, pattern, values=None, spare=0):
     """The arrays of a tensor with entries where `pattern` is true, and each level's capacity: with
     room for `spare` positions more, full of what must not be read."""
     format, name = access.format, access.tensor
-    there = by_levels(access, pattern)
+    there = by_levels(access, pattern, False)
     entries = np.argwhere(there.any(axis=tuple(range(format.ndim, 2 * format.ndim))))
     nodes, arrays, positions = [()], {}, []
     for level, kind in enumerate(format.levels[: format.ndim]):
@@ -51,7 +56,7 @@ def stored(access, pattern, values=None, spare=0):
         stores = any(not isinstance(k, Dense) for k in format.levels[: level + 1])
         positions.append(len(nodes) + (spare if stores else 0))
     block = int(np.prod(format.block_shape))
-    found = by_levels(access, pattern if values is None else values)
+    found = by_levels(access, pattern if values is None else values, np.nan)
     flat = [np.asarray(found[node]).reshape(block) for node in nodes]
     padding = np.full((positions[-1] - len(nodes)) * block, np.nan)
     arrays[f"{name}_vals"] = np.concatenate([*flat, padding])
@@ -114,11 +119,12 @@ def _pattern(factor, shape, density, random):
     blocks = [1] * len(shape)
     for level, size in enumerate(factor.format.block_shape):
         blocks[factor.format.modes[level]] = size
-    pattern = random.random([s // b for s, b in zip(shape, blocks, strict=True)]) < density
+    pattern = random.random([-(-s // b) for s, b in zip(shape, blocks, strict=True)]) < density
     if density < 1 and pattern.size:
         pattern[: max(1, len(pattern) // 8)] = False
         pattern[len(pattern) // 2] = False
-        pattern[-1:] = False
+        # The last row is empty, but where blocks go beyond: they have something there.
+        pattern[-1:] = any(s % b for s, b in zip(shape, blocks, strict=True))
     for axis, size in enumerate(blocks):
         pattern = np.repeat(pattern, size, axis)
-    return pattern
+    return pattern[tuple(map(slice, shape))]

@@ -52,6 +52,7 @@ class Storage:
                 f"levels of {access}, got {positions}"
             )
         self.splits: list[Split] = []
+        self.ragged: list[IndexVar] = []  # whose last block is partly outside: nothing of it counts
         self.modes = [access.indices[mode] for mode in format.modes]  # in stored order
         outer = list(self.modes)
         self.extents = [sizes[var.name] for var in outer]
@@ -59,11 +60,8 @@ class Storage:
         for level, size in enumerate(format.block_shape):
             split = self._split(outer[level], size, relations)
             if self.extents[level] % size:
-                raise ValueError(
-                    f"lower: sizes: {access} is stored in blocks of {size}, which do not divide "
-                    f"{outer[level]} = {self.extents[level]}"
-                )
-            self.extents[level] //= size
+                self.ragged.append(split.outer)
+            self.extents[level] = -(-self.extents[level] // size)
             self.extents.append(size)
             outer[level] = split.outer
             inner.append(split.inner)

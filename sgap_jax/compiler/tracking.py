@@ -230,7 +230,7 @@ class Tracking:
                     used |= set(access.indices)
         if any(s.target == expression.output for _, s in paths(body)):
             used |= set() if expression.output.format else set(expression.output.indices)
-        needed = self._needed_vars(tuple(used))
+        needed = self._needed_vars((*used, *storage.ragged))
         first, last = self.relations.levels_of(pos)
         return [n for n in range(first, last) if storage.variables[n] in needed]
 

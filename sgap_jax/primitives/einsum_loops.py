@@ -200,11 +200,4 @@ def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
     assign = index_notation(expression)
     if assign is None or jnp.dtype(dtype).name not in KERNEL_DTYPES or not llvm.available():
         return None
-    sides = zip(
-        (expression.shape(expression.sparse)[mode] for mode in expression.format.modes),
-        expression.format.block_shape,
-        strict=False,
-    )
-    if any(size % side for size, side in sides):
-        return None
     return presets.cpu(assign)

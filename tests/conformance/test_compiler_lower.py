@@ -86,6 +86,36 @@ def test_matrices_unscheduled(format):
         check(Schedule(expression), SMALL, spare=2)
 
 
+BEYOND = [CVS(4), CVS(3).transposed, BCSR(4, 3), BCSR(3, 5).transposed]
+
+
+@pytest.mark.parametrize("format", BEYOND, ids=str)
+def test_blocks_that_go_beyond_the_matrix(format):
+    """What the last ones hold there is NaN in these tests."""
+    sizes = {"i": 11, "j": 7, "k": 3}
+    for subscripts, sparse in MATRIX.values():
+        expression = assign(subscripts, dict.fromkeys(["A", *sparse], format))
+        check(Schedule(expression), sizes, spare=2)
+        check(cpu(expression), sizes, density=1)
+
+
+def test_block_rows_that_only_a_guard_needs():
+    """Entries are walked without a row being asked for: those beyond the matrix are left out."""
+    needed = Tracking._needed_vars
+    for reduction in ("+", "max"):
+        expression = assign("ij,j->j", {"A": CVS(4)}, reduction=reduction)
+        walk = Schedule(expression).split("i", "i0", "i1", 4).reorder("i0", "j", "i1")
+        walk = over(walk, "i0", "j")
+        check(walk, SMALL | {"i": 11}, density=0.5, spare=3)
+        tiles = walk.split("fpos", "p0", "p1", 8).parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS)
+        check(tiles, SMALL | {"i": 11}, density=0.5, spare=3)
+        with pytest.MonkeyPatch.context() as patch:
+            dense = lambda self, used: needed(self, tuple(v for v in used if v.name != "i0"))
+            patch.setattr(Tracking, "_needed_vars", dense)
+            with pytest.raises(AssertionError):
+                check(walk, SMALL | {"i": 11}, density=0.5, spare=3)
+
+
 @pytest.mark.parametrize(
     "format", [CSF(3), DCC, CDC, COO, Format((Compressed,) * 3, (1, 2, 0))], ids=str
 )
@@ -252,8 +282,8 @@ def test_random_chains(start):
         choice = random.Random(seed)
         schedule = random_chain(choice)
         sizes = {
-            "i": choice.choice([4, 8, 12]),
-            "j": choice.choice([4, 8]),
+            "i": choice.choice([4, 8, 11]),
+            "j": choice.choice([4, 7]),
             "k": choice.choice([1, 3, 7]),
             "l": 2,
         }

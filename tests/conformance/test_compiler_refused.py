@@ -7,7 +7,7 @@ from compiler_chains import SPMM, SPMV, positions
 from compiler_tensors import Problem
 from lowered_chains import COORDINATES, POSITIONS, SMALL, check, over
 
-from sgap_jax import BCSR, COO, CSC, CVS, ScheduleError
+from sgap_jax import BCSR, COO, CSC, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
 from sgap_jax.compiler.cin import Forall
 from sgap_jax.compiler.expr import assign
@@ -113,9 +113,6 @@ def test_extents_are_checked():
     refused(
         with_loop(inner, "jp", unit=loopir.GPU_THREAD, race=cin.ATOMICS), "known at run time only"
     )
-    vectors = Schedule(assign("ij,j->i", {"A": CVS(8)}))
-    with pytest.raises(ValueError, match="blocks of 8, which do not divide i = 12"):
-        lower(vectors, SMALL, (1, 4, 32), "float32")
     with pytest.raises(ValueError, match="one capacity for each of the 2 levels"):
         lower(Schedule(SPMV), SMALL, (12,), "float32")
     with pytest.raises(ValueError, match="no size of j"):
