@@ -2,7 +2,8 @@
 python -m benchmarks.bench_compiler_studies [--quick]
 
 Each sets two schedules of one expression against each other: rows against positions as rows grow
-uneven, as they grow few, and dense columns whole against tiled.
+uneven, and as they grow few; and products of a sparse and a dense matrix without tiles and with
+them, which keep rows of the dense matrix in a cache until they have been used several times.
 """
 
 import argparse
@@ -14,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, machine, problems, timing
+from benchmarks import harness, machine, timing
 from benchmarks.peers import common
 from sgap_jax import CSR, SparseArray, einsum
 from sgap_jax.compiler import Schedule, assign
 
 SPMV, SPMM = assign("ij,j->i", {"A": CSR}), assign("ij,jk->ik", {"A": CSR})
 ROWS, ENTRIES = 1 << 15, 1 << 22
-BASES = (1.0, 1.00002, 1.0001, 1.0005, 1.002, 1.01, 1.1)
-FEW = (1, 2, 3, 8, 100)
-WIDTHS = (32, 128, 512)
+BASES = (1.0, 1.000005, 1.00001, 1.00002, 1.00005, 1.0001, 1.0005, 1.002, 1.01, 1.1)
+FEW = (1, 2, 3, 4, 5, 8, 16, 100)
+WIDTHS = (32, 64, 128, 256, 512)
+COLUMNS, EACH = 100_000, 1000  # of the paper's matrix in 8.6, of whose rows there are fewer here
 
 
 def by_rows() -> Schedule:
@@ -50,9 +52,9 @@ def skewed(base: float, rows: int, entries: int):
     return csr(row, rng, (rows, 4 * rows))
 
 
-def wide(rows: int, each: int):
+def wide(rows: int, each: int, columns: int | None = None):
     rng = np.random.default_rng(0)
-    return csr(np.repeat(np.arange(rows), each), rng, (rows, 4 * each))
+    return csr(np.repeat(np.arange(rows), each), rng, (rows, columns or 4 * each))
 
 
 def csr(row: np.ndarray, rng, shape) -> SparseArray:
@@ -89,7 +91,7 @@ def balance(rows: int, entries: int):
             "rows": call(by_rows(), "ij,j->i", A, x),
             "positions": call(by_positions(machine.threads()), "ij,j->i", A, x),
         }
-        yield compared("load balance: rows, positions", f"base {base:g}", calls)
+        yield compared("load balance: rows, positions", f"base {base:.10g}", calls)
 
 
 def parallelism(entries: int):
@@ -104,22 +106,35 @@ def parallelism(entries: int):
         yield compared("parallelism: rows, positions", f"{rows} rows", calls)
 
 
-def locality(size: int, each: int):
-    """8.6: tiles of dense columns keep the rows of B that a tile reads in the cache."""
-    A = SparseArray.from_scipy(problems.uniform(size, size, each / size))
-    whole = Schedule(SPMM).reorder("i", "j", "k").split("i", "i0", "i1", 16)
-    whole = whole.parallelize("i0", "CPUThread", "NoRaces").parallelize("k", "CPUVector", "NoRaces")
-    tiled = Schedule(SPMM).split("k", "k0", "k1", 32).split("i", "i0", "i1", 16)
-    tiled = tiled.reorder("k0", "i0", "i1", "j", "k1").fuse("k0", "i0", "task")
-    tiled = tiled.parallelize("task", "CPUThread", "NoRaces")
-    tiled = tiled.parallelize("k1", "CPUVector", "NoRaces")
+def reuse(rows: int, each: int, columns: int):
+    """8.6 with the paper's schedules (its A.10 and A.11), on one thread as there: an entry's row of
+    B is read for one column at a time, or tiles of 8 entries keep theirs until all are done."""
+    A = wide(rows, each, columns)
+    one = Schedule(SPMM).reorder("i", "k", "j")
+    tiled = Schedule(SPMM).pos("j", "jpos", "A").split("jpos", "jpos0", "jpos1", 8)
+    tiled = tiled.reorder("i", "jpos0", "k", "jpos1")
     for n in WIDTHS:
-        B = jnp.asarray(harness.dense(size, n))
-        calls = {
-            "whole": call(whole, "ij,jk->ik", A, B),
-            "tiled": call(tiled, "ij,jk->ik", A, B),
-        }
-        yield compared("locality: columns whole, in tiles of 32", f"n = {n}", calls)
+        B = jnp.asarray(harness.dense(columns, n))
+        calls = {"entries": call(one, "ij,jk->ik", A, B), "tiles": call(tiled, "ij,jk->ik", A, B)}
+        yield compared("reuse: all entries, tiles of 8 entries", f"n = {n}", calls)
+
+
+def locality(rows: int, each: int, columns: int, tile: int = 2048):
+    """8.6 between the caches, with vectors and all threads: rows of A that go over all of B, or
+    over tiles of its rows, of which each stays in the cache for all rows of A."""
+    A = wide(rows, each, columns)
+
+    def by_parts(schedule: Schedule) -> Schedule:
+        schedule = schedule.parallelize("part", "CPUThread", "NoRaces")
+        return schedule.parallelize("k", "CPUVector", "NoRaces")
+
+    parts = Schedule(SPMM).divide("i", "part", "row", machine.threads())
+    whole = by_parts(parts.reorder("part", "row", "j", "k"))
+    tiled = by_parts(parts.split("j", "j0", "j1", tile).reorder("part", "j0", "row", "j1", "k"))
+    for n in WIDTHS:
+        B = jnp.asarray(harness.dense(columns, n))
+        calls = {"whole": call(whole, "ij,jk->ik", A, B), "tiles": call(tiled, "ij,jk->ik", A, B)}
+        yield compared(f"locality: all of B, tiles of {tile} rows", f"n = {n}", calls)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -140,7 +155,8 @@ def main(argv: list[str] | None = None) -> None:
         for found in (
             balance(ROWS // scale, ENTRIES // scale),
             parallelism(ENTRIES // 4 // scale),
-            locality(20_000 // scale, 100),
+            reuse(400 // scale, EACH, COLUMNS // scale),
+            locality(4000 // scale, EACH, COLUMNS // scale),
         )
         for row in found
     ]

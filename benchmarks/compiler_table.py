@@ -1,5 +1,9 @@
-"""compiler.csv, compiler_tensors.csv and compiler_studies.csv -> the tables of docs/compiler.md."""
+"""compiler*.csv -> the tables and the plot of docs/compiler.md."""
 
+import pathlib
+import re
+
+from benchmarks import plots
 from benchmarks.ratios import Row, mean, numbers
 
 PEERS = {
@@ -34,3 +38,25 @@ def studies(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
         for row in rows
     ]
     return head, body
+
+
+# What a study changes, by its first word.
+CHANGED = {
+    "load balance": ("8.4: load balance", "base of the rows' lengths"),
+    "parallelism": ("8.5: parallelism", "rows"),
+    "reuse": ("8.6: reuse, one thread", "dense columns"),
+    "locality": ("8.6: locality", "dense columns"),
+}
+
+
+def plot(rows: list[Row], path: pathlib.Path) -> None:
+    """Both schedules' times, a panel for each study: sections 8.4 to 8.6 of the paper."""
+    panels = {}
+    for study in dict.fromkeys(row["study"] for row in rows):
+        own = [row for row in rows if row["study"] == study]
+        word, names = study.split(": ")
+        title, label = CHANGED[word]
+        x = [float(re.search(r"\d[\d.]*", row["case"])[0]) for row in own]
+        curves = zip(names.split(", "), ("first_ms", "second_ms"), strict=True)
+        panels[title] = label, x, {name: numbers(own, column) for name, column in curves}
+    plots.curves(panels, path)

@@ -108,6 +108,55 @@ def bars(
     save(figure, path)
 
 
+def curves(
+    panels: dict[str, tuple[str, list[float], dict[str, list[float]]]], path: pathlib.Path
+) -> None:
+    """Milliseconds over a number, two curves to a panel, with dashes where they cross: {title:
+    (name of the number, its values, curves by name)}."""
+    _, pyplot = plotting()
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.4))
+    axes = [axes] if len(panels) == 1 else axes
+    for axis, (title, (label, x, curves)) in zip(axes, panels.items(), strict=True):
+        places = range(len(x))  # evenly: bases crowd near one, rows near none
+        for marker, (name, y) in zip("os", curves.items(), strict=True):
+            axis.plot(places, y, marker=marker, ms=3.5, lw=1, label=name)
+        for place in crossings(*curves.values()):
+            value = x[int(place)] + place % 1 * (x[int(place) + 1] - x[int(place)])
+            label_of = f"cross near {value:.7g}" if max(x) < 2 else f"cross near {value:.0f}"
+            axis.axvline(place, color="black", lw=0.8, ls="--", label=label_of)
+        axis.set_xticks(
+            places, [f"{value:.10g}" for value in x], rotation=60, ha="right", fontsize=7
+        )
+        every = [value for y in curves.values() for value in y]
+        if max(every) > 10 * min(every):
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+        else:
+            axis.set_ylim(bottom=0)
+        axis.grid(axis="y", which="both", lw=0.3)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel(label)
+        axis.legend(fontsize=7)
+    axes[0].set_ylabel("ms")
+    save(figure, path)
+
+
+def crossings(first: list[float], second: list[float]) -> list[float]:
+    """Where two curves cross, in steps from the first value, by straight lines between values. They
+    cross where they differ by 2% on either side: less is noise."""
+    found, last = [], 0.0
+    at = 0
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        apart = one / other - 1
+        if abs(apart) < 0.02:
+            continue
+        if last * apart < 0:
+            found.append(at + (place - at) * last / (last - apart))
+        last, at = apart, place
+    return found
+
+
 def plotting():
     import matplotlib
 

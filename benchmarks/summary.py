@@ -44,6 +44,7 @@ DOCS = machine.ROOT / "docs"
 PLOT = DOCS / "img" / "performance.svg"
 VECTORS_PLOT = DOCS / "img" / "vectors.svg"
 ATTENTION_PLOT = DOCS / "img" / "attention.svg"
+STUDIES_PLOT = DOCS / "img" / "compiler_studies.svg"
 VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
 WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
@@ -195,7 +196,11 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
     if rows:
         lines += ["Ratios are the other's time over that of the compiled loops.", ""]
         lines += table(*compiler_table.table(rows))
-    return lines + (table(*compiler_table.studies(studies)) if studies else [])
+    if studies:
+        compiler_table.plot(studies, STUDIES_PLOT)
+        lines += [*table(*compiler_table.studies(studies))]
+        lines += [f"![studies](img/{STUDIES_PLOT.name})", ""]
+    return lines
 
 
 def put(path: pathlib.Path, lines: list[str]) -> None:
