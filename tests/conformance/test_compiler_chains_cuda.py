@@ -74,6 +74,17 @@ def test_maxima_and_minima_start_from_infinity(point):
         assert resources(call.source, arch)[1:] == (0, 0), call.source
 
 
+@pytest.mark.parametrize("point", ["{<2 nnz, 1 col>, 1}", "{<1/4 row, 1 col>, 4}"])
+def test_maxima_that_start_from_zero_are_caught(point, monkeypatch):
+    expression = assign("ij,jk->ik", {"A": CSR}, reduction="max")
+    schedule = spmm_point(expression, AtomicParallelism.parse(point), SIZES["k"])
+    check(schedule, "float32", SIZES)
+    zeros = lambda function, starts=starts: [np.zeros_like(x) for x in starts(function)]
+    monkeypatch.setitem(globals(), "starts", zeros)
+    with pytest.raises(AssertionError):
+        check(schedule, "float32", SIZES)
+
+
 FORMATS = {"CSC": CSC, "COO": COO, "CSF(2)": CSF(2), "CVS(4)": CVS(4), "BCSR(2, 3)": BCSR(2, 3)}
 
 

@@ -82,18 +82,15 @@ CASES = [
 @pytest.mark.parametrize(("subscripts", "format"), CASES, ids=str)
 def test_extrema_of_products(subscripts, format):
     """Compiled loops and plain JAX, the dtypes in turn."""
-    for reduction in NOTHING:
-        dtype = DTYPES[(CASES.index((subscripts, format)) + (reduction == "min")) % 4]
-        given, whole, stored = problem(subscripts, format, dtype)
-        want = expected(subscripts, whole, stored, reduction)
-        run = lambda *x, r=reduction: [
-            einsum(subscripts, *x, reduction=r, schedule=s) for s in (None, Reference())
-        ]
-        for out in jax.jit(run)(*given):
-            out = out.todense() if isinstance(out, SparseArray) else out
-            assert out.dtype == jnp.dtype(dtype)
-            eps = float(jnp.finfo(dtype).eps)
-            np.testing.assert_allclose(np.float64(out), want, rtol=3 * eps, atol=1e-30)
+    dtype = DTYPES[CASES.index((subscripts, format)) % 4]
+    given, whole, stored = problem(subscripts, format, dtype)
+    runs = [(reduction, schedule) for reduction in NOTHING for schedule in (None, Reference())]
+    run = lambda *x: [einsum(subscripts, *x, reduction=r, schedule=s) for r, s in runs]
+    for (reduction, _), out in zip(runs, jax.jit(run)(*given), strict=True):
+        out = out.todense() if isinstance(out, SparseArray) else out
+        assert out.dtype == jnp.dtype(dtype)
+        want, eps = expected(subscripts, whole, stored, reduction), float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(np.float64(out), want, rtol=3 * eps, atol=1e-30)
 
 
 @pytest.mark.parametrize("name", ["no_rows", "no_columns", "no_entries", "padded", "only_padding"])
