@@ -30,7 +30,8 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-figures clean
+  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-figures \
+  gpu-tables clean
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -43,6 +44,7 @@ help:
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make gpu-octets on an NVIDIA GPU: column vectors on tensor cores; RESULTS=folder"
 	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
+	@echo "make gpu-tables on an NVIDIA GPU: Tables 1 to 3 of Sgap, compiled loops; RESULTS=folder"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
 demo: $(STAMPS)/package $(STAMPS)/group-demo
@@ -134,6 +136,9 @@ gpu-octets: gpu-install
 
 gpu-figures: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.figures --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+
+gpu-tables: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.tables --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -17,7 +17,6 @@ struct SddmmArgs {
   int64_t m, k, d, nnz;
   int64_t x_stride, y_stride;  // elements from one batch to the next, 0 where shared
   int64_t prefetch_entries;    // how many entries ahead rows of y are prefetched, 0: not
-  bool y_is_far;               // long rows of y come from beyond the second-level cache
 
   // task = batch * chunks + chunk; a chunk is chunk_nonzeros consecutive entries
   int64_t chunk_nonzeros, chunks;

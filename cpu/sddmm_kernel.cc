@@ -6,56 +6,50 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Rows are looked up for this many entries at a time.
-constexpr int64_t kBlockEntries = 1024;
-
-// Entries [begin, end); rows[p - begin] is p's row, and kLanes more elements hold any row.
-template <DotOrder kOrder, bool kPrefetch, typename T>
-void BlockDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
-               const int32_t* rows, T* out) {
-  constexpr int kSize = DotGroup<T>::kSize;
-  const int64_t last = args.offsets[args.m] - 1;
-  DotGroup<T> group;
-  group.x = x;
-  group.y = y;
-  group.width = args.d;
-  for (int64_t p = begin; p < end; p += kSize) {
-    group.rows = rows + (p - begin);
-    group.columns = group.ahead = args.indices + p;
-    if (p + kSize - 1 + args.prefetch_entries <= last) group.ahead += args.prefetch_entries;
-    int32_t columns[kSize];
-    if (end - p < kSize) {
-      for (int i = 0; i < kSize; ++i) columns[i] = args.indices[p + i < end ? p + i : end - 1];
-      group.columns = group.ahead = columns;
+// Entries [begin, end). Few sums at a time: with as many as a vector has lanes, over rows of x as
+// they come, each entry would load its own row of x (measured: a quarter slower).
+template <typename Row, bool kPrefetch, typename T>
+__attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin,
+                                       int64_t end, T* out) {
+  constexpr int kGroup = DotGroup<T>::kSize;
+  const int32_t *const offsets = args.offsets, *const columns = args.indices;
+  const int64_t width = Row::Width(args.d), stored = offsets[args.m];
+  int64_t p = begin;
+  for (int64_t r = RowOfEntry(offsets, args.m, begin); p < end; ++r) {
+    const int64_t stop = offsets[r + 1] < end ? offsets[r + 1] : end;
+    if (p == stop) continue;
+    const Row row(x + r * width, width);
+    for (; p < stop; p += kGroup) {
+      DotGroup<T> group{y, columns + p, columns + p, kGroup};
+      if (p + args.prefetch_entries + kGroup <= stored) group.ahead += args.prefetch_entries;
+      if (stop - p < kGroup) group.count = int(stop - p);
+      DotSum<T> dots[kGroup];
+      row.template Dots<kPrefetch>(group, dots);
+      const auto sums = AddLanes<T>(dots);
+      if (group.count == kGroup) {
+        Store<T, kGroup>(out + p, sums);
+      } else {
+        StorePartial<T, kGroup>(out + p, sums, group.count);
+      }
     }
-    const auto dots = group.rows[0] == group.rows[kSize - 1]
-                          ? GroupDots<kOrder, true, kPrefetch>(group)
-                          : GroupDots<kOrder, false, kPrefetch>(group);
-    if (end - p >= kSize) {
-      Store<T, kSize>(out + p, dots);
-    } else {
-      StorePartial<T, kSize>(out + p, dots, static_cast<int>(end - p));
-    }
+    p = stop;
   }
 }
 
-template <typename T>
-void RangeDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end, T* out) {
-  constexpr int kSize = DotGroup<T>::kSize;
-  int32_t rows[kBlockEntries + kRowSlack];
-  int64_t row = RowOfEntry(args.offsets, args.m, begin);
-  for (int64_t p = begin; p < end; p += kBlockEntries) {
-    const int64_t stop = end - p > kBlockEntries ? p + kBlockEntries : end;
-    row = ExpandRows(args.offsets, row, p, stop, rows);
-    for (int i = 0; i < kSize; ++i) rows[stop - p + i] = rows[stop - p - 1];
-    if (args.y_is_far) {
-      BlockDots<DotOrder::kInTurn, true>(args, x, y, p, stop, rows, out);
-    } else if (args.prefetch_entries > 0) {
-      BlockDots<DotOrder::kTogether, true>(args, x, y, p, stop, rows, out);
+// Whether d is one of these numbers of vectors: then all is done.
+template <int... kVectors, typename T>
+bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args, const T* x,
+                 const T* y, int64_t begin, int64_t end, T* out) {
+  const auto run = [&](auto vectors) {
+    using Row = HeldRow<decltype(vectors)::value, T>;
+    if (args.prefetch_entries > 0) {
+      RowDots<Row, true>(args, x, y, begin, end, out);
     } else {
-      BlockDots<DotOrder::kTogether, false>(args, x, y, p, stop, rows, out);
+      RowDots<Row, false>(args, x, y, begin, end, out);
     }
-  }
+    return true;
+  };
+  return ((args.d == kVectors * kLanes<T> && run(std::integral_constant<int, kVectors>())) || ...);
 }
 
 // d of 1 to 4: there is more to gain from short code than from vectors.
@@ -92,7 +86,9 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
     if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, out);
     if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, out);
   }
-  RangeDots(args, x, y, begin, end, out);
+  constexpr std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> kVectors;
+  if (HeldRowDots(kVectors, args, x, y, begin, end, out)) return;
+  RowDots<AnyRow<T>, false>(args, x, y, begin, end, out);
 }
 
 }  // namespace

@@ -146,4 +146,13 @@ __device__ inline void StoreWords(T* row, unsigned left, const float (&sums)[kCo
   }
 }
 
+// How sums reach the numbers of a lane in a row: they replace them.
+template <bool kVector>
+struct Rounded {
+  template <class T, int kCount>
+  __device__ static void Put(T* row, unsigned left, const float (&sums)[kCount]) {
+    StoreWords<kVector>(row, left, sums);
+  }
+};
+
 }  // namespace sgap

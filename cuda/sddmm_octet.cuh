@@ -128,15 +128,23 @@ struct OctetDots {
     for (int j = 0; j < kTiles; ++j) x_rows[j] += features;
   }
 
-  // The lane's rows of vector `half` of tile i, of which the first `rows` exist.
+  // The lane's rows of vector `half` of tile i.
+  __device__ static void Pick(const Sums& sums, int i, int half, float (&own)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) own[r] = sums[i][r / 2][2 * half + r % 2];
+  }
+
+  // The same to memory; of all rows of the vector the first `rows` exist.
   __device__ static void Store(const Sums& sums, int i, int half, unsigned rows, T* vector) {
     const unsigned row = threadIdx.x % 4 * kRows;
     if (row >= kLength) return;
+    float own[kRows];
+    Pick(sums, i, half, own);
     Pack<unsigned, kRows / kInWord> words = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       T rounded;
-      Narrow(row + r < rows ? sums[i][r / 2][2 * half + r % 2] : 0.0f, rounded);
+      Narrow(row + r < rows ? own[r] : 0.0f, rounded);
       words.at[r / kInWord] |= Bits(rounded) << (32 / kInWord * (r % kInWord));
     }
     *reinterpret_cast<decltype(words)*>(vector + row) = words;

@@ -183,8 +183,8 @@ struct OctetLane {
 };
 
 // The lane's part of rows first_row to first_row + kLength - 1 of C; c is at its first column.
-template <class T, int kLength, int kPanels, bool kVector>
-__device__ inline void StoreRows(T* c, Size first_row, Size m, unsigned n, unsigned left,
+template <class T, int kLength, int kPanels, class Access, class C>
+__device__ inline void StoreRows(C* c, Size first_row, Size m, unsigned n, unsigned left,
                                  unsigned t,
                                  const float (&sums)[Octet<T, kLength, kPanels>::kSums][4]) {
   using O = Octet<T, kLength, kPanels>;
@@ -204,7 +204,7 @@ __device__ inline void StoreRows(T* c, Size first_row, Size m, unsigned n, unsig
       for (int j = 0; j < O::kChunk; ++j) {
         chunk[j] = sums[(i * O::kPairs + j / 2) * O::kTiles + h][j % 2 * 2 + e];
       }
-      StoreWords<kVector>(c + row * n + at, left - at, chunk);
+      Access::Put(c + row * n + at, left - at, chunk);
     }
   }
 }
@@ -277,8 +277,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     }
     AddWarps<kWarps>(warp, lane, sums);
     if (warp > 0) continue;
-    StoreRows<T, kLength, kPanels, kVector>(c + product * m * n + column, block_row * kLength,
-                                            Size(m), unsigned(n), left, lane % 4, sums);
+    StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + product * m * n + column,
+                                                     block_row * kLength, Size(m), unsigned(n),
+                                                     left, lane % 4, sums);
   }
 }
 

@@ -33,7 +33,7 @@ SDDMM_CVS = assign("ik,ij,jk->ik", {"A": CVS(8), "D": CVS(8)})
 
 def blocks(schedule, *units):
     """Blocks, warps and threads to the named loops, with a race strategy each."""
-    for (var, race), unit in zip(units, (GPU_BLOCK, GPU_WARP, GPU_THREAD), strict=True):
+    for (var, race), unit in zip(units, (GPU_BLOCK, GPU_WARP, GPU_THREAD), strict=False):
         schedule = schedule.parallelize(var, unit, race)
     return schedule
 
@@ -298,4 +298,54 @@ def octet():
         .split("j", "jt", "jn", 32)
         .reorder("i0", "kt", "jt", "i1", "kn", "jn")
         .bind("i1", "octet_mma"),
+    }
+
+
+def octet_product(length=8, vectors=16, expression=None):
+    """V1 on a GPU, before its loops are given to anyone: steps of so many column vectors."""
+    return (
+        Schedule(expression or assign("ij,jk->ik", {"A": CVS(length)}))
+        .split("i", "i0", "i1", length)
+        .split("k", "kb", "kt", 64)
+        .pos("j", "jp", "A")
+        .split("jp", "jt", "jn", vectors)
+        .reorder("i0", "kb", "jt", "i1", "kt", "jn")
+    )
+
+
+def octet_sampled(length=8, vectors=16, features=32, rows=False, expression=None):
+    """V2 likewise: so many features a step, which `rows` says lie side by side in both factors."""
+    words = "ik,ij,kj->ik" if rows else "ik,ij,jk->ik"
+    return (
+        Schedule(expression or assign(words, {"A": CVS(length), "D": CVS(length)}))
+        .split("i", "i0", "i1", length)
+        .pos("k", "kp", "A")
+        .split("kp", "kt", "kn", vectors)
+        .split("j", "jt", "jn", features)
+        .reorder("i0", "kt", "jt", "i1", "kn", "jn")
+    )
+
+
+def octets_on_gpu():
+    """name -> schedule. What is outside of the bound nest goes to blocks and warps in several ways:
+    a warp has the tile for itself, or shares it with other warps, or comes back to it."""
+    N, A = NO_RACES, ATOMICS
+    bound = {
+        "V1": octet_product().fuse("i0", "kb", "b"),
+        "V1 columns": octet_product(4, 32),
+        "V1 steps": octet_product(2).split("jt", "jo", "w", 4).reorder("i0", "kb", "w", "jo"),
+        "V1 again": octet_product().reorder("jt", "kb"),
+        "V2": octet_sampled(8, 16, 64).split("kt", "ko", "w", 4),
+        "V2 rows": octet_sampled(2, 32, 64, rows=True).reorder("jt", "kt"),
+        "V2 features": octet_sampled(4, 16, 16).reorder("jt", "i0", "kt"),
+    }
+    bound = {name: schedule.bind("i1", "octet_mma") for name, schedule in bound.items()}
+    return {
+        "V1": bound["V1"].parallelize("b", GPU_BLOCK, N),
+        "V1 columns": blocks(bound["V1 columns"], ("i0", N), ("kb", N)),
+        "V1 steps": blocks(bound["V1 steps"], ("i0", N), ("w", A)),
+        "V1 again": blocks(bound["V1 again"], ("i0", N), ("kb", N)),
+        "V2": blocks(bound["V2"], ("i0", N), ("w", N)),
+        "V2 rows": bound["V2 rows"].parallelize("i0", GPU_BLOCK, N),
+        "V2 features": bound["V2 features"].parallelize("jt", GPU_BLOCK, A),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,7 @@ from benchmarks import bench_sddmm, bench_softmax, bench_spmm, harness
 from benchmarks.gpu import ours, peers, timing
 from benchmarks.problems import Unavailable
 from sgap_jax import (
+    AtomicParallelism,
     Problem,
     SparseArray,
     choose_schedule,
@@ -103,9 +104,12 @@ class Case:
 
     def search(self, most: int = MOST_POINTS) -> Iterator[Row]:
         """A sample of the legal points, each measured as the others are."""
+        yield from self.of_points(points(self.op, self.n, most))
+
+    def of_points(self, points: Iterable[AtomicParallelism]) -> Iterator[Row]:
         rotating = self._rotating()
         problem = problem_of(self.op, self.A, self.n)
-        for point in points(self.op, self.n, most):
+        for point in points:
 
             def plan(point=point):
                 call = LAUNCH_PLANS[self.op][1](problem, point)

@@ -61,9 +61,13 @@ class Rotating:
         ]
         return lambda i: enqueue(self.inputs[i], self.outputs[i])
 
+    def whole(self) -> np.ndarray:
+        """The result of the first set."""
+        return self.device.get(self.outputs[0][0])
+
     def result(self) -> np.ndarray:
-        """Of the first set; without the axis of batches."""
-        return self.device.get(self.outputs[0][0])[0]
+        """The same without the axis of batches."""
+        return self.whole()[0]
 
 
 def compiled(call: KernelCall, arch: str) -> Cubin:

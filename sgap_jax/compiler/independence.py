@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.arithmetic import children
 from sgap_jax.compiler.loopir import Expr, For, Stmt
+from sgap_jax.compiler.mma import declared
 
 
 def independent(loop: For) -> bool:
@@ -68,6 +69,8 @@ class _Body:
                     self.stores.append((array, op))
             case loopir.GroupReduce() | loopir.SegReduce():
                 return False
+            case loopir.Mma() | loopir.MmaStore():
+                return self._private(declared(statement))
         return True
 
     def _mixes(self, before: int) -> bool:

@@ -8,6 +8,7 @@ part, the lanes of one side wait. What a real run might get away with is a LoopF
   of an element that another iteration has stored (elements belong to whoever touched them until the
   loop ends);
 - a collective that not all threads of a group reach together, or whose indices break its contract;
+- tensor cores for anyone but a whole warp, or for numbers that they do not multiply;
 - an integer beyond `Function.index`, or a division with a negative one (languages differ there);
 - a scalar of outside of a parallel loop that is set within;
 - a rounded array that is read back.
@@ -28,6 +29,7 @@ from sgap_jax.compiler import loopir
 from sgap_jax.compiler.evaluate import COMBINE, Evaluator, Frame, Lanes, LoopFault, Place, Scalar
 from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.loopir import Function, Stmt
+from sgap_jax.compiler.mma import declared
 from sgap_jax.compiler.ownership import Owners
 
 ENCLOSING = {  # the units that a loop of a unit may stand in
@@ -136,6 +138,8 @@ class _Run(Evaluator):
                 self.store(statement, lanes)
             case loopir.GroupReduce() | loopir.SegReduce():
                 self.collective(statement, lanes)
+            case loopir.Mma() | loopir.MmaStore():
+                self.tensor_cores(statement, lanes)
             case loopir.Comment():
                 pass
             case _:
@@ -274,6 +278,16 @@ class _Run(Evaluator):
         else:
             heads, index, value = self.segments(reduce.op, index, value)
             self.update(reduce.array, index, value, reduce.op, True, lanes[heads])
+
+    def tensor_cores(self, statement: loopir.Mma | loopir.MmaStore, lanes: Lanes) -> None:
+        """As declared: a lane here is a warp. Products of 16-bit numbers are exact in float32."""
+        if self.frames[-1].unit not in (loopir.GPU_BLOCK, loopir.GPU_WARP):
+            raise self.fault(f"tensor cores in a loop of {self.frames[-1].unit}")
+        if isinstance(statement, loopir.Mma):
+            for array in (statement.left.array, statement.right.array):
+                if array in self.places and self.places[array].data.dtype.itemsize != 2:
+                    raise self.fault(f"{array} is {self.places[array].data.dtype}")
+        self.execute(declared(statement), lanes)
 
     def segments(
         self, op: str, index: np.ndarray, value: np.ndarray

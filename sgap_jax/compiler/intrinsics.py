@@ -20,8 +20,8 @@ _DECLARED = {
         "  spmm:  forall(i1, forall(kt, forall(jn, C(i,k) += A(i,j) * B(j,k)))) with\n"
         f"         split(i, i0, i1, V), split(k, kb, kt, {_COLUMNS}), pos(j, jp, A), "
         "split(jp, jt, jn, t)\n"
-        "  sddmm: forall(i1, forall(kn, forall(jn, D(i,k) += A(i,k) * B(i,j) * C(j,k)))), D "
-        "stored as A, with\n"
+        "  sddmm: forall(i1, forall(kn, forall(jn, D(i,k) += A(i,k) * B(i,j) * C(j,k)))), or "
+        "C(k,j), with D stored as A,\n"
         "         split(i, i0, i1, V), pos(k, kp, A), split(kp, kt, kn, t), split(j, jt, jn, t)"
     )
 }
@@ -75,13 +75,15 @@ def _roles(leaf: Assignment, sparse: Access) -> list[tuple] | None:
     row, column = sparse.indices
     if leaf.op != "+" or len(leaf.target.indices) != 2:
         return None
-    if len(leaf.factors) == 2 and leaf.target.format is None:
+    if len(leaf.factors) == 2 and leaf.target.format is None and not sparse.pattern:
         dense = leaf.factors[1].indices
         if len(dense) == 2 and dense[0] == column and leaf.target.indices == (row, dense[1]):
             return [(row, vector, False), (dense[1], _COLUMNS, False), (column, 0, True)]
     if len(leaf.factors) == 3 and leaf.target.format == sparse.format:
         x, y = leaf.factors[1].indices, leaf.factors[2].indices
-        if len(x) == 2 and x[0] == row and y == (x[1], column) and x[1] not in (row, column):
+        if len(x) == 2 and x[0] == row and x[1] not in (row, column):
+            if y not in ((x[1], column), (column, x[1])):
+                return None
             return [(row, vector, False), (column, 0, True), (x[1], 0, False)]
     return None
 

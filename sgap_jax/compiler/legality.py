@@ -10,7 +10,7 @@ from sgap_jax.compiler import cin, loopir
 from sgap_jax.compiler.cin import Forall, SuchThat
 from sgap_jax.compiler.collectives import check_segments
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.nest import find, level_indices, paths, perfect
+from sgap_jax.compiler.nest import find, intrinsics, level_indices, loops, paths, perfect
 from sgap_jax.compiler.provenance import Provenance, block_sides, segment_loops
 from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
@@ -36,6 +36,13 @@ def check_statement(expression: Assign, statement: SuchThat) -> None:
             check_race(expression, graph, loop)
             if loop.group is not None and loop.group[1] == cin.SEGMENT:
                 check_segments(expression, graph, loop, around[n + 1 :])
+    for bound in intrinsics(statement.body):
+        if threads := [x for x in loops(statement.body) if x.unit == loopir.GPU_THREAD]:
+            raise ScheduleError(
+                f"the threads of a warp run {bound.name} together, and the loop of "
+                f"{threads[0].var} gives them iterations of their own; give it to "
+                f"{loopir.GPU_WARP} or {loopir.GPU_BLOCK}"
+            )
 
 
 def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ...]) -> None:

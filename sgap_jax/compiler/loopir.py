@@ -181,11 +181,76 @@ class SegReduce:
 
 
 @dataclasses.dataclass(frozen=True)
+class Side:
+    """One index of a matrix: its number x is of `stride` * (first + x), or of `stride` *
+    gather[first + x]."""
+
+    first: Expr
+    stride: int
+    gather: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A part of an array: (r, c) is array[row + column], where the sides say which these are."""
+
+    array: str
+    rows: Side
+    columns: Side
+
+
+@dataclasses.dataclass(frozen=True)
+class Mma:
+    """tile(r, c) += sum over s of left(r, s) * right(s, c), on tensor cores, by the 32 lanes of a
+    warp together: a GPUBlock loop is around it, maybe a GPUWarp loop, and no GPUThread loop.
+
+    `tile`: a Workspace that only Mma and MmaStore use, row by row. `shape`: of r, c and s; only the
+    first `columns` of c and the first `depth` of s exist. `loops` are names of r, c and s.
+    """
+
+    tile: str
+    left: Matrix
+    right: Matrix
+    shape: tuple[int, int, int]
+    columns: Expr
+    depth: Expr
+    loops: tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class MmaStore:
+    """target(r, c) = tile(r, c), or op= it, times the same element of `scale` where that is given;
+    where an Mma may be, of the columns that exist."""
+
+    tile: str
+    target: Matrix
+    shape: tuple[int, int]
+    columns: Expr
+    loops: tuple[str, str]
+    op: str | None = None
+    atomic: bool = False
+    scale: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Comment:
     text: str
 
 
-Stmt = Let | Set | Workspace | For | While | If | Store | GroupReduce | SegReduce | Comment
+Stmt = (
+    Let
+    | Set
+    | Workspace
+    | For
+    | While
+    | If
+    | Store
+    | GroupReduce
+    | SegReduce
+    | Mma
+    | MmaStore
+    | Comment
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
     Var,
 )
+from sgap_jax.compiler.octet import OctetNest, warp_nest
 from sgap_jax.compiler.passes import copies, without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
@@ -93,7 +94,8 @@ def lower(
 
     Raises:
       ScheduleError: the loops cannot run so, or would race; the message names the store.
-      NotImplementedError: they could, but not here.
+      NotImplementedError: they could, but not here; or tensor cores are to multiply another dtype
+        than theirs.
       ValueError: sizes or positions that do not fit the expression.
     """
     return _Lowering(schedule, sizes, positions, dtype, name).function()
@@ -119,7 +121,8 @@ class _Lowering:
         )
         self.body, self.relations = positions_explicit(statement, self.storage)
         self.ranges = Ranges(self.relations, sizes)
-        planner = Planner(self.expression, self.body, self.relations)
+        warp = warp_nest(statement)
+        planner = Planner(self.expression, self.body, self.relations, warp)
         self.plan = planner.plan()
         self.statements = Statements(self.expression, self.ranges, self.plan)
         names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
@@ -127,6 +130,9 @@ class _Lowering:
         self.tiles = Tiles(self.ranges)
         self.tracking = Tracking(self.recovery, self.statements)
         self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
+        self.octet: OctetNest | None = None
+        if warp:
+            self.octet = OctetNest(self.expression, warp, self.recovery, self.plan, dtype)
 
     # The function around the loops.
 
@@ -217,6 +223,11 @@ class _Lowering:
     # Loops.
 
     def _sum(self, loop: Forall, scope: Scope) -> None:
+        if self.octet is not None:
+            self.octet.declare(scope)
+            self._for(loop, scope)
+            self.octet.store(scope)
+            return
         name = self.statements.sum = self.recovery.fresh("sum")
         start = Float(IDENTITY[self.expression.reduction])
         scope.emit(Let(name, start, mutable=True))
@@ -228,6 +239,9 @@ class _Lowering:
         self.statements.sum = None
 
     def _for(self, loop: Forall, scope: Scope) -> None:
+        if self.octet is not None and loop.var == self.octet.first:
+            self.octet.multiply(scope)
+            return
         for index in self.expression.indices:
             if index in scope.known and self.tiles.makes({loop.var}, index):
                 raise NotImplementedError(

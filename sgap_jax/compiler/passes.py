@@ -11,12 +11,15 @@ from sgap_jax.compiler.loopir import (
     If,
     Int,
     Let,
+    Mma,
+    MmaStore,
     SegReduce,
     Set,
     Stmt,
     Store,
     While,
 )
+from sgap_jax.compiler.mma import integers
 
 Body = tuple[Stmt, ...]
 
@@ -65,6 +68,8 @@ def _used(body: Body, used: set[str]) -> set[str]:
                     found |= names_in(statement.condition)
             case Store() | GroupReduce() | SegReduce():
                 found |= names_in(statement.index) | names_in(statement.value)
+            case Mma() | MmaStore():
+                found |= {name for expr in integers(statement) for name in names_in(expr)}
     return found
 
 
@@ -72,7 +77,7 @@ def _acts(body: Body, used: set[str]) -> bool:
     """Whether a block changes anything that is used."""
     for statement in body:
         match statement:
-            case Store() | GroupReduce() | SegReduce():
+            case Store() | GroupReduce() | SegReduce() | Mma() | MmaStore():
                 return True
             case Set(name):
                 if name in used:

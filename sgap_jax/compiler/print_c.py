@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
+from sgap_jax.compiler.mma import declared
 
 # What the text needs to compile as C99. A maximum is NaN where one side is.
 PRELUDE = """\
@@ -190,6 +191,10 @@ class CText:
             case loopir.SegReduce():
                 named = {"+": "Reduce", "max": "Max", "min": "Min"}[statement.op]
                 yield self.collective(f"seg{named}Group", statement)
+            case loopir.Mma() | loopir.MmaStore():
+                sides = " x ".join(map(str, statement.shape))
+                yield f"// {sides}, by a warp on tensor cores"
+                yield from self.lines(declared(statement))
             case loopir.Comment(text):
                 yield f"// {text.removeprefix('// ')}"
             case _:

@@ -20,6 +20,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
 )
 from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
+from sgap_jax.compiler.print_mma import TileText
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 
@@ -71,12 +72,14 @@ def print_cuda(function: Function) -> str:
     """The function as CUDA C++ with the kernel `function.name`.
 
     A loop of GPUBlock is the grid, loops of GPUWarp and GPUThread the threads of a block; all loops
-    of a unit have one extent. Of an output that starts as another number than zero there are two
-    pointers, to the same memory: a launch gives it as an operand and as a result.
+    of a unit have one extent. Where tensor cores work there is no loop of threads: all lanes of a
+    warp run the same statements. Of an output that starts as another number than zero there are
+    two pointers, to the same memory: a launch gives it as an operand and as a result.
 
     Raises:
       NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
-        beside the loops of threads; a workspace that threads share; a unit of the CPU.
+        beside the loops of threads; a workspace that threads share; a unit of the CPU; tiles of
+        tensor cores that leave too few registers, or beside loops of threads.
       ValueError: more threads than a block has, a group that does not divide them, an update of an
         array that is narrower than the accumulator, or a name that is a word of C++.
     """
@@ -98,15 +101,23 @@ class CudaText(CText):
         # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
         whole = GPU_WARP not in self.extents or LANES % max(threads, 1) == 0
         self.stride = threads if whole else LANES
+        self.tile: TileText | None = None
+        if mmas := [s for s in _every(function.body) if isinstance(s, loopir.Mma)]:
+            if GPU_THREAD in self.extents or len(mmas) > 1:
+                raise self.refuse(mmas[-1], "tensor cores beside others, or a loop of threads")
+            self.stride = LANES
+            self.tile = TileText(self, mmas[0], warps)
         self.threads = max(self.stride * warps, 1)
         if self.threads > MOST_THREADS or (GPU_WARP in self.extents and threads > LANES):
             raise ValueError(f"{function.name}: {warps} warps of {threads} threads in a block")
 
     def source(self) -> str:
-        bounds = f"__launch_bounds__({self.threads})"
+        blocks = f", {self.tile.blocks}" if self.tile else ""
+        bounds = f"__launch_bounds__({self.threads}{blocks})"
         head = self.signature(f'extern "C" __global__ void {bounds} {self.function.name}')
         body = "\n".join(self.block(self.function.body))
-        return f'#include "loops.cuh"\n\n{head}\n{body}\n}}\n'
+        header = "loops_octet.cuh" if self.tile else "loops.cuh"
+        return f'#include "{header}"\n\n{head}\n{body}\n}}\n'
 
     def parameters(self) -> list[str]:
         own = [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
@@ -196,8 +207,15 @@ class CudaText(CText):
         yield from [*self.block(loop.body), "}"]
 
     def lines(self, statement: Stmt) -> Iterator[str]:
-        if isinstance(statement, loopir.Let):
-            self.paths[statement.name] = [*self.path]
+        match statement:
+            case loopir.Let(name):
+                self.paths[name] = [*self.path]
+            case loopir.Mma() | loopir.MmaStore():
+                if self.tile is None or statement.tile != self.tile.mma.tile:
+                    raise self.refuse(statement, "a tile that nothing adds to")
+                if set(self.path) != set(self.extents):
+                    raise self.refuse(statement, "a tile that warps share")
+                return iter([self.tile.line(statement)])
         return super().lines(statement)
 
     def set(self, name: str, value: Expr) -> str:
@@ -209,6 +227,8 @@ class CudaText(CText):
         if set(self.path) != set(self.extents):
             statement = loopir.Workspace(name, size, fill)
             raise self.refuse(statement, "a workspace that threads share")
+        if self.tile is not None and name == self.tile.mma.tile:
+            return iter([f"{self.tile.type} {name};"])
         return super().workspace(name, size, fill)
 
     def store(self, store: loopir.Store) -> str:
@@ -249,7 +269,7 @@ class CudaText(CText):
     def check_update(
         self, statement: loopir.Store | loopir.GroupReduce | loopir.SegReduce, updates: bool
     ) -> None:
-        if set(self.path) != set(self.extents):
+        if set(self.path) != set(self.extents) or self.tile:
             raise self.refuse(statement, "a store beside the loops of threads")
         if updates and self.dtypes[statement.array] != self.function.accumulator:
             raise ValueError(

@@ -46,8 +46,15 @@ class Plan:
 
 
 class Planner:
-    def __init__(self, expression: Assign, body: Body, relations: Relations):
+    def __init__(
+        self,
+        expression: Assign,
+        body: Body,
+        relations: Relations,
+        warp: tuple[IndexVar, ...] = (),
+    ):
         self.expression, self.body = expression, body
+        self.warp = warp  # the loops of a nest that a warp runs: its sums are kept all together
         self.relations = relations
         name = expression.output.tensor
         found = [(path, a) for path, a in paths(body) if a.target.tensor == name]
@@ -94,13 +101,16 @@ class Planner:
     def _kept(self) -> tuple[IndexVar | None, IndexVar | None]:
         start = None
         for loop in reversed(self.path):
+            if loop.var in self.warp:
+                start = loop.var
+                continue
             if loop.unit not in (None, CPU_VECTOR):
                 break
             moved = {var for var in self.moving if loop.var in self.leaves(var)}
             if not moved:
                 start = loop.var
                 continue
-            if loop.unit is None and self._only_tracked(loop.var, moved):
+            if loop.unit is None and not self.warp and self._only_tracked(loop.var, moved):
                 return loop.var, loop.var
             break
         return start, None
@@ -197,6 +207,8 @@ class Planner:
                     f"`{self.assignment}` is outside of the loop of {loop.var} ({loop.unit}): all "
                     "threads would store it"
                 )
+        if self.warp:
+            return
         if GPU_WARP in units and GPU_THREAD not in units[units.index(GPU_WARP) :]:
             raise ScheduleError(
                 f"`{self.assignment}` is in a GPUWarp loop, but in no GPUThread loop"

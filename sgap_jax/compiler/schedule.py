@@ -226,7 +226,8 @@ class Schedule(schedules.Schedule):
         return self._step("scalar_promote", (var,), change)
 
     def bind(self, var: Var, intrinsic: str) -> Schedule:
-        """The nest from the loop of `var` inwards is run by an intrinsic, such as "octet_mma".
+        """The nest from the loop of `var` inwards is run by an intrinsic: "octet_mma" is tensor
+        cores, in a schedule with a loop of GPUBlock; in one for the CPU the nest stays as it is.
 
         Raises NotImplementedError where the nest is not the one that the intrinsic computes.
         """

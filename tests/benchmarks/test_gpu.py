@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     peers,
     run,
     summary,
+    tables,
     timing,
 )
 from benchmarks.problems import Unavailable
@@ -165,6 +166,51 @@ def test_octet_tiles_of_sddmm_run_and_wrong_results_end_them(wrong, tmp_path, mo
     assert [row["contender"] for row in rows] == names and timed(rows) == set(names)
     assert "no figure here says anything about a GPU" in (folder / "octets_sddmm.md").read_text()
     assert json.loads((folder / "octets_sddmm.json").read_text())["not_started"] == []
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_sgaps_points_and_compiled_chains_run_and_wrong_results_end_them(
+    wrong, tmp_path, monkeypatch
+):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    monkeypatch.setattr(tables, "POINTS", tuple(tables.CHAINS.values()))
+    command = ["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)]
+    if wrong:
+        monkeypatch.setattr(tables, "CHAINS", {"S2": tables.CHAINS["S2"]})
+        monkeypatch.setattr(tables, "POINTS", ())
+        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*compiled"):
+            tables.main(command)
+        return
+    tables.main(command)
+    (folder,) = tmp_path.iterdir()
+    found = read(folder / "tables.csv")
+    assert all(row["us"] for row in found)
+    expected = [(name, str(p)) for name in ("point", "compiled") for p in tables.CHAINS.values()]
+    assert [(row["contender"], row["schedule"]) for row in found] == expected
+    text = (folder / "tables.md").read_text()
+    assert "no figure here says anything about a GPU" in text
+    assert "| 1 | not measured | not measured |" in text and "| S4 | {<1 nnz, 2 col>, 32} |" in text
+
+
+def test_sgaps_tables_take_the_best_of_a_family_and_normalize():
+    us = {str(point): 8.0 for point in tables.POINTS}
+    us |= {str(tables.shared(32, 1, 8)): 2.0, str(tables.segments(1, 8)): 1.0}
+    rows = [
+        {"problem": name, "contender": "point", "schedule": schedule, "us": str(time * slower)}
+        for name, slower in (("a", 1), ("b", 3))
+        for schedule, time in us.items()
+    ]
+    rows.append({"problem": "a", "contender": "compiled", "schedule": "{<4 row, 2 col>, 1}"})
+    rows[-1]["us"] = "4"
+    about = dict.fromkeys(("device", "driver", "commit", "date", "dry_run", "not_started"))
+    text = tables.summary(rows, about)
+    assert "| 1 | 4.000 (2) | 4.000 (2) | 1.000 (2) | 1.000 (2) |" in text
+    assert "| 1 | 1.000 (2) | 2.000 (2) | 1.000 (2) | 1.000 (2) |" in text  # 2 over 1, r = 8
+    assert "| 8.000 (2) | 8.000 (2) |" in text
+    assert "| S2 | {<4 row, 2 col>, 1} | 2.000 (1) |" in text
+    slow = tables.ratio(tables.times(rows, "point"), [tables.segments(1, 8)], [tables.BEFORE[0]])
+    assert slow == [0.125, 0.125] and tables.normalized(slow) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("length", [2, 8])

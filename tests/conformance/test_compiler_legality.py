@@ -317,6 +317,14 @@ NOT_OCTETS = {
         ),
         "is neither a product nor a sampled one",
     ),
+    "another layout": (
+        lambda: (
+            Schedule(assign("ik,ji,jk->ik", {"A": CVS(8), "D": CVS(8)}))
+            .reorder("i", "k", "j")
+            .bind("i", "octet_mma")
+        ),
+        "is neither a product nor a sampled one",
+    ),
     "busy": (
         lambda: vectors().parallelize("kt", THREAD, NONE).bind("i1", "octet_mma"),
         "the loop of kt is GPUThread",

@@ -184,7 +184,7 @@ def test_a_vector_has_the_same_bits_wherever_it_stands(length):
         ("sddmm_octet.cuh", "word + j / 2", "word + j % 2", 0, 8, "full"),
         ("sddmm_octet.cuh", "step.y[i + j % 2]", "step.y[i]", 0, 8, "full"),
         ("sddmm_octet.cuh", "2 * half + r % 2", "half + 2 * (r % 2)", 0, 8, "full"),
-        ("sddmm_octet.cuh", "row + r < rows ? sums", "true ? sums", 0, 8, "full"),
+        ("sddmm_octet.cuh", "row + r < rows ? own", "true ? own", 0, 8, "full"),
         ("sddmm_octet.cuh", "if (row >= kLength) return;", "", 0, 4, "full"),
         ("sddmm_octet.cuh", "kParts == 1 || place / kWarp == i", "true", 3, 8, "full"),
         ("sddmm_octet.cuh", "next > p && next < last ? next : last", "last", 0, 8, "full"),
