@@ -43,7 +43,7 @@ class OctetNest:
     the nest's loops are over rows of a block row, columns of the tile, steps of the sum.
 
     Raises:
-      NotImplementedError: a dtype that tensor cores do not multiply.
+      NotImplementedError: a dtype that tensor cores do not multiply, or vectors beyond the matrix.
     """
 
     def __init__(
@@ -61,6 +61,14 @@ class OctetNest:
             )
         self.expression, self.recovery, self.plan = expression, recovery, plan
         self.ranges, self.relations = recovery.ranges, recovery.relations
+        storage = self.ranges.storage
+        if storage is not None and storage.ragged:
+            row = storage.modes[0]
+            raise NotImplementedError(
+                f"octet_mma: a warp takes whole vectors, and the last ones of {storage.access} in "
+                f"{storage.access.format} go beyond {row} = {self.ranges.sizes[row.name]}: pad the "
+                "matrix with rows, or leave bind out"
+            )
         self.first = loops[0]
         self.splits: list[Split] = []
         for loop in loops:

@@ -74,6 +74,17 @@ def test_every_length_and_dtype(length):
             check(schedule, sizes, dtype, density=0.7, spare=2)
 
 
+def test_vectors_that_go_beyond_the_matrix_are_loops_or_refused():
+    sizes = {"i": 30, "j": 41, "k": 39}
+    for schedule in (octet_product(8), octet_sampled(8, features=16)):
+        bound, problem = schedule.bind("i1", "octet_mma"), Problem(schedule.expression, sizes)
+        function = lower(bound, sizes, problem.positions, "float32")
+        found = run(function, problem.inputs)[function.outputs[0].name]
+        np.testing.assert_array_equal(found, problem.want)
+        with pytest.raises(NotImplementedError, match=r"the last ones .* go beyond i = 30"):
+            lowered(on_blocks(schedule), sizes)
+
+
 def counted(expression):
     """The expression with a pattern for its sparse factor."""
     sparse, *dense = expression.factors
