@@ -59,7 +59,8 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
 
 def cpu(expression: Assign, rows: int = 16) -> Schedule:
     """What runs on a CPU where no schedule is given: the outermost level of the sparse operand to
-    threads, `rows` of its coordinates at a time, the innermost dense index to vectors.
+    threads, `rows` of its coordinates at a time, the innermost dense index to vectors. Those of the
+    output stand outside of the innermost level where that is summed over: sums stay in registers.
 
     Where threads would meet in one element of the output (the rows of COO, the columns of CSC), the
     dense index is what they divide, in tiles; an output without one is computed by one thread.
@@ -73,20 +74,25 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     summed = [i for i in expression.reduced if i not in stored]
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
-    s = s.reorder(*outer, *inner) if outer or inner else s
     if not outer:
-        return s
+        return s.reorder(*inner) if inner else s
+    held = [i for i in inner if i in kept] if stored and outer[-1] in expression.reduced else []
     row = outer[0]
     if row not in expression.reduced and top in (Dense(), Compressed()):
+        rest = [i for i in inner if i not in held]
+        s = s.reorder(*outer[:-1], *held, outer[-1], *rest)
         if top == Compressed():
             assert sparse is not None
             s, row = s.pos(row, "rows", sparse), IndexVar("rows")
         s = s.split(row, "chunk", "row", rows).parallelize("chunk", CPU_THREAD, NO_RACES)
     elif kept:
         last = inner[-1]
-        s = s.split(last, "chunk", "column", 64).reorder("chunk", *outer, *inner[:-1], "column")
+        s = s.reorder(*outer, *inner).split(last, "chunk", "column", 64)
+        s = s.reorder("chunk", *outer, *inner[:-1], "column")
         s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
         return s.parallelize("column", CPU_VECTOR, NO_RACES)
+    else:
+        s = s.reorder(*outer, *inner)
     if not inner:
         return s
     race = PARALLEL_REDUCTION if inner[-1] in summed else NO_RACES
