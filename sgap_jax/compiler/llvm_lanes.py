@@ -12,8 +12,8 @@ import functools
 from collections.abc import Iterator
 
 from sgap_jax.compiler.llvm_code import INT, Cell, NotVector, Value
-from sgap_jax.compiler.llvm_patterns import lane_sums
-from sgap_jax.compiler.llvm_statements import Widen
+from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums
+from sgap_jax.compiler.llvm_statements import ROLLED, Widen
 from sgap_jax.compiler.llvm_sums import Sums
 from sgap_jax.compiler.loopir import For, Int, Let, Var
 
@@ -80,29 +80,44 @@ class Lanes(Sums):
             begin += width
 
     def _any_extent(self, loop: For, sums: dict[str, str]) -> None:
-        begin, end, width = self.value(loop.begin), self.value(loop.end), self.native_lanes
-        full = self.binary("-", end, _int(width - 1))
-        position = self.cell(INT, begin)
-        with self._wide_as(width, sums):
-            head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
-            self.branch(head)
-            self.place(head)
-            now = self.read(position)
-            self.branch_if(self.binary("<", now, full).text, body, rest)
-            self.place(body)
-            self._block(loop, now)
-            self.write(position, self.binary("+", now, _int(width)))
-            self.branch(head)
-            self.place(rest)
-            now = self.read(position)
-            some, none = self.fresh("some"), self.fresh("end")
-            self.branch_if(self.binary("<", now, end).text, some, none)
-            self.place(some)
-            self.mask = self._first(self.binary("-", end, now))
-            self._block(loop, now)
-            self.mask = None
-            self.branch(none)
-            self.place(none)
+        begin, end = self.value(loop.begin), self.value(loop.end)
+        simple = bool(sums) and only_sums(loop)
+        gathered = simple and bool(gathers(loop))
+        with self._wide_as(self.native_lanes, sums):
+            if simple:
+                begin = self.by_chains(loop, begin, end, self.width)
+            begin = self._whole(loop, begin, end, ROLLED if simple else "")
+            if not gathered:
+                self._last(loop, begin, end)
+        if gathered:  # one by one: quicker than a gather under a mask
+            body = functools.partial(self.statements, loop.body)
+            self.count(loop.var, begin, end, 1, body, ROLLED)
+
+    def _whole(self, loop: For, begin: Value, end: Value, note: str) -> Value:
+        """Vectors without a mask; where the rest begins."""
+        position, full = self.cell(INT, begin), self.binary("-", end, _int(self.width - 1))
+        head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
+        self.branch(head)
+        self.place(head)
+        now = self.read(position)
+        self.branch_if(self.binary("<", now, full).text, body, rest)
+        self.place(body)
+        self._block(loop, now)
+        self.write(position, self.binary("+", now, _int(self.width)))
+        self.branch(head, note)
+        self.place(rest)
+        return self.read(position)
+
+    def _last(self, loop: For, now: Value, end: Value) -> None:
+        """The last lanes, fewer than a vector has."""
+        some, none = self.fresh("some"), self.fresh("end")
+        self.branch_if(self.binary("<", now, end).text, some, none)
+        self.place(some)
+        self.mask = self._first(self.binary("-", end, now))
+        self._block(loop, now)
+        self.mask = None
+        self.branch(none)
+        self.place(none)
 
     def _block(self, loop: For, begin: Value) -> None:
         before = dict(self.scalars)

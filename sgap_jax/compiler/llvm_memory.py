@@ -43,11 +43,23 @@ class Memory(Code):
             else:
                 name = f"llvm.masked.load.v{lanes}{_SHORT.get(memory, memory)}.p0"
                 raw = self._masked(vector, name, (("ptr", place),), array.size, vector)
+        elif self.mask is None:
+            raw = self._gathered(array, index)
         else:
             vector, name = f"<{lanes} x {memory}>", _SHORT.get(memory, memory)
             name = f"llvm.masked.gather.v{lanes}{name}.v{lanes}p0"
             raw = self._masked(vector, name, (self._places(array, index),), array.size, vector)
         return Value(array.kind, self._widen(raw, array.dtype, lanes), lanes)
+
+    def _gathered(self, array: Elements, index: Value) -> str:
+        """One load for each lane, which is faster than the gather instruction (cpu/simd.h)."""
+        type, vector = self.type(INT, self.width), f"<{self.width} x {array.memory}>"
+        places, raw = self.spread(index), "poison"
+        for lane in range(self.width):
+            place = self.op(f"extractelement {type} {places}, i64 {lane}")
+            one = self.op(f"load {array.memory}, ptr {self._at(array, Value(INT, place))}")
+            raw = self.op(f"insertelement {vector} {raw}, {array.memory} {one}, i64 {lane}")
+        return raw
 
     def prefetch(self, array: Elements, index: Value) -> None:
         """Asks for the lines of neighbours, which may be out of bounds."""

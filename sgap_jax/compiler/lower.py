@@ -14,10 +14,8 @@ from typing import Protocol
 
 from sgap_jax.compiler.arithmetic import (
     ZERO,
-    add,
     divide,
     modulo,
-    subtract,
 )
 from sgap_jax.compiler.cin import (
     Assignment,
@@ -266,11 +264,8 @@ class _Lowering:
         unit = loop.unit or ("unroll" if loop.unroll else None)
         name = self.recovery.fresh(var.name)
         inner.known[var] = Var(name)
-        if unit is None:
-            return For(name, extent.low, extent.high, ())
-        if extent.exact is None and unit == CPU_VECTOR:
-            inner.known[var] = add(extent.low, Var(name))
-            return For(name, ZERO, subtract(extent.high, extent.low), (), unit=unit)
+        if unit is None or unit == CPU_VECTOR and extent.exact is None:
+            return For(name, extent.low, extent.high, (), unit=unit)
         if extent.bound is None or (unit == "unroll" and extent.exact is None):
             raise ScheduleError(
                 f"{var} ({unit}): the extent of this loop is known at run time only; split it, and "

@@ -157,6 +157,7 @@ UNIT_CASES = {
     .split("i", "i0", "i1", 4)
     .pos("j", "jp", "A")
     .split("jp", "jp0", "jp1", 3),
+    "lanes over a row": Schedule(SPMV).parallelize("j", loopir.CPU_VECTOR, cin.PARALLEL_REDUCTION),
     "coord": Schedule(SPMV).pos("j", "jp", "A").coord("jp", "jc").split("jc", "jc0", "jc1", 3),
     "coord of a tile": Schedule(SPMV)
     .pos("j", "jp", "A")
