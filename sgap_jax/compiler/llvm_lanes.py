@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 
-from sgap_jax.compiler.llvm_code import INT, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums
 from sgap_jax.compiler.llvm_statements import ROLLED, Widen
 from sgap_jax.compiler.llvm_sums import Sums
@@ -84,16 +84,27 @@ class Lanes(Sums):
         simple = bool(sums) and only_sums(loop)
         gathered = simple and bool(gathers(loop))
         with self._wide_as(self.native_lanes, sums):
-            if simple:
-                begin = self.by_chains(loop, begin, end, self.width)
-            begin = self._whole(loop, begin, end, ROLLED if simple else "")
+            begin = self._sums(loop, begin, end) if simple else self._whole(loop, begin, end)
             if not gathered:
-                self._last(loop, begin, end)
+                self._last(loop, begin, end, always=simple)
         if gathered:  # one by one: quicker than a gather under a mask
             body = functools.partial(self.statements, loop.body)
             self.count(loop.var, begin, end, 1, body, ROLLED)
 
-    def _whole(self, loop: For, begin: Value, end: Value, note: str) -> Value:
+    def _sums(self, loop: For, begin: Value, end: Value) -> Value:
+        """As `_whole`; a loop that is too short for a vector is told by one branch."""
+        position = self.cell(INT, begin)
+        many, rest = self.fresh("many"), self.fresh("rest")
+        enough = self.binary("<=", _int(self.width), self.binary("-", end, begin))
+        self.branch_if(enough.text, many, rest)
+        self.place(many)
+        begin = self.by_chains(loop, begin, end, self.width)
+        self.write(position, self._whole(loop, begin, end, ROLLED))
+        self.branch(rest)
+        self.place(rest)
+        return self.read(position)
+
+    def _whole(self, loop: For, begin: Value, end: Value, note: str = "") -> Value:
         """Vectors without a mask; where the rest begins."""
         position, full = self.cell(INT, begin), self.binary("-", end, _int(self.width - 1))
         head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
@@ -108,10 +119,13 @@ class Lanes(Sums):
         self.place(rest)
         return self.read(position)
 
-    def _last(self, loop: For, now: Value, end: Value) -> None:
-        """The last lanes, fewer than a vector has."""
+    def _last(self, loop: For, now: Value, end: Value, always: bool) -> None:
+        """The last lanes, fewer than a vector has; `always`: even if there are none."""
         some, none = self.fresh("some"), self.fresh("end")
-        self.branch_if(self.binary("<", now, end).text, some, none)
+        if always:
+            self.branch(some)
+        else:
+            self.branch_if(self.binary("<", now, end).text, some, none)
         self.place(some)
         self.mask = self._first(self.binary("-", end, now))
         self._block(loop, now)
@@ -143,7 +157,14 @@ class Lanes(Sums):
         for (name, op), total in zip(sums.items(), totals, strict=True):
             cell = outer[name]
             assert isinstance(cell, Cell)
-            self.write(cell, self.binary(op, self.read(cell), total))
+            self.write(cell, self._total(op, self.read(cell), total))
+
+    def _total(self, op: str, start: Value, sum: Value) -> Value:
+        """Of what was there before and what the lanes have."""
+        if op != "+" or sum.kind != NUMBER:
+            return self.binary(op, start, sum)
+        # Which zero does not matter: most sums start at one.
+        return Value(NUMBER, self.op(f"fadd nsz {self.number} {start.text}, {sum.text}"))
 
 
 def _int(value: int) -> Value:

@@ -7,7 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgap_jax.compiler.llvm_code import NotVector
-from sgap_jax.compiler.loopir import Binary, Comment, Expr, For, Let, Load, Search, Set, Var
+from sgap_jax.compiler.loopir import (
+    Binary,
+    Comment,
+    Expr,
+    For,
+    Int,
+    Let,
+    Load,
+    Search,
+    Set,
+    Stmt,
+    Store,
+    Var,
+    Workspace,
+)
 
 
 def parts(node: Any) -> Iterator[Any]:
@@ -44,6 +58,19 @@ def only_sums(loop: For) -> bool:
     return all(
         isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable) for s in loop.body
     )
+
+
+def overwrites(statement: Stmt | None, workspace: Workspace) -> bool:
+    """A loop that gives each element a value, and reads none before."""
+    match statement:
+        case For(var, Int(0), Int(end), (*before, Store(array, Var(place), value, None)), step=1):
+            others = [*before, value]
+            return (
+                (array, place, end) == (workspace.name, var, workspace.size)
+                and all(isinstance(s, Let) for s in before)
+                and not any(isinstance(x, Load) and x.array == array for x in parts(tuple(others)))
+            )
+    return False
 
 
 def gathers(loop: For) -> dict[Load, Load]:
