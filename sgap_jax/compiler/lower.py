@@ -48,6 +48,7 @@ from sgap_jax.compiler.passes import copies, without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import IDENTITY, Planner
+from sgap_jax.compiler.runs import Runs
 from sgap_jax.compiler.statements import Statements
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.compiler.tiles import Tiles, without_vectors
@@ -117,13 +118,14 @@ class _Lowering:
         )
         self.body, self.relations = positions_explicit(statement, self.storage)
         self.ranges = Ranges(self.relations, sizes)
-        planner = Planner(self.expression, self.body, self.relations)
+        self.planner = planner = Planner(self.expression, self.body, self.relations)
         self.plan = planner.plan()
         self.statements = Statements(self.expression, self.ranges, self.plan)
         names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
         self.recovery = Recovery(self.ranges, planner, self.plan, names)
-        self.tiles = Tiles(self.ranges)
+        self.tiles = Tiles(self.ranges, planner)
         self.tracking = Tracking(self.recovery, self.statements)
+        self.runs = Runs(self.tracking)
         self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
 
     # The function around the loops.
@@ -190,10 +192,12 @@ class _Lowering:
                             f"{body.var} has one value here: no loop to parallelize"
                         )
                     self._lower(body.body, scope)
-                elif body.var == self.plan.start:
-                    self._sum(body, scope)
-                else:
+                elif body.var != self.plan.start:
                     self._for(body, scope)
+                elif body.var == self.plan.tracked and self.planner.run_steps(body):
+                    self.runs.loop(body, scope, self._lower_tiles)
+                else:
+                    self._sum(body, scope)
 
     def _where(self, where: Where, scope: Scope) -> None:
         inner = scope.child(masked=False, live=None)
@@ -304,7 +308,7 @@ class _Lowering:
 
     def _lower_tiles(self, loop: Forall, scope: Scope) -> None:
         """The body of a loop; where it has vectors in a tile that may be cut off, twice: whole
-        tiles without guards, and others without vectors."""
+        tiles of constant extent, and others that end earlier, or have guards and no vectors."""
         tile = self.tiles.of(loop, scope)
         if tile is None:
             self._lower(loop.body, scope)
@@ -315,7 +319,8 @@ class _Lowering:
         self._lower(loop.body, full)
         self.recovery.names, after = names, self.recovery.names
         rest = scope.child()
-        self._lower(without_vectors(loop.body), rest)
+        trimmed = self.tiles.trim(loop.body, parent, rest)
+        self._lower(loop.body if trimmed else without_vectors(loop.body), rest)
         self.recovery.names |= after
         scope.emit(If(whole, full.close(), rest.close()))
 
