@@ -53,13 +53,27 @@ class Memory(Code):
 
     def _gathered(self, array: Elements, index: Value) -> str:
         """One load for each lane, which is faster than the gather instruction (cpu/simd.h)."""
-        type, vector = self.type(INT, self.width), f"<{self.width} x {array.memory}>"
-        places, raw = self.spread(index), "poison"
-        for lane in range(self.width):
-            place = self.op(f"extractelement {type} {places}, i64 {lane}")
-            one = self.op(f"load {array.memory}, ptr {self._at(array, Value(INT, place))}")
+        vector, raw = f"<{self.width} x {array.memory}>", "poison"
+        for lane, place in enumerate(self._each(self.spread(index))):
+            at = f"getelementptr inbounds {array.memory}, ptr {array.pointer}, i64 {place}"
+            one = self.op(f"load {array.memory}, ptr {self.op(at)}")
             raw = self.op(f"insertelement {vector} {raw}, {array.memory} {one}, i64 {lane}")
         return raw
+
+    def _each(self, places: str) -> list[str]:
+        """The lanes of a vector of places, none negative, as i64. Where LLVM finds that the vector
+        was loaded it takes them from memory two by two: beside the loads of a gather, those of its
+        places count (0.87 of the time of a long sum on Zen 5)."""
+        lanes, type = self.width, self.type(INT, self.width)
+        if self.index == "i64":
+            return [self.op(f"extractelement {type} {places}, i64 {lane}") for lane in range(lanes)]
+        pairs = f"<{lanes // 2} x i64>"
+        both, found = self.op(f"bitcast {type} {places} to {pairs}"), []
+        for pair in range(lanes // 2):
+            two = self.op(f"extractelement {pairs} {both}, i64 {pair}")
+            found.append(self.op(f"and i64 {two}, {(1 << 32) - 1}"))
+            found.append(self.op(f"lshr i64 {two}, 32"))
+        return found
 
     def prefetch(self, array: Elements, index: Value) -> None:
         """Asks for the lines of neighbours, which may be out of bounds."""
