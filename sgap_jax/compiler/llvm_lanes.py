@@ -57,7 +57,7 @@ class Lanes(Sums):
 
     def _constant(self, loop: For, sums: dict[str, str], begin: int, end: int) -> None:
         held = max(sum(isinstance(s, Let) and s.mutable for s in loop.body), 1)
-        vectors = MOST_VECTORS
+        vectors = 1 if gathers(loop) else MOST_VECTORS  # those have enough to wait for
         while vectors > 1 and vectors * held > self.registers * 3 // 4:
             vectors //= 2
         width = self.native_lanes * vectors
@@ -84,7 +84,10 @@ class Lanes(Sums):
         simple = bool(sums) and only_sums(loop)
         gathered = simple and bool(gathers(loop))
         with self._wide_as(self.native_lanes, sums):
-            begin = self._sums(loop, begin, end) if simple else self._whole(loop, begin, end)
+            if simple and not gathered:
+                begin = self._sums(loop, begin, end)
+            else:
+                begin = self._whole(loop, begin, end, ROLLED if gathered else "")
             if not gathered:
                 self._last(loop, begin, end, always=simple)
         if gathered:  # one by one: quicker than a gather under a mask
