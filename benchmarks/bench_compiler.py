@@ -58,7 +58,11 @@ def expression(op: str, format):
 def candidates(op: str, format) -> list[Schedule]:
     """Schedules to try; the quickest is the row's."""
     e = expression(op, format)
-    return [presets.cpu(e, rows) for rows in (4, 16, 64)]
+    found = [presets.cpu(e, rows) for rows in (4, 16, 64)]
+    if op == "spmv":
+        found.append(presets.cpu_entries(e))
+        found += [presets.cpu_entries(e, entries, staged=True) for entries in (1024, 4096)]
+    return found
 
 
 def compiled(op: str, format, operands: list) -> tuple:

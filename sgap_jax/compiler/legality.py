@@ -246,7 +246,8 @@ def check_parallel(
         raise ScheduleError(
             f"iterations on {unit} cannot add up together; give {cin.ATOMICS} or {cin.TEMPORARY}"
         )
-    check_constant(expression, graph, var, unit)
+    if unit != loopir.CPU_VECTOR:  # lanes take what there is
+        check_constant(expression, graph, var, unit)
 
 
 def check_coord(graph: Provenance, var: IndexVar) -> None:

@@ -11,9 +11,9 @@ import contextlib
 import functools
 from collections.abc import Iterator
 
-from sgap_jax.compiler.llvm_code import INT, Cell, NotVector, Value
-from sgap_jax.compiler.llvm_patterns import lane_sums
-from sgap_jax.compiler.llvm_statements import Widen
+from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums
+from sgap_jax.compiler.llvm_statements import ROLLED, Widen
 from sgap_jax.compiler.llvm_sums import Sums
 from sgap_jax.compiler.loopir import For, Int, Let, Var
 
@@ -57,7 +57,7 @@ class Lanes(Sums):
 
     def _constant(self, loop: For, sums: dict[str, str], begin: int, end: int) -> None:
         held = max(sum(isinstance(s, Let) and s.mutable for s in loop.body), 1)
-        vectors = MOST_VECTORS
+        vectors = 1 if gathers(loop) else MOST_VECTORS  # those have enough to wait for
         while vectors > 1 and vectors * held > self.registers * 3 // 4:
             vectors //= 2
         width = self.native_lanes * vectors
@@ -80,29 +80,61 @@ class Lanes(Sums):
             begin += width
 
     def _any_extent(self, loop: For, sums: dict[str, str]) -> None:
-        begin, end, width = self.value(loop.begin), self.value(loop.end), self.native_lanes
-        full = self.binary("-", end, _int(width - 1))
+        begin, end = self.value(loop.begin), self.value(loop.end)
+        simple = bool(sums) and only_sums(loop)
+        gathered = simple and bool(gathers(loop))
+        with self._wide_as(self.native_lanes, sums):
+            if simple and not gathered:
+                begin = self._sums(loop, begin, end)
+            else:
+                begin = self._whole(loop, begin, end, ROLLED if gathered else "")
+            if not gathered:
+                self._last(loop, begin, end, always=simple)
+        if gathered:  # one by one: quicker than a gather under a mask
+            body = functools.partial(self.statements, loop.body)
+            self.count(loop.var, begin, end, 1, body, ROLLED)
+
+    def _sums(self, loop: For, begin: Value, end: Value) -> Value:
+        """As `_whole`; a loop that is too short for a vector is told by one branch."""
         position = self.cell(INT, begin)
-        with self._wide_as(width, sums):
-            head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
-            self.branch(head)
-            self.place(head)
-            now = self.read(position)
-            self.branch_if(self.binary("<", now, full).text, body, rest)
-            self.place(body)
-            self._block(loop, now)
-            self.write(position, self.binary("+", now, _int(width)))
-            self.branch(head)
-            self.place(rest)
-            now = self.read(position)
-            some, none = self.fresh("some"), self.fresh("end")
+        many, rest = self.fresh("many"), self.fresh("rest")
+        enough = self.binary("<=", _int(self.width), self.binary("-", end, begin))
+        self.branch_if(enough.text, many, rest)
+        self.place(many)
+        begin = self.by_chains(loop, begin, end, self.width)
+        self.write(position, self._whole(loop, begin, end, ROLLED))
+        self.branch(rest)
+        self.place(rest)
+        return self.read(position)
+
+    def _whole(self, loop: For, begin: Value, end: Value, note: str = "") -> Value:
+        """Vectors without a mask; where the rest begins."""
+        position, full = self.cell(INT, begin), self.binary("-", end, _int(self.width - 1))
+        head, body, rest = self.fresh("for"), self.fresh("body"), self.fresh("rest")
+        self.branch(head)
+        self.place(head)
+        now = self.read(position)
+        self.branch_if(self.binary("<", now, full).text, body, rest)
+        self.place(body)
+        self._block(loop, now)
+        self.write(position, self.binary("+", now, _int(self.width)))
+        self.branch(head, note)
+        self.place(rest)
+        return self.read(position)
+
+    def _last(self, loop: For, now: Value, end: Value, always: bool) -> None:
+        """The last lanes, fewer than a vector has; `always`: even if there are none."""
+        some, none = self.fresh("some"), self.fresh("end")
+        if always:
+            self.branch(some)
+        else:
             self.branch_if(self.binary("<", now, end).text, some, none)
-            self.place(some)
-            self.mask = self._first(self.binary("-", end, now))
-            self._block(loop, now)
-            self.mask = None
-            self.branch(none)
-            self.place(none)
+        self.place(some)
+        self.mask = self._first(self.binary("-", end, now))
+        self._block(loop, now)
+        self.mask = None
+        self.branch(none)
+        self.place(none)
 
     def _block(self, loop: For, begin: Value) -> None:
         before = dict(self.scalars)
@@ -128,7 +160,14 @@ class Lanes(Sums):
         for (name, op), total in zip(sums.items(), totals, strict=True):
             cell = outer[name]
             assert isinstance(cell, Cell)
-            self.write(cell, self.binary(op, self.read(cell), total))
+            self.write(cell, self._total(op, self.read(cell), total))
+
+    def _total(self, op: str, start: Value, sum: Value) -> Value:
+        """Of what was there before and what the lanes have."""
+        if op != "+" or sum.kind != NUMBER:
+            return self.binary(op, start, sum)
+        # Which zero does not matter: most sums start at one.
+        return Value(NUMBER, self.op(f"fadd nsz {self.number} {start.text}, {sum.text}"))
 
 
 def _int(value: int) -> Value:

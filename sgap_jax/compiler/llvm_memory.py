@@ -43,11 +43,41 @@ class Memory(Code):
             else:
                 name = f"llvm.masked.load.v{lanes}{_SHORT.get(memory, memory)}.p0"
                 raw = self._masked(vector, name, (("ptr", place),), array.size, vector)
+        elif self.mask is None:
+            raw = self._gathered(array, index)
         else:
             vector, name = f"<{lanes} x {memory}>", _SHORT.get(memory, memory)
             name = f"llvm.masked.gather.v{lanes}{name}.v{lanes}p0"
             raw = self._masked(vector, name, (self._places(array, index),), array.size, vector)
         return Value(array.kind, self._widen(raw, array.dtype, lanes), lanes)
+
+    def _gathered(self, array: Elements, index: Value) -> str:
+        """One load for each lane, which is faster than the gather instruction (cpu/simd.h)."""
+        vector, raw = f"<{self.width} x {array.memory}>", "poison"
+        for lane, place in enumerate(self._each(index)):
+            at = self.op(f"getelementptr inbounds {array.memory}, ptr {array.pointer}, {place}")
+            one = self.op(f"load {array.memory}, ptr {at}")
+            raw = self.op(f"insertelement {vector} {raw}, {array.memory} {one}, i64 {lane}")
+        return raw
+
+    def _each(self, index: Value) -> list[str]:
+        """The lanes of a place, none negative, with their types. Where LLVM finds that it was
+        loaded, it takes them from memory two by two: beside the loads of a gather, those of its
+        places count (0.87 of the time of a long sum on Zen 5)."""
+        lanes, type = range(self.width), self.type(INT, self.width)
+        if index.lanes == 1:
+            steps = (f"add nsw {self.index} {index.text}, {lane * index.stride}" for lane in lanes)
+            return [f"{self.index} {self.op(step)}" for step in steps]
+        if self.index == "i64":
+            parts = (f"extractelement {type} {index.text}, i64 {lane}" for lane in lanes)
+            return [f"i64 {self.op(part)}" for part in parts]
+        pairs = f"<{self.width // 2} x i64>"
+        both, found = self.op(f"bitcast {type} {index.text} to {pairs}"), []
+        for pair in lanes[: self.width // 2]:
+            two = self.op(f"extractelement {pairs} {both}, i64 {pair}")
+            for half in (f"and i64 {two}, {(1 << 32) - 1}", f"lshr i64 {two}, 32"):
+                found.append(f"i64 {self.op(half)}")
+        return found
 
     def prefetch(self, array: Elements, index: Value) -> None:
         """Asks for the lines of neighbours, which may be out of bounds."""

@@ -7,7 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgap_jax.compiler.llvm_code import NotVector
-from sgap_jax.compiler.loopir import Binary, Expr, For, Let, Load, Search, Set, Var
+from sgap_jax.compiler.loopir import (
+    Binary,
+    Comment,
+    Expr,
+    For,
+    Int,
+    Let,
+    Load,
+    Search,
+    Set,
+    Stmt,
+    Store,
+    Var,
+    Workspace,
+)
 
 
 def parts(node: Any) -> Iterator[Any]:
@@ -39,6 +53,26 @@ def replaced(node: Any, old: Expr, new: Expr) -> Any:
     return dataclasses.replace(node, **{n: replaced(v, old, new) for n, v in fields.items()})
 
 
+def only_sums(loop: For) -> bool:
+    """Its body has nothing but constants and the scalars that it adds to."""
+    return all(
+        isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable) for s in loop.body
+    )
+
+
+def overwrites(statement: Stmt | None, workspace: Workspace) -> bool:
+    """A loop that gives each element a value, and reads none before."""
+    match statement:
+        case For(var, Int(0), Int(end), (*before, Store(array, Var(place), value, None)), step=1):
+            others = [*before, value]
+            return (
+                (array, place, end) == (workspace.name, var, workspace.size)
+                and all(isinstance(s, Let) for s in before)
+                and not any(isinstance(x, Load) and x.array == array for x in parts(tuple(others)))
+            )
+    return False
+
+
 def gathers(loop: For) -> dict[Load, Load]:
     """Loads of the body at a place that another load, at the loop's variable, decides: that one.
 
@@ -53,7 +87,7 @@ def gathers(loop: For) -> dict[Load, Load]:
         for load in parts(value):
             if isinstance(load, Load):
                 for inner in parts(load.index):
-                    if isinstance(inner, Load) and inner.index == Var(loop.var):
+                    if isinstance(inner, Load) and Var(loop.var) in parts(inner.index):
                         found[load] = inner
         if isinstance(statement, Let) and value is not None:
             lets.append((Var(statement.name), value))

@@ -10,6 +10,7 @@ from sgap_jax.compiler import loopir
 from sgap_jax.compiler.llvm_code import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_expressions import Expressions
 from sgap_jax.compiler.llvm_memory import Elements
+from sgap_jax.compiler.llvm_patterns import overwrites
 from sgap_jax.compiler.loopir import (
     Binary,
     Expr,
@@ -49,8 +50,11 @@ class Statements(Expressions, abc.ABC):
 
     def statements(self, body: Sequence[Stmt]) -> None:
         before = dict(self.scalars)
-        for statement in body:
-            self.statement(statement)
+        for statement, following in zip(body, (*body[1:], None), strict=False):
+            if isinstance(statement, loopir.Workspace):
+                self._workspace(statement, filled=overwrites(following, statement))
+            else:
+                self.statement(statement)
         self.scalars = before
 
     def statement(self, statement: Stmt) -> None:
@@ -61,8 +65,6 @@ class Statements(Expressions, abc.ABC):
                 self.scalars[name] = self.cell(found.kind, found, wide) if mutable else found
             case Set(name, value):
                 self._set(name, self.value(value))
-            case loopir.Workspace():
-                self._workspace(statement)
             case For(unit=loopir.GPU_BLOCK | loopir.GPU_WARP | loopir.GPU_THREAD as unit):
                 raise NotImplementedError(f"llvm: a {unit} loop does not run on a CPU")
             case For(unit=loopir.CPU_VECTOR) if self.width == 1:
@@ -93,11 +95,14 @@ class Statements(Expressions, abc.ABC):
             raise Widen(name)
         self.write(cell, value)
 
-    def _workspace(self, workspace: loopir.Workspace) -> None:
+    def _workspace(self, workspace: loopir.Workspace, filled: bool) -> None:
+        """`filled`: by what follows, before it is read."""
         if self.width > 1:
             raise NotVector
         pointer = self.place_workspace(workspace.size)
         self.arrays[workspace.name] = Elements(pointer, self.accumulator, workspace.size)
+        if filled:
+            return
         element = Store(workspace.name, Var("fill"), Float(workspace.fill))
         size = Int(workspace.size)
         self.statement(For("fill", Int(0), size, (element,), unit=loopir.CPU_VECTOR))

@@ -3,10 +3,12 @@ ahead."""
 
 from __future__ import annotations
 
+import dataclasses
+
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
-from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, replaced
+from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums, replaced
 from sgap_jax.compiler.llvm_statements import ROLLED, Statements
-from sgap_jax.compiler.loopir import Binary, Comment, For, Int, Let, Load, Set, Var
+from sgap_jax.compiler.loopir import Binary, For, Int, Load
 
 # Vectors that are added to in turn: those of a multiply-add (4 cycles, two a cycle) and no more,
 # lest the few entries of a row be spread over sums that are to be added in the end.
@@ -21,15 +23,9 @@ _AHEAD = 32
 
 class Sums(Statements):
     def serial(self, loop: For, begin: Value, end: Value) -> None:
-        simple = all(
-            isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable)
-            for s in loop.body
-        )
-        if self.width == 1 or loop.step != 1 or loop.unit is not None or not simple:
+        if self.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
             return super().serial(loop, begin, end)
-        chains = self._chains(loop)
-        if len(chains) > 1:
-            begin = self._by_chains(loop, begin, end, chains)
+        begin = self.by_chains(loop, begin, end)
         # Rows are short: more copies of the body would mostly be branches around them.
         self.count(loop.var, begin, end, 1, lambda: self._step(loop), ROLLED)
 
@@ -54,27 +50,31 @@ class Sums(Statements):
             )
         return chains
 
-    def _by_chains(
-        self, loop: For, begin: Value, end: Value, chains: list[dict[str, Cell]]
-    ) -> Value:
-        """As many iterations as there are chains at a time; returns where the rest begins."""
-        count = len(chains)
+    def by_chains(self, loop: For, begin: Value, end: Value, lanes: int = 1) -> Value:
+        """As many iterations as there are chains at a time, each of them `lanes`; returns where the
+        rest begins."""
+        chains = self._chains(loop)
+        if len(chains) < 2:
+            return begin
+        count, each = len(chains), len(chains) * lanes
         position = self.cell(INT, begin)
         many, body, fold, rest = (self.fresh("chains") for _ in range(4))
-        enough = self.binary("<=", Value(INT, str(4 * count)), self.binary("-", end, begin))
+        most = each if lanes > 1 else 4 * count
+        enough = self.binary("<=", Value(INT, str(most)), self.binary("-", end, begin))
         self.branch_if(enough.text, many, rest)
         self.place(many)
-        full = self.binary("-", end, Value(INT, str(count - 1)))
+        full = self.binary("-", end, Value(INT, str(each - 1)))
         self.branch(body)
         self.place(body)
         now = self.read(position)
         outer = dict(self.scalars)
         for i, chain in enumerate(chains):
             self.scalars |= chain
-            self.scalars[loop.var] = self.binary("+", now, Value(INT, str(i)))
+            place = self.binary("+", now, Value(INT, str(i * lanes)))
+            self.scalars[loop.var] = dataclasses.replace(place, stride=int(lanes > 1))
             self._step(loop)
         self.scalars = outer
-        after = self.binary("+", now, Value(INT, str(count)))
+        after = self.binary("+", now, Value(INT, str(each)))
         self.write(position, after)
         self.branch_if(self.binary("<", after, full).text, body, fold, ROLLED)
         self.place(fold)
@@ -92,7 +92,7 @@ class Sums(Statements):
             array, places = self.arrays[load.array], self.arrays[inner.array]
             if array.count * array.size <= _FAR_BYTES or places.kind != INT:
                 continue
-            later = Binary("+", Var(loop.var), Int(_AHEAD))
+            later = Binary("+", inner.index, Int(_AHEAD))
             there = Load(inner.array, Binary("min", later, Int(places.count - 1)))
             index = self.value(replaced(load.index, inner, there))
             if index.stride == 1:

@@ -14,10 +14,8 @@ from typing import Protocol
 
 from sgap_jax.compiler.arithmetic import (
     ZERO,
-    add,
     divide,
     modulo,
-    subtract,
 )
 from sgap_jax.compiler.cin import (
     Assignment,
@@ -51,6 +49,7 @@ from sgap_jax.compiler.passes import copies, without_unused
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import IDENTITY, Planner
+from sgap_jax.compiler.runs import Runs
 from sgap_jax.compiler.statements import Statements
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.compiler.tiles import Tiles, without_vectors
@@ -122,13 +121,14 @@ class _Lowering:
         self.body, self.relations = positions_explicit(statement, self.storage)
         self.ranges = Ranges(self.relations, sizes)
         warp = warp_nest(statement)
-        planner = Planner(self.expression, self.body, self.relations, warp)
+        self.planner = planner = Planner(self.expression, self.body, self.relations, warp)
         self.plan = planner.plan()
         self.statements = Statements(self.expression, self.ranges, self.plan)
         names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
         self.recovery = Recovery(self.ranges, planner, self.plan, names)
-        self.tiles = Tiles(self.ranges)
+        self.tiles = Tiles(self.ranges, planner)
         self.tracking = Tracking(self.recovery, self.statements)
+        self.runs = Runs(self.tracking)
         self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
         self.octet: OctetNest | None = None
         if warp:
@@ -198,10 +198,12 @@ class _Lowering:
                             f"{body.var} has one value here: no loop to parallelize"
                         )
                     self._lower(body.body, scope)
-                elif body.var == self.plan.start:
-                    self._sum(body, scope)
-                else:
+                elif body.var != self.plan.start:
                     self._for(body, scope)
+                elif body.var == self.plan.tracked and self.planner.run_steps(body):
+                    self.runs.loop(body, scope, self._lower_tiles)
+                else:
+                    self._sum(body, scope)
 
     def _where(self, where: Where, scope: Scope) -> None:
         inner = scope.child(masked=False, live=None)
@@ -280,11 +282,8 @@ class _Lowering:
         unit = loop.unit or ("unroll" if loop.unroll else None)
         name = self.recovery.fresh(var.name)
         inner.known[var] = Var(name)
-        if unit is None:
-            return For(name, extent.low, extent.high, ())
-        if extent.exact is None and unit == CPU_VECTOR:
-            inner.known[var] = add(extent.low, Var(name))
-            return For(name, ZERO, subtract(extent.high, extent.low), (), unit=unit)
+        if unit is None or unit == CPU_VECTOR and extent.exact is None:
+            return For(name, extent.low, extent.high, (), unit=unit)
         if extent.bound is None or (unit == "unroll" and extent.exact is None):
             raise ScheduleError(
                 f"{var} ({unit}): the extent of this loop is known at run time only; split it, and "
@@ -323,7 +322,7 @@ class _Lowering:
 
     def _lower_tiles(self, loop: Forall, scope: Scope) -> None:
         """The body of a loop; where it has vectors in a tile that may be cut off, twice: whole
-        tiles without guards, and others without vectors."""
+        tiles of constant extent, and others that end earlier, or have guards and no vectors."""
         tile = self.tiles.of(loop, scope)
         if tile is None:
             self._lower(loop.body, scope)
@@ -334,7 +333,8 @@ class _Lowering:
         self._lower(loop.body, full)
         self.recovery.names, after = names, self.recovery.names
         rest = scope.child()
-        self._lower(without_vectors(loop.body), rest)
+        trimmed = self.tiles.trim(loop.body, parent, rest)
+        self._lower(loop.body if trimmed else without_vectors(loop.body), rest)
         self.recovery.names |= after
         scope.emit(If(whole, full.close(), rest.close()))
 

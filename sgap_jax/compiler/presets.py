@@ -59,7 +59,9 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
 
 def cpu(expression: Assign, rows: int = 16) -> Schedule:
     """What runs on a CPU where no schedule is given: the outermost level of the sparse operand to
-    threads, `rows` of its coordinates at a time, the innermost dense index to vectors.
+    threads, `rows` of its coordinates at a time, the innermost dense index to vectors. Those of the
+    output stand outside of the innermost level where that is summed over: sums stay in registers.
+    Without a dense index, lanes share the entries of that level.
 
     Where threads would meet in one element of the output (the rows of COO, the columns of CSC), the
     dense index is what they divide, in tiles; an output without one is computed by one thread.
@@ -73,24 +75,63 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     summed = [i for i in expression.reduced if i not in stored]
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
-    s = s.reorder(*outer, *inner) if outer or inner else s
     if not outer:
-        return s
+        return s.reorder(*inner) if inner else s
+    held = [i for i in inner if i in kept] if stored and outer[-1] in expression.reduced else []
     row = outer[0]
     if row not in expression.reduced and top in (Dense(), Compressed()):
+        rest = [i for i in inner if i not in held]
+        s = s.reorder(*outer[:-1], *held, outer[-1], *rest)
         if top == Compressed():
             assert sparse is not None
             s, row = s.pos(row, "rows", sparse), IndexVar("rows")
         s = s.split(row, "chunk", "row", rows).parallelize("chunk", CPU_THREAD, NO_RACES)
+        if not inner and len(outer) > 1 and outer[-1] in expression.reduced:
+            return s.parallelize(outer[-1], CPU_VECTOR, PARALLEL_REDUCTION)
     elif kept:
         last = inner[-1]
-        s = s.split(last, "chunk", "column", 64).reorder("chunk", *outer, *inner[:-1], "column")
+        s = s.reorder(*outer, *inner).split(last, "chunk", "column", 64)
+        s = s.reorder("chunk", *outer, *inner[:-1], "column")
         s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
         return s.parallelize("column", CPU_VECTOR, NO_RACES)
+    else:
+        s = s.reorder(*outer, *inner)
     if not inner:
         return s
     race = PARALLEL_REDUCTION if inner[-1] in summed else NO_RACES
     return s.parallelize(inner[-1], CPU_VECTOR, race)
+
+
+def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> Schedule:
+    """Equal numbers of stored entries to threads, `entries` at a time, for y(i) += A(i,j) * ...
+    where the rows of A have unlike lengths: lanes share the entries of a row.
+
+    `staged`: all products of a task go to a workspace first, which takes no branch at the ends of
+    rows. That pays where rows are shorter than two vectors or so.
+
+    Args:
+      expression: the sparse operand in a format of two levels of which the second is Compressed,
+        the output indexed by the first, all else reduced and of these two indices.
+
+    Raises:
+      ScheduleError: another expression.
+
+    Source: Senanayake et al., OOPSLA 2020, section 2 and Figure 2.
+    """
+    sparse = expression.sparse
+    if sparse is None or sparse.format is None or len(sparse.format.levels) != 2:
+        raise ScheduleError(f"{expression}: no operand is a matrix of rows and their entries")
+    row, column = level_indices(sparse.format, sparse.indices)
+    whole = {row, column} == set(expression.indices)
+    if expression.output.indices != (row,) or not whole or sparse.format.levels[1] != Compressed():
+        raise ScheduleError(f"{expression}: not a sum for each row of {sparse}")
+    s = Schedule(expression).fuse(row, column, "f").pos("f", "entry", sparse)
+    s = s.split("entry", "task", "inner", entries)
+    if staged:
+        s = s.precompute(expression.factors, "inner", "product", "products")
+        s = s.parallelize("product", CPU_VECTOR, IGNORE_RACES)
+    s = s.parallelize("task", CPU_THREAD, ATOMICS)
+    return s.parallelize("inner", CPU_VECTOR, PARALLEL_REDUCTION)
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:

@@ -106,29 +106,73 @@ class Planner:
                 continue
             if loop.unit not in (None, CPU_VECTOR):
                 break
-            moved = {var for var in self.moving if loop.var in self.leaves(var)}
+            moved = self._moved(loop)
             if not moved:
                 start = loop.var
                 continue
-            if loop.unit is None and not self.warp and self._only_tracked(loop.var, moved):
+            if not self.warp and self._only_tracked(loop.var, moved):
                 return loop.var, loop.var
             break
         return start, None
 
     def tracking(self, var: IndexVar) -> Pos | None:
-        """The positions of several levels that run on, one after the other, in a serial loop."""
+        """The positions of several levels that run on, one after the other, in a serial loop, or in
+        lanes that share runs."""
         for pos in self.positions:
             leaves = self.leaves(pos.position)
             inner = [loop for loop in self.path if loop.var in leaves]
-            if inner and inner[-1].var == var and inner[-1].unit is None:
+            if inner and inner[-1].var == var:
                 first, last = self.relations.levels_of(pos)
-                if first < last:
+                if first < last and (inner[-1].unit is None or self.run_steps(inner[-1])):
                     return pos
         return None
 
+    def run_steps(self, loop: Forall) -> list[IndexVar]:
+        """The variables from a loop's to a position's, if it goes there run by run; or []. It keeps
+        a sum for each position of one level, whose runs are one after the other. On a GPU, threads
+        would wait for the longest run."""
+        lanes = loop.unit == CPU_VECTOR and loop.race == cin.PARALLEL_REDUCTION
+        storage, names = self.relations.storage, [other.var for other in self.path]
+        if storage is None or not (lanes or loop.unit is None) or loop.var not in names:
+            return []
+        if {other.unit for other in self.path} & {GPU_BLOCK, GPU_WARP, GPU_THREAD}:
+            return []
+        if any(self._moved(inner) for inner in self.path[names.index(loop.var) + 1 :]):
+            return []
+        for pos in self.positions:
+            steps = self.relations.steps(loop.var, pos.position)
+            first, last = self.relations.levels_of(pos)
+            if steps and first == last - 1 and storage.is_compressed(last):
+                moved = self._moved(loop)
+                return steps if moved and self._only_levels(pos, moved) else []
+        return []
+
+    def _moved(self, loop: Forall) -> set[IndexVar]:
+        """What the element of the output moves along with a loop."""
+        return {var for var in self.moving if loop.var in self.leaves(var)}
+
+    def owns_runs(self, pos: Pos) -> bool:
+        """Whether a run that is not cut has its element to itself."""
+        storage, outputs = self.relations.storage, set(self.expression.output.indices)
+        assert storage is not None
+        first, last = self.relations.levels_of(pos)
+        leaves = self.leaves(pos.position)
+        above = {self._whole(level) for level in storage.variables[first:last]}
+        shared = [loop for loop in self.path if loop.unit != CPU_VECTOR and not self._owned(loop)]
+        return (
+            above <= outputs
+            and not storage.repeats[last - 1]
+            and all(loop.var in leaves for loop in shared)
+        )
+
     def _only_tracked(self, var: IndexVar, moved: set[IndexVar]) -> bool:
-        storage, pos = self.relations.storage, self.tracking(var)
-        if pos is None or storage is None or self.sparse_output:
+        pos = self.tracking(var)
+        return pos is not None and self._only_levels(pos, moved)
+
+    def _only_levels(self, pos: Pos, moved: set[IndexVar]) -> bool:
+        """Whether all that moves along positions does so with the levels above them."""
+        storage = self.relations.storage
+        if storage is None or self.sparse_output:
             return False
         if any(loop.group is not None for loop in self.path):
             return False  # the threads of a group end their segments at different times

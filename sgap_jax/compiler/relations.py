@@ -3,7 +3,7 @@ variables run over stored positions."""
 
 from __future__ import annotations
 
-from sgap_jax.compiler.cin import Fuse, Pos, Relation
+from sgap_jax.compiler.cin import Bound, Divide, Fuse, Pos, Precompute, Relation, Split
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.provenance import children, parents
 from sgap_jax.compiler.storage import Storage
@@ -43,6 +43,20 @@ class Relations:
         if var in loops:
             return {var}
         return {leaf for below in self.derived(var) for leaf in self.leaves(below, loops)}
+
+    def steps(self, var: IndexVar, position: IndexVar) -> list[IndexVar]:
+        """The variables from the one to the other, if each steps by one with that before; or []."""
+        found = [var]
+        while var != position:
+            match self.source(var):
+                case Split(parent, _, inner) | Divide(parent, _, inner) if var == inner:
+                    var = parent
+                case Bound(parent) | Precompute(parent):
+                    var = parent
+                case _:
+                    return []
+            found.append(var)
+        return found
 
     def flat(self, var: IndexVar) -> tuple[IndexVar, ...]:
         """The variables that are fused in one, from the outermost on."""

@@ -93,8 +93,8 @@ class Statements:
             )
         return scope.positions[last]
 
-    def store(self, scope: Scope, value: Expr) -> None:
-        """A value into its element of the output."""
+    def store(self, scope: Scope, value: Expr, alone: bool = False) -> None:
+        """A value into its element of the output; `alone`: it is all that goes there."""
         plan, output = self.plan, self.expression.output
         if output.format is not None:
             index = self.entry(scope)
@@ -102,7 +102,8 @@ class Statements:
             coordinates = [self.ranges.value(var, scope) for var in output.indices]
             index = linear(coordinates, self.extents(output))
         if plan.group is None:
-            scope.emit(Store(output.tensor, index, value, plan.op, plan.atomic))
+            op, atomic = (None, False) if alone else (plan.op, plan.atomic)
+            scope.emit(Store(output.tensor, index, value, op, atomic))
             return
         group, op = plan.group, self.expression.reduction
         if scope.live is not None and self.sum is None:
@@ -140,7 +141,8 @@ class Statements:
             name = fresh(target.tensor)
             if target.indices:
                 _check_private(where, target)
-                extents = [self.ranges.extent(var, scope) for var in target.indices]
+                whole = scope.child(ranges={})  # a tile that is cut off has room as others have
+                extents = [self.ranges.extent(var, whole) for var in target.indices]
                 scope.emit(Workspace(name, max(math.prod(extents), 1), fill))
                 self.temporaries[target.tensor] = (name, extents)
             else:

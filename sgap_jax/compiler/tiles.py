@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.arithmetic import ZERO, add, both, multiply
-from sgap_jax.compiler.cin import Body, Forall, Pos, Split, Where
+from sgap_jax.compiler.arithmetic import ZERO, add, both, greatest, least, multiply, subtract
+from sgap_jax.compiler.cin import Body, Bound, Forall, Pos, Precompute, Split, Where
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import CPU_VECTOR, Binary, Expr, Int
-from sgap_jax.compiler.ranges import Ranges, Scope
+from sgap_jax.compiler.nest import loops
+from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import fits
+from sgap_jax.compiler.reductions import Planner
 
 
 class Tiles:
-    def __init__(self, ranges: Ranges):
-        self.ranges, self.relations = ranges, ranges.relations
+    def __init__(self, ranges: Ranges, planner: Planner):
+        self.ranges, self.relations, self.planner = ranges, ranges.relations, planner
 
     def of(self, loop: Forall, scope: Scope) -> tuple[IndexVar, Expr] | None:
         """What a loop opens a tile of, and whether the tile is whole."""
@@ -40,25 +42,51 @@ class Tiles:
                         return parent, whole
         return None
 
+    def trim(self, body: Body, parent: IndexVar, scope: Scope) -> bool:
+        """Loops over the inside of a cut tile end where it ends, in this scope. Not where one is
+        unrolled, or is made of several."""
+        split = next(r for r in self.relations.all if isinstance(r, Split) and r.parent == parent)
+        inside = [loop for loop in loops(body) if self.makes({loop.var}, split.inner)]
+        if any(loop.unroll or not self.whole(split.inner, loop.var) for loop in inside):
+            return False
+        extent = self.ranges.of(parent, scope)
+        base = multiply(self.ranges.value(split.outer, scope), Int(split.size))
+        low = ZERO if extent.low == ZERO else greatest(subtract(extent.low, base), ZERO)
+        high = least(subtract(extent.high, base), Int(split.size))
+        scope.ranges[split.inner] = Range(low, high)
+        scope.unguarded |= {parent}
+        return True
+
+    def whole(self, var: IndexVar, loop: IndexVar) -> bool:
+        """Whether a loop goes over all of a variable."""
+        while loop != var:
+            match self.relations.source(loop):
+                case Precompute(parent) | Bound(parent):
+                    loop = parent
+                case _:
+                    return False
+        return True
+
     def _opens(self, loop: Forall, outer: IndexVar, inner: IndexVar, scope: Scope) -> bool:
         """Whether the tile is known from here on, and its guard would be within a vector loop."""
         if inner in scope.known or self.ranges.try_value(outer, scope) is None:
             return False
-        return self.makes({loop.var}, outer) and self.makes(_in_vectors(loop.body), inner)
+        return self.makes({loop.var}, outer) and self.makes(self._in_vectors(loop.body), inner)
 
     def makes(self, loops: set[IndexVar], var: IndexVar) -> bool:
         return bool(self.relations.leaves(var, loops))
 
-
-def _in_vectors(body: Body, within: bool = False) -> set[IndexVar]:
-    """The variables of CPUVector loops, and of the loops inside of these."""
-    match body:
-        case Forall(var, inside, unit):
-            within = within or unit == CPU_VECTOR
-            return _in_vectors(inside, within) | ({var} if within else set())
-        case Where():
-            return _in_vectors(body.consumer, within) | _in_vectors(body.producer, within)
-    return set()
+    def _in_vectors(self, body: Body, within: bool = False) -> set[IndexVar]:
+        """The variables of CPUVector loops, and of the loops inside of these. Those over a run end
+        where it ends."""
+        match body:
+            case Forall(var, inside, unit):
+                within = within or unit == CPU_VECTOR and not self.planner.run_steps(body)
+                return self._in_vectors(inside, within) | ({var} if within else set())
+            case Where():
+                parts = (body.consumer, body.producer)
+                return {var for part in parts for var in self._in_vectors(part, within)}
+        return set()
 
 
 def without_vectors(body: Body) -> Body:

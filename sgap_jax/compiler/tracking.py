@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, both, divide, greatest, modulo
-from sgap_jax.compiler.cin import Body, Bound, Forall, Pos, Precompute, Split
+from sgap_jax.compiler.cin import Body, Forall, Pos, Split
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import (
     Binary,
@@ -36,10 +36,11 @@ from sgap_jax.compiler.statements import Statements
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tracked:
+class Tracked:
     pos: Pos
     parents: tuple[tuple[int, str], ...]  # (level, scalar with the position above it), inner first
     contiguous: bool
+    begin: Expr  # the first position
 
 
 class Tracking:
@@ -48,7 +49,7 @@ class Tracking:
         recovery.above = self
         self.relations = recovery.relations
         self.ranges = recovery.ranges
-        self.current: dict[IndexVar, _Tracked] = {}  # by position variable
+        self.current: dict[IndexVar, Tracked] = {}  # by position variable
 
     def start(self, loop: Forall, scope: Scope) -> bool:
         """Before a loop: the parents of its first position."""
@@ -91,7 +92,8 @@ class Tracking:
                 scope.emit(Let(name, found, mutable=True))
                 parents.append((level, name))
                 place = Var(name)
-        tracked = _Tracked(pos, tuple(parents), self._contiguous(loop.var, pos.position))
+        contiguous = bool(self.relations.steps(loop.var, pos.position))
+        tracked = Tracked(pos, tuple(parents), contiguous, begin)
         self.current[pos.position] = tracked
         return True
 
@@ -99,7 +101,9 @@ class Tracking:
         """A position is known: the coordinates above it that are needed."""
         tracked = self.current.get(pos.position)
         if tracked is not None and self.recovery.planner.tracking(loop.var) == pos:
-            scope.emit(*self._advance(tracked, tracked.parents, scope, scope.known[pos.position]))
+            if not self.recovery.planner.run_steps(loop):
+                place = scope.known[pos.position]
+                scope.emit(*self._advance(tracked, tracked.parents, scope, place))
         else:
             tracked = None
         self._ascend(pos, scope, loop.body, None if tracked is None else dict(tracked.parents))
@@ -108,16 +112,17 @@ class Tracking:
         """After a loop: the last segment's sum."""
         pos = self.recovery.planner.tracking(loop.var)
         assert pos is not None and self.statements.sum is not None
-        self._store(self.current[pos.position], scope)
+        self.store(self.current[pos.position], scope)
 
-    def _store(self, tracked: _Tracked, scope: Scope) -> None:
+    def store(self, tracked: Tracked, scope: Scope, alone: bool = False) -> None:
+        """The sum of the tracked parent; `alone`: no one else adds to its element."""
         at = scope.child()
         self._above(tracked, at)
         assert self.statements.sum is not None
-        self.statements.store(at, Var(self.statements.sum))
+        self.statements.store(at, Var(self.statements.sum), alone)
         scope.emit(*at.statements)
 
-    def _above(self, tracked: _Tracked, scope: Scope) -> None:
+    def _above(self, tracked: Tracked, scope: Scope) -> None:
         """Positions and coordinates in terms of the tracked parents, without new names."""
         storage = self.recovery.storage
         assert storage is not None
@@ -144,7 +149,7 @@ class Tracking:
 
     def _advance(
         self,
-        tracked: _Tracked,
+        tracked: Tracked,
         parents: tuple[tuple[int, str], ...],
         scope: Scope,
         place: Expr,
@@ -162,7 +167,7 @@ class Tracking:
             assert self.statements.sum is not None
             # The sum's own scope is that of before the loop: nothing of this iteration counts.
             at = scope.child()
-            self._store(tracked, at)
+            self.store(tracked, at)
             start = Float(IDENTITY[self.statements.expression.reduction])
             step += [*at.statements, Set(self.statements.sum, start)]
         step.append(Set(name, add(Var(name), ONE)))
@@ -175,7 +180,7 @@ class Tracking:
             return [If(condition, (*step, *onward))]
         return [While(condition, tuple(step)), *onward]
 
-    def _ends_sum(self, tracked: _Tracked, level: int) -> bool:
+    def _ends_sum(self, tracked: Tracked, level: int) -> bool:
         """Whether the kept sum belongs to the parent above `level`, and no deeper."""
         plan, storage = self.recovery.plan, self.recovery.storage
         assert storage is not None
@@ -241,15 +246,3 @@ class Tracking:
             if isinstance(relation, Split) and relation.parent in needed:
                 needed |= {relation.outer, relation.inner}
         return needed
-
-    def _contiguous(self, var: IndexVar, position: IndexVar) -> bool:
-        """Whether the position steps by one with the variable."""
-        while var != position:
-            match self.relations.source(var):
-                case Split(parent, _, inner) if var == inner:
-                    var = parent
-                case Bound(parent) | Precompute(parent):
-                    var = parent
-                case _:
-                    return False
-        return True

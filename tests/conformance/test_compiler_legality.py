@@ -151,7 +151,7 @@ ILLEGAL = {
     ),
     # unroll, parallelize
     "unroll": (lambda: spmv().unroll("j"), "depends on what A(i,j) stores"),
-    "vector": (lambda: spmv().parallelize("j", VECTOR, IGNORE), "depends on what A(i,j) stores"),
+    "cpu thread": (lambda: spmv().parallelize("j", CPU, ATOMIC), "depends on what A(i,j) stores"),
     "thread": (
         lambda: spmv().pos("j", "jp", "A").parallelize("jp", THREAD, ATOMIC),
         "depends on what A(i,j) stores",

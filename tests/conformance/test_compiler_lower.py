@@ -16,10 +16,11 @@ from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
 from sgap_jax.compiler.print_c import print_c
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import Planner
+from sgap_jax.compiler.relations import Relations
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.tiles import Tiles
 from sgap_jax.compiler.tracking import Tracking
@@ -171,6 +172,20 @@ UNIT_CASES = {
         "p0", loopir.CPU_THREAD, cin.ATOMICS
     ),
     "divide a segment": Schedule(SPMV).pos("j", "jp", "A").divide("jp", "jp0", "jp1", 2),
+    "lanes over runs": POSITIONS.split("fpos", "p0", "p1", 5)
+    .precompute("A x", "p1", "q", "products")
+    .parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS)
+    .parallelize("q", loopir.CPU_VECTOR, cin.IGNORE_RACES)
+    .parallelize("p1", loopir.CPU_VECTOR, cin.PARALLEL_REDUCTION),
+    "runs of every column": over(
+        Schedule(assign("ij,jk->i", {"A": CSR})).reorder("k", "i", "j"), "i", "j"
+    ).parallelize("k", loopir.CPU_THREAD, cin.ATOMICS),
+    "runs under a parent": over(Schedule(assign("ijk->j", {"A": CSF(3)})), "j", "k")
+    .pos("i", "ip", "A")
+    .parallelize("ip", loopir.CPU_THREAD, cin.ATOMICS),
+    "runs in parts": POSITIONS.divide("fpos", "p0", "p1", 3)
+    .parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS)
+    .parallelize("p1", loopir.CPU_VECTOR, cin.PARALLEL_REDUCTION),
     "tiles of tiles": POSITIONS.split("fpos", "p0", "p1", 16).split("p1", "p2", "p3", 5),
     "strided": POSITIONS.split("fpos", "p0", "p1", 8).reorder("p1", "p0"),
     "tiles across": Schedule(SPMM)
@@ -187,6 +202,7 @@ UNIT_CASES = {
     .split("i", "i0", "i1", 4)
     .pos("j", "jp", "A")
     .split("jp", "jp0", "jp1", 3),
+    "lanes over a row": Schedule(SPMV).parallelize("j", loopir.CPU_VECTOR, cin.PARALLEL_REDUCTION),
     "coord": Schedule(SPMV).pos("j", "jp", "A").coord("jp", "jc").split("jc", "jc0", "jc1", 3),
     "coord of a tile": Schedule(SPMV)
     .pos("j", "jp", "A")
@@ -253,6 +269,9 @@ def test_presets():
         check(spmm_point(SPMM, point, 10), {"i": 21, "j": 13, "k": 10}, spare=3)
     for expression in [SPMV, SPMM, SDDMM_SPARSE, TTV, MTTKRP, assign("ij,jk->ik", {"A": COO})]:
         check(cpu(expression), SMALL)
+    for staged in (False, True):
+        for expression in [SPMV, assign("ij,j,i->i", {"A": CSF(2)}), assign("ij->i", {"A": CSR})]:
+            check(cpu_entries(expression, 16, staged), SMALL, spare=3)
 
 
 def test_no_elements():
@@ -304,7 +323,7 @@ def test_random_chains(start):
 
 PLANTED = {
     "no guards": (Recovery, "guard", lambda *_: None, "1"),
-    "segments that do not end": (Tracking, "_advance", lambda *_: [], "2"),
+    "segments that do not end": (Tracking, "_advance", lambda *_: [], "a dense level between"),
     "a sum that is not stored where its segment ends": (
         Tracking,
         "_ends_sum",
@@ -313,10 +332,19 @@ PLANTED = {
     ),
     "every store owned": (Planner, "_owned", lambda *_: True, "2"),
     "lanes that leave": (Recovery, "by_lane", lambda *_: False, "S4"),
-    "steps of one in strides": (Tracking, "_contiguous", lambda *_: True, "strided"),
+    "steps of one in strides": (Relations, "steps", lambda _, *ends: [*ends], "strided"),
+    "runs that are not cut": (Tracking, "store", lambda *x, **_: STORE(*x, alone=True), "2"),
+    "runs that all threads own": (Planner, "owns_runs", lambda *_: True, "runs of every column"),
+    "tiles that are not cut": (Tiles, "trim", lambda tiles, *x: not_cut(tiles, *x), "4"),
     "all tiles whole": (Tiles, "of", lambda self, loop, scope: whole_tile(self, loop, scope), "4"),
 }
-TILE = Tiles.of
+TILE, TRIM, STORE = Tiles.of, Tiles.trim, Tracking.store
+
+
+def not_cut(tiles, body, parent, scope):
+    trimmed = TRIM(tiles, body, parent, scope)
+    scope.ranges.clear()
+    return trimmed
 
 
 def whole_tile(tiles, loop, scope):

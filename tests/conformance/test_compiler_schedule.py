@@ -12,7 +12,7 @@ from compiler_chains import MTTKRP, SDDMM, SPMM, SPMV, TTV
 
 from sgap_jax import COO, CSC, CSR, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.expr import Tensor, assign, index_vars
-from sgap_jax.compiler.presets import cpu, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.formats.levels import CSF
 
@@ -37,7 +37,10 @@ def defaults():
     expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
     expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
     expressions += [assign("ij,j->i", {"A": COO})]
-    return {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
+    found = {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
+    for staged in (False, True):
+        found[f"{SPMV}, by entries, staged: {staged}"] = cpu_entries(SPMV, staged=staged)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,22 @@ def defaults():
 )
 def test_golden(name, made):
     assert printed(made()) == (GOLDEN / f"schedules_{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "subscripts,format,reason",
+    [
+        ("ij,jk->ik", CSR, "not a sum for each row"),
+        ("ij,j->i", CSC, "not a sum for each row"),
+        ("ij,j->i", COO, "not a sum for each row"),
+        ("ijk->i", CSF(3), "no operand is a matrix"),
+        ("ij,j->i", None, "no operand is a matrix"),
+    ],
+)
+def test_entries_are_those_of_a_matrix_and_vectors(subscripts, format, reason):
+    expression = assign(subscripts, {} if format is None else {"A": format})
+    with pytest.raises(ScheduleError, match=reason):
+        cpu_entries(expression)
 
 
 def test_a_schedule_is_a_value():

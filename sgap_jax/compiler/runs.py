@@ -1,0 +1,108 @@
+"""Loops over the positions of several levels, run by run.
+
+A serial loop that keeps a sum for each parent (tracking.py) asks at each position whether its
+parent ends. On a CPU it becomes a loop over runs, the positions that have one parent, and in that
+one over the positions of a run: nothing else is asked there, and lanes may share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sgap_jax.compiler.arithmetic import ONE, ZERO, add, least, subtract
+from sgap_jax.compiler.cin import Forall
+from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.loopir import Binary, Expr, Float, For, If, Let, Load, Set, Var, While
+from sgap_jax.compiler.ranges import Scope
+from sgap_jax.compiler.recovery import fits
+from sgap_jax.compiler.reductions import IDENTITY
+from sgap_jax.compiler.tracking import Tracked, Tracking
+
+
+class Runs:
+    def __init__(self, tracking: Tracking):
+        self.tracking = tracking
+        self.recovery, self.statements = tracking.recovery, tracking.statements
+        self.storage, self.ranges = tracking.recovery.storage, tracking.ranges
+
+    def loop(self, loop: Forall, scope: Scope, lower: Callable[[Forall, Scope], None]) -> None:
+        """`lower` makes the body of a loop."""
+        recovery, steps = self.recovery, self.recovery.planner.run_steps(loop)
+        recovery.name_range(loop.var, scope)
+        around = scope.child()
+        self.tracking.start(loop, around)
+        position = steps[-1]
+        tracked = self.tracking.current[position]
+        ((level, parent),) = tracked.parents
+        last = recovery.named(f"{position}_last", self._last(steps, around), around)
+        begin, stop = (recovery.fresh(f"{position}_{end}") for end in ("begin", "stop"))
+        around.emit(Let(begin, tracked.begin, mutable=True))
+
+        names = set(recovery.names)
+        assert self.storage is not None
+        end = Load(self.storage.offsets(level), add(Var(parent), ONE))
+        run = around.child()
+        run.emit(Let(stop, end))
+        self._run(loop, run, Var(begin), Var(stop), lower)
+        first = Binary("==", Var(begin), tracked.begin)
+        self._store(tracked, run, first)
+        run.emit(Set(begin, Var(stop)), Set(parent, add(Var(parent), ONE)))
+        around.emit(While(Binary("<", end, last), run.close()))
+        recovery.names, after = names, recovery.names
+        self._run(loop, around, Var(begin), last, lower)
+        recovery.names |= after
+        self.tracking.store(tracked, around)
+        self.statements.sum = None
+        scope.emit(*around.close())
+
+    def _run(
+        self,
+        loop: Forall,
+        scope: Scope,
+        begin: Expr,
+        end: Expr,
+        lower: Callable[[Forall, Scope], None],
+    ) -> None:
+        """The sum of the positions [begin, end)."""
+        recovery = self.recovery
+        steps = recovery.planner.run_steps(loop)
+        self.statements.sum = recovery.fresh("sum")
+        identity = Float(IDENTITY[self.statements.expression.reduction])
+        inner = scope.child(unguarded=scope.unguarded | set(steps))
+        place = recovery.fresh(steps[-1].name)
+        for var in steps:
+            inner.known[var] = subtract(Var(place), self._at(steps[-1], var, ZERO, scope))
+        recovery.recover(inner, loop)
+        lower(loop, inner)
+        scope.emit(Let(self.statements.sum, identity, mutable=True))
+        scope.emit(For(place, begin, end, inner.close(), unit=loop.unit))
+
+    def _at(self, position: IndexVar, var: IndexVar, value: Expr, scope: Scope) -> Expr:
+        """The position where a variable has a value."""
+        there = scope.child()
+        there.known[var] = value
+        return self.ranges.value(position, there)
+
+    def _last(self, steps: list[IndexVar], scope: Scope) -> Expr:
+        """The position behind the last one."""
+        position, last = steps[-1], None
+        for var, inner in zip(steps, (None, *steps), strict=False):
+            extent = self.ranges.of(var, scope)
+            tile = None if inner is None else self.ranges.of(inner, scope).exact
+            if var in scope.unguarded or (tile is not None and fits(extent, tile)):
+                continue
+            end = self._at(position, var, extent.high, scope)
+            last = end if last is None else least(last, end)
+        assert last is not None  # of a tile at least its own size
+        return last
+
+    def _store(self, tracked: Tracked, scope: Scope, first: Expr) -> None:
+        """The sum of a run that ends here: all but the first of a task have their element to
+        themselves."""
+        plan = self.recovery.plan
+        if not (plan.atomic and self.recovery.planner.owns_runs(tracked.pos)):
+            return self.tracking.store(tracked, scope)
+        shared, own = scope.child(), scope.child()
+        self.tracking.store(tracked, shared)
+        self.tracking.store(tracked, own, alone=True)
+        scope.emit(If(first, shared.close(), own.close()))
