@@ -59,7 +59,9 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
 
 def cpu(expression: Assign, rows: int = 16) -> Schedule:
     """What runs on a CPU where no schedule is given: the outermost level of the sparse operand to
-    threads, `rows` of its coordinates at a time, the innermost dense index to vectors.
+    threads, `rows` of its coordinates at a time, the innermost dense index to vectors. Of a tensor
+    the sums stay in registers over the inner levels, and a factor that a fiber shares waits for its
+    sum (Kjolstad et al., CGO 2019, section 6).
 
     Where threads would meet in one element of the output (the rows of COO, the columns of CSC), the
     dense index is what they divide, in tiles; an output without one is computed by one thread.
@@ -71,6 +73,10 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
         stored, top = level_indices(sparse.format, sparse.indices), sparse.format.levels[0]
     kept = [i for i in expression.output.indices if i not in stored]
     summed = [i for i in expression.reduced if i not in stored]
+    if sparse is not None and not summed and len(kept) == 1 and len(stored) > 2:
+        held = _fibers(s, sparse, stored, kept[0], rows)
+        if held is not None:
+            return held
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
     s = s.reorder(*outer, *inner) if outer or inner else s
@@ -91,6 +97,35 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
         return s
     race = PARALLEL_REDUCTION if inner[-1] in summed else NO_RACES
     return s.parallelize(inner[-1], CPU_VECTOR, race)
+
+
+def _fibers(
+    s: Schedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
+) -> Schedule | None:
+    """Vectors of the dense index outside of the levels that are summed over; None where those are
+    not the inner ones."""
+    output, factors, format = s.expression.output, s.expression.factors, sparse.format
+    kept = [i in output.indices for i in stored]
+    depth = kept.index(False) if False in kept else 0
+    inner, row = stored[depth:], stored[0]
+    plain = format is not None and not format.block_shape and Dense() not in format.levels[1:]
+    if format is None or not plain or depth == 0 or any(kept[depth:]) or output.format is not None:
+        return None
+    if format.levels[0] == Compressed():
+        s, row = s.pos(row, "rows", sparse), IndexVar("rows")
+    elif format.levels[0] != Dense():
+        return None
+    s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *stored[1:depth], dense, *inner)
+    taken = [output.tensor, *(factor.tensor for factor in factors)]
+    for n in range(depth, len(stored)):
+        below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))
+        if below != factors and s.expression.reduction == "+":
+            name = f"w{stored[n - 1]}"
+            while name in taken:
+                name += "_"
+            s, factors = s.precompute(below, (), (), name), below
+    s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
+    return s.parallelize(dense, CPU_VECTOR, NO_RACES)
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:
