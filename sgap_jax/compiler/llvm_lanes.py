@@ -12,9 +12,9 @@ import functools
 from collections.abc import Iterator
 
 from sgap_jax.compiler.llvm_code import INT, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_lists import Lists
 from sgap_jax.compiler.llvm_patterns import lane_sums
 from sgap_jax.compiler.llvm_statements import Widen
-from sgap_jax.compiler.llvm_sums import Sums
 from sgap_jax.compiler.loopir import For, Int, Let, Var
 
 # Of the vectors that a loop over lanes holds at a time: enough to hide the latency of a
@@ -22,7 +22,7 @@ from sgap_jax.compiler.loopir import For, Int, Let, Var
 MOST_VECTORS = 8
 
 
-class Lanes(Sums):
+class Lanes(Lists):
     def __init__(self, index: str, accumulator: str, vector_bytes: int) -> None:
         super().__init__(index, accumulator, vector_bytes)
         self.registers = 32 if vector_bytes == 64 else 16

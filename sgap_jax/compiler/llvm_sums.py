@@ -20,6 +20,8 @@ _AHEAD = 32
 
 
 class Sums(Statements):
+    chained = True  # whether a loop may have several sums
+
     def serial(self, loop: For, begin: Value, end: Value) -> None:
         simple = all(
             isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable)
@@ -27,7 +29,7 @@ class Sums(Statements):
         )
         if self.width == 1 or loop.step != 1 or loop.unit is not None or not simple:
             return super().serial(loop, begin, end)
-        chains = self._chains(loop)
+        chains = self._chains(loop) if self.chained else []
         if len(chains) > 1:
             begin = self._by_chains(loop, begin, end, chains)
         # Rows are short: more copies of the body would mostly be branches around them.
