@@ -167,7 +167,8 @@ class _Lowering:
         access, plan = self.expression.output, self.plan
         size = math.prod(self.statements.extents(access))
         if access.format is not None and self.storage is not None:
-            size = self.storage.positions[-1]
+            places = self.storage.positions[self.expression.shared - 1]
+            size = math.prod([places, *self.expression.dense_extents(self.sizes)])
         added = plan.op is not None or plan.group is not None
         wide = "float64" if self.dtype == "float64" else "float32"
         return Array(access.tensor, wide if added else self.dtype, size, plan.fill)

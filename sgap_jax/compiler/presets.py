@@ -109,13 +109,19 @@ def _fibers(
     depth = kept.index(False) if False in kept else 0
     inner, row = stored[depth:], stored[0]
     plain = format is not None and not format.block_shape and Dense() not in format.levels[1:]
-    if format is None or not plain or depth == 0 or any(kept[depth:]) or output.format is not None:
+    if format is None or not plain or depth == 0 or any(kept[depth:]):
         return None
-    if format.levels[0] == Compressed():
+    outer, together = stored[1:depth], output.format is not None and depth > 1
+    if together:  # no coordinates are needed: fibers in a row
+        s = s.reorder(*stored[:depth], dense, *inner)
+        for n, index in enumerate(outer):
+            s, row = s.fuse(row, index, f"fiber{n or ''}"), IndexVar(f"fiber{n or ''}")
+        outer = ()
+    if format.levels[0] == Compressed() or together:
         s, row = s.pos(row, "rows", sparse), IndexVar("rows")
     elif format.levels[0] != Dense():
         return None
-    s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *stored[1:depth], dense, *inner)
+    s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *outer, dense, *inner)
     taken = [output.tensor, *(factor.tensor for factor in factors)]
     for n in range(depth, len(stored)):
         below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))

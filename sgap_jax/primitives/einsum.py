@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.fibers import ancestors
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives._define import (
     accumulator,
@@ -24,7 +25,12 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
+from sgap_jax.primitives.einsum_expression import (
+    ENTRY,
+    Expression,
+    arrays_per_level,
+    by_fibers,
+)
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
@@ -32,12 +38,15 @@ from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
-def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) -> Any:
+def einsum(
+    subscripts: str, *operands: Any, schedule: Schedule | None = None, fibers: bool = False
+) -> Any:
     """Einstein summation over tensors of which one is sparse.
 
         einsum("ij,jk->ik", A, B)         C[i, k] = sum_j A[i, j] B[j, k]              (SpMM)
         einsum("ij,ik,jk->ij", A, X, Y)   C[i, j] = A[i, j] sum_k X[i, k] Y[j, k]      (SDDMM)
         einsum("ijk,jr,kr->ir", A, X, Y)  M[i, r] = sum_jk A[i, j, k] X[j, r] Y[k, r]  (MTTKRP)
+        einsum("ijk,kr->ijr", A, X)       C[i, j, r] = sum_k A[i, j, k] X[k, r]        (TTM)
 
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
     vmap a dense operand or the values get one more index.
@@ -52,21 +61,25 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
         Without "->" the output has the indices that occur once, in alphabetical order.
       operands: numeric arrays, exactly one of them a SparseArray of any format.
+      fibers: of a CSF operand, the result has the fibers of its outer levels and no others: the
+        output lists their indices in the order of the levels, then those that A lacks. Elements
+        that no entry reaches are not stored.
       schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
         differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
-      same structure; else a dense array. The dtype is the promoted one of all operands; sums are
-      carried in float32 at least. On a GPU sums that are not spmm's have no fixed order.
+      same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
+      values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
+      sums are carried in float32 at least. On a GPU sums that are not spmm's have no fixed order.
 
     Raises:
       TypeError: schedule is not a Schedule.
       ScheduleError: a schedule of another expression or format, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, or not exactly one SparseArray.
-      NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
-        kernel for the expression or the dtype.
+      NotImplementedError: an ellipsis, an index twice in one operand, a schedule without a
+        kernel for the expression or the dtype, or fibers of a format or of an output that has none.
 
     Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
     OOPSLA 2020, section 2.
@@ -85,7 +98,7 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
     dtype = jnp.result_type(*arrays)
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
     inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    if dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops):
+    if dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops) and not fibers:
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
@@ -101,6 +114,8 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
         tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
         A.format,
     )
+    if fibers:
+        expression = by_fibers(expression, A, output)
     if isinstance(inner, Loops):
         einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
@@ -111,6 +126,10 @@ def einsum(subscripts: str, *operands: Any, schedule: Schedule | None = None) ->
         expression=expression,
         schedule=schedule,
     )
+    if fibers:
+        format = expression.output_format
+        arrays = A.index_arrays[: expression.fiber[1]]
+        return SparseArray(out, arrays, None, tuple(sizes[index] for index in output), format)
     return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
 
 
@@ -204,10 +223,17 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
     format, left = expression.format, iter(index_arrays)
     taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
     count = expression.shape(ENTRY)[0]
-    block = format.block_shape
-    values = jnp.zeros((count // math.prod(block), *block), jnp.bool_)  # only their shape counts
-    A = SparseArray(values, taken, None, expression.shape(expression.sparse), format)
-    return dict(zip(expression.sparse, A.coordinates(), strict=True))
+    shape = expression.shape(expression.sparse)
+    dense = format.modes[format.ndim - format.dense_modes :]
+    tail = (*format.block_shape, *(shape[mode] for mode in dense))
+    values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
+    A = SparseArray(values, taken, None, shape, format)
+    found = dict(zip(expression.sparse, A.coordinates(), strict=True))
+    index, depth = expression.fiber
+    if index:
+        real = found[expression.sparse[0]] < A.shape[0]
+        found[index] = jnp.where(real, ancestors(A, depth), dict(expression.sizes)[index])
+    return found
 
 
 def _reference(*operands: Any, expression: Expression, schedule: Any) -> Any:
