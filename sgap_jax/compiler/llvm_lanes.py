@@ -67,10 +67,13 @@ class Lanes(Lists):
                 body = functools.partial(self.statements, loop.body)
                 self.count(loop.var, _int(begin), _int(last), width, body, stride=1)
             begin = last
+        walks, most = any(isinstance(s, For) for s in loop.body), width
         while begin < end:
             left = end - begin
             while width > max(left, 1):
                 width //= 2
+            if walks and self.native_lanes <= width < min(left, most):
+                width *= 2  # lanes that idle cost less than another walk
             if width < self.native_lanes and width < left:  # not all lanes of one vector
                 width *= 2
             with self._wide_as(width, sums):

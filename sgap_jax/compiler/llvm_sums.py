@@ -29,7 +29,7 @@ class Sums(Statements):
         )
         if self.width == 1 or loop.step != 1 or loop.unit is not None or not simple:
             return super().serial(loop, begin, end)
-        chains = self._chains(loop) if self.chained else []
+        chains = self._chains(loop)
         if len(chains) > 1:
             begin = self._by_chains(loop, begin, end, chains)
         # Rows are short: more copies of the body would mostly be branches around them.
@@ -37,6 +37,8 @@ class Sums(Statements):
 
     def _chains(self, loop: For) -> list[dict[str, Cell]]:
         """The sums of each chain; of the first, those of the loop."""
+        if not self.chained:
+            return []
         try:
             sums = lane_sums(loop)
         except NotVector:

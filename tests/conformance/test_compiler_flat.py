@@ -11,7 +11,7 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import CSF, Format, SparseArray, einsum
-from sgap_jax.compiler import assign, flat
+from sgap_jax.compiler import assign, flat, llvm_lists
 from sgap_jax.compiler.loopir import CPU_THREAD, For, If
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
@@ -20,6 +20,12 @@ from sgap_jax.formats.levels import Compressed, Dense
 from sgap_jax.runtime import llvm
 
 pytest.importorskip("llvmlite")
+
+
+@pytest.fixture(autouse=True)
+def however_few(monkeypatch):
+    monkeypatch.setattr(llvm_lists, "_LEARNED", 0)
+
 
 MTTKRP = "ijk,jr,kr->ir"
 MTTKRP4 = "ijkl,jr,kr,lr->ir"
@@ -76,7 +82,7 @@ def rows_of(function):
     return next(s for s in chunk.body if isinstance(s, For))
 
 
-def test_what_is_flat():
+def test_what_is_flat(monkeypatch):
     """Three levels are one loop: what a fiber sums up is distributed over its entries."""
     function = lowered(cpu(assign(MTTKRP4, {"A": CSF(4)})), (70, 9, 6, 50), (70, 80, 90, 99))
     found = flat.listed(rows_of(function))
@@ -87,7 +93,9 @@ def test_what_is_flat():
     assert run.var == "l_pos" and not any(isinstance(s, For) for s in run.body)
     text = str(run.body[-1])
     assert all(f"array='{name}'" in text for name in ("A_vals", "B", "C", "D"))
-    assert print_llvm(function).text.count("flat") > 0
+    assert "flat" in print_llvm(function).text
+    monkeypatch.setattr(llvm_lists, "_LEARNED", 99)
+    assert "flat" not in print_llvm(function).text
 
 
 @pytest.mark.parametrize(
@@ -146,3 +154,13 @@ def test_planted_bugs_are_caught(where, monkeypatch):
     with pytest.raises(AssertionError, match="out of bound"):
         check(MTTKRP, CSF(3), 11)
     llvm._compile.cache_clear()
+
+
+def test_lanes_idle_rather_than_walk_again():
+    """40 columns are one walk of 64 lanes, as 64 are; not one of 32 and one of 8."""
+    e = assign("ijk,kr->ijr", {"A": CSF(3)})
+    one, other = (
+        print_llvm(lowered(cpu(e), SHAPE, (70, 80, 99), rank)).text.count('ptr %"A3_crd", ')
+        for rank in (40, 64)
+    )
+    assert one == other > 0
