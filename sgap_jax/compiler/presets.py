@@ -74,9 +74,9 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     kept = [i for i in expression.output.indices if i not in stored]
     summed = [i for i in expression.reduced if i not in stored]
     if sparse is not None and not summed and len(kept) == 1 and len(stored) > 2:
-        held = _fibers(s, sparse, stored, kept[0], rows)
-        if held is not None:
-            return held
+        by_fibers = _fibers(s, sparse, stored, kept[0], rows)
+        if by_fibers is not None:
+            return by_fibers
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
     s = s.reorder(*outer, *inner) if outer or inner else s
