@@ -20,12 +20,13 @@ from benchmarks.peers import common, taco
 from benchmarks.peers import sddmm as sddmm_peers
 from benchmarks.peers import spmm as spmm_peers
 from benchmarks.problems import Unavailable
-from sgap_jax import COO, CSF, CSR, Reference, SparseArray, einsum, read, sddmm, spmm, spmv
+from sgap_jax import COO, CSF, CSR, Format, Reference, SparseArray, einsum, read, sddmm, spmm, spmv
 from sgap_jax.compiler import Schedule, assign, presets
+from sgap_jax.formats.levels import Dense
 
 GOAL = ("hand", "taco", "scipy", "torch", "jax_gather")
 TENSORS = {"fb15k237": "kg_fb15k237", "jf17k": "kg_jf17k_3", "parti": "parti_3D_12031"}
-RANK = 16
+RANKS = (16, 32, 64)
 N = (1, 32, 128)
 DENSE_BYTES = 1 << 28
 EXPRESSIONS = {
@@ -35,6 +36,7 @@ EXPRESSIONS = {
     "mttkrp": ("ijk,jr,kr->ir", 3),
     "mttkrp4": ("ijkl,jr,kr,lr->ir", 4),
     "ttm": ("ijk,kr->ijr", 2),
+    "ttm_fibers": ("ijk,kr->ijr", 2),
 }
 
 
@@ -42,7 +44,7 @@ def jitted(op: str, schedule: Schedule | Reference):
     subscripts, _ = EXPRESSIONS[op]
 
     def call(A, *dense):
-        out = einsum(subscripts, A, *dense, schedule=schedule)
+        out = einsum(subscripts, A, *dense, schedule=schedule, fibers=op == "ttm_fibers")
         return out.values if isinstance(out, SparseArray) else out
 
     return jax.jit(call)
@@ -51,7 +53,8 @@ def jitted(op: str, schedule: Schedule | Reference):
 def expression(op: str, format):
     subscripts, _ = EXPRESSIONS[op]
     names = "ABCDE"[: subscripts.count(",") + 2]
-    formats = {"A": format} | ({names[-1]: format} if op == "sddmm" else {})
+    of_result = {"sddmm": format, "ttm_fibers": Format((*format.levels[:-1], Dense))}
+    formats = {"A": format} | ({names[-1]: of_result[op]} if op in of_result else {})
     return assign(subscripts, formats)
 
 
@@ -148,39 +151,44 @@ def weighted(plan, values: np.ndarray):
 
 
 def of_tensor(A, n: int):
-    """MTTKRP and TTM with a tensor of three modes, MTTKRP with one of four."""
+    """MTTKRP and TTM with a tensor of three modes, MTTKRP with one of four; n is the rank."""
     csf, levels = A.asformat(CSF(A.ndim)), None
     levels = [tuple(np.asarray(x) for x in level) for level in csf.index_arrays]
-    dense = [harness.dense(size, RANK, seed=i) for i, size in enumerate(A.shape[1:])]
+    dense = [harness.dense(size, n, seed=i) for i, size in enumerate(A.shape[1:])]
     coordinates = np.stack([np.asarray(x) for x in A.coordinates()])
-    ops = ["mttkrp", "ttm"] if A.ndim == 3 else ["mttkrp4"]
+    ops = ["mttkrp", "ttm", "ttm_fibers"] if A.ndim == 3 else ["mttkrp4"]
     for op in ops:
-        used = dense[1:] if op == "ttm" else dense
-        shape = (*A.shape[: 2 if op == "ttm" else 1], RANK)
-        if 4 * math.prod(shape) > DENSE_BYTES:
+        used = dense if op.startswith("mttkrp") else dense[1:]
+        shape = (*A.shape[: A.ndim - len(used)], n)
+        shared = 2 if op == "ttm_fibers" else 0
+        rows = rows_of_tensor(coordinates, shape)
+        if shared:
+            rows = np.unique(rows, return_inverse=True)[1]
+        places = (rows.max() + 1, n) if shared else shape
+        if 4 * math.prod(places) > DENSE_BYTES:
             continue
         given = [csf, *map(jnp.asarray, used)]
-        coo = [A, *given[1:]]
+        coo = [csf if shared else A, *given[1:]]
         plain = jitted(op, Reference())
         yield case(
             op,
             CSF(A.ndim),
             given,
-            n=RANK,
+            n=n,
             peers={
-                "taco": lambda op=op, used=used, shape=shape: taco.plan(
-                    op, (np.asarray(csf.values), A.shape), levels, used, shape
+                "taco": lambda op=op, used=used, shape=shape, shared=shared: taco.plan(
+                    op, (np.asarray(csf.values), A.shape), levels, used, shape, shared
                 ),
                 "jax_gather": lambda plain=plain, coo=coo: common.ready(plain, *coo),
-                "torch": lambda used=used, shape=shape: gathered_by_torch(
-                    coordinates, np.asarray(A.values), used, shape
+                "torch": lambda used=used, rows=rows, places=places: gathered_by_torch(
+                    coordinates, np.asarray(A.values), used, rows, places
                 ),
             },
-            wrong=tensor_checker(coordinates, np.asarray(A.values), used, shape),
-            flops=2 * A.nnz * RANK * len(used),
-            moved=4 * A.nnz * (1 + A.ndim) + 4 * math.prod(shape),
+            wrong=tensor_checker(coordinates, np.asarray(A.values), used, rows, places),
+            flops=2 * A.nnz * n * len(used),
+            moved=4 * A.nnz * (1 + A.ndim) + 4 * math.prod(places),
             bound=machine.probe().bound(
-                2 * A.nnz * RANK * len(used), 4 * A.nnz * 2 + 4 * math.prod(shape)
+                2 * A.nnz * n * len(used), 4 * A.nnz * 2 + 4 * math.prod(places)
             ),
         )
 
@@ -190,9 +198,9 @@ def rows_of_tensor(coordinates: np.ndarray, shape) -> np.ndarray:
     return np.ravel_multi_index(tuple(coordinates[: len(shape) - 1]), shape[:-1])
 
 
-def gathered_by_torch(coordinates, values, dense, shape):
+def gathered_by_torch(coordinates, values, dense, rows, shape):
     torch = common.torch_module()
-    rows = torch.from_numpy(rows_of_tensor(coordinates, shape))
+    rows = torch.from_numpy(rows)
     at = [torch.from_numpy(x.astype(np.int64)) for x in coordinates[-len(dense) :]]
     factors, weights = [torch.from_numpy(x) for x in dense], torch.from_numpy(values.copy())
 
@@ -200,15 +208,13 @@ def gathered_by_torch(coordinates, values, dense, shape):
         product = weights[:, None]
         for factor, index in zip(factors, at, strict=True):
             product = product * factor[index]
-        out = torch.zeros(math.prod(shape[:-1]), RANK)
+        out = torch.zeros(math.prod(shape[:-1]), shape[-1])
         return out.index_add_(0, rows, product).reshape(shape)
 
     return call
 
 
-def tensor_checker(coordinates, values, dense, shape):
-    rows = rows_of_tensor(coordinates, shape)
-
+def tensor_checker(coordinates, values, dense, rows, shape):
     def sums(values, dense):
         product = values[:, None].astype(np.float64)
         for factor, index in zip(dense, coordinates[-len(dense) :], strict=True):
@@ -246,7 +252,7 @@ def select_tensors(tag: str, names: list[str] | None) -> list[TensorProblem]:
 
 def main(argv: list[str] | None = None) -> None:
     args = harness.arguments(__doc__, N).parse_args(argv)
-    harness.run("compiler_tensors", of_tensor, GOAL, args, (RANK,), select=select_tensors)
+    harness.run("compiler_tensors", of_tensor, GOAL, args, RANKS, select=select_tensors)
     if not args.problems or not set(args.problems) <= set(TENSORS):
         harness.run("compiler", of_matrix, GOAL, args, N)
 

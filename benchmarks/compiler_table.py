@@ -20,7 +20,7 @@ def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     ops: dict[str, list[Row]] = {}
     for row in rows:
         op = row["schedule"].split()[0]
-        ops.setdefault(f"{op}, n = {row['n']}" if op in ("spmm", "sddmm") else op, []).append(row)
+        ops.setdefault(op if row["n"] == "1" else f"{op}, n = {row['n']}", []).append(row)
     body = []
     for op, own in ops.items():
         means = [mean(found) if (found := numbers(own, f"x_{peer}")) else None for peer in PEERS]

@@ -115,7 +115,15 @@ ffi::Future CompiledHandler(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::
                     " bytes in each of " + std::to_string(tasks) + " tasks");
     }
   }
-  return ParallelPhases(pool, phase_tasks, work, [call](int64_t task) { call->Run(task); });
+  // Leading phases of one task (a small output is filled) are done before anyone else is called.
+  int64_t done = 0;
+  size_t first = 0;
+  for (; first + 1 < phase_tasks.size() && phase_tasks[first] <= 1; ++first) {
+    for (const int64_t end = done + phase_tasks[first]; done < end; ++done) call->Run(done);
+  }
+  phase_tasks.erase(phase_tasks.begin(), phase_tasks.begin() + first);
+  return ParallelPhases(pool, phase_tasks, work,
+                        [call, done](int64_t task) { call->Run(done + task); });
 }
 
 }  // namespace

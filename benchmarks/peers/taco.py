@@ -46,6 +46,8 @@ KERNELS = {
         "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,l,r),"
         "parallelize(ipos0,CPUThread,NoRaces)",
     ),
+    # Into the fibers of A. TACO parallelizes no loop over a sparse output ("must support inserts").
+    "ttm_fibers": ("C(i,j,r)=A(i,j,k)*B(k,r)", {"A": "sss", "B": "dd", "C": "ssd"}, ""),
     "ttm": (
         "C(i,j,r)=A(i,j,k)*B(k,r)",
         {"A": "sss", "B": "dd", "C": "ddd"},
@@ -81,7 +83,8 @@ def library(name: str) -> ctypes.CDLL:
     kinds = [x for tensor, f in formats.items() for x in (f"-f={tensor}:{f}", f"-t={tensor}:float")]
     folder = pathlib.Path(tempfile.mkdtemp())
     source, built = folder / "kernel.c", folder / "kernel.so"
-    command = [taco, expression, *kinds, f"-s={schedule}", f"-write-source={source}"]
+    scheduled = [f"-s={schedule}"] if schedule else []
+    command = [taco, expression, *kinds, *scheduled, f"-write-source={source}"]
     for step in (command, [cc, *FLAGS, str(source), "-o", str(built)]):
         found = subprocess.run(step, capture_output=True, text=True)
         if found.returncode:
@@ -109,7 +112,7 @@ def tensor(values: np.ndarray, shape, levels=(), keep: list | None = None) -> Te
     return found
 
 
-def plan(name: str, sparse, levels, dense, shape):
+def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
     """A call that computes into an array that exists, which is TACO's best.
 
     Args:
@@ -118,6 +121,7 @@ def plan(name: str, sparse, levels, dense, shape):
       levels: its index arrays.
       dense: arrays of B, C, ...
       shape: of the result.
+      shared: levels of A that the result has, with dense ones under them.
     """
     from benchmarks.peers.common import aligned
 
@@ -125,10 +129,12 @@ def plan(name: str, sparse, levels, dense, shape):
     threads = ctypes.CDLL("libgomp.so.1")
     threads.omp_set_num_threads(machine.threads())
     threads.omp_set_schedule(DYNAMIC, 1)
-    out, keep = aligned(shape), []
+    places = (len(levels[shared - 1][1]), *shape[shared:]) if shared else shape
+    out, keep = aligned(places), []
     out[...] = 0
     values, extents = sparse
-    operands = [tensor(out, shape, keep=keep), tensor(values, extents, levels, keep)]
+    outer = [*levels[:shared], *[()] * (len(shape) - shared)] if shared else ()
+    operands = [tensor(out, shape, outer, keep), tensor(values, extents, levels, keep)]
     operands += [tensor(x, x.shape, keep=keep) for x in dense]
     pointers = [ctypes.byref(x) for x in operands]
 

@@ -63,8 +63,11 @@ class Assign:
     """output = the product of `factors`, reduced over the indices that the output lacks.
 
     At most one factor is sparse. The output is dense, or has the format and the indices of the
-    sparse factor: then it shares that factor's structure. Entries that are not stored take no part
-    in a reduction; over nothing "+" gives 0, "max" -infinity and "min" infinity.
+    sparse factor: then it shares that factor's structure. Or it shares that of the outer levels,
+    with dense ones under them: TTM in CSF(3) has an output in (Compressed, Compressed, Dense), with
+    the indices in the order of the levels, and an element for each fiber and dense index. Entries
+    that are not stored take no part in a reduction; over nothing "+" gives 0, "max" -infinity and
+    "min" infinity.
 
     Raises:
       ValueError: not an expression, or an index or a format that does not fit its access.
@@ -105,16 +108,36 @@ class Assign:
             )
         if self.output.format is None:
             return
-        same = sparse and (self.output.indices, self.output.format) == (
-            sparse[0].indices,
-            sparse[0].format,
-        )
-        if not same:
+        if not self.shared:
             own = f"{sparse[0]} in {sparse[0].format}" if sparse else "no sparse factor"
             raise NotImplementedError(
                 f"{self}: the sparse output {self.output} in {self.output.format} would need a "
                 f"structure of its own; it can share that of a factor (here: {own}) or be dense"
             )
+
+    @property
+    def shared(self) -> int:
+        """How many levels of the sparse factor the output shares; 0: it is dense, or cannot."""
+        output, sparse = self.output, self.sparse
+        if output.format is None or sparse is None or sparse.format is None:
+            return 0
+        levels = sparse.format.levels
+        if (output.format, output.indices) == (sparse.format, sparse.indices):
+            return len(levels)
+        count = len(output.indices) - output.format.dense_modes
+        outer = tuple(sparse.indices[mode] for mode in sparse.format.modes[:count])
+        fibers = Format((*levels[:count], *[Dense()] * output.format.dense_modes))
+        same = (output.format, output.indices[:count]) == (fibers, outer)
+        same = same and set(output.indices[count:]).isdisjoint(sparse.indices)
+        each_once = all(level in (Dense(), Compressed()) for level in levels[:count])
+        return count if same and each_once and not sparse.format.block_shape else 0
+
+    def dense_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of a sparse output, what it has at each position that it shares."""
+        output, sparse = self.output, self.sparse
+        own = output.format is not None and sparse is not None and output.format != sparse.format
+        count = output.format.dense_modes if own and output.format is not None else 0
+        return tuple(sizes[i.name] for i in output.indices[len(output.indices) - count :])
 
     @property
     def sparse(self) -> Access | None:

@@ -12,9 +12,9 @@ import functools
 from collections.abc import Iterator
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_lists import Lists
 from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums
 from sgap_jax.compiler.llvm_statements import ROLLED, Widen
-from sgap_jax.compiler.llvm_sums import Sums
 from sgap_jax.compiler.loopir import For, Int, Let, Var
 
 # Of the vectors that a loop over lanes holds at a time: enough to hide the latency of a
@@ -22,7 +22,7 @@ from sgap_jax.compiler.loopir import For, Int, Let, Var
 MOST_VECTORS = 8
 
 
-class Lanes(Sums):
+class Lanes(Lists):
     def __init__(self, index: str, accumulator: str, vector_bytes: int) -> None:
         super().__init__(index, accumulator, vector_bytes)
         self.registers = 32 if vector_bytes == 64 else 16
@@ -67,10 +67,13 @@ class Lanes(Sums):
                 body = functools.partial(self.statements, loop.body)
                 self.count(loop.var, _int(begin), _int(last), width, body, stride=1)
             begin = last
+        walks, most = any(isinstance(s, For) for s in loop.body), width
         while begin < end:
             left = end - begin
             while width > max(left, 1):
                 width //= 2
+            if walks and self.native_lanes <= width < min(left, most):
+                width *= 2  # lanes that idle cost less than another walk
             if width < self.native_lanes and width < left:  # not all lanes of one vector
                 width *= 2
             with self._wide_as(width, sums):

@@ -22,6 +22,8 @@ _AHEAD = 32
 
 
 class Sums(Statements):
+    chained = True  # whether a loop may have several sums
+
     def serial(self, loop: For, begin: Value, end: Value) -> None:
         if self.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
             return super().serial(loop, begin, end)
@@ -31,6 +33,8 @@ class Sums(Statements):
 
     def _chains(self, loop: For) -> list[dict[str, Cell]]:
         """The sums of each chain; of the first, those of the loop."""
+        if not self.chained:
+            return []
         try:
             sums = lane_sums(loop)
         except NotVector:

@@ -16,6 +16,7 @@ from sgap_jax.compiler.arithmetic import (
     ZERO,
     divide,
     modulo,
+    multiply,
 )
 from sgap_jax.compiler.cin import (
     Assignment,
@@ -29,6 +30,7 @@ from sgap_jax.compiler.cin import (
 from sgap_jax.compiler.explicit import positions_explicit
 from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import (
+    CPU_THREAD,
     CPU_VECTOR,
     GPU_THREAD,
     GPU_WARP,
@@ -42,6 +44,7 @@ from sgap_jax.compiler.loopir import (
     Int,
     Let,
     Stmt,
+    Store,
     Var,
 )
 from sgap_jax.compiler.octet import OctetNest, warp_nest
@@ -140,6 +143,9 @@ class _Lowering:
         output, wide = self._output(), "float64" if self.dtype == "float64" else "float32"
         inputs = self._inputs()
         scope = Scope()
+        if (padding := self._padding(output)) is not None:
+            scope.emit(padding)
+            output = dataclasses.replace(output, fill=None)
         self._lower(self.body, scope)
         body = without_unused(scope.close())
         if (count := copies(body)) > MOST_COPIES:
@@ -173,10 +179,23 @@ class _Lowering:
         access, plan = self.expression.output, self.plan
         size = math.prod(self.statements.extents(access))
         if access.format is not None and self.storage is not None:
-            size = self.storage.positions[-1]
+            places = self.storage.positions[self.expression.shared - 1]
+            size = math.prod([places, *self.expression.dense_extents(self.sizes)])
         added = plan.op is not None or plan.group is not None
         wide = "float64" if self.dtype == "float64" else "float32"
         return Array(access.tensor, wide if added else self.dtype, size, plan.fill)
+
+    def _padding(self, output: Array) -> For | None:
+        """On a CPU, what clears the positions without an entry where all others are stored once;
+        None where the whole output is to be filled."""
+        on_threads = isinstance(self.body, Forall) and self.body.unit == CPU_THREAD
+        if not on_threads or not self.expression.shared or self.plan.op is not None:
+            return None
+        used = self.ranges.level_range(0, self.expression.shared - 1, Scope()).high
+        begin = multiply(used, Int(math.prod(self.expression.dense_extents(self.sizes))))
+        name = self.recovery.fresh("padding")
+        clear = Store(output.name, Var(name), Float(IDENTITY[self.expression.reduction]))
+        return For(name, begin, Int(output.size), (clear,), unit=CPU_VECTOR)
 
     def _largest_fusion(self) -> int:
         fused = [r.fused for r in self.relations.all if isinstance(r, Fuse)]

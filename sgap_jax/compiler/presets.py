@@ -61,7 +61,9 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     """What runs on a CPU where no schedule is given: the outermost level of the sparse operand to
     threads, `rows` of its coordinates at a time, the innermost dense index to vectors. Those of the
     output stand outside of the innermost level where that is summed over: sums stay in registers.
-    Without a dense index, lanes share the entries of that level.
+    Of a tensor they do over all inner levels, and a factor that a fiber shares waits for its sum
+    (Kjolstad et al., CGO 2019, section 6). Without a dense index, lanes share the entries of the
+    innermost level.
 
     Where threads would meet in one element of the output (the rows of COO, the columns of CSC), the
     dense index is what they divide, in tiles; an output without one is computed by one thread.
@@ -73,6 +75,10 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
         stored, top = level_indices(sparse.format, sparse.indices), sparse.format.levels[0]
     kept = [i for i in expression.output.indices if i not in stored]
     summed = [i for i in expression.reduced if i not in stored]
+    if sparse is not None and not summed and len(kept) == 1 and len(stored) > 2:
+        by_fibers = _fibers(s, sparse, stored, kept[0], rows)
+        if by_fibers is not None:
+            return by_fibers
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
     if not outer:
@@ -132,6 +138,41 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
         s = s.parallelize("product", CPU_VECTOR, IGNORE_RACES)
     s = s.parallelize("task", CPU_THREAD, ATOMICS)
     return s.parallelize("inner", CPU_VECTOR, PARALLEL_REDUCTION)
+
+
+def _fibers(
+    s: Schedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
+) -> Schedule | None:
+    """Vectors of the dense index outside of the levels that are summed over; None where those are
+    not the inner ones."""
+    output, factors, format = s.expression.output, s.expression.factors, sparse.format
+    kept = [i in output.indices for i in stored]
+    depth = kept.index(False) if False in kept else 0
+    inner, row = stored[depth:], stored[0]
+    plain = format is not None and not format.block_shape and Dense() not in format.levels[1:]
+    if format is None or not plain or depth == 0 or any(kept[depth:]):
+        return None
+    outer, together = stored[1:depth], output.format is not None and depth > 1
+    if together:  # no coordinates are needed: fibers in a row
+        s = s.reorder(*stored[:depth], dense, *inner)
+        for n, index in enumerate(outer):
+            s, row = s.fuse(row, index, f"fiber{n or ''}"), IndexVar(f"fiber{n or ''}")
+        outer = ()
+    if format.levels[0] == Compressed() or together:
+        s, row = s.pos(row, "rows", sparse), IndexVar("rows")
+    elif format.levels[0] != Dense():
+        return None
+    s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *outer, dense, *inner)
+    taken = [output.tensor, *(factor.tensor for factor in factors)]
+    for n in range(depth, len(stored)):
+        below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))
+        if below != factors and s.expression.reduction == "+":
+            name = f"w{stored[n - 1]}"
+            while name in taken:
+                name += "_"
+            s, factors = s.precompute(below, (), (), name), below
+    s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
+    return s.parallelize(dense, CPU_VECTOR, NO_RACES)
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:

@@ -66,7 +66,7 @@ class Planner:
         self.sparse_output = expression.output.format is not None
         self.moving = expression.output.indices
         if self.sparse_output and storage is not None:
-            self.moving = (*self.moving, *storage.variables)
+            self.moving = (*self.moving, *storage.variables[: expression.shared])
         self.positions = [r for r in relations.all if isinstance(r, Pos)]
 
     def leaves(self, var: IndexVar) -> set[IndexVar]:

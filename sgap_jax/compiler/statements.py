@@ -81,10 +81,21 @@ class Statements:
             return Load(name, linear(coordinates, extents))
         return Load(access.tensor, linear(coordinates, self.extents(access)))
 
+    def _shared(self, scope: Scope) -> Expr:
+        """The element of an output that has the structure of the sparse factor's outer levels."""
+        shared, output = self.expression.shared, self.expression.output
+        place = self.position(shared - 1, scope)
+        extents = self.expression.dense_extents(self.ranges.sizes)
+        dense = output.indices[len(output.indices) - len(extents) :]
+        return linear([place, *(self.ranges.value(var, scope) for var in dense)], [1, *extents])
+
     def entry(self, scope: Scope) -> Expr:
         """The position of the last level."""
         assert self.storage is not None
-        last = len(self.storage.levels) - 1
+        return self.position(len(self.storage.levels) - 1, scope)
+
+    def position(self, last: int, scope: Scope) -> Expr:
+        assert self.storage is not None
         if last not in scope.positions:
             missing = min(set(range(last + 1)) - set(scope.positions))
             raise ScheduleError(
@@ -97,7 +108,7 @@ class Statements:
         """A value into its element of the output; `alone`: it is all that goes there."""
         plan, output = self.plan, self.expression.output
         if output.format is not None:
-            index = self.entry(scope)
+            index = self._shared(scope)
         else:
             coordinates = [self.ranges.value(var, scope) for var in output.indices]
             index = linear(coordinates, self.extents(output))

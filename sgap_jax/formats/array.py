@@ -38,6 +38,9 @@ class SparseArray:
         COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
         CSF(n)  ((bounds [2], indices [nodes]), (offsets [nodes + 1], indices [nodes']), ...)
 
+    Where Dense levels follow the stored ones, as in the results of `einsum(..., fibers=True)`, they
+    have no arrays, and the values are [nodes, R, ...].
+
     `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
     once: entry p in that order is entry permutation[p] here. With it `.T` and gradients never sort.
     Entries from offsets[-1] on are padding: every operation ignores them.
@@ -144,7 +147,7 @@ class SparseArray:
     @property
     def nnz(self) -> int:
         """Stored numbers (static), padding and the zeros inside vectors and blocks included."""
-        return math.prod(self.values.shape[-1 - len(self.format.block_shape) :])
+        return math.prod(self.values.shape[-1 - len(self._tail) :])
 
     @property
     def ndim(self) -> int:
@@ -208,6 +211,14 @@ class SparseArray:
             )
         return self.index_arrays[modes.index(mode)][-1]
 
+    @property
+    def _tail(self) -> tuple[int, ...]:
+        """What is stored at each position: the block, or the extents of the dense modes."""
+        dense = self.format.dense_modes
+        return self.format.block_shape or tuple(
+            self.shape[mode] for mode in self.format.modes[self.ndim - dense :]
+        )
+
     def coordinates(self) -> tuple[jax.Array, ...]:
         """One [nnz] index array per dimension, in the order of the flat values; padding, and what
         vectors and blocks hold outside the matrix, get the size of the dimension."""
@@ -215,10 +226,11 @@ class SparseArray:
 
     def with_values(self, values: ArrayLike) -> SparseArray:
         """The same structure with other values of any numeric dtype: [nnz], [vectors, V] for
-        CVS(V), [blocks, r, c] for BCSR(r, c). ValueError otherwise."""
-        what, block = "SparseArray.with_values", self.format.block_shape
-        stored = self.values.shape[-1 - len(block)]
-        values = checks.check_values(values, stored, what, block)
+        CVS(V), [blocks, r, c] for BCSR(r, c), [fibers, R] under a Dense level. ValueError
+        otherwise."""
+        what, tail = "SparseArray.with_values", self._tail
+        stored = self.values.shape[-1 - len(tail)]
+        values = checks.check_values(values, stored, what, tail)
         return replace(self, values=checks.to_jax_values(values, None, what))
 
     def astype(self, dtype: DTypeLike) -> SparseArray:
@@ -304,7 +316,7 @@ class SparseArray:
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
         shape = getattr(self.values, "shape", ())
-        block = len(self.format.block_shape)
+        block = len(self._tail)
         known = isinstance(shape, tuple) and len(shape) > block
         nnz = str(self.nnz) if known else "?"
         density = f"{self.density:.4g}" if known else "?"

@@ -43,11 +43,45 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
         levels = [level[-1] for level in A.index_arrays]
     elif A.format.block_shape:
         return _block_coordinates(A)
+    elif A.format.dense_modes:
+        return _fiber_coordinates(A)
     else:
         used, levels = fibers.entries(A)
     real = structure.positions(A.nnz) < used
     by_mode = (levels[A.format.modes.index(mode)] for mode in range(A.ndim))
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
+
+
+def _fiber_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+    """Of the flat values, where dense modes are under the stored ones."""
+    stored, modes = prefix(A), A.format.modes
+    sizes = [A.shape[mode] for mode in modes]
+    depth = len(sizes) - A.format.dense_modes
+    shape = (stored.nnz, *sizes[depth:])
+    used, levels = fibers.entries(stored)
+    levels = [level.reshape(-1, *[1] * (len(shape) - 1)) for level in levels]
+    levels += [
+        structure.positions(size).reshape(-1, *[1] * (len(shape) - n - 2))
+        for n, size in enumerate(shape[1:])
+    ]
+    real = (structure.positions(stored.nnz) < used).reshape(levels[0].shape)
+    found = [
+        jnp.broadcast_to(jnp.where(real, level, size), shape).reshape(-1)
+        for level, size in zip(levels, sizes, strict=True)
+    ]
+    return tuple(found[modes.index(mode)] for mode in range(A.ndim))
+
+
+def prefix(A: SparseArray) -> SparseArray:
+    """The stored modes alone, in the order of the levels; of its values only the number counts."""
+    depth = A.ndim - A.format.dense_modes
+    return replace(
+        A,
+        values=jnp.zeros(A.values.shape[0], jnp.bool_),
+        index_arrays=A.index_arrays[:depth],
+        shape=tuple(A.shape[mode] for mode in A.format.modes[:depth]),
+        format=Format(A.format.levels[:depth]),
+    )
 
 
 def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
@@ -83,6 +117,8 @@ def row_lengths(A: SparseArray) -> jax.Array:
 def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
     """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
     what = "SparseArray.asformat"
+    if format == A.format:
+        return A
     format = require_stored(format, A.ndim, what)
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
     if format == A.format:
@@ -119,7 +155,7 @@ def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> Spa
     used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(
         [index[:used] for index in found],
-        A.values[:used],
+        A.values.reshape(-1)[:used],
         A.shape,
         format,
         duplicates="error",
@@ -168,6 +204,9 @@ def checked(A: SparseArray) -> SparseArray:
 def _check_concrete(A: SparseArray) -> None:
     what = "SparseArray.checked"
     checks.check_shape(A.shape, what)
+    if A.format.dense_modes:
+        checks.check_values(A.values, A.values.shape[0], what, A._tail)
+        return fibers.check(prefix(A), what)
     require_stored(A.format, A.ndim, what)
     block = A.format.block_shape
     checks.check_values(A.values, None, what, block)

@@ -43,6 +43,15 @@ def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
     return used_nodes(A)[-1], coordinates[::-1]
 
 
+def ancestors(A: SparseArray, depth: int) -> jax.Array:
+    """[nnz]: of each entry, the node of the outer `depth` levels that it is under; of padding it
+    is any."""
+    node = structure.positions(A.nnz)
+    for offsets, indices in reversed(A.index_arrays[depth:]):
+        node = structure.segment_of_entry(offsets, indices.shape[0])[node]
+    return node
+
+
 def numpy_entries(A: SparseArray) -> tuple[int, list[np.ndarray]]:
     """As `entries`, without those that are padding."""
     used, found = 1, []  # of the levels so far, the coordinates on the path to each node

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from sgap_jax.formats import checks, construct, fibers, vectors
-from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
+from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -167,6 +167,8 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
     if A.format.block_shape:
         A = vectors.expand(A)
+    if A.format.dense_modes:
+        A = A.asformat(COO)
     if A.format.is_coordinate:
         used = int(A.index_arrays[0][0][1])
         levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]

@@ -110,6 +110,14 @@ class Format:
         return tuple(size for size in sizes if size is not None)
 
     @property
+    def dense_modes(self) -> int:
+        """How many of the last modes are dense under the stored ones: 1 of (Compressed, Compressed,
+        Dense), in which a fiber is stored as a whole; 0 of all named formats."""
+        levels = self.levels
+        count = next((n for n, x in enumerate(reversed(levels)) if x != Dense()), len(levels))
+        return count if count < len(levels) else 0
+
+    @property
     def vector_length(self) -> int | None:
         """V of CVS(V) and of its transpose, in which a row vector of V is stored; else None."""
         block = self.block_shape

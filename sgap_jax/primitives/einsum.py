@@ -22,7 +22,7 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers
 from sgap_jax.primitives.einsum_extremum import tangents_of_extremum
 from sgap_jax.primitives.einsum_plain import plain
 from sgap_jax.primitives.sddmm import sddmm
@@ -39,12 +39,14 @@ def einsum(
     *operands: Any,
     reduction: str = "sum",
     schedule: Schedule | None = None,
+    fibers: bool = False,
 ) -> Any:
     """Einstein summation over tensors of which one is sparse; or the maximum, or the minimum.
 
         einsum("ij,jk->ik", A, B)         C[i, k] = sum_j A[i, j] B[j, k]              (SpMM)
         einsum("ij,ik,jk->ij", A, X, Y)   C[i, j] = A[i, j] sum_k X[i, k] Y[j, k]      (SDDMM)
         einsum("ijk,jr,kr->ir", A, X, Y)  M[i, r] = sum_jk A[i, j, k] X[j, r] Y[k, r]  (MTTKRP)
+        einsum("ijk,kr->ijr", A, X)       C[i, j, r] = sum_k A[i, j, k] X[k, r]        (TTM)
         einsum("ij,j->i", A, x, reduction="max")  y[i] = max over stored (i, j) of A[i, j] x[j]
 
     A reduction is over the stored entries, and over all of an index that the sparse operand lacks.
@@ -67,16 +69,20 @@ def einsum(
       operands: numeric arrays, exactly one of them a SparseArray of any format. In vectors and
         blocks every number is a stored entry, zeros too.
       reduction: "sum", "max" or "min", over the indices that the output lacks.
+      fibers: of a CSF operand, the result has the fibers of its outer levels and no others: the
+        output lists their indices in the order of the levels, then those that A lacks. Elements
+        that no entry reaches are not stored.
       schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
         differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
-      same structure; else a dense array. The dtype is the promoted one of all operands; sums are
-      carried in float32 at least, and products compared there. On a GPU sums that are not spmm's
-      have no fixed order. Where no entry is stored, a dense output has 0 as the sum, -infinity as
-      the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max` do (`gspmm`
-      has 0); integers have their least and greatest. NaN propagates.
+      same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
+      values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
+      sums are carried in float32 at least, and products compared there. On a GPU sums that are not
+      spmm's have no fixed order. Where no entry is stored, a dense output has 0 as the sum,
+      -infinity as the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max`
+      do (`gspmm` has 0); integers have their least and greatest. NaN propagates.
 
     Raises:
       TypeError: schedule is not a Schedule.
@@ -84,8 +90,8 @@ def einsum(
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, not exactly one SparseArray, another
         reduction, or a maximum or minimum of complex numbers.
-      NotImplementedError: an ellipsis, an index twice in one operand, or a schedule without a
-        kernel for the expression or the dtype.
+      NotImplementedError: an ellipsis, an index twice in one operand, a schedule without a
+        kernel for the expression or the dtype, or fibers of a format or of an output that has none.
 
     Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
     OOPSLA 2020, section 2.
@@ -110,7 +116,8 @@ def einsum(
         raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
     inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    if reduction == "sum" and dtype.name in KERNEL_DTYPES and not isinstance(inner, Loops):
+    known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
+    if known and not isinstance(inner, Loops):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
@@ -127,6 +134,8 @@ def einsum(
         A.format,
         REDUCTIONS[reduction],
     )
+    if fibers:
+        expression = by_fibers(expression, A, output)
     if isinstance(inner, Loops):
         einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
@@ -137,6 +146,10 @@ def einsum(
         expression=expression,
         schedule=schedule,
     )
+    if fibers:
+        format = expression.output_format
+        arrays = A.index_arrays[: expression.fiber[1]]
+        return SparseArray(out, arrays, None, tuple(sizes[index] for index in output), format)
     return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
 
 

@@ -1,9 +1,15 @@
 """What an einsum with one sparse operand computes, as a static parameter."""
 
+from __future__ import annotations
+
 import dataclasses
 import string
+from typing import TYPE_CHECKING
 
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
 
 ENTRY = "*"
 
@@ -19,6 +25,8 @@ class Expression:
       sizes: (index, size) of every index, "*" among them.
       format: of the sparse operand.
       reduction: "+", "max" or "min".
+      fiber: (index, depth) of an index that counts the positions of the outer `depth` levels; ""
+        is none. It stands for their indices, in the order of the levels.
     """
 
     sparse: str
@@ -27,6 +35,7 @@ class Expression:
     sizes: tuple[tuple[str, int], ...]
     format: Format
     reduction: str = "+"
+    fiber: tuple[str, int] = ("", 0)
 
     def shape(self, indices: str) -> tuple[int, ...]:
         sizes = dict(self.sizes)
@@ -34,12 +43,52 @@ class Expression:
 
     def spelled(self, word: str) -> str:
         """The indices of a factor, those of the sparse operand written out."""
-        return word.replace(ENTRY, self.sparse)
+        index, depth = self.fiber
+        outer = "".join(self.sparse[mode] for mode in self.format.modes[:depth])
+        return word.replace(ENTRY, self.sparse).replace(index or ENTRY, outer)
+
+    @property
+    def output_format(self) -> Format:
+        """Of an output by fibers: the levels that they are of, and dense ones."""
+        depth = self.fiber[1]
+        dense = [Dense()] * (len(self.output) - 1)
+        return Format((*self.format.levels[:depth], *dense))
 
     def fresh(self) -> str:
         """An index that the expression does not have."""
         taken = {index for index, _ in self.sizes}
         return next(letter for letter in string.ascii_letters if letter not in taken)
+
+
+def by_fibers(expression: Expression, A: SparseArray, output: str) -> Expression:
+    """With an output by positions of the sparse operand's outer levels, whose indices come first.
+
+    Raises:
+      NotImplementedError: an operand or an output without such fibers.
+      ValueError: their indices are not in the order of the levels.
+    """
+    stored = [expression.sparse[mode] for mode in A.format.modes]
+    depth = sum(index in stored for index in output)
+    tree = A.format.is_fiber_tree and A.format.levels[0] == Compressed()
+    if not (tree and 0 < depth < len(stored) and depth < len(output) and len(output) > 2):
+        raise NotImplementedError(
+            "einsum: fibers: expected outer levels of a CSF operand, but not all, then indices "
+            f"that it lacks, and three or more in all; got {output!r} for {expression.sparse!r} in "
+            f"{A.format}; without fibers the result is dense"
+        )
+    if list(output[:depth]) != stored[:depth]:
+        raise ValueError(
+            f"einsum: fibers: expected an output that begins with {''.join(stored[:depth])!r}, the "
+            f"outer levels of {A.format} in their order, got {output!r}"
+        )
+    index = expression.fresh()
+    sizes = {**dict(expression.sizes), index: A.index_arrays[depth - 1][1].shape[0]}
+    return dataclasses.replace(
+        expression,
+        output=index + output[depth:],
+        sizes=tuple(sorted(sizes.items())),
+        fiber=(index, depth),
+    )
 
 
 def arrays_per_level(format: Format) -> list[int]:

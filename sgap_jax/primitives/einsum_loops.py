@@ -35,6 +35,9 @@ def index_notation(expression: Expression) -> Assign | None:
     words = [*expression.factors, expression.output]
     if any(ENTRY in word and word != ENTRY for word in words):
         return None
+    fiber, _ = expression.fiber
+    if fiber and (any(fiber in word for word in words[:-1]) or fiber in words[-1][1:]):
+        return None
     names = itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
     factors = [
         _access(expression, next(names), word)
@@ -53,6 +56,8 @@ def index_notation(expression: Expression) -> Assign | None:
 
 def _access(expression: Expression, name: str, word: str) -> Access:
     format = expression.format if word == ENTRY else None
+    if expression.fiber[0] and word.startswith(expression.fiber[0]):
+        format = expression.output_format
     return Access(name, index_vars(" ".join(expression.spelled(word))), format)
 
 

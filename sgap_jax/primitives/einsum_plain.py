@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.fibers import ancestors
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 
@@ -25,10 +26,17 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
     format, left = expression.format, iter(index_arrays)
     taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
     count = expression.shape(ENTRY)[0]
-    block = format.block_shape
-    values = jnp.zeros((count // math.prod(block), *block), jnp.bool_)  # only their shape counts
-    A = SparseArray(values, taken, None, expression.shape(expression.sparse), format)
-    return dict(zip(expression.sparse, A.coordinates(), strict=True))
+    shape = expression.shape(expression.sparse)
+    dense = format.modes[format.ndim - format.dense_modes :]
+    tail = (*format.block_shape, *(shape[mode] for mode in dense))
+    values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
+    A = SparseArray(values, taken, None, shape, format)
+    found = dict(zip(expression.sparse, A.coordinates(), strict=True))
+    index, depth = expression.fiber
+    if index:
+        real = found[expression.sparse[0]] < A.shape[0]
+        found[index] = jnp.where(real, ancestors(A, depth), dict(expression.sizes)[index])
+    return found
 
 
 class _Entries:

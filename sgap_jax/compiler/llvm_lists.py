@@ -1,0 +1,107 @@
+"""Short fibers in LLVM IR: the nest over them flat (flat.py), and the lists that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sgap_jax.compiler.arithmetic import ONE, add, multiply
+from sgap_jax.compiler.flat import ORIGIN, Listed, Parent, list_name, listed
+from sgap_jax.compiler.llvm_code import Value
+from sgap_jax.compiler.llvm_memory import Elements
+from sgap_jax.compiler.llvm_patterns import replaced
+from sgap_jax.compiler.llvm_statements import ROLLED
+from sgap_jax.compiler.llvm_sums import Sums
+from sgap_jax.compiler.loopir import Binary, Expr, For, Int, Let, Load, Var
+
+# Positions of a list: it stays in the L1 cache.
+_LISTED = 2048
+
+# Fibers with fewer entries than this, in the mean over a task's rows, are walked flat. A list costs
+# a store for each fiber and an operand more for each entry; a loop costs a branch that is often
+# mispredicted. Measured on fibers of random lengths (Zen 5, ranks 16 to 64), both take the same
+# time at a mean of 10 to 14.
+_SHORT = 8
+
+# The branches of so few fibers are learned when the loops run again and again, as those of a
+# decomposition do: the nest is quicker then. Measured likewise, 16,000 are not learned.
+_LEARNED = 8192
+
+
+class Lists(Sums):
+    def serial(self, loop: For, begin: Value, end: Value) -> None:
+        found = listed(loop) if self.width == 1 and loop.unit is None else None
+        if found is None or self._fibers(found) <= _LEARNED:
+            return super().serial(loop, begin, end)
+        scalars, arrays = dict(self.scalars), dict(self.arrays)
+        flat, nested, done = (self.fresh(name) for name in ("flat", "nested", "done"))
+        self.branch_if(self.value(_are_short(found)).text, flat, nested)
+        self.place(flat)
+        self._lists(found)
+        self.chained = False  # rows are short too
+        super().serial(found.loop, begin, end)
+        self.chained = True
+        self.scalars, self.arrays = scalars, arrays
+        self.branch(done)
+        self.place(nested)
+        super().serial(loop, begin, end)
+        self.branch(done)
+        self.place(done)
+
+    def _fibers(self, found: Listed) -> int:
+        """How many the operand has room for."""
+        match found.parents[-1].children:
+            case Load(offsets, _):
+                return self.arrays[offsets].count - 1
+        return 0
+
+    def _lists(self, found: Listed) -> None:
+        size = _LISTED + self.native_lanes
+        for parent in found.parents:
+            if parent.scalar is not None:
+                pointer = self.place_workspace(size)
+                self.arrays[list_name(parent.scalar)] = Elements(pointer, "int32", size)
+        self.statement(Let(ORIGIN, found.below(found.begin, len(found.parents))))
+        self._fill(found.begin, found.end, found.parents, ())
+
+    def _fill(
+        self, begin: Expr, end: Expr, parents: Sequence[Parent], above: Sequence[Parent]
+    ) -> None:
+        """The positions of the first of `parents`, and all below; `above` are done."""
+        first, last = self.value(begin), self.value(end)
+        if not parents:
+            lanes = self.native_lanes
+            return self.count(
+                "listed", first, last, lanes, lambda: self._fill_vector(above), ROLLED
+            )
+        parent, rest = parents[0], parents[1:]
+
+        def each() -> None:
+            if parent.scalar is not None:
+                self.statement(Let(parent.scalar, Load(parent.coordinates, Var(parent.var))))
+            follow = replaced(parent.children, Var(parent.var), add(Var(parent.var), ONE))
+            self._fill(parent.children, follow, rest, (*above, parent))
+
+        self.count(parent.var, first, last, 1, each, ROLLED)
+
+    def _fill_vector(self, parents: Sequence[Parent]) -> None:
+        """Whole: what is beyond the fiber is of the next one, which comes later."""
+        place = self.value(Binary("-", Var("listed"), Var(ORIGIN)))
+        scalars = [parent.scalar for parent in parents if parent.scalar is not None]
+        values = [self.value(Var(scalar)) for scalar in scalars]
+        self.width = self.native_lanes
+        for scalar, value in zip(scalars, values, strict=True):
+            at = Value(place.kind, place.text, stride=1)
+            self.store(self.arrays[list_name(scalar)], at, value, None, False)
+        self.width = 1
+
+
+def _are_short(found: Listed) -> Expr:
+    """Whether a list holds all the positions, and fibers have few entries."""
+    depth = len(found.parents)
+    fibers, entries = (
+        Binary("-", found.below(found.end, levels), found.below(found.begin, levels))
+        for levels in (depth - 1, depth)
+    )
+    fits = Binary("<=", entries, Int(_LISTED))
+    short = Binary("<", entries, multiply(fibers, Int(_SHORT)))
+    return Binary("and", found.some, Binary("and", fits, short))
