@@ -191,6 +191,8 @@ class _Lowering:
         on_threads = isinstance(self.body, Forall) and self.body.unit == CPU_THREAD
         if not on_threads or not self.expression.shared or self.plan.op is not None:
             return None
+        if self.storage is not None and self.storage.ragged:
+            return None  # what is beyond the matrix is not stored
         used = self.ranges.level_range(0, self.expression.shared - 1, Scope()).high
         begin = multiply(used, Int(math.prod(self.expression.dense_extents(self.sizes))))
         name = self.recovery.fresh("padding")
