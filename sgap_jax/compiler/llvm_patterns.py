@@ -8,9 +8,11 @@ from typing import Any
 
 from sgap_jax.compiler.llvm_code import NotVector
 from sgap_jax.compiler.loopir import (
+    CPU_VECTOR,
     Binary,
     Comment,
     Expr,
+    Float,
     For,
     Int,
     Let,
@@ -58,6 +60,18 @@ def only_sums(loop: For) -> bool:
     return all(
         isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable) for s in loop.body
     )
+
+
+def sums_apart(loop: For) -> tuple[tuple[Stmt, ...], Let, For, Store] | None:
+    """What a loop over lanes does if each stores a sum over lanes of its own: constants, the sum,
+    its loop and the store; or None."""
+    match loop.body:
+        case (*lets, Let(name, Float(), True) as start, For() as inner, Store() as store):
+            plain = all(isinstance(s, Let) and not s.mutable for s in lets)
+            summed = inner.unit == CPU_VECTOR and only_sums(inner) and not gathers(inner)
+            if plain and summed and (store.value, store.op) == (Var(name), None):
+                return tuple(lets), start, inner, store
+    return None
 
 
 def overwrites(statement: Stmt | None, workspace: Workspace) -> bool:

@@ -7,16 +7,34 @@ one over the positions of a run: nothing else is asked there, and lanes may shar
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, least, subtract
 from sgap_jax.compiler.cin import Forall
 from sgap_jax.compiler.expr import IndexVar
-from sgap_jax.compiler.loopir import Binary, Expr, Float, For, If, Let, Load, Set, Var, While
+from sgap_jax.compiler.llvm_patterns import gathers
+from sgap_jax.compiler.loopir import (
+    CPU_VECTOR,
+    Binary,
+    Expr,
+    Float,
+    For,
+    If,
+    Int,
+    Let,
+    Load,
+    Set,
+    Var,
+    While,
+)
 from sgap_jax.compiler.ranges import Scope
 from sgap_jax.compiler.recovery import fits
 from sgap_jax.compiler.reductions import IDENTITY
 from sgap_jax.compiler.tracking import Tracked, Tracking
+
+# Runs whose sums come together: a vector of their numbers has parts for each.
+TOGETHER = 4
 
 
 class Runs:
@@ -47,6 +65,7 @@ class Runs:
         first = Binary("==", Var(begin), tracked.begin)
         self._store(tracked, run, first)
         run.emit(Set(begin, Var(stop)), Set(parent, add(Var(parent), ONE)))
+        self._together(loop, tracked, run, begin, last, lower)
         around.emit(While(Binary("<", end, last), run.close()))
         recovery.names, after = names, recovery.names
         self._run(loop, around, Var(begin), last, lower)
@@ -54,6 +73,48 @@ class Runs:
         self.tracking.store(tracked, around)
         self.statements.sum = None
         scope.emit(*around.close())
+
+    def _together(
+        self,
+        loop: Forall,
+        tracked: Tracked,
+        scope: Scope,
+        begin: str,
+        last: Expr,
+        lower: Callable[[Forall, Scope], None],
+    ) -> None:
+        """After the first run, several at a time: lanes over runs whose own lanes are side by side
+        in memory. They come together in fewer steps than one by one."""
+        storage, position = self.storage, tracked.pos.position
+        ((level, parent),) = tracked.parents
+        assert storage is not None
+        owned = self.recovery.plan.atomic and self.recovery.planner.owns_runs(tracked.pos)
+        counted = all(storage.is_dense(above) for above in range(level))
+        if loop.unit != CPU_VECTOR or not owned or not counted:
+            return
+        names = set(self.recovery.names)
+        lane, row = self.recovery.fresh("lane"), self.recovery.fresh(parent)
+        offsets = storage.offsets(level)
+        group = scope.child()
+        group.emit(Let(row, add(Var(parent), Var(lane))))
+        ends = [self.recovery.fresh(f"{position}_{end}") for end in ("begin", "stop")]
+        for end, place in zip(ends, (Var(row), add(Var(row), ONE)), strict=True):
+            group.emit(Let(end, Load(offsets, place)))
+        self.tracking.current[position] = own = dataclasses.replace(
+            tracked, parents=((level, row),)
+        )
+        self._run(loop, group, Var(ends[0]), Var(ends[1]), lower)
+        self.tracking.store(own, group, alone=True)
+        self.tracking.current[position] = tracked
+        body = group.close()
+        if not any(gathers(inner) for inner in body if isinstance(inner, For)):
+            after = add(Var(parent), Int(TOGETHER))
+            there = Binary("<=", after, Int(storage.positions[level - 1]))
+            inside = Binary("<", Load(offsets, after), last)
+            lanes = For(lane, ZERO, Int(TOGETHER), body, unit=CPU_VECTOR)
+            onward = (Set(begin, Load(offsets, after)), Set(parent, after))
+            scope.emit(While(Binary("and", there, inside), (lanes, *onward)))
+        self.recovery.names = names
 
     def _run(
         self,

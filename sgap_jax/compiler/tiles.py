@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.arithmetic import ZERO, add, both, greatest, least, multiply, subtract
-from sgap_jax.compiler.cin import Body, Bound, Forall, Pos, Precompute, Split, Where
+from sgap_jax.compiler.cin import Body, Forall, Pos, Precompute, Split, Where
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import CPU_VECTOR, Binary, Expr, Int
 from sgap_jax.compiler.nest import loops
@@ -43,8 +43,8 @@ class Tiles:
         return None
 
     def trim(self, body: Body, parent: IndexVar, scope: Scope) -> bool:
-        """Loops over the inside of a cut tile end where it ends, in this scope. Not where one is
-        unrolled, or is made of several."""
+        """Loops over the inside of a cut tile end where it ends, in this scope. Not where that must
+        be known, or is tiled once more."""
         split = next(r for r in self.relations.all if isinstance(r, Split) and r.parent == parent)
         inside = [loop for loop in loops(body) if self.makes({loop.var}, split.inner)]
         if any(loop.unroll or not self.whole(split.inner, loop.var) for loop in inside):
@@ -61,7 +61,7 @@ class Tiles:
         """Whether a loop goes over all of a variable."""
         while loop != var:
             match self.relations.source(loop):
-                case Precompute(parent) | Bound(parent):
+                case Precompute(parent):
                     loop = parent
                 case _:
                     return False

@@ -30,7 +30,6 @@ from sgap_jax import (
     spmm,
 )
 from sgap_jax.compiler import Schedule, assign
-from sgap_jax.compiler.presets import cpu, cpu_entries
 from sgap_jax.runtime import llvm
 from sgap_jax.schedules.emulated import Emulated
 
@@ -88,23 +87,6 @@ def test_the_papers_schedules_run_in_the_emulator(name):
     emulated = Emulated(emulate, schedule=schedule)
     out = jax.jit(lambda *x: einsum(subscripts, *x, schedule=emulated))(*given)
     np.testing.assert_array_equal(dense_of(out), want)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_unlike_lengths(dtype):
-    """Whole vectors, several partial sums of them, and what is left; tasks that share rows."""
-    rng, (m, k) = np.random.default_rng(0), (60, 700)
-    lengths = np.concatenate([rng.integers(0, 5, 30), rng.integers(0, 90, 26), [600, 0, 333, 1]])
-    A, x = np.zeros((m, k)), rng.integers(-2, 3, k).astype(float)
-    for row, length in zip(A, rng.permutation(lengths), strict=True):
-        row[rng.permutation(k)[:length]] = rng.choice([-1, 1, 2], length)
-    expression = assign("ij,j->i", {"A": CSR})
-    schedules = [cpu(expression, 7), cpu_entries(expression, 100)]
-    schedules += [cpu_entries(expression, size, staged=True) for size in (64, 1000)]
-    given = SparseArray.from_dense(A.astype(jnp.dtype(dtype))), jnp.asarray(x, jnp.dtype(dtype))
-    found = jax.jit(lambda *x: [einsum("ij,j->i", *x, schedule=s) for s in schedules])(*given)
-    for y in found:
-        np.testing.assert_array_equal(np.asarray(y), (A @ x).astype(jnp.dtype(dtype)))
 
 
 MATRICES = [CSR, CSC, COO, CSF(2), CSF(2).transposed, CVS(5), BCSR(3, 4)]
