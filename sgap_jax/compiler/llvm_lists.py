@@ -27,8 +27,19 @@ _SHORT = 8
 _LEARNED = 8192
 
 
+# Vectors of a row from which a loop over a fiber, inside of one over fibers, asks for rows ahead.
+# Measured on short fibers and tables of 1 to 64 MB: 0.95x with one or two vectors, 1.05x with four.
+_WORTH_ASKING = 4
+
+
 class Lists(Sums):
     def serial(self, loop: For, begin: Value, end: Value) -> None:
+        if self.width > 1 and any(isinstance(s, For) for s in loop.body):
+            before, self.ahead = self.ahead, self.width >= _WORTH_ASKING * self.native_lanes
+            try:
+                return super().serial(loop, begin, end)
+            finally:
+                self.ahead = before
         found = listed(loop) if self.width == 1 and loop.unit is None else None
         if found is None or self._fibers(found) <= _LEARNED:
             return super().serial(loop, begin, end)

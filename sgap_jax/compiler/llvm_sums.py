@@ -23,6 +23,7 @@ _AHEAD = 32
 
 class Sums(Statements):
     chained = True  # whether a loop may have several sums
+    ahead = True  # whether it asks for what it gathers later
 
     def serial(self, loop: For, begin: Value, end: Value) -> None:
         if self.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
@@ -92,7 +93,7 @@ class Sums(Statements):
         return self.read(position)
 
     def _step(self, loop: For) -> None:
-        for load, inner in gathers(loop).items():
+        for load, inner in gathers(loop).items() if self.ahead else ():
             array, places = self.arrays[load.array], self.arrays[inner.array]
             if array.count * array.size <= _FAR_BYTES or places.kind != INT:
                 continue

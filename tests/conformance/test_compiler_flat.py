@@ -164,3 +164,11 @@ def test_lanes_idle_rather_than_walk_again():
         for rank in (40, 64)
     )
     assert one == other > 0
+
+
+@pytest.mark.parametrize("rank, short, asks", [(32, 0, 0), (64, 0, 1), (32, 8, 1)])
+def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
+    """Rows of a table beyond a cache: of four vectors, or where fibers are walked flat."""
+    function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, 9, 20_000), (70, 80, 99), rank)
+    monkeypatch.setattr(llvm_lists, "_LEARNED", 0 if short else 99)
+    assert ("llvm.prefetch" in print_llvm(function).text) == asks
