@@ -104,8 +104,19 @@ class Problem:
             result = combine(np.where(there, every, nothing), axis=axes, initial=nothing)
         if e.output.format is None:
             return result.reshape(-1).astype(np.float64)
+        if e.output.format.dense_modes:
+            return self._by_fibers(result)
         arrays, _ = stored(e.output, self.pattern, result, spare)
         return np.nan_to_num(arrays[f"{e.output.tensor}_vals"])  # spare room keeps its zero
+
+    def _by_fibers(self, result):
+        """Of the outer levels, the last of them Compressed; spare room is zero."""
+        e = self.expression
+        there = np.transpose(self.pattern, e.sparse.format.modes)
+        fibers = np.argwhere(there.any(axis=tuple(range(e.shared, there.ndim))))
+        found = np.zeros((self.positions[e.shared - 1], *result.shape[e.shared :]))
+        found[: len(fibers)] = result[tuple(fibers.T)]
+        return found.reshape(-1)
 
 
 def _spread(access, tensor, indices):

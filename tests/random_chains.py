@@ -9,6 +9,8 @@ from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 MATRICES = [CSR, CSR, CSR, CSC, COO, CSF(2), CVS(4), BCSR(2, 4), CVS(2).transposed]
 TENSORS = [CSF(3), COO, Format((Dense, Compressed, Compressed))]
 TENSORS += [Format((Compressed, Dense, Compressed)), Format((Compressed,) * 3, order=(1, 2, 0))]
+# TTM into the fibers of the outer two levels.
+BY_FIBERS = {f: Format((*f.levels[:2], Dense())) for f in (TENSORS[0], TENSORS[2])}
 OF_MATRIX = [("ij,j->i", ()), ("ij,jk->ik", ()), ("ij,i->j", ()), ("ij,ik,kj->ij", ())]
 OF_MATRIX += [("ij,ik,kj->ij", "D"), ("ij,i,j->", ()), ("ij,i->ij", "C")]
 OF_TENSOR = ["ijk,k->ij", "ijk,kl->ijl", "ijk,kl,jl->il", "ijk->j", "ijk,jl->ilk"]
@@ -17,7 +19,10 @@ RACES = [cin.NO_RACES, cin.ATOMICS, cin.PARALLEL_REDUCTION, cin.TEMPORARY]
 
 def random_expression(random):
     if random.random() < 0.3:
-        return assign(random.choice(OF_TENSOR), {"A": random.choice(TENSORS)})
+        subscripts, format = random.choice(OF_TENSOR), random.choice(TENSORS)
+        if subscripts == "ijk,kl->ijl" and format in BY_FIBERS:
+            return assign(subscripts, {"A": format, "C": BY_FIBERS[format]})
+        return assign(subscripts, {"A": format})
     subscripts, sparse = random.choice(OF_MATRIX)
     reduction = random.choice(["+", "+", "+", "max"]) if not sparse else "+"
     format = random.choice(MATRICES)
