@@ -123,7 +123,7 @@ class Code:
 
     def neutral(self, op: str, kind: str) -> Value:
         if kind == NUMBER:
-            return self.literal({"+": 0.0, "max": -float("inf"), "min": float("inf")}[op])
+            return self.literal({"+": -0.0, "max": -float("inf"), "min": float("inf")}[op])
         end = 1 << (31 if self.index == "i32" else 63)
         return Value(INT, str({"+": 0, "max": -end, "min": end - 1}[op]))
 

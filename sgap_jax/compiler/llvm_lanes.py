@@ -88,7 +88,7 @@ class Lanes(Lists):
         begin, end = self.value(loop.begin), self.value(loop.end)
         simple = bool(sums) and only_sums(loop)
         gathered = simple and bool(gathers(loop))
-        with self._wide_as(self.native_lanes, sums):
+        with self._wide_as(self.native_lanes, sums, looped=True):
             if simple and not gathered:
                 begin = self._sums(loop, begin, end)
             else:
@@ -185,13 +185,16 @@ class Lanes(Lists):
         return self.binary("<", Value(INT, "0", stride=1), count).text
 
     @contextlib.contextmanager
-    def _wide_as(self, width: int, sums: dict[str, str]) -> Iterator[None]:
-        """Lanes, each with sums of its own, which come together at the end."""
+    def _wide_as(self, width: int, sums: dict[str, str], looped: bool = False) -> Iterator[None]:
+        """Lanes, each with sums of its own, which come together at the end. What is added to once
+        starts at -0, so that LLVM drops the addition; in a loop at 0, and so may the result."""
         outer = dict(self.scalars)
         self.width = width
         for name, op in sums.items():
             cell = outer[name]
-            self.scalars[name] = self.cell(cell.kind, self.neutral(op, cell.kind), True)
+            zero = looped and op == "+" and cell.kind == NUMBER
+            start = self.literal(0.0) if zero else self.neutral(op, cell.kind)
+            self.scalars[name] = self.cell(cell.kind, start, True)
         yield
         self.mask = None
         totals = [self.fold(op, self.value(Var(name))) for name, op in sums.items()]
@@ -199,14 +202,12 @@ class Lanes(Lists):
         for (name, op), total in zip(sums.items(), totals, strict=True):
             cell = outer[name]
             assert isinstance(cell, Cell)
-            self.write(cell, self._total(op, self.read(cell), total))
-
-    def _total(self, op: str, start: Value, sum: Value) -> Value:
-        """Of what was there before and what the lanes have."""
-        if op != "+" or sum.kind != NUMBER:
-            return self.binary(op, start, sum)
-        # Which zero does not matter: most sums start at one.
-        return Value(NUMBER, self.op(f"fadd nsz {self.number} {start.text}, {sum.text}"))
+            before = self.read(cell)
+            if looped and op == "+" and cell.kind == NUMBER:
+                sum = self.op(f"fadd nsz {self.number} {before.text}, {total.text}")
+                self.write(cell, Value(NUMBER, sum))
+            else:
+                self.write(cell, self.binary(op, before, total))
 
 
 def _int(value: int) -> Value:

@@ -110,14 +110,15 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
 
 def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> Schedule:
     """Equal numbers of stored entries to threads, `entries` at a time, for y(i) += A(i,j) * ...
-    where the rows of A have unlike lengths: lanes share the entries of a row.
-
-    `staged`: all products of a task go to a workspace first, which takes no branch at the ends of
-    rows. That pays where rows are shorter than two vectors or so.
+    where the rows of A have unlike lengths: lanes share the entries of a row. Parts of a row that
+    tasks share are added up in no fixed order.
 
     Args:
       expression: the sparse operand in a format of two levels of which the second is Compressed,
         the output indexed by the first, all else reduced and of these two indices.
+      entries: of a task.
+      staged: all products of a task go to a workspace first, which takes no branch at the ends of
+        rows. That pays where rows are shorter than two vectors or so.
 
     Raises:
       ScheduleError: another expression.

@@ -69,8 +69,8 @@ def print_llvm(function: Function, vector_bytes: int = 64) -> Module:
     """LLVM IR for `function`, with vectors of `vector_bytes`.
 
     Products and sums are fused where the CPU can. The lanes of a CPUVector loop each have their
-    part of a sum over it. A loop in it that only sums up may have up to four partial sums. All
-    others keep their order.
+    part of a sum over it, or up to four where its extent is found at run time; so may a loop in it
+    that only sums up. All others keep their order.
 
     Raises:
       NotImplementedError: statements of GPU groups; a 16-bit output of a float64 accumulator.
