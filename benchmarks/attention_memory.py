@@ -50,6 +50,10 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
+def resident_is_known() -> bool:
+    return (PROCESS / "clear_refs").exists()
+
+
 def growth(call: Callable[[], object]) -> int:
     """Bytes by which the resident set grows at most during a call, its results included."""
     gc.collect()
@@ -66,6 +70,8 @@ def peaks(way: str, problem: str) -> dict[str, float]:
     """MB of both passes, forward first: a workspace that it leaves is too small for both."""
     from benchmarks.bench_attention import HEADS, WIDTH
 
+    if not resident_is_known():
+        raise Unavailable("the greatest resident set is known on Linux only")
     A, found = problems.select(names=[problem])[0].build(), {}
     for backward in (False, True):
         plan(way, problems.attention(SMALL, 0.9), backward)()

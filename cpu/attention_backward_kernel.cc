@@ -36,17 +36,17 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
                      const KeySums<Acc>& sums) {
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
-  constexpr int kSize = Tile::kSize;
+  constexpr int kSize = Tile::kSize, kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
   alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
-  alignas(64) Acc slopes[kBlockKeys * kRows];
-  Acc *k_targets[kBlockKeys], *v_targets[kBlockKeys];
+  alignas(64) Acc slopes[kMostKeys * kRows];
+  Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
   ScoreBlock<Acc, kRows> block;
   Tile::Interleave(rows.q, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
   for (int64_t p = begin; p < end; p += block.count) {
     const int32_t* columns = args.indices + p;
-    const int keys = end - p < kBlockKeys ? int(end - p) : kBlockKeys;
+    const int keys = end - p < kMostKeys ? int(end - p) : kMostKeys;
     PointAt(sums.k, sums.k_row, columns, keys, k_targets);
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
     for (int j = 0; sums.added && j < keys; ++j) {  // first: it is stored during the products
@@ -177,6 +177,9 @@ void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
   }
 }
 
+// Rows of dk and dv that are asked for before they are stored.
+constexpr int64_t kRowsAhead = 4;
+
 // dk and dv of some keys: the pieces' sums, in their order.
 template <typename T>
 void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
@@ -187,22 +190,28 @@ void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
   const int64_t end = begin + args.chunk_keys < args.keys ? begin + args.chunk_keys : args.keys;
   const int64_t row = args.padded_depth + args.padded_value_depth, size = args.keys * row;
   constexpr int kSize = kLanes<Acc>;
-  Acc* sums = static_cast<Acc*>(args.sums) + walk * args.pieces * size;
+  const Acc* sums = static_cast<const Acc*>(args.sums) + walk * args.pieces * size;
   const uint8_t* added = args.added + walk * args.pieces * args.keys;
+  const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
+  T* dk = static_cast<T*>(args.dk) + batch * args.keys * k_row + head * args.depth;
+  T* dv = static_cast<T*>(args.dv) + batch * args.keys * v_row + head * args.value_depth;
+  alignas(64) Acc total[2 * kMostDepth];  // not in place, which would dirty the sums once more
   for (int64_t j = begin; j < end; ++j) {
-    Acc* own = sums + j * row;
-    if (!added[j]) Clear(own, row);
-    for (int64_t i = 1; i < args.pieces; ++i) {
+    AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
+    AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
+    bool any = false;
+    for (int64_t i = 0; i < args.pieces; ++i) {
       if (!added[i * args.keys + j]) continue;
-      const Acc* other = own + i * size;
+      const Acc* own = sums + i * size + j * row;
       for (int64_t d = 0; d < row; d += kSize) {
-        Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) + Load<Acc, kSize>(other + d));
+        const Vector<Acc, kSize> x = Load<Acc, kSize>(own + d);
+        Store<Acc, kSize>(total + d, any ? Load<Acc, kSize>(total + d) + x : x);
       }
+      any = true;
     }
-    const int64_t place = (batch * args.keys + j) * args.key_heads + head;
-    StoreRow<T>(own, args.depth, Acc(1), static_cast<T*>(args.dk) + place * args.depth);
-    StoreRow<T>(own + args.padded_depth, args.value_depth, Acc(1),
-                static_cast<T*>(args.dv) + place * args.value_depth);
+    if (!any) Clear(total, row);
+    StoreRow<T>(total, args.depth, Acc(1), dk + j * k_row);
+    StoreRow<T>(total + args.padded_depth, args.value_depth, Acc(1), dv + j * v_row);
   }
 }
 

@@ -7,7 +7,6 @@
 namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
-constexpr int kBlockKeys = 64;
 
 template <typename T>
 void PackHeads(const HeadPacking& packing, int64_t task) {
@@ -78,17 +77,19 @@ struct AttentionRows {
   int64_t lane, lanes;  // of a vector: the first, and how many
 };
 
+template <typename T>
+void AskForRow(const T* row, int64_t depth) {
+  for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
+}
+
 // Asks for the rows of this pass, or of the next one, in an array whose rows have `heads` heads of
 // `depth` numbers, from row 0 of the head on. They lie too far apart for the processor to guess.
 template <typename T>
 void AskForPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
                 int64_t depth) {
-  constexpr int64_t kLine = 64 / sizeof(T);
   const int64_t begin = next ? at.row + at.lanes : at.row;
   const int64_t end = begin + at.lanes < args.rows ? begin + at.lanes : args.rows;
-  for (int64_t i = begin; i < end; ++i) {
-    for (int64_t d = 0; d < depth; d += kLine) Prefetch(rows + i * args.heads * depth + d);
-  }
+  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * args.heads * depth, depth);
 }
 
 // Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
@@ -127,15 +128,16 @@ void PointAt(Row* rows, int64_t stride, const int32_t* columns, int count, Row**
   for (int j = 0; j < count; ++j) out[j] = rows + size_t(columns[j]) * size_t(stride);
 }
 
-// The scores of kRows rows with up to kBlockKeys keys, and where these and their values are.
+// The scores of kRows rows with up to kMostKeys keys, and where these and their values are.
 template <typename Acc, int kRows>
 struct ScoreBlock {
   using Tile = AttentionTile<Acc, kRows>;
   static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  static constexpr int kMostKeys = kRows > 8 ? 128 : 256;
 
-  alignas(64) Acc scores[kBlockKeys * kRows];
-  const Acc* keys[kBlockKeys + Tile::kTogether];
-  const Acc* values[kBlockKeys];
+  alignas(64) Acc scores[kMostKeys * kRows];
+  const Acc* keys[kMostKeys + Tile::kTogether];
+  const Acc* values[kMostKeys];
   int count, padded;  // keys, and to a whole number of steps
   int known;          // of `keys`
 
@@ -147,7 +149,7 @@ struct ScoreBlock {
         static_cast<const Acc*>(args.k.data) + at.batch * args.k.batch + key_head * args.k.head;
     const Acc* v =
         static_cast<const Acc*>(args.v.data) + at.batch * args.v.batch + key_head * args.v.head;
-    count = end - begin < kBlockKeys ? int(end - begin) : kBlockKeys;
+    count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
     padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
     // The keys that the next block begins with are asked for as well.
     known = end - begin < count + Tile::kTogether ? int(end - begin) : count + Tile::kTogether;
@@ -184,10 +186,7 @@ struct ScoreBlock {
   // kTogether rows from `first` on, of the `known` ones.
   template <typename Row>
   static void AskFor(Row* const* rows, int first, int known, int64_t depth) {
-    constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (int i = first; i < first + Tile::kTogether && i < known; ++i) {
-      for (int64_t d = 0; d < depth; d += kLine) Prefetch(rows[i] + d);
-    }
+    for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(rows[i], depth);
   }
 
   void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
