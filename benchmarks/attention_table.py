@@ -14,6 +14,8 @@ PEERS = {
 }
 HEAD = ["mask", "pass", "ms", *(f"x {title}" for title in PEERS.values())]
 HEAD += ["x itself at 90%", "temporary MB, ours / jax.nn"]
+PEAKS = ("ours", "jax_nn", "torch_sdpa")
+PEAK_HEAD = "MB a process grows, ours / jax.nn / torch"
 
 
 def is_backward(row: Row) -> bool:
@@ -33,9 +35,11 @@ def table(rows: list[Row], folder: pathlib.Path) -> tuple[list[str], list[list[s
         body.append(
             [title(row), row["schedule"].split(",")[0], f"{1e-3 * float(row['us']):.2f}"]
             + ["-" if ratio is None else f"{ratio:.1f}" for ratio in ratios]
-            + [gain, memory.get((name, backward), "")]
+            + [gain, *memory.get((name, backward), ("", ""))]
         )
-    return HEAD, body
+    if any(line[-1] for line in body):
+        return [*HEAD, PEAK_HEAD], body
+    return HEAD, [line[:-1] for line in body]
 
 
 def title(row: Row) -> str:
@@ -44,17 +48,25 @@ def title(row: Row) -> str:
     return f"L = {length}, {'blocks' if kind == 'blocks' else kind.replace('pct', '%')}"
 
 
-def temporaries(path: pathlib.Path) -> dict[tuple[str, bool], str]:
+def temporaries(path: pathlib.Path) -> dict[tuple[str, bool], tuple[str, str]]:
+    """By XLA's analysis, and by the growth of a process where that was measured."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
         found = list(csv.DictReader(file))
     return {
         (row["problem"], row["backward"] == "True"): (
-            f"{float(row['ours']):.1f} / {float(row['jax_nn']):.0f}"
+            f"{float(row['ours']):.1f} / {float(row['jax_nn']):.0f}",
+            " / ".join(megabytes(row.get(f"{way}_peak")) for way in PEAKS)
+            if row.get("ours_peak")
+            else "",
         )
         for row in found
     }
+
+
+def megabytes(cell: str | None) -> str:
+    return f"{float(cell):.0f}" if cell else "-"
 
 
 def plot(rows: list[Row], path: pathlib.Path) -> None:

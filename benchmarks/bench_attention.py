@@ -2,9 +2,10 @@
 
 One sequence, 4 heads of 64 (the column n), 8 x 1 vectors; the schedule says forward, or forward and
 backward. A band of 128 x 128 blocks is FlexAttention's best case, forward only. The bound is the
-machine's rate of multiply-adds alone. Temporary memory, by XLA's analysis of the compiled program,
-goes to attention_memory.csv; it does not count what the kernel takes and returns within a call: a
-copy of K and V, and backward the sums for dK and dV.
+machine's rate of multiply-adds alone. Temporary memory goes to attention_memory.csv: by XLA's
+analysis of the compiled program, which does not count what the kernel takes and returns within a
+call (a copy of K and V, and backward the sums for dK and dV), and as columns *_peak by the growth
+of a process (attention_memory.py), which counts everything; not with --quick, it takes a minute.
 """
 
 import csv
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, machine, problems
+from benchmarks import attention_memory, harness, machine, problems
 from benchmarks.peers import attention as peers
 from sgap_jax import sparse_attention
 
@@ -87,8 +88,9 @@ def _ready(step, x, mask):
     return jax.block_until_ready(step(*x, mask))
 
 
-def temporaries(problem: problems.BenchmarkProblem) -> list[dict[str, object]]:
-    """MB that each compiled step in JAX allocates beyond its arguments and results."""
+def temporaries(problem: problems.BenchmarkProblem, peaks: bool) -> list[dict[str, object]]:
+    """MB that each compiled step in JAX allocates beyond its arguments and results; with `peaks`
+    also what a process grows by."""
     A = problem.build()
     x, rows = operands(A.shape[0]), []
     dense = jnp.asarray(A.toarray() != 0)[None, None]
@@ -104,6 +106,14 @@ def temporaries(problem: problems.BenchmarkProblem) -> list[dict[str, object]]:
             compiled = peers.step(attention, backward).lower(*x, mask).compile()
             row[name] = compiled.memory_analysis().temp_size_in_bytes / 1e6
         rows.append(row)
+    for way in attention_memory.WAYS if peaks else ():
+        try:
+            grown = attention_memory.measure(way, problem.name)
+        except problems.Unavailable as reason:
+            print(f"{problem.name}: {reason}", flush=True)
+            grown = {False: "", True: ""}
+        for row in rows:
+            row[f"{way}_peak"] = grown[bool(row["backward"])]
     return rows
 
 
@@ -114,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     args.tag = args.tag or ("attention_quick" if args.quick else "attention")
     rows = []
     for problem in problems.select(args.tag, args.problems):
-        for row in temporaries(problem):
+        for row in temporaries(problem, peaks=args.memory or not args.quick):
             rows.append(row)
             print(row, flush=True)
     if args.out or not args.quick:

@@ -24,7 +24,7 @@ template <typename Acc>
 struct BackwardRows {
   const Acc* q;     // [rows, padded_depth], times the scale
   const Acc* dout;  // [rows, padded_value_depth]
-  const Acc* lse;   // [rows], +inf for a row that has none
+  const Acc* lse;   // [rows], +inf for a row that has none; of delta and this a vector is read
   const Acc* delta;
   Acc* dq;     // [rows, padded_depth], without the scale
   Acc* dbias;  // of the first row at vector 0, or null
@@ -36,29 +36,29 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
                      const KeySums<Acc>& sums) {
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
-  constexpr int kSize = Tile::kSize;
+  constexpr int kSize = Tile::kSize, kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
   alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
-  alignas(64) Acc slopes[kBlockKeys * kRows];
-  Acc *k_targets[kBlockKeys], *v_targets[kBlockKeys];
+  alignas(64) Acc slopes[kMostKeys * kRows];
+  Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
   ScoreBlock<Acc, kRows> block;
   Tile::Interleave(rows.q, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
   for (int64_t p = begin; p < end; p += block.count) {
-    block.Compute(args, at, left_q, p, end);
-    for (int j = 0; j < block.count; ++j) {
-      const auto column = size_t(args.indices[p + j]);
-      k_targets[j] = sums.k + column * size_t(sums.k_row);
-      v_targets[j] = sums.v + column * size_t(sums.v_row);
-      if (sums.added && !sums.added[column]) {
-        sums.added[column] = 1;
-        Clear(k_targets[j], args.padded_depth);
-        Clear(v_targets[j], args.padded_value_depth);
-      }
+    const int32_t* columns = args.indices + p;
+    const int keys = end - p < kMostKeys ? int(end - p) : kMostKeys;
+    PointAt(sums.k, sums.k_row, columns, keys, k_targets);
+    PointAt(sums.v, sums.v_row, columns, keys, v_targets);
+    for (int j = 0; sums.added && j < keys; ++j) {  // first: it is stored during the products
+      if (sums.added[size_t(columns[j])]) continue;
+      sums.added[size_t(columns[j])] = 1;
+      Clear(k_targets[j], args.padded_depth);
+      Clear(v_targets[j], args.padded_value_depth);
     }
+    block.Compute(args, at, left_q, p, end);
     block.Products(left_dout, args.padded_value_depth, block.values, slopes, [&](int j) {
-      block.AskFor(v_targets, j, args.padded_value_depth);
-      block.AskFor(k_targets, j, args.padded_depth);
+      block.AskFor(v_targets, j, keys, args.padded_value_depth);
+      block.AskFor(k_targets, j, keys, args.padded_depth);
     });
     for (int i = 0; i < block.padded * kRows; i += kSize) {
       const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
@@ -136,18 +136,21 @@ void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
   const int64_t batch = task / args.pieces / args.key_heads, group = args.heads / args.key_heads;
   const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
   alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
-  Acc lse[kLanes<Acc>], delta[kLanes<Acc>];
+  Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
   for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+    const T* q_head = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
+    const int64_t own = head * args.value_depth;
+    const T* dout_head = static_cast<const T*>(args.dout) + batch * args.dout_stride + own;
+    const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
+    T* dq_head = static_cast<T*>(args.dq) + batch * args.rows * q_row + head * args.depth;
     for (int64_t block = args.piece_begin[piece]; block < args.piece_begin[piece + 1]; ++block) {
       ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
         constexpr int kRows = decltype(count)::value;
         const int64_t first = at.row * args.heads + head;
-        const T* from = static_cast<const T*>(args.q) + batch * args.q_stride;
-        LoadRows<T>(from + first * args.depth, q_row, at.height, args.depth, kRows,
-                    args.padded_depth, Acc(args.scale), q);
-        const T* cotangent = static_cast<const T*>(args.dout) + batch * args.dout_stride;
-        LoadRows<T>(cotangent + first * args.value_depth, out_row, at.height, args.value_depth,
-                    kRows, args.padded_value_depth, Acc(1), dout);
+        LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
+                    Acc(args.scale), q);
+        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
+                    args.padded_value_depth, Acc(1), dout);
         const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + first;
         for (int r = 0; r < kRows; ++r) {
           const bool inside = r < at.height;
@@ -158,18 +161,24 @@ void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
         __builtin_memset(dq, 0, size_t(kRows * args.padded_depth) * sizeof(Acc));
         Acc* dbias = static_cast<Acc*>(args.dbias);
         if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+        AskForPass(args, at, /*next=*/true, q_head, args.depth);
+        AskForPass(args, at, /*next=*/true, dout_head, args.value_depth);
+        AskForPass(args, at, /*next=*/true, out_head, args.value_depth);
+        AskForPass(args, at, /*next=*/false, dq_head, args.depth);
         const BackwardRows<Acc> rows{q, dout, lse, delta, dq, dbias};
         BackwardVectors<Acc, kRows>(args, at, rows, args.offsets[block], args.offsets[block + 1],
                                     sums);
-        T* target =
-            static_cast<T*>(args.dq) + (batch * args.rows * args.heads + first) * args.depth;
         for (int r = 0; r < at.height; ++r) {
-          StoreRow<T>(dq + r * args.padded_depth, args.depth, Acc(args.scale), target + r * q_row);
+          StoreRow<T>(dq + r * args.padded_depth, args.depth, Acc(args.scale),
+                      dq_head + (at.row + r) * q_row);
         }
       });
     }
   }
 }
+
+// Rows of dk and dv that are asked for before they are stored.
+constexpr int64_t kRowsAhead = 4;
 
 // dk and dv of some keys: the pieces' sums, in their order.
 template <typename T>
@@ -181,22 +190,28 @@ void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
   const int64_t end = begin + args.chunk_keys < args.keys ? begin + args.chunk_keys : args.keys;
   const int64_t row = args.padded_depth + args.padded_value_depth, size = args.keys * row;
   constexpr int kSize = kLanes<Acc>;
-  Acc* sums = static_cast<Acc*>(args.sums) + walk * args.pieces * size;
+  const Acc* sums = static_cast<const Acc*>(args.sums) + walk * args.pieces * size;
   const uint8_t* added = args.added + walk * args.pieces * args.keys;
+  const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
+  T* dk = static_cast<T*>(args.dk) + batch * args.keys * k_row + head * args.depth;
+  T* dv = static_cast<T*>(args.dv) + batch * args.keys * v_row + head * args.value_depth;
+  alignas(64) Acc total[2 * kMostDepth];  // not in place, which would dirty the sums once more
   for (int64_t j = begin; j < end; ++j) {
-    Acc* own = sums + j * row;
-    if (!added[j]) Clear(own, row);
-    for (int64_t i = 1; i < args.pieces; ++i) {
+    AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
+    AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
+    bool any = false;
+    for (int64_t i = 0; i < args.pieces; ++i) {
       if (!added[i * args.keys + j]) continue;
-      const Acc* other = own + i * size;
+      const Acc* own = sums + i * size + j * row;
       for (int64_t d = 0; d < row; d += kSize) {
-        Store<Acc, kSize>(own + d, Load<Acc, kSize>(own + d) + Load<Acc, kSize>(other + d));
+        const Vector<Acc, kSize> x = Load<Acc, kSize>(own + d);
+        Store<Acc, kSize>(total + d, any ? Load<Acc, kSize>(total + d) + x : x);
       }
+      any = true;
     }
-    const int64_t place = (batch * args.keys + j) * args.key_heads + head;
-    StoreRow<T>(own, args.depth, Acc(1), static_cast<T*>(args.dk) + place * args.depth);
-    StoreRow<T>(own + args.padded_depth, args.value_depth, Acc(1),
-                static_cast<T*>(args.dv) + place * args.value_depth);
+    if (!any) Clear(total, row);
+    StoreRow<T>(total, args.depth, Acc(1), dk + j * k_row);
+    StoreRow<T>(total + args.padded_depth, args.value_depth, Acc(1), dv + j * v_row);
   }
 }
 

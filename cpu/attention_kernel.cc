@@ -127,6 +127,8 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
   const RowTask& rows = args.tasks[task % args.row_tasks];
   const T* q = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
   const int64_t stride = args.heads * args.depth, depth = args.padded_value_depth;
+  const T* out =
+      static_cast<const T*>(args.out) + (batch * args.rows * args.heads + head) * args.value_depth;
   alignas(64) Acc loaded[kMostRowNumbers];
   alignas(64) Acc sums[kMostRowNumbers];
   Acc peaks[kLanes<Acc>], totals[kLanes<Acc>];
@@ -137,6 +139,8 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
       constexpr int kRows = decltype(count)::value;
       LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), loaded);
+      AskForPass(args, at, /*next=*/true, q, args.depth);
+      AskForPass(args, at, /*next=*/false, out, args.value_depth);
       RowState<Acc> state{sums, peaks, totals, depth};
       ForwardRows<Acc, kRows>(args, at, loaded, begin, end, state);
       if (rows.piece < 0) {

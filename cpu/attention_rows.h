@@ -7,7 +7,6 @@
 namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
-constexpr int kBlockKeys = 64;
 
 template <typename T>
 void PackHeads(const HeadPacking& packing, int64_t task) {
@@ -78,6 +77,21 @@ struct AttentionRows {
   int64_t lane, lanes;  // of a vector: the first, and how many
 };
 
+template <typename T>
+void AskForRow(const T* row, int64_t depth) {
+  for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
+}
+
+// Asks for the rows of this pass, or of the next one, in an array whose rows have `heads` heads of
+// `depth` numbers, from row 0 of the head on. They lie too far apart for the processor to guess.
+template <typename T>
+void AskForPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
+                int64_t depth) {
+  const int64_t begin = next ? at.row + at.lanes : at.row;
+  const int64_t end = begin + at.lanes < args.rows ? begin + at.lanes : args.rows;
+  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * args.heads * depth, depth);
+}
+
 // Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
 template <typename Acc, typename Body>
 void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t block,
@@ -108,16 +122,24 @@ void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t 
   }
 }
 
-// The scores of kRows rows with up to kBlockKeys keys, and where these and their values are.
+// Where the rows of some columns are. A loop of its own, which compilers turn into vectors.
+template <typename Row>
+void PointAt(Row* rows, int64_t stride, const int32_t* columns, int count, Row** out) {
+  for (int j = 0; j < count; ++j) out[j] = rows + size_t(columns[j]) * size_t(stride);
+}
+
+// The scores of kRows rows with up to kMostKeys keys, and where these and their values are.
 template <typename Acc, int kRows>
 struct ScoreBlock {
   using Tile = AttentionTile<Acc, kRows>;
   static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  static constexpr int kMostKeys = kRows > 8 ? 128 : 256;
 
-  alignas(64) Acc scores[kBlockKeys * kRows];
-  const Acc* keys[kBlockKeys];
-  const Acc* values[kBlockKeys];
+  alignas(64) Acc scores[kMostKeys * kRows];
+  const Acc* keys[kMostKeys + Tile::kTogether];
+  const Acc* values[kMostKeys];
   int count, padded;  // keys, and to a whole number of steps
+  int known;          // of `keys`
 
   // The vectors [begin, begin + count), count at least 1; left holds the rows times the scale.
   void Compute(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
@@ -127,17 +149,17 @@ struct ScoreBlock {
         static_cast<const Acc*>(args.k.data) + at.batch * args.k.batch + key_head * args.k.head;
     const Acc* v =
         static_cast<const Acc*>(args.v.data) + at.batch * args.v.batch + key_head * args.v.head;
-    count = end - begin < kBlockKeys ? int(end - begin) : kBlockKeys;
+    count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
     padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
-    for (int j = 0; j < count; ++j) {
-      const auto column = size_t(args.indices[begin + j]);
-      keys[j] = k + column * size_t(args.k.row);
-      values[j] = v + column * size_t(args.v.row);
-    }
-    for (int j = count; j < padded; ++j) keys[j] = keys[count - 1], values[j] = values[count - 1];
+    // The keys that the next block begins with are asked for as well.
+    known = end - begin < count + Tile::kTogether ? int(end - begin) : count + Tile::kTogether;
+    PointAt(k, args.k.row, args.indices + begin, known, keys);
+    PointAt(v, args.v.row, args.indices + begin, count, values);
+    for (int j = known; j < padded; ++j) keys[j] = keys[known - 1];
+    for (int j = count; j < padded; ++j) values[j] = values[count - 1];
     Products(left, args.padded_depth, keys, scores, [&](int j) {
-      AskFor(keys, j + Tile::kTogether, args.padded_depth);
-      AskFor(values, j, args.padded_value_depth);
+      AskFor(keys, j + Tile::kTogether, known, args.padded_depth);
+      AskFor(values, j, count, args.padded_value_depth);
     });
     if (args.bias) AddBias(args, at, begin);
     if (args.is_causal || args.lengths) Mask(args, at, begin);
@@ -161,13 +183,10 @@ struct ScoreBlock {
     }
   }
 
-  // kTogether rows from `first` on, of those that there are.
+  // kTogether rows from `first` on, of the `known` ones.
   template <typename Row>
-  void AskFor(Row* const* rows, int first, int64_t depth) const {
-    constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (int i = first; i < first + Tile::kTogether && i < count; ++i) {
-      for (int64_t d = 0; d < depth; d += kLine) Prefetch(rows[i] + d);
-    }
+  static void AskFor(Row* const* rows, int first, int known, int64_t depth) {
+    for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(rows[i], depth);
   }
 
   void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {

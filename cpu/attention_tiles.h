@@ -25,14 +25,40 @@ struct AttentionTile {
   // Where the score of a key in a row is.
   static int At(int key, int row) { return key / kPart * kSize + row * kPart + key % kPart; }
 
-  // rows [kRows, depth] -> left [depth / kPart, kSize].
+  // rows [kRows, depth] -> left [depth / kPart, kSize]: parts of kPart numbers, transposed.
   static void Interleave(const Acc* rows, int64_t depth, Acc* left) {
-    for (int r = 0; r < kRows; ++r) {
-      const Acc* row = rows + r * depth;
-      for (int64_t s = 0; s < depth / kPart; ++s) {
-        __builtin_memcpy(left + s * kSize + r * kPart, row + s * kPart, kPart * sizeof(Acc));
-      }
+    for (int64_t d = 0; d < depth; d += kSize) {
+      V x[kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) x[r] = Load<Acc, kSize>(rows + r * depth + d);
+      ExchangeParts<kRows / 2>(x);
+#pragma GCC unroll 16
+      for (int s = 0; s < kRows; ++s) Store<Acc, kSize>(left + d * kRows + s * kSize, x[s]);
     }
+  }
+
+  // Part p of x[r] and part r of x[p] change places.
+  template <int kDistance>
+  static void ExchangeParts(V* x) {
+    if constexpr (kDistance > 0) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        if (r & kDistance) continue;
+        const V a = x[r], b = x[r + kDistance];
+        x[r] = Parts<kDistance, 0>(a, b, std::make_integer_sequence<int, kSize>());
+        x[r + kDistance] =
+            Parts<kDistance, kDistance>(a, b, std::make_integer_sequence<int, kSize>());
+      }
+      ExchangeParts<kDistance / 2>(x);
+    }
+  }
+
+  // The parts of a and b whose number has the bit kDistance as kBit has it, those of b in the
+  // places with that bit.
+  template <int kDistance, int kBit, int... i>
+  static V Parts(V a, V b, std::integer_sequence<int, i...>) {
+    constexpr int kStep = kDistance * kPart;
+    return Shuffle<(((i & kStep) ? kSize : 0) + ((i & ~kStep) | (kBit ? kStep : 0)))...>(a, b);
   }
 
   // scores = rows . keys for kKeys keys.
@@ -163,11 +189,14 @@ struct AttentionTile {
     return Shuffle<(i ^ kDistance)...>(x, x);
   }
 
-  // A number of each row in that row's lanes.
+  // A number of each row in that row's lanes; `numbers` has kSize elements.
   static V OfRows(const Acc* numbers) {
-    V x;
-    for (int i = 0; i < kSize; ++i) x[i] = numbers[i / kPart];
-    return x;
+    return OfRows(Load<Acc, kSize>(numbers), std::make_integer_sequence<int, kSize>());
+  }
+
+  template <int... i>
+  static V OfRows(V numbers, std::integer_sequence<int, i...>) {
+    return Shuffle<(i / kPart)...>(numbers, numbers);
   }
 };
 

@@ -11,7 +11,10 @@ inline Vector<float, N> ExpOfNegative(Vector<float, N> x) {
   using Floats = Vector<float, N>;
   using Ints = Vector<int32_t, N>;
   constexpr float kRound = 0x1.8p23f;  // the integer nearest to x / ln 2 moves to the low bits
-  const Floats inside = x < -87.0f ? Floats{} : x;
+  // What scales by powers of 2 needs no care: NaN stays, and of -inf comes NaN that is dropped.
+  constexpr bool kScales = kScalesByPowers<float, N>;
+  Floats inside = x;
+  if constexpr (!kScales) inside = x < -87.0f ? Floats{} : x;
   const Floats rounded = inside * 0x1.715476p+0f + kRound;
   const Floats n = rounded - kRound;
   const Floats r = (inside - n * 0x1.62e400p-1f) - n * 0x1.7f7d1cp-20f;
@@ -21,8 +24,12 @@ inline Vector<float, N> ExpOfNegative(Vector<float, N> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const Floats scaled = BitCast<Floats>(BitCast<Ints>(p) + (BitCast<Ints>(rounded) << 23));
-  return x < -87.0f ? Floats{} : (x == x ? scaled : x);
+  if constexpr (kScales) {
+    return x < -87.0f ? Floats{} : ScaleByPowers<float, N>(p, n);
+  } else {
+    const Floats scaled = BitCast<Floats>(BitCast<Ints>(p) + (BitCast<Ints>(rounded) << 23));
+    return x < -87.0f ? Floats{} : (x == x ? scaled : x);
+  }
 }
 
 template <int N>

@@ -182,6 +182,23 @@ inline Vector<T, N> LoadRepeated(const T* source) {
   return result;
 }
 
+// Whether there is an instruction for x * 2^n, and it.
+#if defined(__AVX512F__)
+template <typename T, int N>
+constexpr bool kScalesByPowers = std::is_same_v<T, float> && N == 16;
+#else
+template <typename T, int N>
+constexpr bool kScalesByPowers = false;
+#endif
+
+template <typename T, int N>
+inline Vector<T, N> ScaleByPowers(Vector<T, N> x, Vector<T, N> n) {
+  static_assert(kScalesByPowers<T, N>);
+#if defined(__AVX512F__)
+  return BitCast<Vector<T, N>>(_mm512_scalef_ps(BitCast<__m512>(x), BitCast<__m512>(n)));
+#endif
+}
+
 // 0, 1, ... N - 1.
 template <typename T, int N>
 inline Vector<T, N> LaneNumbers() {

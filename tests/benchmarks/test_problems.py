@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    attention_memory,
+    attention_table,
     bench_attention,
     bench_dlmc,
     bench_formats,
@@ -100,6 +102,27 @@ def test_attention_and_its_gradients_are_checked():
             assert case.wrong(tuple(spoilt) if len(spoilt) > 1 else spoilt[0]) > 1
         for name in ("jax_nn", "unfused"):
             assert case.wrong(case.peers[name]()()) <= 1
+
+
+@pytest.mark.skipif(not attention_memory.resident_is_known(), reason="Linux only")
+def test_growth_counts_what_a_call_gives_back():
+    attention_memory.growth(lambda: None)
+    taken = attention_memory.growth(lambda: np.ones(8 << 20).sum())
+    assert abs(taken - (64 << 20)) < 4 << 20
+    assert attention_memory.growth(lambda: None) < 4 << 20
+
+
+def test_the_growth_of_processes_is_in_the_table_once_it_is_measured(tmp_path):
+    row = {"problem": "attention_64_90pct", "schedule": "forward, CVS(8)", "us": "1000"}
+    path = tmp_path / "attention_memory.csv"
+    known = "problem,backward,ours,unfused,jax_nn"
+    path.write_text(f"{known}\nattention_64_90pct,False,0.03,2,134\n")
+    head, body = attention_table.table([row], tmp_path)
+    assert len(head) == len(body[0]) and body[0][-1] == "0.0 / 134"
+    peaks = "ours_peak,jax_nn_peak,torch_sdpa_peak"
+    path.write_text(f"{known},{peaks}\nattention_64_90pct,False,0.03,2,134,4.2,140,\n")
+    head, body = attention_table.table([row], tmp_path)
+    assert len(head) == len(body[0]) and body[0][-2:] == ["0.0 / 134", "4 / 140 / -"]
 
 
 def test_vectors_are_recognized():

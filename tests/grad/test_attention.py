@@ -76,6 +76,26 @@ def test_gradients_in_every_dtype(length, dtype, schedule):
     np.testing.assert_array_equal(alone, found[1])
 
 
+@pytest.mark.parametrize("length", [None, 8, 16])
+def test_rows_of_several_blocks_of_keys(length):
+    rng = np.random.default_rng(3)
+    A = pattern(length, rng.random((32, 700)) < (0.8 if length is None else 0.1))
+    assert np.diff(A.row_offsets).min() > 256
+    q, k, v = (cast(rng.standard_normal((1, n, 1, 16)), "float32") for n in (32, 700, 700))
+    k = k * jnp.linspace(0.1, 3, 700, dtype="float32")[None, :, None, None]  # peaks move on
+    mask = dense_mask(A)[None, None]
+    both = (
+        jax.jit(jax.value_and_grad(loss(f), (0, 1, 2)))
+        for f in (
+            lambda *x: sparse_attention(*x, A, return_lse=True),
+            lambda *x: twin(*x, mask),
+        )
+    )
+    (value, found), (exact, expected) = (f(q, k, v) for f in both)
+    np.testing.assert_allclose(value, exact, rtol=1e-4)
+    close(found, expected, 1e-4)
+
+
 @pytest.mark.parametrize(("length", "schedule"), [(None, None), (8, None), (8, Unfused())])
 def test_masked_rows_have_zero_gradients(length, schedule):
     A = pattern(length)

@@ -1,0 +1,103 @@
+"""Memory that attention takes in a process: python -m benchmarks.attention_memory WAY PROBLEM
+
+By how much the resident set of a fresh process grows at most while one call runs, less what the
+call returns: what libraries allocate beside XLA or torch counts, such as our copies of K and V and
+sums for dK and dV. A small call before brings code into memory and starts threads; programs are
+compiled before; what compiling left in the heap is given back. Prints MB, forward and forward and
+backward, as JSON. Linux only: /proc tells, and forgets, the greatest resident set.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+from benchmarks import problems
+from benchmarks.problems import Unavailable
+
+WAYS = ("ours", "jax_nn", "torch_sdpa")
+SMALL = 256  # length of the call before
+PROCESS = pathlib.Path("/proc/self")
+
+
+def plan(way: str, A, backward: bool) -> Callable[[], object]:
+    """A call that has nothing left to compile, or to convert."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.bench_attention import operands
+    from benchmarks.peers import attention as peers
+    from sgap_jax import sparse_attention
+
+    x = operands(A.shape[0])
+    if way == "torch_sdpa":
+        return peers.with_torch_sdpa(A, x, backward)
+    if way == "ours":
+        mask, attention = peers.vectors(A), lambda *x: sparse_attention(*x)
+    else:
+        mask, attention = jnp.asarray(A.toarray() != 0)[None, None], peers.dot_product
+    compiled = peers.step(attention, backward).lower(*x, mask).compile()
+    return lambda: jax.block_until_ready(compiled(*x, mask))
+
+
+def resident(field: str) -> int:
+    """Bytes: VmRSS is what there is now, VmHWM the most since `growth` last began."""
+    lines = (PROCESS / "status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def resident_is_known() -> bool:
+    return (PROCESS / "clear_refs").exists()
+
+
+def growth(call: Callable[[], object]) -> int:
+    """Bytes by which the resident set grows at most during a call, its results included."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = resident("VmRSS")
+    (PROCESS / "clear_refs").write_text("5")
+    result = call()
+    most = resident("VmHWM")
+    del result
+    return most - before
+
+
+def peaks(way: str, problem: str) -> dict[str, float]:
+    """MB of both passes, forward first: a workspace that it leaves is too small for both."""
+    from benchmarks.bench_attention import HEADS, WIDTH
+
+    if not resident_is_known():
+        raise Unavailable("the greatest resident set is known on Linux only")
+    A, found = problems.select(names=[problem])[0].build(), {}
+    for backward in (False, True):
+        plan(way, problems.attention(SMALL, 0.9), backward)()
+        call, results = plan(way, A, backward), 4 if backward else 1
+        returned = 4 * A.shape[0] * HEADS * WIDTH * results
+        found[str(backward)] = (growth(call) - returned) / 1e6
+    return found
+
+
+def measure(way: str, problem: str) -> dict[bool, object]:
+    """`peaks` in a process of its own; Unavailable where that fails."""
+    command = [sys.executable, "-m", "benchmarks.attention_memory", way, problem]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Unavailable(f"{way}: {done.stderr.strip().splitlines()[-1:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {backward: found[str(backward)] for backward in (False, True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("problem")
+    args = parser.parse_args()
+    print(json.dumps(peaks(args.way, args.problem)))
+
+
+if __name__ == "__main__":
+    main()
