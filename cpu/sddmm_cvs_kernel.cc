@@ -81,6 +81,12 @@ struct VectorDots {
     }
   }
 
+  // `count` columns, the first of them again in the place of those that lack.
+  static const int32_t* Padded(const int32_t* columns, int count, int32_t* padded) {
+    for (int c = 0; c < kColumns; ++c) padded[c] = columns[c < count ? c : 0];
+    return padded;
+  }
+
   // Lane c * kRows + r: the dot product of x[r] and y[columns[c]], rows of kWidth vectors.
   // Addresses are computed first: among the multiply-adds they cost up to 1.4x.
   template <int kWidth>
@@ -88,8 +94,9 @@ struct VectorDots {
     const T* rows[kColumns];
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      rows[c] = y + size_t(columns[c]) * (kWidth * kSize);
-      asm volatile("" : "+r"(rows[c]));
+      const T* row = y + size_t(columns[c]) * (kWidth * kSize);
+      asm volatile("" : "+r"(row));
+      rows[c] = row;
     }
     Sum sums[kSize];
 #pragma GCC unroll 16
@@ -113,14 +120,22 @@ struct VectorDots {
     return SumTransposed<kSize / 2>(sums);
   }
 
-  // All of kColumns vectors in [columns, end) up to the first at a column from `limit` on: to
-  // `target`, kRows numbers each. Returns where it stopped.
+  // The vectors of [columns, end) up to the first at a column from `limit` on, to `target`, kRows
+  // numbers each. Returns where it stopped.
   template <int kWidth>
   __attribute__((noinline)) const int32_t* RunShort(const int32_t* columns, const int32_t* end,
                                                     int64_t limit, T* target) const {
     const VectorDots dots = *this;  // a copy: stores cannot change it
-    for (; end - columns >= kColumns && *columns < limit; columns += kColumns, target += kSize) {
-      Store<T, kSize>(target, dots.template ShortDots<kWidth>(columns));
+    for (; columns < end && *columns < limit; columns += kColumns, target += kSize) {
+      int32_t padded[kColumns];
+      const int32_t* from = columns;
+      if (end - columns < kColumns) from = Padded(columns, int(end - columns), padded);
+      const Sum sums = dots.template ShortDots<kWidth>(from);
+      if (from == padded) {
+        StorePartial<T, kSize>(target, sums, int(end - columns) * kRows);
+        return end;
+      }
+      Store<T, kSize>(target, sums);
     }
     return columns;
   }
@@ -161,24 +176,21 @@ int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row,
   dots.width = args.d;
   for (int r = 0; r < kRows; ++r) dots.x[r] = x + r * args.d;
   const bool whole = args.length == kRows;
-  int64_t p = range.begin;
-  if (whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
-    const int32_t *columns = args.indices + p, *end = args.indices + range.end;
-    T* target = out + p * kRows;
-    p = (args.d == 2 * kSize ? dots.template RunShort<2>(columns, end, range.limit, target)
-                             : dots.template RunShort<4>(columns, end, range.limit, target)) -
-        args.indices;
+  if (kRows > 1 && whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
+    const int32_t *first = args.indices + range.begin, *end = args.indices + range.end;
+    T* target = out + range.begin * kRows;
+    return (args.d == 2 * kSize ? dots.template RunShort<2>(first, end, range.limit, target)
+                                : dots.template RunShort<4>(first, end, range.limit, target)) -
+           args.indices;
   }
+  int64_t p = range.begin;
   T* target = out + p * args.length + row;
   for (; p < range.end && args.indices[p] < range.limit;
        p += kColumns, target += kColumns * args.length) {
     const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
     const int32_t* columns = args.indices + p;
     int32_t padded[kColumns];
-    if (count < kColumns) {
-      for (int c = 0; c < kColumns; ++c) padded[c] = columns[c < count ? c : 0];
-      columns = padded;
-    }
+    if (count < kColumns) columns = Dots::Padded(columns, count, padded);
     const auto sums = dots.Run(columns);
     if (whole && count == kColumns) {
       Store<T, kSize>(target, sums);
@@ -195,20 +207,25 @@ int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row,
   return p < range.end ? p : range.end;
 }
 
-// A range at all rows of its vectors, of which `rows` rows of x from `x` on exist.
+// A range of block row `block`, all rows of its vectors. Returns where it stopped.
 template <typename T>
-int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t rows, bool packed,
+int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block,
                   VectorRange range, T* out) {
+  const int64_t first = block * args.length, below = args.m - first;
+  const int64_t rows = below < args.length ? below : args.length;  // that x has
+  const bool packed =
+      PackingPays<T>(args.offsets[block + 1] - args.offsets[block], args.length, args.d);
   int64_t stop = range.begin;
   for (int64_t row = 0, taken = 0; row < rows; row += taken) {
     const int64_t left = rows - row;
+    const T* x_row = x + (first + row) * args.d;
     const auto run = [&](auto rows_of_run) {
       taken = decltype(rows_of_run)::value;
-      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x + row * args.d, y, row, range, out);
+      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, out);
     };
     const auto run_packed = [&](auto groups) {
       taken = PackedRows<T, decltype(groups)::value>::kRows;
-      stop = PackedDots<T, decltype(groups)::value>(args, x + row * args.d, y, row, range, out);
+      stop = PackedDots<T, decltype(groups)::value>(args, x_row, y, row, range, out);
     };
     if (packed && left >= PackedRows<T, 4>::kRows) {
       run_packed(std::integral_constant<int, 4>());
@@ -271,11 +288,7 @@ void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
       more = false;
       for (int64_t i = 0; i < count; ++i) {
         if (at[i] >= ends[i]) continue;
-        const int64_t row = (first + i) * args.length, below = args.m - row;
-        const bool packed = PackingPays<T>(args.offsets[first + i + 1] - args.offsets[first + i],
-                                           args.length, args.d);
-        at[i] = BlockDots(args, x + row * args.d, y, below < args.length ? below : args.length,
-                          packed, {at[i], ends[i], limit}, out);
+        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, out);
         more |= at[i] < ends[i];
       }
     }
