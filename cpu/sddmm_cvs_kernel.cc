@@ -1,7 +1,5 @@
 #include "row_search.h"
-#include "sddmm_cvs.h"
-#include "sddmm_dots.h"
-#include "simd.h"
+#include "sddmm_cvs_packed.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
@@ -83,8 +81,66 @@ struct VectorDots {
     }
   }
 
-  // Lane c * kRows + r: the dot product of x[r] and y[columns[c]]. Inlined, it was up to 1.3x
-  // slower: too few registers.
+  // `count` columns, the first of them again in the place of those that lack.
+  static const int32_t* Padded(const int32_t* columns, int count, int32_t* padded) {
+    for (int c = 0; c < kColumns; ++c) padded[c] = columns[c < count ? c : 0];
+    return padded;
+  }
+
+  // Lane c * kRows + r: the dot product of x[r] and y[columns[c]], rows of kWidth vectors.
+  // Addresses are computed first: among the multiply-adds they cost up to 1.4x.
+  template <int kWidth>
+  __attribute__((always_inline)) Sum ShortDots(const int32_t* columns) const {
+    const T* rows[kColumns];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+      const T* row = y + size_t(columns[c]) * (kWidth * kSize);
+      asm volatile("" : "+r"(row));
+      rows[c] = row;
+    }
+    Sum sums[kSize];
+#pragma GCC unroll 16
+    for (int s = 0; s < kWidth; ++s) {
+      const auto row = [&](bool of_x, int i) {
+        return Kept(Load<T, kSize>((of_x ? x[0] + i * kWidth * kSize : rows[i]) + s * kSize));
+      };
+      Sum held[kFew];
+#pragma GCC unroll 16
+      for (int i = 0; i < kFew; ++i) held[i] = row(kHoldX, i);
+#pragma GCC unroll 16
+      for (int j = 0; j < kMany; ++j) {
+        const Sum piece = row(!kHoldX, j);
+#pragma GCC unroll 16
+        for (int i = 0; i < kFew; ++i) {
+          Sum& sum = sums[kHoldX ? j * kRows + i : i * kRows + j];
+          sum = s == 0 ? held[i] * piece : sum + held[i] * piece;
+        }
+      }
+    }
+    return SumTransposed<kSize / 2>(sums);
+  }
+
+  // The vectors of [columns, end) up to the first at a column from `limit` on, to `target`, kRows
+  // numbers each. Returns where it stopped.
+  template <int kWidth>
+  __attribute__((noinline)) const int32_t* RunShort(const int32_t* columns, const int32_t* end,
+                                                    int64_t limit, T* target) const {
+    const VectorDots dots = *this;  // a copy: stores cannot change it
+    for (; columns < end && *columns < limit; columns += kColumns, target += kSize) {
+      int32_t padded[kColumns];
+      const int32_t* from = columns;
+      if (end - columns < kColumns) from = Padded(columns, int(end - columns), padded);
+      const Sum sums = dots.template ShortDots<kWidth>(from);
+      if (from == padded) {
+        StorePartial<T, kSize>(target, sums, int(end - columns) * kRows);
+        return end;
+      }
+      Store<T, kSize>(target, sums);
+    }
+    return columns;
+  }
+
+  // As ShortDots for any width. Inlined, it was up to 1.3x slower: too few registers.
   __attribute__((noinline)) Sum Run(const int32_t* columns) const {
     Sum sums[kSize];
 #pragma GCC unroll 16
@@ -99,76 +155,83 @@ struct VectorDots {
   }
 };
 
-// The first `count` columns of sums, kRows numbers each, to every `length` elements: those of rows
-// from `rows` on are zero.
+// The first `count` columns of sums, kRows numbers each, to every `length` elements.
 template <typename T, int kRows>
-void StoreParts(T* target, Vector<Accumulator<T>, kLanes<T>> sums, int count, int rows,
-                int64_t length) {
+void StoreParts(T* target, Vector<Accumulator<T>, kLanes<T>> sums, int count, int64_t length) {
   T results[kLanes<T>];
   Store<T, kLanes<T>>(results, sums);
   for (int c = 0; c < count; ++c, target += length) {
     __builtin_memcpy(target, results + c * kRows, sizeof(T) * kRows);
-    for (int r = rows; r < kRows; ++r) target[r] = T{};
   }
 }
 
-// kRows rows of the vectors [begin, end) of block row `block`, from row `row` of the vector on, up
-// to the first at a column from `limit` on. Returns where it stopped.
+// kRows rows of x from `x` on, and of each vector those from `row` on. Returns where it stopped.
 template <typename T, int kRows>
-int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block, int64_t row,
-                  int64_t begin, int64_t end, int64_t limit, T* out) {
+int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
+                  T* out) {
   using Dots = VectorDots<T, kRows>;
-  constexpr int kColumns = Dots::kColumns;
-  const int64_t first = block * args.length + row;
-  const int64_t below = args.m - first;  // rows of x from there on
-  const int rows = int(below < 0 ? 0 : below < kRows ? below : kRows);
-  const bool whole = args.length == kRows && rows == kRows;
+  constexpr int kColumns = Dots::kColumns, kSize = Dots::kSize;
   Dots dots;
   dots.y = y;
   dots.width = args.d;
-  for (int r = 0; r < kRows; ++r) {  // of rows past the end another one: read, and not stored
-    dots.x[r] = x + size_t(first + r < args.m ? first + r : args.m - 1) * size_t(args.d);
+  for (int r = 0; r < kRows; ++r) dots.x[r] = x + r * args.d;
+  const bool whole = args.length == kRows;
+  if (kRows > 1 && whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
+    const int32_t *first = args.indices + range.begin, *end = args.indices + range.end;
+    T* target = out + range.begin * kRows;
+    return (args.d == 2 * kSize ? dots.template RunShort<2>(first, end, range.limit, target)
+                                : dots.template RunShort<4>(first, end, range.limit, target)) -
+           args.indices;
   }
-  T* target = out + begin * args.length + row;
-  int64_t p = begin;
-  for (; p < end && args.indices[p] < limit; p += kColumns, target += kColumns * args.length) {
-    const int count = int(end - p < kColumns ? end - p : kColumns);
+  int64_t p = range.begin;
+  T* target = out + p * args.length + row;
+  for (; p < range.end && args.indices[p] < range.limit;
+       p += kColumns, target += kColumns * args.length) {
+    const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
     const int32_t* columns = args.indices + p;
     int32_t padded[kColumns];
-    if (count < kColumns) {
-      for (int c = 0; c < kColumns; ++c) padded[c] = columns[c < count ? c : 0];
-      columns = padded;
-    }
+    if (count < kColumns) columns = Dots::Padded(columns, count, padded);
     const auto sums = dots.Run(columns);
     if (whole && count == kColumns) {
-      Store<T, Dots::kSize>(target, sums);
-    } else if (kColumns == 2 && kRows > 1 && rows == kRows && count == 2) {
+      Store<T, kSize>(target, sums);
+    } else if (kColumns == 2 && kRows > 1 && count == 2) {
       for (int c = 0; c < 2; ++c) {
-        Store<T, Dots::kSize / 2>(target + c * args.length,
-                                  Half<Accumulator<T>, Dots::kSize>(sums, c));
+        Store<T, kSize / 2>(target + c * args.length, Half<Accumulator<T>, kSize>(sums, c));
       }
     } else if (whole) {
-      StorePartial<T, Dots::kSize>(target, sums, count * kRows);
+      StorePartial<T, kSize>(target, sums, count * kRows);
     } else {
-      StoreParts<T, kRows>(target, sums, count, rows, args.length);
+      StoreParts<T, kRows>(target, sums, count, args.length);
     }
   }
-  return p;
+  return p < range.end ? p : range.end;
 }
 
-// As BlockDots, all rows.
+// A range of block row `block`, all rows of its vectors. Returns where it stopped.
 template <typename T>
-int64_t VectorRange(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block, int64_t begin,
-                    int64_t end, int64_t limit, T* out) {
-  int64_t stop = begin;
-  for (int64_t row = 0, taken = 0; row < args.length; row += taken) {
-    const int64_t left = args.length - row;
-    const auto run = [&](auto rows) {
-      constexpr int kRows = decltype(rows)::value;
-      taken = kRows;
-      stop = BlockDots<T, kRows>(args, x, y, block, row, begin, end, limit, out);
+int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block,
+                  VectorRange range, T* out) {
+  const int64_t first = block * args.length, below = args.m - first;
+  const int64_t rows = below < args.length ? below : args.length;  // that x has
+  const bool packed =
+      PackingPays<T>(args.offsets[block + 1] - args.offsets[block], args.length, args.d);
+  int64_t stop = range.begin;
+  for (int64_t row = 0, taken = 0; row < rows; row += taken) {
+    const int64_t left = rows - row;
+    const T* x_row = x + (first + row) * args.d;
+    const auto run = [&](auto rows_of_run) {
+      taken = decltype(rows_of_run)::value;
+      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, out);
     };
-    if (kMaxRows<T> >= 8 && left >= 8) {
+    const auto run_packed = [&](auto groups) {
+      taken = PackedRows<T, decltype(groups)::value>::kRows;
+      stop = PackedDots<T, decltype(groups)::value>(args, x_row, y, row, range, out);
+    };
+    if (packed && left >= PackedRows<T, 4>::kRows) {
+      run_packed(std::integral_constant<int, 4>());
+    } else if (packed && left >= PackedRows<T, 2>::kRows) {
+      run_packed(std::integral_constant<int, 2>());
+    } else if (kMaxRows<T> >= 8 && left >= 8) {
       run(std::integral_constant<int, kMaxRows<T> >= 8 ? 8 : 1>());
     } else if (kMaxRows<T> >= 4 && left >= 4) {
       run(std::integral_constant<int, kMaxRows<T> >= 4 ? 4 : 1>());
@@ -177,6 +240,9 @@ int64_t VectorRange(const SddmmCvsArgs& args, const T* x, const T* y, int64_t bl
     } else {
       run(std::integral_constant<int, 1>());
     }
+  }
+  for (int64_t p = range.begin; rows < args.length && p < stop; ++p) {
+    for (int64_t r = rows; r < args.length; ++r) out[p * args.length + r] = T{};
   }
   return stop;
 }
@@ -222,7 +288,7 @@ void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
       more = false;
       for (int64_t i = 0; i < count; ++i) {
         if (at[i] >= ends[i]) continue;
-        at[i] = VectorRange(args, x, y, first + i, at[i], ends[i], limit, out);
+        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, out);
         more |= at[i] < ends[i];
       }
     }

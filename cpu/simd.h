@@ -344,18 +344,46 @@ inline V AddPartners(V a, V b) {
   return AddPartners<kDistance>(a, b, std::make_integer_sequence<int, n>());
 }
 
-// Lane i of the result is the sum of the lanes of sums[i].
+// kCount vectors, seen as groups of kSpan units of kUnit lanes, to kCount / kSpan: unit u of a
+// group of result j is the sum of that group's units of sums[kSpan * j + u], halves first. kLeft:
+// units that are left of each sum.
+template <int kCount, int kUnit, int kSpan, int kLeft = kSpan, typename V>
+inline void SumUnits(V* sums);
+
+template <int kUnit, int kSpan, int kLeft, typename V, int... i>
+inline V AddHalves(V a, V b, std::integer_sequence<int, i...>) {
+  constexpr auto first = [](int lane) {
+    constexpr int n = sizeof...(i), kHalf = kLeft / 2, kOfA = kSpan / kLeft;
+    const int group = lane / (kUnit * kSpan), unit = lane / kUnit % kSpan;
+    const int sum = unit / kHalf, from = sum % kOfA * kLeft + unit % kHalf;
+    return (sum < kOfA ? 0 : n) + (group * kSpan + from) * kUnit + lane % kUnit;
+  };
+  return Shuffle<first(i)...>(a, b) + Shuffle<(first(i) + kLeft / 2 * kUnit)...>(a, b);
+}
+
+template <int kCount, int kUnit, int kSpan, int kLeft, typename V>
+inline void SumUnits(V* sums) {
+  constexpr int n = sizeof(V) / sizeof(sums[0][0]);
+  if constexpr (kLeft > 1) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount / 2; ++i) {
+      sums[i] = AddHalves<kUnit, kSpan, kLeft>(sums[2 * i], sums[2 * i + 1],
+                                               std::make_integer_sequence<int, n>());
+    }
+    SumUnits<kCount / 2, kUnit, kSpan, kLeft / 2>(sums);
+  }
+}
+
+// Lane i of the result is the sum of the lanes of sums[i], 2 * kDistance of them; where there are
+// fewer than lanes, the sums are those of as many neighbours and come again for the next ones.
+// Within 16 bytes first: shuffles across them are slower.
 template <int kDistance, typename V>
 inline V SumTransposed(V* sums) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kDistance; ++i) {
-    sums[i] = AddPartners<kDistance>(sums[i], sums[i + kDistance]);
-  }
-  if constexpr (kDistance > 1) {
-    return SumTransposed<kDistance / 2>(sums);
-  } else {
-    return sums[0];
-  }
+  constexpr int kCount = 2 * kDistance, kPart = 16 / sizeof(sums[0][0]);
+  constexpr int kNear = kCount < kPart ? kCount : kPart;
+  SumUnits<kCount, 1, kNear>(sums);
+  SumUnits<kCount / kNear, kNear, kCount / kNear>(sums);
+  return sums[0];
 }
 
 template <typename T>

@@ -56,6 +56,20 @@ def test_sampled_products_by_windows_of_columns(length, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [2, 4, 8, 21, 32])
+def test_sampled_products_of_block_rows_of_few_and_many_vectors(length, dtype):
+    """Of many, X is transposed, but not beyond 512 columns; short rows are unrolled."""
+    lengths = [50] * 40 + [1] * 16 + [0] * 8 + [30] * 13
+    arrays, case, place = encoded(from_row_lengths("uneven", 90, lengths), length)
+    for d in (32, 64, 101) if length < 32 else (37, 515):
+        sddmm_is_right(arrays, case, place, dtype, d)
+    A, rng = vectors(arrays, case, dtype), np.random.default_rng(0)
+    X, Y = (cast(rng.standard_normal((n, 64)), dtype) for n in case.shape)
+    chunks = (CpuTile(), CpuTile(nonzeros=7 * length))
+    np.testing.assert_array_equal(*(sddmm(A, X, Y, schedule=chunk).values for chunk in chunks))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 5, 8, 16])
 def test_the_transpose_by_rows_in_pieces(length, dtype):
     arrays, case, _ = encoded(from_row_lengths("tall", 24, [12] * 601), length)
@@ -157,6 +171,10 @@ def test_schedules():
     assert "permutation[q]" in CpuTile().explain(few)
     assert "piece of 1, for j0 in range(0, 64, 32)" in CpuTile().explain(many)
     assert "values[p, v]" in CpuTile().explain(Problem("sddmm", (9, 9), 16, n=4, format="CVS(8)"))
+    small = Problem("sddmm", (512, 512), nnz=1 << 14, n=64, format="CVS(4)")
+    chunks = [dataclasses.replace(small, nnz=small.nnz << i) for i in range(4)]
+    assert [choose_schedule(p).nonzeros for p in chunks] == [2048, 4096, 4096, 8192]
+    assert choose_schedule(dataclasses.replace(chunks[1], format="CSR")) == CpuTile(nonzeros=2048)
     arrays, case, _ = encoded(BATTERY["skewed"], 8)
     B = np.ones((case.shape[1], 8), np.float32)
     with pytest.raises(NotImplementedError, match=r"Reference\(\)"):
