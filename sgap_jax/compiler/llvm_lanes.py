@@ -87,17 +87,25 @@ class Lanes(Lists):
     def _any_extent(self, loop: For, sums: dict[str, str]) -> None:
         begin, end = self.value(loop.begin), self.value(loop.end)
         simple = bool(sums) and only_sums(loop)
-        gathered = simple and bool(gathers(loop))
+        if simple and gathers(loop):
+            return self._gathered_sums(loop, sums, begin, end)
         with self._wide_as(self.native_lanes, sums, looped=True):
-            if simple and not gathered:
-                begin = self._sums(loop, begin, end)
-            else:
-                begin = self._whole(loop, begin, end, ROLLED if gathered else "")
-            if not gathered:
-                self._last(loop, begin, end, always=simple)
-        if gathered:  # one by one: quicker than a gather under a mask
-            body = functools.partial(self.statements, loop.body)
-            self.count(loop.var, begin, end, 1, body, ROLLED)
+            whole = self._sums if simple else self._whole
+            self._last(loop, whole(loop, begin, end), end, always=simple)
+
+    def _gathered_sums(self, loop: For, sums: dict[str, str], begin: Value, end: Value) -> None:
+        """What does not fill a vector goes one by one: quicker than a gather under a mask."""
+        position = self.cell(INT, begin)
+        many, rest = self.fresh("many"), self.fresh("rest")
+        enough = self.binary("<=", _int(self.native_lanes), self.binary("-", end, begin))
+        self.branch_if(enough.text, many, rest)
+        self.place(many)
+        with self._wide_as(self.native_lanes, sums, looped=True):
+            self.write(position, self._whole(loop, begin, end, ROLLED))
+        self.branch(rest)
+        self.place(rest)
+        body = functools.partial(self.statements, loop.body)
+        self.count(loop.var, self.read(position), end, 1, body, ROLLED)
 
     def _sums_apart(self, loop: For) -> bool:
         """Lanes with sums over lanes of their own: one lane after the other, and what their vectors
