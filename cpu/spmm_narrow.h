@@ -26,8 +26,11 @@ struct NarrowTile {
   }
 
   // value[i] * x[indices[p + i], c] in lane i * kSlots + c.
+  template <bool kAdded>
   static Products Multiply(const RowBlock<T>& block, Group value, int64_t p) {
-    if constexpr (kSlots == 1) {
+    if constexpr (kSlots == 1 && kAdded) {
+      return value * GatherByPairs<T, 4>(block.x, block.indices + p);
+    } else if constexpr (kSlots == 1) {
       return value * Gather<T, 4>(block.x, block.indices + p);
     } else if constexpr (kGroup == 1) {
       return value[0] * Row(block, p);
@@ -81,11 +84,11 @@ struct NarrowTile {
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
           const auto value = Load<Acc, kGroup>(values + p + c * kGroup);
-          sums[c] += Multiply(block, value, p + c * kGroup);
+          sums[c] += Multiply<true>(block, value, p + c * kGroup);
         }
       }
       for (; p + kGroup <= end; p += kGroup) {
-        sums[0] += Multiply(block, Load<Acc, kGroup>(values + p), p);
+        sums[0] += Multiply<true>(block, Load<Acc, kGroup>(values + p), p);
       }
       auto four = FoldLanes<4, Acc, kGroup * kSlots>((sums[0] + sums[1]) + (sums[2] + sums[3]));
       for (; p < end; ++p) four += MultiplyOne(block, values[p], p);
@@ -133,7 +136,7 @@ struct NarrowTile {
     int64_t p = begin;
     for (; p + kGroup <= end; p += kGroup, products += kGroup * kSlots) {
       Store<Acc, kGroup * kSlots>(
-          products, Multiply(block, LoadValues<kPermuted>(values, permutation, p), p));
+          products, Multiply<false>(block, LoadValues<kPermuted>(values, permutation, p), p));
     }
     for (; p < end; ++p, products += kSlots) {
       const auto product =
