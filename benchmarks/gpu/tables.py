@@ -141,7 +141,9 @@ def summary(rows: list[Row], about: dict) -> str:
     compiled = times(rows, COMPILED)
     body = []
     for name, point in CHAINS.items():
-        pairs = [(found[p].get(str(point)), of.get(str(point))) for p, of in compiled.items()]
+        pairs = [
+            (found.get(p, {}).get(str(point)), of.get(str(point))) for p, of in compiled.items()
+        ]
         body.append([name, str(point), mean([a / b for a, b in pairs if a and b])])
     return "\n".join([*lines, *table(["", "point", "speedup"], body)])
 

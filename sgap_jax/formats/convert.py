@@ -117,10 +117,9 @@ def row_lengths(A: SparseArray) -> jax.Array:
 def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
     """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
     what = "SparseArray.asformat"
-    if format == A.format:
-        return A
-    format = require_stored(format, A.ndim, what)
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
+    if format != A.format:
+        format = require_stored(format, A.ndim, what)
     if format == A.format:
         return A
     if A.format.block_shape:

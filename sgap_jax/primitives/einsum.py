@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.fibers import used_nodes
+from sgap_jax.formats.structure import positions
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives._define import (
     batch_rule,
@@ -89,7 +91,7 @@ def einsum(
       ScheduleError: a schedule of another expression or format, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, not exactly one SparseArray, another
-        reduction, or a maximum or minimum of complex numbers.
+        reduction, a maximum or minimum of complex numbers, or operands of which all are bool.
       NotImplementedError: an ellipsis, an index twice in one operand, a schedule without a
         kernel for the expression or the dtype, or fibers of a format or of an output that has none.
 
@@ -97,7 +99,7 @@ def einsum(
     OOPSLA 2020, section 2.
     """
     check_schedule("einsum", schedule)
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(
             f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
         )
@@ -112,6 +114,8 @@ def einsum(
                     f"einsum: index {index!r} of {subscripts!r} has sizes {sizes[index]} and {size}"
                 )
     dtype = jnp.result_type(*arrays)
+    if dtype == jnp.bool_:
+        raise ValueError("einsum: expected numbers, got bool")
     if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
         raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
@@ -146,11 +150,23 @@ def einsum(
         expression=expression,
         schedule=schedule,
     )
+    if reduction != "sum" and (fibers or output == sparse):
+        out = _without_padding(out, A, expression)
     if fibers:
         format = expression.output_format
         arrays = A.index_arrays[: expression.fiber[1]]
         return SparseArray(out, arrays, None, tuple(sizes[index] for index in output), format)
     return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
+
+
+def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> jax.Array:
+    """A sparse result with zeros for what is not stored, as sums have it of themselves."""
+    depth = expression.fiber[1]
+    if depth:
+        stored = positions(out.shape[0]) < used_nodes(A)[depth - 1]
+    else:
+        stored = A.coordinates()[0].reshape(-1) < A.shape[0]
+    return jnp.where(stored.reshape(-1, *[1] * (out.ndim - 1)), out, 0)
 
 
 def _parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], str]:

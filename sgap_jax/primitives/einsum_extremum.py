@@ -28,7 +28,8 @@ def tangents_of_extremum(
     dtype = primals[0].dtype
     wide = accumulator(dtype)
     factors = [x.astype(wide) for x in primals[:count]]
-    dense = (index for index, _ in expression.sizes if index not in (ENTRY, *expression.sparse))
+    stored = (ENTRY, expression.fiber[0], *expression.sparse)
+    dense = (index for index, _ in expression.sizes if index not in stored)
     points = "".join([ENTRY, *dense])  # each product
     output, reduction = expression.output, expression.reduction
 

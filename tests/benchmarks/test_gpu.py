@@ -209,6 +209,8 @@ def test_sgaps_tables_take_the_best_of_a_family_and_normalize():
     assert "| 1 | 1.000 (2) | 2.000 (2) | 1.000 (2) | 1.000 (2) |" in text  # 2 over 1, r = 8
     assert "| 8.000 (2) | 8.000 (2) |" in text
     assert "| S2 | {<4 row, 2 col>, 1} | 2.000 (1) |" in text
+    only_compiled = [row for row in rows if row["contender"] == "compiled"]
+    assert "| S2 | {<4 row, 2 col>, 1} | not measured |" in tables.summary(only_compiled, about)
     slow = tables.ratio(tables.times(rows, "point"), [tables.segments(1, 8)], [tables.BEFORE[0]])
     assert slow == [0.125, 0.125] and tables.normalized(slow) == [1.0, 1.0]
 

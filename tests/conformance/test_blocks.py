@@ -228,6 +228,8 @@ def test_a_limit_on_fill_in_is_on_what_fill_in_says(format):
     # Vectors and blocks become entries, and those other blocks: what is stored then counts.
     assert B.asformat(CSR, max_fill_in=1).format == CSR
     assert B.asformat(format, max_fill_in=1) is B
+    with pytest.raises(ValueError, match="max_fill_in"):
+        B.asformat(format, max_fill_in=0.5)
     entries = int(B.row_lengths.sum())
     assert B.asformat(BCSR(5, 2)).nnz == round(fill_in(B, BCSR(5, 2)) * entries)
 

@@ -236,5 +236,19 @@ def test_errors():
             einsum("ij,jk->ik", A, B, reduction=wrong)
     with pytest.raises(ValueError, match="max of complex128: complex numbers have no order"):
         einsum("ij,jk->ik", A.astype(jnp.complex128), B.astype(jnp.complex128), reduction="max")
+    with pytest.raises(ValueError, match=r"einsum: reduction must be one of .* got \['max'\]"):
+        einsum("ij,jk->ik", A, B, reduction=["max"])
+    for reduction in ("sum", "max"):
+        with pytest.raises(ValueError, match="einsum: expected numbers, got bool"):
+            einsum("ij,jk->ik", A.astype(bool), B.astype(bool), reduction=reduction)
     with pytest.raises(NotImplementedError, match="no kernel that obeys CpuTile"):
         einsum("ij,jk->ik", A, B, reduction="max", schedule=CpuTile())
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_the_padding_of_sparse_results_is_zero(schedule):
+    indices = ((), (jnp.int32([0, 1, 2]), jnp.int32([0, 1, 9, 9])))
+    P = SparseArray(jnp.array([2.0, 3, jnp.nan, jnp.nan]), indices, None, (2, 2), CSR)
+    X = jnp.ones((2, 2))
+    C = einsum("ij,jk->ij", P, X, reduction="min", schedule=schedule)
+    np.testing.assert_array_equal(C.values, [2, 3, 0, 0])

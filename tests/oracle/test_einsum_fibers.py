@@ -204,3 +204,28 @@ def test_errors(subscripts, format, error, message):
 def test_outputs_of_another_structure(subscripts, levels):
     with pytest.raises(NotImplementedError, match="would need a structure of its own"):
         assign(subscripts, {"A": CSF(3), "C": Format(levels)})
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_extrema_of_fibers_and_their_gradients_are_those_of_the_dense_result(reduction, schedule):
+    A, (X,), _ = operands(TTM, CSF(3))
+    i, j = stored(A, 2)
+
+    def by_fibers(values, X):
+        kept = dataclasses.replace(A, values=values)
+        return einsum(TTM, kept, X, reduction=reduction, fibers=True, schedule=schedule).values
+
+    def dense(values, X):
+        kept = dataclasses.replace(A, values=values)
+        return einsum(TTM, kept, X, reduction=reduction, schedule=schedule)[i, j]
+
+    found, want = by_fibers(A.values, X), dense(A.values, X)
+    np.testing.assert_array_equal(found[: i.size], want)
+    np.testing.assert_array_equal(found[i.size :], 0)  # the padding
+    cotangent = np.random.default_rng(1).standard_normal(want.shape).astype(np.float32)
+    gradients = jax.grad(lambda v, x: jnp.vdot(by_fibers(v, x)[: i.size], cotangent), (0, 1))
+    expected = jax.grad(lambda v, x: jnp.vdot(dense(v, x), cotangent), (0, 1))
+    for got, right in zip(gradients(A.values, X), expected(A.values, X), strict=True):
+        assert np.any(right)
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
