@@ -2,7 +2,7 @@
 #pragma once
 
 #include "exp.h"
-#include "simd.h"
+#include "lane_sums.h"
 
 namespace sgap::SGAP_ISA {
 

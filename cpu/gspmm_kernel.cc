@@ -1,6 +1,6 @@
 #include "gspmm.h"
 #include "gspmm_folds.h"
-#include "simd.h"
+#include "lane_sums.h"
 
 namespace sgap::SGAP_ISA {
 namespace {

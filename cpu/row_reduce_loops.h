@@ -1,8 +1,8 @@
 // Loops over the vectors of one block row (or a piece of it), for row_reduce and sparse_softmax.
 #pragma once
 
+#include "lane_sums.h"
 #include "row_reduce.h"
-#include "simd.h"
 
 namespace sgap::SGAP_ISA {
 

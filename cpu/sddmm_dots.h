@@ -1,7 +1,7 @@
 // Dot products of one row of x with rows of y, the inner loops of sddmm_kernel.cc.
 #pragma once
 
-#include "simd.h"
+#include "lane_sums.h"
 
 namespace sgap::SGAP_ISA {
 

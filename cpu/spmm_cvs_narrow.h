@@ -2,6 +2,7 @@
 // rows of a vector are the lanes instead.
 #pragma once
 
+#include "lane_sums.h"
 #include "spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {

@@ -2,6 +2,7 @@
 // kSlots lanes each.
 #pragma once
 
+#include "lane_sums.h"
 #include "spmm_rows.h"
 
 namespace sgap::SGAP_ISA {

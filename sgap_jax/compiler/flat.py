@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, least
-from sgap_jax.compiler.llvm_patterns import parts, replaced
 from sgap_jax.compiler.loopir import (
     Binary,
     Comment,
@@ -26,6 +25,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
     Var,
 )
+from sgap_jax.compiler.patterns import parts, replaced
 
 Lets = dict[str, Expr]
 

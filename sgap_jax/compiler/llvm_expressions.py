@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from sgap_jax.compiler.llvm_code import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_memory import Elements, Memory
-from sgap_jax.compiler.llvm_patterns import pure
 from sgap_jax.compiler.loopir import Binary, Expr, Float, Int, Load, Search, Select, Var
+from sgap_jax.compiler.patterns import pure
 
 
 class Expressions(Memory):

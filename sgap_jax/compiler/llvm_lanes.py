@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_lists import Lists
-from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums, sums_apart
+from sgap_jax.compiler.llvm_patterns import lane_sums, sums_apart
 from sgap_jax.compiler.llvm_statements import ROLLED, Widen
 from sgap_jax.compiler.loopir import For, Int, Let, Var
+from sgap_jax.compiler.patterns import gathers, only_sums
 
 # Of the vectors that a loop over lanes holds at a time: enough to hide the latency of a
 # multiply-add, and they leave registers for the operands.

@@ -8,10 +8,10 @@ from sgap_jax.compiler.arithmetic import ONE, add, multiply
 from sgap_jax.compiler.flat import ORIGIN, Listed, Parent, list_name, listed
 from sgap_jax.compiler.llvm_code import Value
 from sgap_jax.compiler.llvm_memory import Elements
-from sgap_jax.compiler.llvm_patterns import replaced
 from sgap_jax.compiler.llvm_statements import ROLLED
 from sgap_jax.compiler.llvm_sums import Sums
 from sgap_jax.compiler.loopir import Binary, Expr, For, Int, Let, Load, Var
+from sgap_jax.compiler.patterns import replaced
 
 # Positions of a list: it stays in the L1 cache.
 _LISTED = 2048

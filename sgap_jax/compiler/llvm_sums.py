@@ -6,9 +6,10 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
-from sgap_jax.compiler.llvm_patterns import gathers, lane_sums, only_sums, replaced
+from sgap_jax.compiler.llvm_patterns import lane_sums
 from sgap_jax.compiler.llvm_statements import ROLLED, Statements
 from sgap_jax.compiler.loopir import Binary, For, Int, Load
+from sgap_jax.compiler.patterns import gathers, only_sums, replaced
 
 # Vectors that are added to in turn: those of a multiply-add (4 cycles, two a cycle) and no more,
 # lest the few entries of a row be spread over sums that are to be added in the end.

@@ -17,7 +17,6 @@ from sgap_jax.compiler import loopir
 from sgap_jax.compiler.llvm_code import INT, Value
 from sgap_jax.compiler.llvm_lanes import Lanes
 from sgap_jax.compiler.llvm_memory import Elements
-from sgap_jax.compiler.llvm_patterns import parts
 from sgap_jax.compiler.loopir import (
     Binary,
     Comment,
@@ -33,6 +32,7 @@ from sgap_jax.compiler.loopir import (
     Var,
     Workspace,
 )
+from sgap_jax.compiler.patterns import parts
 
 _FILL = 1 << 14  # elements of an iteration
 

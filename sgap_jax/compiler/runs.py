@@ -13,7 +13,6 @@ from collections.abc import Callable
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, least, subtract
 from sgap_jax.compiler.cin import Forall
 from sgap_jax.compiler.expr import IndexVar
-from sgap_jax.compiler.llvm_patterns import gathers
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     Binary,
@@ -28,6 +27,7 @@ from sgap_jax.compiler.loopir import (
     Var,
     While,
 )
+from sgap_jax.compiler.patterns import gathers
 from sgap_jax.compiler.ranges import Scope
 from sgap_jax.compiler.recovery import fits
 from sgap_jax.compiler.reductions import IDENTITY

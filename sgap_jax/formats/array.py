@@ -213,11 +213,7 @@ class SparseArray:
 
     @property
     def _tail(self) -> tuple[int, ...]:
-        """What is stored at each position: the block, or the extents of the dense modes."""
-        dense = self.format.dense_modes
-        return self.format.block_shape or tuple(
-            self.shape[mode] for mode in self.format.modes[self.ndim - dense :]
-        )
+        return self.format.stored_shape(self.shape)
 
     def coordinates(self) -> tuple[jax.Array, ...]:
         """One [nnz] index array per dimension, in the order of the flat values; padding, and what

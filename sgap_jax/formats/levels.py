@@ -117,6 +117,13 @@ class Format:
         count = next((n for n, x in enumerate(reversed(levels)) if x != Dense()), len(levels))
         return count if count < len(levels) else 0
 
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What a tensor of this shape has at each position: the block, or the extents of the dense
+        modes under the stored ones."""
+        return self.block_shape or tuple(
+            shape[mode] for mode in self.modes[self.ndim - self.dense_modes :]
+        )
+
     @property
     def vector_length(self) -> int | None:
         """V of CVS(V) and of its transpose, in which a row vector of V is stored; else None."""

@@ -27,8 +27,7 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
     taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
     count = expression.shape(ENTRY)[0]
     shape = expression.shape(expression.sparse)
-    dense = format.modes[format.ndim - format.dense_modes :]
-    tail = (*format.block_shape, *(shape[mode] for mode in dense))
+    tail = format.stored_shape(shape)
     values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
     A = SparseArray(values, taken, None, shape, format)
     found = dict(zip(expression.sparse, A.coordinates(), strict=True))

@@ -2,51 +2,25 @@
 
 import contextlib
 import csv
-import importlib.util
 import json
 
 import jax
 import numpy as np
 import pytest
 from cuda_sources import require_nvrtc
+from gpu_results import read
 
 from benchmarks import problems
 from benchmarks.gpu import (
     bench,
-    figures,
-    octets,
-    octets_sddmm,
     ours,
     peers,
     run,
     summary,
-    tables,
     timing,
 )
 from benchmarks.problems import Unavailable
-from sgap_jax import CVS, SparseArray, sddmm
 from sgap_jax.runtime.default_calls import OF_VECTORS
-
-
-@pytest.fixture(autouse=True)
-def users_settings():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def timed(rows):
-    """The contenders with a time, and those that say that torch is missing where it is."""
-    installed = importlib.util.find_spec("torch") is not None
-
-    def missing(row):
-        return not installed and row.get("notes") == "No module named 'torch'"
-
-    return {row["contender"] for row in rows if row["us"] or missing(row)}
 
 
 @pytest.fixture(scope="module")
@@ -124,122 +98,6 @@ def test_a_wrong_result_of_ours_ends_the_run_with_an_error(tmp_path, monkeypatch
     monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + 1)
     with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_weights"):
         run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
-
-
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_octet_tiles_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
-    require_nvrtc()
-    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
-    command = ["--dry-run", "--results", str(tmp_path)]
-    if wrong:
-        monkeypatch.setattr(octets, "FIELDS", ())
-        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_v8"):
-            octets.main(command)
-        return
-    octets.main(command)
-    (folder,) = tmp_path.iterdir()
-    rows = read(folder / "octets.csv")
-    tiles = [row for row in rows if row["contender"] in ("ours", "tile")]
-    assert len(tiles) == 1 + len(octets.FIELDS) and all(row["us"] for row in tiles)
-    assert {"cublas", "jax_dense"} < timed(rows)
-    for row in rows:
-        assert bool(row["us"]) != bool(row.get("notes")) and row["device"], row
-    text = (folder / "octets.md").read_text()
-    assert "no figure here says anything about a GPU" in text and "not measured" in text
-    assert json.loads((folder / "octets.json").read_text())["not_started"] == []
-
-
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_octet_tiles_of_sddmm_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
-    require_nvrtc()
-    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
-    command = ["--dry-run", "--results", str(tmp_path)]
-    if wrong:
-        monkeypatch.setattr(octets_sddmm, "FIELDS", ())
-        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_v8"):
-            octets_sddmm.main(command)
-        return
-    octets_sddmm.main(command)
-    (folder,) = tmp_path.iterdir()
-    rows = read(folder / "octets_sddmm.csv")
-    names = ["ours", *["tile"] * len(octets_sddmm.FIELDS), "entries", "cublas", "jax_dense"]
-    assert [row["contender"] for row in rows] == names and timed(rows) == set(names)
-    assert "no figure here says anything about a GPU" in (folder / "octets_sddmm.md").read_text()
-    assert json.loads((folder / "octets_sddmm.json").read_text())["not_started"] == []
-
-
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_sgaps_points_and_compiled_chains_run_and_wrong_results_end_them(
-    wrong, tmp_path, monkeypatch
-):
-    require_nvrtc()
-    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
-    monkeypatch.setattr(tables, "POINTS", tuple(tables.CHAINS.values()))
-    command = ["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)]
-    if wrong:
-        monkeypatch.setattr(tables, "CHAINS", {"S2": tables.CHAINS["S2"]})
-        monkeypatch.setattr(tables, "POINTS", ())
-        with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*compiled"):
-            tables.main(command)
-        return
-    tables.main(command)
-    (folder,) = tmp_path.iterdir()
-    found = read(folder / "tables.csv")
-    assert all(row["us"] for row in found)
-    expected = [(name, str(p)) for name in ("point", "compiled") for p in tables.CHAINS.values()]
-    assert [(row["contender"], row["schedule"]) for row in found] == expected
-    text = (folder / "tables.md").read_text()
-    assert "no figure here says anything about a GPU" in text
-    assert "| 1 | not measured | not measured |" in text and "| S4 | {<1 nnz, 2 col>, 32} |" in text
-
-
-def test_sgaps_tables_take_the_best_of_a_family_and_normalize():
-    us = {str(point): 8.0 for point in tables.POINTS}
-    us |= {str(tables.shared(32, 1, 8)): 2.0, str(tables.segments(1, 8)): 1.0}
-    rows = [
-        {"problem": name, "contender": "point", "schedule": schedule, "us": str(time * slower)}
-        for name, slower in (("a", 1), ("b", 3))
-        for schedule, time in us.items()
-    ]
-    rows.append({"problem": "a", "contender": "compiled", "schedule": "{<4 row, 2 col>, 1}"})
-    rows[-1]["us"] = "4"
-    about = dict.fromkeys(("device", "driver", "commit", "date", "dry_run", "not_started"))
-    text = tables.summary(rows, about)
-    assert "| 1 | 4.000 (2) | 4.000 (2) | 1.000 (2) | 1.000 (2) |" in text
-    assert "| 1 | 1.000 (2) | 2.000 (2) | 1.000 (2) | 1.000 (2) |" in text  # 2 over 1, r = 8
-    assert "| 8.000 (2) | 8.000 (2) |" in text
-    assert "| S2 | {<4 row, 2 col>, 1} | 2.000 (1) |" in text
-    only_compiled = [row for row in rows if row["contender"] == "compiled"]
-    assert "| S2 | {<4 row, 2 col>, 1} | not measured |" in tables.summary(only_compiled, about)
-    slow = tables.ratio(tables.times(rows, "point"), [tables.segments(1, 8)], [tables.BEFORE[0]])
-    assert slow == [0.125, 0.125] and tables.normalized(slow) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("length", [2, 8])
-def test_the_values_of_vectors_are_checked_where_they_stand(length):
-    A = problems.vectors(lambda: problems.uniform(5, 30, 0.2), length)
-    X, Y = (np.random.default_rng(i).standard_normal((size, 4)) for i, size in enumerate(A.shape))
-    exact = sddmm(SparseArray.from_scipy(A, format=CVS(length)), X, Y).values
-    wrong = octets_sddmm.checker(A, length, X, Y)
-    assert wrong(exact) <= 1 and wrong(X @ Y.T) <= 1
-    assert wrong(np.asarray(exact)[::-1]) > 1 and wrong(X @ Y[::-1].T) > 1
-
-
-def test_blocks_have_as_many_numbers_as_the_vectors():
-    A = problems.vectors(lambda: problems.uniform(16, 128, 0.1), 8)
-    blocks = octets.in_blocks(A, 8)
-    assert abs(blocks.nnz - A.nnz) <= 64 * 8 and blocks.shape == A.shape
-    recorded = {}
-    case = octets.Case(blocks, 4, timing.DryRun(), 1e10, "sm_90")
-    case._library = lambda name, values, indices: recorded.update(values=values, indices=indices)
-    case.blocked_ell()
-    values, indices = recorded["values"], recorded["indices"]
-    dense = np.zeros(blocks.shape, np.float16)
-    for row, columns in enumerate(indices):
-        for i, column in enumerate(columns):
-            block = values[8 * row : 8 * row + 8, 8 * i : 8 * i + 8]
-            dense[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = block
-    np.testing.assert_array_equal(dense, octets.half(blocks.toarray()))
 
 
 class FakeTorch:
@@ -389,49 +247,3 @@ def test_each_goal_is_computed_from_its_rows(tmp_path):
         "20.00",
         "1.50",  # c has too few nonzeros to count
     ]
-
-
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_the_figures_of_the_paper_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
-    require_nvrtc()
-    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
-    command = ["--dry-run", "--results", str(tmp_path)]
-    if wrong:
-        monkeypatch.setattr(figures, "FIGURES", {"figure17": "spmm"})
-        with pytest.raises(SystemExit, match="results of ours are wrong, the first: .*small_v8"):
-            figures.main(command)
-        return
-    figures.main(command)
-    (folder,) = tmp_path.iterdir()
-    for name, op in figures.FIGURES.items():
-        rows = read(folder / f"{name}.csv")
-        assert [row["contender"] for row in rows] == [figures.DENSE, *figures.SCHEDULES[op]]
-        names = timed(rows)
-        assert {"cublas", "wmma"} < names and any(name.startswith("mma") for name in names)
-        for row in rows:
-            assert bool(row["us"]) != bool(row.get("notes")) and row["device"], row
-    text = (folder / "figures.md").read_text()
-    assert "no figure here says anything about a GPU" in text and "### Figure 19, sddmm" in text
-    assert json.loads((folder / "figures.json").read_text())["not_started"] == []
-
-
-def test_speedups_are_over_the_dense_product_of_the_same_case():
-    found = figures.speedups(
-        [
-            {"problem": p, "family": "f", "n": n, "contender": c, "us": us}
-            for p, n, c, us in (
-                ("a", 64, "cublas", 8.0),
-                ("a", 64, "mma", 2.0),
-                ("a", 128, "cublas", 9.0),
-                ("a", 128, "mma", 18.0),
-                ("b", 64, "mma", 1.0),
-            )
-        ]
-    )
-    assert found == {("f", "mma"): [4.0, 0.5]}
-
-
-def test_a_matrix_without_vectors_has_no_figure():
-    A = problems.uniform(40, 30, 0.2)
-    with pytest.raises(ValueError, match="figures: the matrix has no column vectors"):
-        figures.Case("spmm", A, 4, timing.DryRun(), 1e10, "sm_90")

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -38,13 +37,6 @@ BENCHES = {
     "messages_mean": (functools.partial(bench_messages.cases, "mean"), (5, 32)),
 }
 SMALL = {problem.name: problem for problem in problems.select("ci")}
-
-
-@pytest.fixture(autouse=True)
-def users_settings():
-    """JAX as it comes: the peers are other people's code, and not as strict as our own tests."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,66 @@
+"""What loops of the loop IR gather and sum up, and what may be evaluated where it is not needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from sgap_jax.compiler.loopir import Binary, Comment, Expr, For, Let, Load, Search, Set, Var
+
+
+def parts(node: Any) -> Iterator[Any]:
+    """A statement or an expression and all that it is made of."""
+    if isinstance(node, tuple):
+        for child in node:
+            yield from parts(child)
+    elif dataclasses.is_dataclass(node):
+        yield node
+        for field in dataclasses.fields(node):
+            yield from parts(getattr(node, field.name))
+
+
+def pure(expr: Expr) -> bool:
+    """It reads no memory and does not divide: to evaluate it is harmless."""
+    return not any(
+        isinstance(part, (Load, Search)) or (isinstance(part, Binary) and part.op in ("//", "%"))
+        for part in parts(expr)
+    )
+
+
+def replaced(node: Any, old: Expr, new: Expr) -> Any:
+    """`node` with `new` wherever `old` is in it."""
+    if node == old:
+        return new
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return node
+    fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+    return dataclasses.replace(node, **{n: replaced(v, old, new) for n, v in fields.items()})
+
+
+def only_sums(loop: For) -> bool:
+    """Its body has nothing but constants and the scalars that it adds to."""
+    return all(
+        isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable) for s in loop.body
+    )
+
+
+def gathers(loop: For) -> dict[Load, Load]:
+    """Loads of the body at a place that another load, at the loop's variable, decides: that one.
+
+    Scalars of the body are put in, so that only those of outside are left.
+    """
+    lets: list[tuple[Var, Expr]] = []
+    found: dict[Load, Load] = {}
+    for statement in loop.body:
+        value = getattr(statement, "value", None)
+        for name, of in reversed(lets):
+            value = replaced(value, name, of)
+        for load in parts(value):
+            if isinstance(load, Load):
+                for inner in parts(load.index):
+                    if isinstance(inner, Load) and Var(loop.var) in parts(inner.index):
+                        found[load] = inner
+        if isinstance(statement, Let) and value is not None:
+            lets.append((Var(statement.name), value))
+    return found
