@@ -64,129 +64,123 @@ inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work,
       if (stand_by) StandBy();
     });
   }
-  work->Help();
+  work->Run();
   Linger(*work);
 }
 
-// Calls run(task) for every task in [0, tasks), which must not throw. The calling thread works too
-// and none waits for another, but for Linger's moment; `run` (and what it owns) lives until the
-// last task is done.
-template <typename Run>
-xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Run run) {
-  AfterXla(&finished_calls);
-  const int64_t helpers =
-      work < kInlineWork || tasks < 2 ? 0 : std::min<int64_t>(tasks, pool.num_threads()) - 1;
-  if (helpers <= 0) {
-    for (int64_t task = 0; task < tasks; ++task) run(task);
-    BeforeXla(&finished_calls);
-    return Finished();
+// The tasks of a call, in phases: run(task) counts through all of them, and a phase begins when the
+// one before is done. Each thread has a share of a phase, next to each other, and helps with those
+// of others when it is through: calls that repeat find what they read in the cache of the same
+// core, and neighbouring tasks share it.
+template <typename Task>
+class Job final : public Work {
+ public:
+  // `threads` at most take part, the one that calls Run() among them.
+  Job(Task run, const int64_t* phase_tasks, int64_t phases, int64_t threads)
+      : run_(std::move(run)), phases_(phases), threads_(threads), shares_(phases * threads) {
+    for (int64_t phase = 0; phase < phases; ++phase) {
+      for (int64_t i = 0; i < threads; ++i) {
+        Share& share = shares_[phase * threads + i];
+        share.next.store(tasks_ + phase_tasks[phase] * i / threads, std::memory_order_relaxed);
+        share.end = tasks_ + phase_tasks[phase] * (i + 1) / threads;
+      }
+      tasks_ += phase_tasks[phase];
+    }
   }
 
-  struct Job final : Work {
-    Job(Run run, int64_t tasks) : run(std::move(run)), tasks(tasks), unfinished(tasks) {}
+  xla::ffi::Future Future() { return xla::ffi::Future(promise_); }
 
-    void Help() override {
-      AfterXla(this);
-      int64_t count = 0;
-      for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
-           task = next.fetch_add(1, std::memory_order_relaxed)) {
-        run(task);
-        ++count;
-      }
-      if (count > 0 && unfinished.fetch_sub(count, std::memory_order_acq_rel) == count) {
-        BeforeXla(&finished_calls);
-        promise.SetAvailable();
-        NoteCallEnd();
-        done.store(true, std::memory_order_release);
-      }
-    }
+  void Run() override { Take(0); }
+  void Help() override {
+    const int64_t place = helpers_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (place < threads_) Take(place);
+  }
+  bool Done() const override { return done_.load(std::memory_order_acquire); }
 
-    bool Done() const override { return done.load(std::memory_order_acquire); }
-
-    Run run;
-    const int64_t tasks;
-    xla::ffi::Promise promise;
-    std::atomic<int64_t> next{0};
-    std::atomic<int64_t> unfinished;
-    std::atomic<bool> done{false};
+ private:
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
   };
 
-  auto job = std::make_shared<Job>(std::move(run), tasks);
-  xla::ffi::Future future(job->promise);
-  Share(pool, job, helpers);
-  return future;
-}
-
-// As ParallelTasks for tasks in phases: run(task) counts through all of them, and a phase begins
-// when the one before is done. A thread that finds the rest of a phase in the hands of others
-// lingers for a moment, to help with the next one, but does not wait for it: whoever finishes the
-// phase goes on.
-template <typename Run>
-xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
-                                int64_t work, Run run) {
-  struct Job final : Work {
-    Job(Run run, const std::vector<int64_t>& phase_tasks) : run(std::move(run)) {
-      for (const int64_t count : phase_tasks) ends.push_back(tasks += count);
-    }
-
-    int64_t PhaseBegin(int64_t task) const {
-      int64_t begin = 0;
-      for (const int64_t end : ends) begin = end <= task ? end : begin;
-      return begin;
-    }
-
-    void Help() override {
-      AfterXla(this);
-      using Clock = std::chrono::steady_clock;
-      constexpr auto kLinger = std::chrono::microseconds(200);
-      Clock::time_point idle_since{};
-      int64_t task = next.load(std::memory_order_relaxed);
-      while (task < tasks) {
-        if (finished.load(std::memory_order_acquire) < PhaseBegin(task)) {
-          if (idle_since == Clock::time_point{}) idle_since = Clock::now();
-          if (Clock::now() - idle_since > kLinger) return;
-          std::this_thread::yield();
-          task = next.load(std::memory_order_relaxed);
-        } else if (next.compare_exchange_weak(task, task + 1, std::memory_order_relaxed)) {
-          run(task);
-          if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
-            BeforeXla(&finished_calls);
-            promise.SetAvailable();
-            NoteCallEnd();
-            done.store(true, std::memory_order_release);
-          }
-          idle_since = Clock::time_point{};
-          task = next.load(std::memory_order_relaxed);
+  // A thread that finds the rest of a phase in the hands of others lingers for a moment, to help
+  // with the next one, but does not wait for it: whoever finishes the phase goes on.
+  void Take(int64_t place) {
+    AfterXla(this);
+    for (int64_t phase = 0; phase < phases_; ++phase) {
+      Share* shares = &shares_[phase * threads_];
+      int64_t count = 0;
+      for (int64_t i = 0; i < threads_; ++i) {
+        Share& share = shares[place + i < threads_ ? place + i : place + i - threads_];
+        while (share.next.load(std::memory_order_relaxed) < share.end) {
+          const int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
+          if (task >= share.end) break;
+          run_(task);
+          ++count;
         }
       }
+      const int64_t end = shares[threads_ - 1].end;
+      if (count > 0 && finished_.fetch_add(count, std::memory_order_acq_rel) + count == tasks_) {
+        BeforeXla(&finished_calls);
+        promise_.SetAvailable();
+        NoteCallEnd();
+        done_.store(true, std::memory_order_release);
+      }
+      if (phase + 1 < phases_ && !LingerUntil(end)) return;
     }
+  }
 
-    bool Done() const override { return done.load(std::memory_order_acquire); }
+  // Whether so many tasks were finished in time.
+  bool LingerUntil(int64_t tasks) const {
+    using Clock = std::chrono::steady_clock;
+    constexpr auto kLinger = std::chrono::microseconds(200);
+    if (finished_.load(std::memory_order_acquire) >= tasks) return true;
+    const auto deadline = Clock::now() + kLinger;
+    do {
+      std::this_thread::yield();
+      if (finished_.load(std::memory_order_acquire) >= tasks) return true;
+    } while (Clock::now() < deadline);
+    return false;
+  }
 
-    Run run;
-    int64_t tasks = 0;
-    std::vector<int64_t> ends;
-    xla::ffi::Promise promise;
-    std::atomic<int64_t> next{0};
-    std::atomic<int64_t> finished{0};
-    std::atomic<bool> done{false};
-  };
+  Task run_;
+  const int64_t phases_, threads_;
+  int64_t tasks_ = 0;
+  std::vector<Share> shares_;  // [phases, threads]
+  xla::ffi::Promise promise_;
+  std::atomic<int64_t> helpers_{0};
+  std::atomic<int64_t> finished_{0};
+  std::atomic<bool> done_{false};
+};
 
+// Calls run(task) for every task in [0, sum of phase_tasks), which must not throw; a phase begins
+// when all tasks of the one before have ended. The calling thread works too and none waits for
+// another, but for a moment; `run` (and what it owns) lives until the last task is done.
+template <typename Task>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+                                int64_t work, Task run) {
+  AfterXla(&finished_calls);
   int64_t tasks = 0, widest = 0;
   for (const int64_t count : phase_tasks) {
     tasks += count;
     widest = std::max(widest, count);
   }
-  const int64_t helpers = std::min<int64_t>(widest, pool.num_threads()) - 1;
-  const bool one_phase = widest == tasks;
-  if (work < kInlineWork || helpers <= 0 || one_phase) {
-    return ParallelTasks(pool, tasks, one_phase ? work : 0, std::move(run));
+  const int64_t threads = work < kInlineWork ? 1 : std::min<int64_t>(widest, pool.num_threads());
+  if (threads <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) run(task);
+    BeforeXla(&finished_calls);
+    return Finished();
   }
-  AfterXla(&finished_calls);
-  auto job = std::make_shared<Job>(std::move(run), phase_tasks);
-  xla::ffi::Future future(job->promise);
-  Share(pool, job, helpers);
+  const auto phases = static_cast<int64_t>(phase_tasks.size());
+  auto job = std::make_shared<Job<Task>>(std::move(run), phase_tasks.data(), phases, threads);
+  xla::ffi::Future future = job->Future();
+  sgap::Share(pool, job, threads - 1);
   return future;
+}
+
+template <typename Task>
+xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Task run) {
+  return ParallelPhases(pool, {tasks}, work, std::move(run));
 }
 
 }  // namespace sgap

@@ -8,10 +8,11 @@
 
 namespace sgap {
 
-// Something that threads can help with, from several of them at once and also when it is done.
+// Something that a thread runs and others can help with, several at once and also when it is done.
 class Work {
  public:
   virtual ~Work() = default;
+  virtual void Run() = 0;
   virtual void Help() = 0;
   virtual bool Done() const = 0;
 
