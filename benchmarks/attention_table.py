@@ -24,13 +24,11 @@ def is_backward(row: Row) -> bool:
 
 def table(rows: list[Row], folder: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     """Head and cells, a line for each row of attention.csv."""
-    times = {(row["problem"], is_backward(row)): float(row["us"]) for row in rows}
     memory = temporaries(folder / "attention_memory.csv")
     body = []
     for row in rows:
         name, backward = row["problem"], is_backward(row)
-        denser = times.get((name.replace("_95pct", "_90pct"), backward))
-        gain = f"{denser / float(row['us']):.2f}" if "_95pct" in name and denser else ""
+        gain = f"{float(row['at_90pct']):.2f}" if row.get("at_90pct") else ""
         ratios = [float(row[x]) if row.get(x := f"x_{peer}") else None for peer in PEERS]
         body.append(
             [title(row), row["schedule"].split(",")[0], f"{1e-3 * float(row['us']):.2f}"]

@@ -30,6 +30,7 @@ class Case:
       flops: useful ones: a multiply and an add per stored entry and column.
       moved: bytes if every operand is read and every result written once.
       bound: (seconds, name) that the machine allows.
+      beside: name -> call of other work, timed in turns; its time over ours is a column.
       more: further columns of the row.
     """
 
@@ -41,6 +42,7 @@ class Case:
     flops: float
     moved: float
     bound: tuple[float, str]
+    beside: dict[str, Callable[[], object]] = dataclasses.field(default_factory=dict)
     more: dict[str, object] = dataclasses.field(default_factory=dict)
 
 
@@ -85,7 +87,7 @@ def compare(case: Case, goal: Iterable[str], rounds: int) -> dict[str, object]:
         except (ImportError, Unavailable, RuntimeError, MemoryError) as reason:
             why = str(reason) or type(reason).__name__
             notes.append(f"{name}: {why.splitlines()[0]}")
-    times = timing.measure(contenders, rounds)
+    times = timing.measure({**contenders, **case.beside}, rounds)
     notes += [f"{name}: {found.calls} calls" for name, found in times.items() if found.capped]
     ours = times.pop("ours")
     ratio = {name: found.seconds / ours.seconds for name, found in times.items()}
@@ -102,6 +104,7 @@ def compare(case: Case, goal: Iterable[str], rounds: int) -> dict[str, object]:
         "best_peer": best,
         "x_best": ratio.get(best, ""),
         **{f"x_{name}": ratio.get(name, "") for name in case.peers},
+        **{name: ratio[name] for name in case.beside},
         **case.more,
         "notes": "; ".join(notes),
     }

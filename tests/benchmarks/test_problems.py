@@ -117,6 +117,16 @@ def test_the_growth_of_processes_is_in_the_table_once_it_is_measured(tmp_path):
     assert len(head) == len(body[0]) and body[0][-2:] == ["0.0 / 134", "4 / 140 / -"]
 
 
+def test_attention_at_95_percent_is_timed_in_turns_with_90():
+    A = problems.attention(512, 0.95)
+    case = next(iter(bench_attention.cases(A, 64)))
+    assert list(case.beside) == ["at_90pct"]
+    case = dataclasses.replace(case, peers={})
+    row = harness.compare(case, (), rounds=1)
+    assert row["at_90pct"] > 0 and "x_at_90pct" not in row
+    assert not next(iter(bench_attention.cases(problems.attention(512, 0.9), 64))).beside
+
+
 def test_vectors_are_recognized():
     A = build(SMALL["small_vectors"])
     assert bench_dlmc.vector_length(A) == 4 and A.shape == (160, 96)
