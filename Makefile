@@ -30,8 +30,8 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-figures \
-  gpu-tables clean
+  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
+  gpu-figures gpu-tables clean
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -43,6 +43,7 @@ help:
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make gpu-octets on an NVIDIA GPU: column vectors on tensor cores; RESULTS=folder"
+	@echo "make gpu-attention on an NVIDIA GPU: attention and its gradients on tensor cores; RESULTS=folder"
 	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
 	@echo "make gpu-tables on an NVIDIA GPU: Tables 1 to 3 of Sgap, compiled loops; RESULTS=folder"
 	@echo "make clean     remove build products (keeps $(VENV))"
@@ -133,6 +134,9 @@ gpu-bench: gpu-install
 gpu-octets: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.octets --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 	$(GPU_RUN) -m benchmarks.gpu.octets_sddmm --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+
+gpu-attention: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.attention --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 gpu-figures: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.figures --results "$(abspath $(RESULTS))" $(GPU_ARGS)

@@ -7,7 +7,7 @@ generator is seeded, so a name means the same matrix everywhere.
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
 `gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
 `vectors` and `vectors_quick` (each position of a pattern is a column vector), `octets` (such ones
-for a GPU), `attention` and `attention_quick` (masks).
+for a GPU), `attention`, `attention_quick` and `attention_gpu` (masks).
 """
 
 import dataclasses
@@ -216,12 +216,12 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 8,
                 tags="octets",
             )
-    for length in (1024, 2048, 4096):
-        tags = "attention_quick" if length == 1024 else "attention"
+    lengths = {1024: "attention_quick", 2048: "attention", 4096: "attention attention_gpu"}
+    for length, tags in (lengths | dict.fromkeys((8192, 16384), "attention_gpu")).items():
         for percent in (90, 95):
             name, make = f"attention_{length}_{percent}pct", functools.partial(attention, length)
             add(name, f"masks {percent}%", synthetic, make, percent / 100, tags=tags)
-        if length > 1024:
+        if length in (2048, 4096):
             name = f"attention_{length}_blocks"
             add(name, "masks of blocks", synthetic, block_band, length, tags=tags)
 

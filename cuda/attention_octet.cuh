@@ -37,14 +37,6 @@ __device__ inline float FastTermUnder(float peak, float x) {
   return term;
 }
 
-template <class T>
-__device__ inline unsigned PackPair(float low, float high) {
-  T first, second;
-  Narrow(low, first);
-  Narrow(high, second);
-  return unsigned(first.bits) | unsigned(second.bits) << 16;
-}
-
 // Sixteen vectors of a block row as a lane has them: those whose rows of k it loads, -1 where there
 // is none, and those whose rows of v.
 struct OctetColumns {
@@ -77,6 +69,18 @@ __device__ inline void LoadRows(const T* rows, Size stride, const Index (&column
       const unsigned at = s * kSpan + first;
       words[i][s] = LoadWords<kVector, 4>(row + at, columns[i] >= 0 && at < depth ? depth - at : 0);
     }
+  }
+}
+
+// Of one row, features 8t to 8t + 7 of each 32: with those of the other lanes a B operand, of which
+// this row is column g. Zeros where it does not exist.
+template <bool kVector, class T, int kSteps>
+__device__ inline void LoadOwn(const T* row, bool exists, unsigned depth, unsigned t,
+                               Pack<unsigned, 4> (&words)[kSteps]) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const unsigned at = s * 32 + t * 8;
+    words[s] = LoadWords<kVector, 4>(row + at, exists && at < depth ? depth - at : 0);
   }
 }
 
@@ -129,6 +133,23 @@ struct ValueFragments {
   }
 };
 
+// The scores of rows `part` and part + 1 of a block row, which begins at first_row, with vectors
+// `vector` and vector + 2; -infinity where an entry is masked.
+template <int kLength>
+__device__ inline void ScoreTile(const AttentionCall& call, Size first_row, unsigned part,
+                                 unsigned vector, const Index (&columns)[2], float scale,
+                                 const float* bias, float (&s)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const Index column = columns[j / 2];
+    const Size row = first_row + part + j % 2;
+    const bool kept = column >= 0 && row < call.m && (!call.Has(kCausal) || Size(column) <= row);
+    s[j] *= scale;
+    if (kept && call.Has(kHasBias)) s[j] += bias[Size(vector + j / 2 * 2) * kLength + part + j % 2];
+    if (!kept) s[j] = Least<float>();
+  }
+}
+
 // Eight rows of one head: their queries, and the softmax as far as it is known.
 template <class T, int kSteps, int kPanels, bool kVector>
 struct OctetRows {
@@ -137,11 +158,7 @@ struct OctetRows {
   float total[2], peak[2];  // of rows 2t and 2t + 1; totals of the lane's vectors alone
 
   __device__ void Clear(const T* row, bool exists, unsigned depth, unsigned t) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const unsigned at = s * 32 + t * 8;
-      query[s] = LoadWords<kVector, 4>(row + at, exists && at < depth ? depth - at : 0);
-    }
+    LoadOwn<kVector>(row, exists, depth, t, query);
 #pragma unroll
     for (int i = 0; i < 4 * kPanels; ++i) {
 #pragma unroll
@@ -193,7 +210,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const unsigned block_row = blockIdx.x / kParts, first_part = blockIdx.x % kParts * kRows;
-  const Size first_row = Size(block_row) * kLength + first_part;
+  const Size block_at = Size(block_row) * kLength, first_row = block_at + first_part;
   const Size first_head = Size(blockIdx.y) * kHeads;
   const Size key_head = first_head / (call.heads / call.key_heads);
   const bool valid = first_row < call.m;
@@ -229,18 +246,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         key.Multiply(rows[i].query, s);
         const unsigned part = i % kOfHead * 8 + 2 * t;
         const float* own_bias = call.Bias(bias, product, first_head + i / kOfHead, kLength);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const Index column = own[j / 2];
-          const Size row = first_row + part + j % 2;
-          const bool kept =
-              column >= 0 && row < call.m && (!call.Has(kCausal) || Size(column) <= row);
-          const Size vector = p + g / 2 * 4 + g % 2 + j / 2 * 2;
-          s[j] *= scale;
-          if (kept && call.Has(kHasBias))
-            s[j] += own_bias[vector * kLength + first_part + part + j % 2];
-          if (!kept) s[j] = Least<float>();
-        }
+        ScoreTile<kLength>(call, block_at, first_part + part, p + g / 2 * 4 + g % 2, own, scale,
+                           own_bias, s);
         rows[i].Raise(s);
         const unsigned b[2] = {TransposeMatrix(PackPair<T>(s[0], s[1])),
                                TransposeMatrix(PackPair<T>(s[2], s[3]))};

@@ -77,6 +77,15 @@ __device__ inline unsigned RoundToTf32(float x) {
 __device__ inline unsigned PackLow(unsigned x, unsigned y) { return __byte_perm(x, y, 0x5410); }
 __device__ inline unsigned PackHigh(unsigned x, unsigned y) { return __byte_perm(x, y, 0x7632); }
 
+// Two numbers rounded to 16 bits, the first in the lower half.
+template <class T>
+__device__ inline unsigned PackPair(float low, float high) {
+  T first, second;
+  Narrow(low, first);
+  Narrow(high, second);
+  return unsigned(first.bits) | unsigned(second.bits) << 16;
+}
+
 // An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives columns 2t and 2t + 1 of row g, and
 // gets rows 2t and 2t + 1 of column g. All lanes of the warp call.
 __device__ inline unsigned TransposeMatrix(unsigned pair) {

@@ -43,4 +43,18 @@ __device__ inline Index RowFrom(const Index* row_offsets, unsigned row, unsigned
   return RowBetween(row_offsets, row, row + step < rows ? row + step : rows, p);
 }
 
+// The first of entries `first` to last - 1, whose rows ascend, that is in `row` or later; `last`
+// where none is.
+__device__ inline unsigned FirstFrom(const Index* rows, unsigned first, unsigned last, Index row) {
+  while (first < last) {
+    const unsigned middle = first + (last - first) / 2;
+    if (rows[middle] < row) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return first;
+}
+
 }  // namespace sgap

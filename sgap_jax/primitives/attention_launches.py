@@ -11,11 +11,11 @@ from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import absent, delta
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.attention_cuda import (
-    AttentionShapes,
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
+from sgap_jax.runtime.attention_shapes import AttentionShapes
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
 
 

@@ -23,6 +23,7 @@ from functools import cache, partial
 
 from sgap_jax.runtime import (
     attention_cuda,
+    attention_shapes,
     gspmm_cuda,
     row_reduce_cuda,
     sddmm_cuda,
@@ -151,5 +152,5 @@ def _attention_calls(plan: Callable[..., KernelCall]) -> Iterator[KernelCall]:
             format=format,
             platform="cuda",
         )
-        shapes = attention_cuda.AttentionShapes(heads=8, key_heads=8, value_depth=depth)
+        shapes = attention_shapes.AttentionShapes(heads=8, key_heads=8, value_depth=depth)
         yield plan(problem, choose_schedule(problem), shapes)

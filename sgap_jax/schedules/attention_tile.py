@@ -12,6 +12,9 @@ _SHARES = (1, 2, 4, 8, 16)
 _COLUMNS = 4  # features that a lane loads together
 _MOST_STEPS = 4  # of a lane's packs of features
 _LENGTHS = (1, 2, 4, 8, 16, 32)
+# Features of a head, of which a lane has gathered ones, its own and sums.
+_MOST_OCTET_BACKWARD = 128
+_MOST_UNALIGNED = 96  # of those that are loaded one by one
 BLOCK = 128  # threads
 
 
@@ -24,10 +27,12 @@ class AttentionTile(Schedule):
         works on up to 8 rows of a column vector, which share what it gathers.
       share: groups that share the rows, 1 to 16: each takes every share-th of their keys, and what
         they have is merged by its logarithm of sums, in order.
-      octet: the forward pass on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes
-        up to 32 rows of vectors and of heads that share keys, and `share` warps take every
-        share-th step. float16 and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded
-        to the operands' dtype before they meet v. Gradients run as without it.
+      octet: on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes up to 32 rows of
+        vectors and of heads that share keys, and `share` warps take every share-th step. float16
+        and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded to the operands' dtype
+        before they meet v. Likewise gradients, by rows and by keys, of which a warp takes 8 or 16;
+        up to 8 warps share them, and gradients of scores are rounded too. Those of heads of more
+        than 128 features (96, if no multiple of 8) run as without it.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -99,6 +104,11 @@ class AttentionTile(Schedule):
                 f"got {depth}; more lanes take more, and Unfused() all"
             )
 
+    def octet_backward(self, depth: int, value_depth: int) -> bool:
+        """Whether gradients of heads of so many features run on tensor cores."""
+        most = _MOST_OCTET_BACKWARD if depth % 8 == value_depth % 8 == 0 else _MOST_UNALIGNED
+        return self.octet and max(depth, value_depth) <= most
+
     def explain(self, problem: Problem) -> str:
         if self.octet:
             return self._explain_octet(problem)
@@ -118,6 +128,12 @@ class AttentionTile(Schedule):
         )
 
     def _explain_octet(self, problem: Problem) -> str:
+        gradients = "gradients: on CUDA cores, for heads as wide"
+        if self.octet_backward(problem.n, problem.n):
+            gradients = (
+                "gradients: dQ by rows likewise; dK and dV by 8 or 16 keys of a warp,\n"
+                "  over the block rows that any of them stores"
+            )
         return (
             f"{self}: attention over {problem.nnz} entries of {list(problem.shape)}\n"
             f"warp: rows of a block row, in tiles of 8; {self.share} warps share them\n"
@@ -125,7 +141,7 @@ class AttentionTile(Schedule):
             "  S^T[16, 8] = K[column_indices, :] Q^T    # mma m16n8k16, gathered rows as A\n"
             "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"
             "  O^T[:, 8] += V[column_indices, :]^T P^T    # mma, P stays in registers\n"
-            "merge the warps; out = O / total;  lse = peak + log(total)"
+            f"merge the warps; out = O / total;  lse = peak + log(total)\n{gradients}"
         )
 
     def __str__(self) -> str:

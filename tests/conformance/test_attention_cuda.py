@@ -8,11 +8,11 @@ from cuda_sources import require_nvrtc, resources
 
 from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
 from sgap_jax.runtime.attention_cuda import (
-    AttentionShapes,
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
+from sgap_jax.runtime.attention_shapes import AttentionShapes
 from sgap_jax.runtime.default_calls import OF_ATTENTION, default_calls
 from sgap_jax.runtime.precompiled import ARCHITECTURES
 from sgap_jax.schedules.attention_tile import AttentionTile, default_tile
@@ -53,8 +53,10 @@ def test_octets_compile_without_spills_or_local_memory(arch):
         (16, 64, 1),
         (32, 64, 2),
         (32, 128, 4),
+        (8, 95, 1),
         (8, 256, 2),
         (8, 40, 1),
+        (32, 63, 4),
     ]
     for at, (length, depth, group) in enumerate(cases):
         dtype = ("float16", "bfloat16")[at % 2]
@@ -62,10 +64,13 @@ def test_octets_compile_without_spills_or_local_memory(arch):
         problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)
         shapes = dataclasses.replace(SHAPES, key_heads=4 // group, value_depth=depth)
         tile = AttentionTile(32, (1, 4)[at % 2], octet=True)
-        call = forward_plan(problem, tile, shapes, 0.1)
-        assert call.kernel == "AttentionOctetKernel"
-        _, stack, spills = resources(call.source, arch)
-        assert (stack, spills) == (0, 0), f"{tile} for {problem}"
+        forward, *gradients = plans(problem, tile, shapes)
+        assert all("Octet" in call.kernel or depth == 256 for call in (forward, *gradients))
+        # Gradients on one architecture each; those of a wheel are below.
+        own = ARCHITECTURES[at % 3] == arch and depth < 256
+        for call in (forward, *gradients) if own else (forward,):
+            _, stack, spills = resources(call.source, arch)
+            assert (stack, spills) == (0, 0), f"{call.kernel} of {tile} for {problem}"
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -96,9 +101,23 @@ def test_launches():
     assert forward.scalars[:8] == (1000, 900, 4, 2, 64, 64, 2500, 3)
     assert forward.scalars[9] == 2 + 4 + 32 + 8192
     half = dataclasses.replace(problem, dtype="bfloat16")
-    octet = forward_plan(half, AttentionTile(16, 2, octet=True), shapes, 0.1)
+    octets = list(plans(half, AttentionTile(16, 2, octet=True), shapes))
     # two heads that share keys in a block of two warps
-    assert (octet.grid, octet.block) == ((125, 2, 3), (64, 1, 1))
+    assert [(call.grid, call.block) for call in octets[:2]] == [((125, 2, 3), (64, 1, 1))] * 2
+    assert (octets[1].zero, octets[1].scalars[10]) == ((1,), 1)
+    # 57 times 16 keys, of which a block of two pairs of warps has two
+    assert (octets[2].grid, octets[2].block) == ((29, 2, 3), (128, 1, 1))
+    assert [call.scalars[:10] for call in octets] == [forward.scalars] * 3
+
+
+def test_gradients_of_wide_heads_are_those_without_tensor_cores():
+    problem = dataclasses.replace(PROBLEM, format="CVS(8)", dtype="bfloat16")
+    for depth, octet in ((128, True), (129, False), (90, True), (97, False), (136, False)):
+        found = dataclasses.replace(problem, n=depth)
+        _, *gradients = plans(found, AttentionTile(32, octet=True))
+        assert ["Octet" in call.kernel for call in gradients] == [octet] * 2
+        says = AttentionTile(32, octet=True).explain(found)
+        assert ("dK and dV by 8 or 16 keys" in says) == octet and "movmatrix" in says
 
 
 def test_the_default():

@@ -11,6 +11,7 @@ from emulated_launch import emulate
 from jax.test_util import check_grads
 
 from sgap_jax import CVS, AttentionTile, CpuTile, Schedule, Unfused, sparse_attention
+from sgap_jax.masks import from_function, intersection
 from sgap_jax.schedules.emulated import Emulated
 
 CASE = BATTERY["empty_rows_at_both_ends"]
@@ -121,6 +122,28 @@ def test_named_tiles_and_what_they_do_not_take():
         sparse_attention(q, k, v, pattern(8), schedule=tile)
     with pytest.raises(NotImplementedError, match="platform cpu"):
         sparse_attention(q, k, v, pattern(8), schedule=Emulated(run, CpuTile()))
+
+
+def test_gradients_in_octets_with_a_pattern_for_each_head():
+    """By default, of 16-bit numbers in vectors of 8."""
+    A = pattern(8)
+    fewer = intersection(A, from_function(lambda i, j: (i // 8 + j) % 3 > 0, *CASE.shape))
+    q, k, v = (x.astype(jnp.bfloat16) for x in (normal(1, M, 2, 16), normal(1, K, 1, 16), VALUES))
+    run, v = Counted(), v[:1, :, :1]
+
+    def gradients(schedule, *x):
+        def loss(*x):
+            out = sparse_attention(*x, [A, fewer.asformat(CVS(8))], schedule=schedule)
+            return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(*x)
+
+    found = gradients(Emulated(run), q, k, v)
+    expected = gradients(None, *(x.astype(jnp.float32) for x in (q, k, v)))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.03 * float(abs(b).max()))
+    kernels = ("", "RowsBackward", "KeysBackward")
+    assert sorted(set(run.kernels)) == sorted(f"AttentionOctet{name}Kernel" for name in kernels)
 
 
 def test_lanes_are_those_of_the_wider_of_keys_and_values():

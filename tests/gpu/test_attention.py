@@ -17,16 +17,21 @@ TILES = (None, AttentionTile(8), AttentionTile(32), AttentionTile(16, 8))
 OCTETS = (AttentionTile(16, octet=True), AttentionTile(8, 4, octet=True))
 
 
-def check(name, length, dtype, tile, widths, **given):
+def check(name, length, dtype, tile, widths, with_bias=False, **given):
     arrays, case, _ = encoded(BATTERY[name], length)
     A, rng, (D, Dv) = vectors(arrays, case, "float32"), np.random.default_rng(5), widths
     sizes = ((2, case.shape[0], 4, D), (2, case.shape[1], 2, D), (2, case.shape[1], 2, Dv))
     x = [rounded(rng.standard_normal(size), dtype) for size in sizes]
+    bias = [rng.standard_normal((4, *A.values.shape))] if with_bias else []
     cotangent = rounded(rng.standard_normal((*sizes[0][:3], Dv)), dtype)
 
     def results(dtype, schedule):
-        operands = [cast(a, dtype) for a in x]
-        of = lambda *x: sparse_attention(*x, A, schedule=schedule, **given)
+        wide = "float64" if dtype == "float64" else "float32"
+        operands = [cast(a, dtype) for a in x] + [cast(a, wide) for a in bias]
+
+        def of(q, k, v, bias=None):
+            return sparse_attention(q, k, v, A, bias=bias, schedule=schedule, **given)
+
         out, pullback = jax.vjp(of, *operands)
         return [np.asarray(a).astype(np.float64) for a in (out, *pullback(cast(cotangent, dtype)))]
 
@@ -50,5 +55,23 @@ def test_attention_octets(dtype):
     for i, name in enumerate(some(BATTERY)):
         widths = ((64, 64), (40, 72), (7, 5))[i % 3]
         lengths = jnp.asarray([20, 3], jnp.int32) if i % 2 else None
-        given = dict(key_value_seq_lengths=lengths, is_causal=i % 3 == 0)
-        check(name, (8, 16, 32)[i % 3], dtype, OCTETS[i % 2], widths, **given)
+        given = dict(key_value_seq_lengths=lengths, is_causal=i % 3 == 0, with_bias=i % 4 == 1)
+        check(name, (8, 16, 32)[i % 3], dtype, (*OCTETS, None)[i % 3], widths, **given)
+
+
+def test_gradients_of_attention_in_float16_have_the_same_bits_each_time():
+    """In vectors of 8: octet tiles, of which four warps share rows and keys."""
+    arrays, case, _ = encoded(BATTERY["tall"], 8)
+    A, rng = vectors(arrays, case, "float32"), np.random.default_rng(5)
+    sizes = ((1, case.shape[0], 2, 64), *[(1, case.shape[1], 1, 64)] * 2)
+    operands = [cast(rng.standard_normal(size), "float16") for size in sizes]
+
+    def loss(*x):
+        out = sparse_attention(*x, A, schedule=on_gpu(OCTETS[1]))
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    gradients = jax.jit(jax.grad(loss, (0, 1, 2)))
+    first = gradients(*operands)
+    for _ in some(range(20), 1):
+        for a, b in zip(gradients(*operands), first, strict=True):
+            np.testing.assert_array_equal(np.asarray(a).view("u2"), np.asarray(b).view("u2"))

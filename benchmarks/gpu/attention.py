@@ -1,0 +1,185 @@
+"""Fused attention, forward and backward: python -m benchmarks.gpu.attention [--results DIR] ...
+
+One sequence, 8 heads of 64 and 128 (the column n), float16, 8 x 1 vectors. By pass, a launch each:
+the default tile, on tensor cores, and the same on CUDA cores. Then programs of JAX that do all of
+it: both of ours, and `jax.nn.dot_product_attention` with the mask. With --dry-run on the emulator.
+
+SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import harness, problems
+from benchmarks.gpu import bench, ours, peers
+from benchmarks.gpu.octets import half
+from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said
+from benchmarks.peers import attention as programs
+from benchmarks.peers import common
+from benchmarks.summary import table
+from sgap_jax import AttentionTile, Problem, choose_schedule, sparse_attention
+from sgap_jax.schedules.emulated import Emulated
+
+WIDTHS = (64, 128)
+# By what a kernel's name has in it: its pass, the products that it computes, and its operands and
+# results of L x H x D.
+PASSES = {
+    "RowsBackward": ("dq", 3, 5),
+    "KeysBackward": ("dk and dv", 4, 6),
+    "Attention": ("forward", 2, 4),
+}
+RESULTS = {"forward": (0, 4), "dq": (1,), "dk and dv": (2, 3)}  # of out, dq, dk, dv, lse
+ALL = "all"
+_ROUGH = 4e-3  # of the greatest number: probabilities and gradients of scores are rounded
+
+
+class Case(bench.Case):
+    """All passes over one mask, A, that is made of vectors."""
+
+    def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
+        self.n, self.device, self.arch, self.bandwidth = n, hardware, arch, bandwidth
+        self.A, self.pattern, self.heads = A, programs.vectors(A), 2 if hardware.dry else 8
+        shape = (1, A.shape[0], self.heads, n)
+        self.x = [half(harness.dense(*shape, seed=seed)) for seed in range(4)]
+        self.expected = self._exact()
+        problem = Problem(
+            "attention",
+            A.shape,
+            A.nnz,
+            n=n,
+            batch=self.heads,
+            dtype="float16",
+            format=str(self.pattern.format),
+            platform="cuda",
+        )
+        default = choose_schedule(problem)
+        assert isinstance(default, AttentionTile)
+        self.tiles = {"ours": default, "cuda_cores": dataclasses.replace(default, octet=False)}
+
+    def rows(self) -> Iterator[bench.Row]:
+        for contender, tile in self.tiles.items():
+            for kernel, launch in self._launches(tile).items():
+                self._is(*PASSES[kernel])
+                plan = functools.partial(self._kernel, launch)
+                yield {"pass": PASSES[kernel][0]} | self._row(contender, plan, str(tile))
+        self._is(ALL, 7, 8)
+        named = {"ours_jax": None, "cuda_cores_jax": self.tiles["cuda_cores"]}
+        for name, schedule in named.items():
+            function = functools.partial(sparse_attention, schedule=schedule)
+            plan = functools.partial(self._program, function, self.pattern)
+            yield {"pass": ALL} | self._row(name, plan, str(schedule or ""), program=True)
+        yield {"pass": ALL} | self._row("jax_nn", self._dense, program=True)
+
+    def _is(self, name: str, products: int, arrays: int) -> None:
+        """What `_row` is told of a pass."""
+        L, V = self.A.shape[0], programs.V
+        self.flops = 2 * products * self.heads * self.n * self.A.nnz
+        self.moved = 2 * arrays * self.heads * L * self.n + 4 * (self.A.nnz + L) // V
+        self.bound = self.moved / self.bandwidth
+        self.sets = peers.Sets(self.A, (), self.device.sets(self.moved))
+        expected = self.expected if name == ALL else [self.expected[i] for i in RESULTS[name]]
+        self.wrong = checker(expected)
+
+    def _exact(self) -> list[np.ndarray]:
+        """out, dq, dk, dv and lse by the CPU's kernels in float32."""
+        with jax.default_device(jax.devices("cpu")[0]):
+            x = [jnp.asarray(a, jnp.float32) for a in self.x]
+            step = programs.step(lambda *x: sparse_attention(*x), True)
+            _, lse = sparse_attention(*x[:3], self.pattern, return_lse=True)
+            return [np.asarray(a) for a in (*step(*x, self.pattern), lse)]
+
+    def _launches(self, tile: AttentionTile) -> dict[str, ours.Launch]:
+        """The launches of a step with a tile, recorded where the emulator would run them."""
+        found: dict[str, ours.Launch] = {}
+
+        def record(call, inputs, outputs):
+            kernel = next(name for name in PASSES if name in call.kernel)
+            names = [(tuple(shape), np.dtype(dtype).name) for shape, dtype in outputs]
+            found[kernel] = ours.Launch(call, [np.asarray(x) for x in inputs], names)
+            if kernel == "Attention":  # its results are operands of the others
+                return [half(self.expected[0]), self.expected[4]]
+            return [np.zeros(shape, dtype) for shape, dtype in outputs]
+
+        schedule = Emulated(record, tile)
+        with jax.default_device(jax.devices("cpu")[0]):
+            step = programs.step(lambda *x: sparse_attention(*x, schedule=schedule), True)
+            jax.block_until_ready(step(*map(jnp.asarray, self.x), self.pattern))
+        return {name: found[name] for name in reversed(PASSES)}
+
+    def _kernel(self, launch: ours.Launch) -> peers.Plan:
+        rotating = ours.Rotating(self.device, launch, self.sets.count)
+        run = rotating.run(launch.call, ours.compiled(launch.call, self.arch))
+        return run, lambda: [self.device.get(x) for x in rotating.outputs[0]]
+
+    def _dense(self) -> peers.Plan:
+        return self._program(programs.dot_product, common.dense_of(self.A)[None, None] != 0)
+
+    def _program(self, attention: Callable, mask) -> peers.Plan:
+        step = programs.step(attention, True)
+        data = [[jnp.array(x, copy=True) for x in self.x] for _ in range(self.sets.count)]
+        call = lambda i: step(*data[i % len(data)], mask)  # noqa: E731
+        return call, lambda: [np.asarray(x) for x in call(0)]
+
+
+def checker(expected: list[np.ndarray]) -> Callable[[list], float]:
+    """Error over its bound; results beyond the expected ones are not looked at."""
+
+    def wrong(found: list) -> float:
+        errors = [
+            np.abs(np.asarray(got, np.float64) - want).max(initial=0)
+            / (_ROUGH * max(1.0, float(np.abs(want).max(initial=0))))
+            for got, want in zip(found, expected, strict=False)
+        ]
+        return float(np.max(errors))
+
+    return wrong
+
+
+def summary(rows: list[bench.Row], about: dict) -> str:
+    """Useful TFLOP/s by problem, pass and contender; the scores count once for each gradient."""
+    lines = heading(about, "float16, vectors of 8, useful TFLOP/s.")
+    names = [("ours", "cuda_cores"), ("ours_jax", "cuda_cores_jax", "jax_nn")]
+    for contenders in names:
+        body = []
+        found = [row for row in rows if row["contender"] in contenders]
+        for key in dict.fromkeys((row["problem"], row["n"], row["pass"]) for row in found):
+            speed = {
+                row["contender"]: f"{1e-3 * float(str(row['gflops'])):.1f}"
+                for row in found
+                if (row["problem"], row["n"], row["pass"]) == key and "us" in row
+            }
+            body.append([*map(str, key), *(speed.get(name, "not measured") for name in contenders)])
+        lines += table(["problem", "n", "pass", *contenders], body)
+    return "\n".join(lines)
+
+
+def chosen(session: Session) -> list[problems.BenchmarkProblem]:
+    if session.dry:
+        make = functools.partial(problems.attention, 32, 0.5)
+        return [problems.BenchmarkProblem("small_mask", "masks", "generated", make, frozenset())]
+    return problems.select("attention_gpu", session.names)
+
+
+def main(argv: list[str] | None = None) -> None:
+    session = Session(__doc__, "masks of 4096 to 16384", argv)
+    rows: list[bench.Row] = []
+    for problem, A in session.matrices(chosen(session)):
+        for n in (16,) if session.dry else WIDTHS:
+            if session.starts(f"{problem.name} n={n}"):
+                about = about_case(problem, A)
+                case = Case(A, n, *session.where)
+                rows += [said(about | row, str(row["pass"])) for row in case.rows()]
+                session.write({"attention": rows})
+    (session.folder / "attention.md").write_text(summary(rows, session.record("attention")))
+    end_if_wrong([row for row in rows if row["contender"] != "jax_nn"])
+
+
+if __name__ == "__main__":
+    main()

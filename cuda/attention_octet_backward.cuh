@@ -1,0 +1,166 @@
+// The gradients of attention_octet.cuh on tensor cores, float16 and bfloat16: of q (and the bias)
+// by rows here, of k and v by keys in attention_octet_keys.cuh. Both walks are the same products,
+// of rows that are gathered as they are and rows that a warp owns:
+//
+//             gathered       owned      S            dP              sums
+//   by rows   16 of k, v     8 of q     S^T = K Q^T  dP^T = V dO^T   dQ^T += K^T dS^T
+//   by keys   16 of q, dout  8 of k, v  S = Q K^T    dP = dO V^T     dK^T += Q^T dS
+//                                                                    dV^T += dO^T P
+//
+// The A operand of the sums is that of S or dP, each 8 x 8 of it turned by movmatrix: what is
+// gathered is read once. p and ds are rounded to 16 bits there, dbias is not.
+//
+// kSteps, kValueSteps  features of q and k, and of v and dout, in 32s; the rest as in
+//                      attention_octet.cuh
+//
+// Each number is summed in one order: the same bits at each call.
+#pragma once
+
+#include "attention_octet.cuh"
+
+namespace sgap {
+
+// Scores become p, and the numbers of dP become ds; zeros where an entry is masked.
+__device__ inline void FastDifferentiate(float lse, float delta, float& s, float& dp) {
+  const bool kept = s != Least<float>();
+  s = kept ? FastTermUnder(lse, s) : 0;
+  dp = kept ? s * (dp - delta) : 0;
+}
+
+// Numbers of two rows (keys) and four of the others as a B operand, k = 4t to 4t + 3.
+template <class T>
+__device__ inline void TurnTile(const float (&x)[4], unsigned (&b)[2]) {
+  b[0] = TransposeMatrix(PackPair<T>(x[0], x[1]));
+  b[1] = TransposeMatrix(PackPair<T>(x[2], x[3]));
+}
+
+// sums += the gathered rows, transposed, times each tile's b. Of each 32 features a lane ends with
+// 8 (g / 2) + g % 2 + {0, 2, 4, 6}, two in an mma, for the tile's rows 2t and 2t + 1.
+template <class T, int kTiles, int kSteps, bool kVector>
+__device__ inline void AddTransposed(const KeyFragments<T, kSteps, kVector>& rows,
+                                     const unsigned (&b)[kTiles][2],
+                                     float (&sums)[kTiles][2 * kSteps][4]) {
+#pragma unroll
+  for (int s = 0; s < 2 * kSteps; ++s) {
+    unsigned a[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      a[j] = TransposeMatrix(rows.words[j / 2][s / 2].at[s % 2 * 2 + j % 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) MultiplyAdd<T>(a, b[i], sums[i][s]);
+  }
+}
+
+// What the warps that share a tile have of its sums, merged and stored: of the rows 2t and 2t + 1
+// lanes of even g have the first, the others the second. All threads of the block call.
+template <bool kVector, int kShare, int kBlock, class T, int kCount>
+__device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
+                                       const float (&sums)[kCount][4]) {
+  const unsigned g = threadIdx.x % 32 / 4;
+  const bool odd = g % 2;
+#pragma unroll
+  for (int s = 0; s < kCount; s += 2) {
+    float own[8], chunk[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) own[j] = sums[s + j / 4][j % 4];
+    MergeShares<32, kShare, kBlock>(own, AddAll());
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float kept = odd ? own[j + 1] : own[j], given = odd ? own[j] : own[j + 1];
+      const float other = __shfl_xor_sync(~0u, given, 4);
+      chunk[j] = (odd ? other : kept) * factor;
+      chunk[j + 1] = (odd ? kept : other) * factor;
+    }
+    const unsigned at = s * 16 + g / 2 * 8;
+    if (exists && at < depth) StoreWords<kVector>(row + at, depth - at, chunk);
+  }
+}
+
+template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
+          bool kVector>
+__global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+    T* __restrict__ dq, float* __restrict__ dbias, long long m, long long keys, long long heads,
+    long long key_heads, long long depth, long long value_depth, long long vectors, long long batch,
+    long long scale_bits, long long flags, long long wrt_bias) {
+  constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const unsigned block_row = blockIdx.x / kParts, first_part = blockIdx.x % kParts * kRows;
+  const Size block_at = Size(block_row) * kLength, first_row = block_at + first_part;
+  const Size first_head = Size(blockIdx.y) * kHeads;
+  const Size key_head = first_head / (call.heads / call.key_heads);
+  const unsigned first = first_row < call.m ? row_offsets[block_row] : 0;
+  const unsigned last = first_row < call.m ? row_offsets[block_row + 1] : 0;
+  const float scale = float(__longlong_as_double(scale_bits));
+  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
+    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
+    const T* of_values =
+        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
+    const Size end = call.End(lengths, product);
+    Pack<unsigned, 4> query[kTiles][kSteps], cotangent[kTiles][kValueSteps];
+    float of_lse[kTiles][2], of_delta[kTiles][2], sums[kTiles][2 * kSteps][4] = {};
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const Size row = first_row + i % kOfHead * 8, head = first_head + i / kOfHead;
+      const Size own = (row + g) * call.heads + head;
+      LoadOwn<kVector>(call.Rows(q, kManyQ, product, call.m, call.heads, own, depth),
+                       row + g < call.m, depth, t, query[i]);
+      LoadOwn<kVector>(call.Rows(dout, kManyOut, product, call.m, call.heads, own, value_depth),
+                       row + g < call.m, value_depth, t, cotangent[i]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const Size at = (row + 2 * t + e) * call.heads;
+        const bool exists = row + 2 * t + e < call.m;
+        of_lse[i][e] = exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>();
+        of_delta[i][e] = exists ? call.OfRows(delta, kManyDelta, product, head)[at] : 0;
+      }
+    }
+    OctetColumns columns;
+    columns.Find(column_indices, first + warp * 16, last, end, g, t);
+#pragma unroll 1
+    for (unsigned p = first + warp * 16; p < last; p += kWarps * 16) {
+      const Index own[2] = {columns.own[0], columns.own[1]};
+      KeyFragments<T, kSteps, kVector> key;
+      key.Load(of_keys, call.key_heads * depth, own, depth, t);
+      KeyFragments<T, kValueSteps, kVector> value;
+      value.Load(of_values, call.key_heads * value_depth, own, value_depth, t);
+      columns.Find(column_indices, p + kWarps * 16, last, end, g, t);
+      unsigned turned[kTiles][2];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        float s[4] = {}, ds[4] = {};
+        key.Multiply(query[i], s);
+        value.Multiply(cotangent[i], ds);
+        const unsigned part = first_part + i % kOfHead * 8 + 2 * t;
+        const unsigned vector = p + g / 2 * 4 + g % 2;
+        const Size head = first_head + i / kOfHead;
+        ScoreTile<kLength>(call, block_at, part, vector, own, scale,
+                           call.Bias(bias, product, head, kLength), s);
+        float* to_bias = dbias + (product * call.heads + head) * call.vectors * kLength;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          FastDifferentiate(of_lse[i][j % 2], of_delta[i][j % 2], s[j], ds[j]);
+          if (wrt_bias && own[j / 2] >= 0)
+            to_bias[Size(vector + j / 2 * 2) * kLength + part + j % 2] = ds[j];
+        }
+        TurnTile<T>(ds, turned[i]);
+      }
+      AddTransposed(key, turned, sums);
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const Size row = first_row + i % kOfHead * 8 + 2 * t + g % 2;
+      const Size at = (product * call.m + row) * call.heads + first_head + i / kOfHead;
+      const bool stored = row < call.m && warp == 0;
+      StoreTransposed<kVector, kWarps, 32 * kWarps>(dq + at * depth, stored, depth, scale, sums[i]);
+    }
+  }
+}
+
+}  // namespace sgap

@@ -1,0 +1,290 @@
+// The gradients of k and v in attention on tensor cores: attention_octet_backward.cuh, by keys.
+//
+// kTiles   a warp owns 8 * kTiles neighbouring keys, and gathers the rows of q and dout of each
+//          block row that any of them stores: near to each other they store much the same ones
+// kShare   warps that share these keys, each taking a range of their block rows; merged in order
+//
+// Where a row of q or dout has NaN or infinity, all features of dk and dv of the keys that it
+// stores are NaN, and of others nothing is.
+#pragma once
+
+#include "attention_octet_backward.cuh"
+#include "row_search.cuh"
+
+namespace sgap {
+
+// The vectors of 8 * kTiles neighbouring keys, walked together in windows of 32 block rows: the
+// next that any of the keys stores, and those that follow it. Lanes of g have key g of each tile.
+template <int kTiles>
+struct KeyLists {
+  unsigned next[kTiles], last[kTiles];  // vectors of the lane's keys that are left
+  unsigned stop;                        // the block row before which the warp's share ends
+  unsigned base, any;                   // first block row of the window, and which of it are stored
+  // Of keys 2t and 2t + 1 of a tile: which block rows they store, and the first one's vector.
+  unsigned stored[kTiles][2], at[kTiles][2];
+
+  // Keys first and on, as far as `end`; `share` of kShare nearly equal ranges of block rows.
+  template <int kShare>
+  __device__ void Begin(const Index* column_offsets, const Index* row_indices, Size first, Size end,
+                        unsigned share) {
+    unsigned low = ~0u, high = 0;
+    stop = ~0u;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const Size key = first + 8 * i + threadIdx.x % 32 / 4;
+      next[i] = key < end ? column_offsets[key] : 0;
+      last[i] = key < end ? column_offsets[key + 1] : 0;
+      if (kShare == 1 || next[i] >= last[i]) continue;
+      const unsigned from = row_indices[next[i]], to = row_indices[last[i] - 1] + 1;
+      low = from < low ? from : low;
+      high = to > high ? to : high;
+    }
+    if constexpr (kShare > 1) {
+      low = __reduce_min_sync(~0u, low);
+      high = __reduce_max_sync(~0u, high);
+      const unsigned each = high > low ? (high - low + kShare - 1) / kShare : 0;
+      stop = low + (share + 1) * each;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        next[i] = FirstFrom(row_indices, next[i], last[i], Index(low + share * each));
+      }
+    }
+  }
+  // The block rows of the window that one of the lane's keys stores, a bit each. Of one that is
+  // stored twice, as a traced structure may have it, the second is left to another window.
+  __device__ unsigned Window(const Index* row_indices, unsigned from, unsigned to) const {
+    constexpr int kAtOnce = 4;  // loads of a lane under way
+    unsigned bits = 0, limit = stop - base < 32 ? stop - base : 32, row = 0;
+#pragma unroll 1
+    for (unsigned p = from + threadIdx.x % 4; p < to && row < limit; p += 4 * kAtOnce) {
+      Index found[kAtOnce], before[kAtOnce];
+#pragma unroll
+      for (unsigned j = 0; j < kAtOnce; ++j) {
+        found[j] = p + 4 * j < to ? row_indices[p + 4 * j] : -1;
+        before[j] = p + 4 * j < to && p + 4 * j > from ? row_indices[p + 4 * j - 1] : -1;
+      }
+#pragma unroll
+      for (unsigned j = 0; j < kAtOnce; ++j) {
+        row = unsigned(found[j]) - base;
+        if (p + 4 * j >= to || row >= limit) continue;
+        if (found[j] == before[j]) {
+          limit = row + 1;
+        } else {
+          bits |= 1u << row;
+        }
+      }
+    }
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+      bits |= __shfl_xor_sync(~0u, bits, distance);
+      const unsigned other = __shfl_xor_sync(~0u, limit, distance);
+      limit = other < limit ? other : limit;
+    }
+    return limit < 32 ? bits & ((1u << limit) - 1) : bits;
+  }
+  // The next window; false where there is none. All lanes of the warp call.
+  __device__ bool Find(const Index* row_indices) {
+    unsigned least = ~0u;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const unsigned row = next[i] < last[i] ? row_indices[next[i]] : ~0u;
+      least = row < least ? row : least;
+    }
+    base = __reduce_min_sync(~0u, least);
+    if (base >= stop) return false;
+    any = 0;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const unsigned own = Window(row_indices, next[i], last[i]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        stored[i][e] = __shfl_sync(~0u, own, threadIdx.x % 4 * 8 + e * 4);
+        at[i][e] = __shfl_sync(~0u, next[i], threadIdx.x % 4 * 8 + e * 4);
+      }
+      any |= own;
+      next[i] += __popc(own);
+    }
+    any = __reduce_or_sync(~0u, any);
+    return true;
+  }
+};
+
+// Whether none of the numbers is NaN or infinity.
+template <class T, int kSteps>
+__device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
+  bool finite = true;
+#pragma unroll
+  for (int j = 0; j < 8 * kSteps; ++j) {
+    T number;
+    number.bits = words[j / 8].at[j / 2 % 4] >> 16 * (j % 2);
+    finite &= 0 * Widen(number) == 0;
+  }
+  return finite;
+}
+
+// Neighbouring keys and their values, and the gradients as far as they are known.
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, bool kVector>
+struct OctetKeys {
+  Pack<unsigned, 4> key[kTiles][kSteps], value[kTiles][kValueSteps];
+  float of_key[kTiles][2 * kSteps][4], of_value[kTiles][2 * kValueSteps][4];
+  KeyLists<kTiles> lists;
+  Size first;  // key 2t of the first tile
+
+  // From those at k and v on, of which the lane loads one in each tile, below `end`.
+  __device__ void Clear(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
+                        unsigned t) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i, at += 8) {
+      const Size row = at * call.key_heads;
+      LoadOwn<kVector>(k + row * call.depth, at < end, call.depth, t, key[i]);
+      LoadOwn<kVector>(v + row * call.value_depth, at < end, call.value_depth, t, value[i]);
+#pragma unroll
+      for (int j = 0; j < 8 * kSteps; ++j) of_key[i][j / 4][j % 4] = 0;
+#pragma unroll
+      for (int j = 0; j < 8 * kValueSteps; ++j) of_value[i][j / 4][j % 4] = 0;
+    }
+  }
+  // What the rows of a head give, of which the lane has two: `rows`, of the window's `bit`.
+  __device__ void Add(const AttentionCall& call, KeyFragments<T, kSteps, kVector>& query,
+                      KeyFragments<T, kValueSteps, kVector>& cotangent, const Index (&rows)[2],
+                      unsigned bit, float (&lse)[2], const float (&delta)[2], float scale,
+                      const float* bias, const Index* permutation) {
+    float s[kTiles][4] = {}, ds[kTiles][4] = {}, finite = 0;
+    unsigned of_s[kTiles][2], of_ds[kTiles][2];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      query.Multiply(key[i], s[i]);
+      cotangent.Multiply(value[i], ds[i]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) finite += 0 * s[i][j] + 0 * ds[i][j];
+    }
+    if (__any_sync(~0u, finite != 0)) ClearRows(query, cotangent, lse);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Index row = rows[j / 2];
+        const unsigned stored = lists.stored[i][j % 2];
+        const bool kept = row >= 0 && (stored >> bit & 1) &&
+                          (!call.Has(kCausal) || first + 8 * i + j % 2 <= Size(row));
+        s[i][j] *= scale;
+        if (kept && call.Has(kHasBias)) {
+          const unsigned at = lists.at[i][j % 2] + __popc(stored & ((1u << bit) - 1));
+          s[i][j] += bias[Size(unsigned(permutation[at])) * kLength + row % kLength];
+        }
+        if (!kept) s[i][j] = Least<float>();
+        FastDifferentiate(lse[j / 2], delta[j / 2], s[i][j], ds[i][j]);
+      }
+      TurnTile<T>(s[i], of_s[i]);
+      TurnTile<T>(ds[i], of_ds[i]);
+    }
+    AddTransposed(query, of_ds, of_key);
+    AddTransposed(cotangent, of_s, of_value);
+  }
+  // A row with NaN or infinity becomes zeros, which reach no key, under an lse of NaN, which
+  // reaches the keys that it stores.
+  __device__ static void ClearRows(KeyFragments<T, kSteps, kVector>& query,
+                                   KeyFragments<T, kValueSteps, kVector>& cotangent,
+                                   float (&lse)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unsigned wrong = !AllFinite<T>(query.words[r]) || !AllFinite<T>(cotangent.words[r]);
+#pragma unroll
+      for (int distance = 1; distance < 4; distance *= 2) {
+        wrong |= __shfl_xor_sync(~0u, wrong, distance);
+      }
+      if (!wrong) continue;
+      lse[r] = __uint_as_float(0x7fc00000);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) query.words[r][s] = {};
+#pragma unroll
+      for (int s = 0; s < kValueSteps; ++s) cotangent.words[r][s] = {};
+    }
+  }
+};
+
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
+          bool kVector>
+__global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
+    const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
+    long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
+    long long vectors, long long batch, long long scale_bits, long long flags) {
+  constexpr int kRows = kLength < 16 ? kLength : 16;  // of a block row, in a step of 16
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const Size warp = (Size(blockIdx.x) * kBlock + threadIdx.x) / 32;
+  const unsigned share = unsigned(warp % kShare);
+  const Size first = warp / kShare * 8 * kTiles, key_head = blockIdx.y;
+  const Size heads_of_key = call.heads / call.key_heads;
+  const float scale = float(__longlong_as_double(scale_bits));
+  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
+    const Size end = call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys;
+    OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kVector> own;
+    own.first = first + 2 * t;
+    own.Clear(call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth),
+              call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth), call,
+              first + g, end, t);
+    own.lists.template Begin<kShare>(column_offsets, row_indices, first, end, share);
+#pragma unroll 1
+    while (own.lists.Find(row_indices)) {
+#pragma unroll 1
+      for (unsigned left = own.lists.any; left != 0;) {
+        // Of vectors of 8 two block rows: lanes of g < 4 have the first.
+        unsigned bit = __ffs(left) - 1;
+        left &= left - 1;
+        if (kLength == 8) {
+          const bool both = left != 0;
+          if (g >= 4) bit = both ? __ffs(left) - 1 : 32;
+          left &= left - 1;
+        }
+#pragma unroll 1
+        for (unsigned part = 0; part < kLength; part += 16) {
+          Index rows[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const unsigned place = (g / 2 * 4 + g % 2 + 2 * r) % kRows;
+            const Size row = Size(own.lists.base + bit) * kLength + part + place;
+            rows[r] = bit < 32 && row < call.m ? Index(row) : -1;
+          }
+#pragma unroll 1
+          for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
+            KeyFragments<T, kSteps, kVector> query;
+            query.Load(call.Rows(q, kManyQ, product, call.m, call.heads, head, depth),
+                       call.heads * depth, rows, depth, t);
+            KeyFragments<T, kValueSteps, kVector> cotangent;
+            cotangent.Load(
+                call.Rows(dout, kManyOut, product, call.m, call.heads, head, value_depth),
+                call.heads * value_depth, rows, value_depth, t);
+            float of_lse[2], of_delta[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const Size at = Size(unsigned(rows[r])) * call.heads;
+              const bool exists = rows[r] >= 0;
+              of_lse[r] = exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>();
+              of_delta[r] = exists ? call.OfRows(delta, kManyDelta, product, head)[at] : 0;
+            }
+            own.Add(call, query, cotangent, rows, bit, of_lse, of_delta, scale,
+                    call.Bias(bias, product, head, kLength), permutation);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const Size key = own.first + 8 * i + g % 2;
+      const Size at = (product * call.keys + key) * call.key_heads + key_head;
+      const bool stored = key < call.keys && share == 0;
+      StoreTransposed<kVector, kShare, kBlock>(dk + at * depth, stored, depth, scale,
+                                               own.of_key[i]);
+      StoreTransposed<kVector, kShare, kBlock>(dv + at * value_depth, stored, value_depth, 1,
+                                               own.of_value[i]);
+    }
+  }
+}
+
+}  // namespace sgap

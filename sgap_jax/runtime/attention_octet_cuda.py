@@ -1,0 +1,158 @@
+"""The launches of attention in octet tiles: cuda/attention_octet.cuh and its gradients."""
+
+from __future__ import annotations
+
+from sgap_jax.runtime.attention_shapes import AttentionShapes, checked, scalars, types
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.kernel_source import grid_z, instantiation
+from sgap_jax.schedules.attention_tile import AttentionTile
+from sgap_jax.schedules.problem import Problem
+
+_WARP = 32
+_HALF = 128  # of a lane's registers
+_BLOCK_WARPS = 4  # of a block by keys, unless more share keys
+_MOST_WARPS = 8  # of a block whose lanes have all registers that there are
+
+
+def forward_plan(
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    scale: float,
+    pointers: list[str],
+) -> KernelCall:
+    """As `attention_cuda.forward_plan`, which knows the pointers."""
+    steps, panels = _pieces(problem.n, 32), _pieces(shapes.value_depth, 64)
+    # Queries and sums.
+    tiles = _tiles(problem, schedule, shapes, 4 * steps + 16 * panels)
+    return _by_rows(
+        "attention_octet.cuh",
+        "AttentionOctetKernel",
+        problem,
+        shapes,
+        (*tiles, steps, panels, schedule.share),
+        pointers,
+        scalars(problem, shapes, scale),
+    )
+
+
+def rows_backward_plan(
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    scale: float,
+    wrt_bias: bool,
+    pointers: list[str],
+) -> KernelCall:
+    """As `attention_cuda.rows_backward_plan`."""
+    steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
+    # Queries, cotangents and sums, and what is gathered.
+    own, gathered = 12 * steps + 4 * value_steps, 8 * (steps + value_steps)
+    tiles = _tiles(problem, schedule, shapes, own, gathered, _most(problem, shapes))
+    return _by_rows(
+        "attention_octet_backward.cuh",
+        "AttentionOctetRowsBackwardKernel",
+        problem,
+        shapes,
+        (*tiles, steps, value_steps, min(schedule.share, _MOST_WARPS)),
+        pointers,
+        (*scalars(problem, shapes, scale), int(wrt_bias)),
+        zero=(1,) if wrt_bias else (),
+    )
+
+
+def keys_backward_plan(
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    scale: float,
+    pointers: list[str],
+) -> KernelCall:
+    """As `attention_cuda.keys_backward_plan`."""
+    length = checked(problem, schedule, shapes)
+    steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
+    # Keys, values and the sums of both in a tile, what is gathered, and the lists of the keys.
+    registers = (2 * 12 + 8) * (steps + value_steps) + 32
+    tiles = 2 if registers <= _most(problem, shapes) else 1
+    share = min(schedule.share, _MOST_WARPS)
+    warps = max(share, _BLOCK_WARPS)
+    operand, _ = types(problem)
+    constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
+    numbers = scalars(problem, shapes, scale)
+    kernel = "AttentionOctetKeysBackwardKernel"
+    return KernelCall(
+        source=instantiation(
+            "attention_octet_keys.cuh",
+            kernel,
+            [*constants, _aligned(problem, shapes)],
+            pointers,
+            len(numbers),
+        ),
+        kernel=kernel,
+        grid=(
+            max(-(-problem.shape[1] // (8 * tiles * warps // share)), 1),
+            max(shapes.key_heads, 1),
+            grid_z(shapes.batch),
+        ),
+        block=(_WARP * warps, 1, 1),
+        scalars=numbers,
+    )
+
+
+def _tiles(
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    registers: int,
+    gathered: int = 0,
+    most: int = _HALF,
+) -> tuple[int, int, int]:
+    """V, and of its rows and of the heads that share keys those that a warp takes, in tiles of 8
+    rows: up to 4, of so many registers each, with what they share within `most`."""
+    length = checked(problem, schedule, shapes)
+    tiles = max(n for n in (1, 2, 4) if n == 1 or n * registers + gathered <= most)
+    rows = min(length, 8 * tiles)
+    group = shapes.heads // max(shapes.key_heads, 1)
+    heads = max(n for n in (1, 2, 4) if n == 1 or (group % n == 0 and n * rows <= 8 * tiles))
+    return length, rows, heads
+
+
+def _by_rows(
+    header: str,
+    kernel: str,
+    problem: Problem,
+    shapes: AttentionShapes,
+    constants: tuple[int, ...],
+    pointers: list[str],
+    numbers: tuple[int, ...],
+    zero: tuple[int, ...] = (),
+) -> KernelCall:
+    """A launch of a kernel by rows: V, rows, heads, steps of q and of v, warps of a block."""
+    length, rows, heads, *_, warps = constants
+    operand, _ = types(problem)
+    all_constants: list = [operand, *constants, _aligned(problem, shapes)]
+    return KernelCall(
+        source=instantiation(header, kernel, all_constants, pointers, len(numbers)),
+        kernel=kernel,
+        grid=(
+            max(-(-problem.shape[0] // length) * (length // rows), 1),
+            max(shapes.heads // heads, 1),
+            grid_z(shapes.batch),
+        ),
+        block=(_WARP * warps, 1, 1),
+        scalars=numbers,
+        zero=zero,
+    )
+
+
+def _most(problem: Problem, shapes: AttentionShapes) -> int:
+    """Registers of a lane for operands and sums, which leave what loads and addresses take."""
+    return 160 if _aligned(problem, shapes) else 128
+
+
+def _aligned(problem: Problem, shapes: AttentionShapes) -> bool:
+    return problem.n % 8 == 0 and shapes.value_depth % 8 == 0
+
+
+def _pieces(depth: int, size: int) -> int:
+    return max(-(-depth // size), 1)

@@ -1,0 +1,82 @@
+"""What a launch of the attention kernels is told beside its schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+from sgap_jax.runtime.kernel_source import TYPES
+from sgap_jax.schedules.attention_tile import AttentionTile
+from sgap_jax.schedules.grid import GRID_Y
+from sgap_jax.schedules.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShapes:
+    """What the launches need to know beside the problem.
+
+    Attributes:
+      heads, key_heads: of q and out, and of k and v; the second divides the first.
+      value_depth: features of v.
+      batch: sequences of the results.
+      many: which of "q", "k", "v", "bias", "sinks", "lengths", "dout", "delta", "lse" differ from
+        sequence to sequence (have a leading axis of `batch`).
+      bias: none, "shared" by the heads, or of each ("heads").
+      sinks, lengths: whether there are any.
+      is_causal: entries (i, j) with j > i are masked.
+    """
+
+    heads: int
+    key_heads: int
+    value_depth: int
+    batch: int = 1
+    many: frozenset[str] = frozenset()
+    bias: str | None = None
+    sinks: bool = False
+    lengths: bool = False
+    is_causal: bool = False
+
+    @property
+    def flags(self) -> int:
+        """As enum AttentionFlag of cuda/attention.cuh counts."""
+        bits = [
+            self.is_causal,
+            self.bias is not None,
+            self.bias == "heads",
+            self.sinks,
+            self.lengths,
+        ]
+        names = ("q", "k", "v", "bias", "sinks", "lengths", "dout", "delta", "lse")
+        return sum(1 << i for i, bit in enumerate([*bits, *(n in self.many for n in names)]) if bit)
+
+
+def checked(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) -> int:
+    """The rows of a vector, where the schedule takes the problem."""
+    schedule.check(problem)
+    schedule.check_depth(shapes.value_depth)
+    if shapes.heads > GRID_Y:
+        raise NotImplementedError(f"attention: a launch has up to {GRID_Y} heads")
+    return problem.vector_length or 1
+
+
+def types(problem: Problem) -> tuple[str, str]:
+    """Of the operands and of their accumulators, in C++."""
+    return TYPES[problem.dtype], "double" if problem.dtype == "float64" else "float"
+
+
+def scalars(problem: Problem, shapes: AttentionShapes, scale: float) -> tuple[int, ...]:
+    """The kernels' arguments after the pointers."""
+    (m, keys), length = problem.shape, problem.vector_length or 1
+    bits = int(struct.unpack("<q", struct.pack("<d", scale))[0])
+    return (
+        m,
+        keys,
+        shapes.heads,
+        shapes.key_heads,
+        problem.n,
+        shapes.value_depth,
+        problem.nnz // length,
+        shapes.batch,
+        bits,
+        shapes.flags,
+    )

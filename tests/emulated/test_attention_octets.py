@@ -1,0 +1,178 @@
+"""Fused attention and its gradients in octet tiles, run by the emulator, against float64 loops."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from attention_cases import Attention, Setting, check
+from battery import BATTERY
+from cuda_sources import require_nvrtc
+
+from sgap_jax.schedules.attention_tile import AttentionTile
+
+ONE, FOUR = AttentionTile(8, octet=True), AttentionTile(16, 4, octet=True)
+BACKWARD = ("rows", "keys")
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+@pytest.mark.parametrize("length", [8, 16, 32])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_octets(dtype, length):
+    of = Setting(length, dtype=dtype, batch=1)
+    i = length // 8 + (dtype == "float16")
+    tile, other = (ONE, FOUR)[:: 1 if i % 2 else -1]
+    for name in ("every_length", "padded", "no_entries", "full", "wide", "one_column")[i % 2 :: 2]:
+        check(name, dataclasses.replace(of, heads=4, depth=16, value_depth=8), tile)
+    every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
+    check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), other)
+    of = dataclasses.replace(of, depth=72, value_depth=64, heads=2, key_heads=2, bias="shared")
+    check("padded", of, tile)
+
+
+@pytest.mark.parametrize("tile", [ONE, AttentionTile(8, 16, octet=True)], ids=str)
+def test_gradients_of_keys_in_several_windows(tile):
+    """38 block rows, of which a window has 32; 16 warps share rows forward, 8 share keys."""
+    setting = Setting(8, 16, 16, heads=4, key_heads=2, batch=1, dtype="float16", bias="heads")
+    check("tall", setting, tile, BACKWARD)
+
+
+def test_gradients_of_the_widest_heads():
+    check("full", Setting(16, 128, 128, batch=1, dtype="bfloat16"), FOUR, BACKWARD)
+    of = Setting(8, 90, 33, dtype="float16", lengths=True, shared=("k", "dout"))
+    check("full", of, ONE, BACKWARD)
+
+
+def test_a_vector_that_is_stored_twice():
+    """As traced structures may have it: each copy is an entry of its own."""
+    attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
+    assert attention.offsets[3] - attention.offsets[2] > 4
+    attention.indices[attention.offsets[2] : attention.offsets[2] + 4] = 5
+    attention.transpose()
+    attention.check(ONE, BACKWARD)
+    attention.check(FOUR, BACKWARD)
+
+
+@pytest.mark.parametrize(("operand", "odd"), [("q", np.nan), ("dout", np.inf)])
+def test_what_is_not_finite_reaches_the_keys_of_its_row_alone(operand, odd):
+    case, setting = BATTERY["every_length"], Setting(8, batch=1, dtype="float16", key_heads=2)
+    attention = Attention(case, setting)
+    expected = attention.oracle()
+    attention.oracle = lambda: expected  # lse and delta
+    clean = attention.run(FOUR, ("keys",))
+    at = np.random.default_rng(0).integers(0, 8)
+    getattr(attention, operand)[0, 3, :, at] = odd
+    stored = np.zeros(attention.keys, bool)
+    stored[attention.indices[: attention.offsets[1]]] = True
+    assert stored.any() and not stored.all()
+    for name, x in attention.run(FOUR, ("keys",)).items():
+        np.testing.assert_array_equal(x[0, ~stored], clean[name][0, ~stored], err_msg=name)
+        assert np.isnan(x[0, stored]).all(), name
+
+
+def test_keys_beyond_a_length_are_not_read():
+    attention = Attention(BATTERY["every_length"], Setting(16, lengths=True, dtype="float16"))
+    attention.lengths[:] = 20
+    clean, expected = attention.run(ONE), attention.oracle()
+    attention.oracle = lambda: expected
+    for x in (attention.k, attention.v):
+        x[:, 20:] = np.nan
+    for name, x in attention.run(ONE).items():
+        np.testing.assert_array_equal(x, clean[name])
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong"),
+    [
+        ("attention_octet.cuh", "g / 2 * 4 + g % 2 + 2 * i, last", "g + 8 * i, last"),
+        ("attention_octet.cuh", "p + 4 * t + i", "p + 4 * i + t"),
+        ("attention_octet.cuh", "sums[i][2 + e] *= factor;", ""),
+        ("attention_octet.cuh", "p += kWarps * 16", "p += 16"),
+        ("attention_octet.cuh", "i % kOfHead * 8 + 2 * t;", "2 * t;"),
+        (
+            "attention_octet.cuh",
+            "TransposeMatrix(PackPair<T>(s[2], s[3]))",
+            "PackPair<T>(s[2], s[3])",
+        ),
+        ("attention_octet.cuh", "Size(column) < end ? column", "true ? column"),
+        ("attention_octet.cuh", "bias[Size(vector + j / 2 * 2)", "bias[Size(vector)"),
+        ("mma.cuh", "0x7632", "0x5410"),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, planted):
+    setting = Setting(16, 8, 65, 4, 2, 2, "float16", "heads", lengths=True, is_causal=True)
+    tile = AttentionTile(8, 2, octet=True)
+
+    def once():
+        check("every_length", setting, tile, ("forward",))
+        # many steps for each warp
+        check("wide", dataclasses.replace(setting, is_causal=False), tile, ("forward",))
+
+    planted(header, right, wrong, once)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("dp = kept ? s * (dp - delta)", "dp = kept ? s * dp"),
+        ("TransposeMatrix(PackPair<T>(x[2], x[3]))", "PackPair<T>(x[2], x[3])"),
+        (".at[s % 2 * 2 + j % 2]", ".at[s % 2 * 2 + j / 2]"),
+        ("odd ? own[j + 1] : own[j], given", "own[j], given"),
+        ("MergeShares<32, kShare, kBlock>(own, AddAll());", ""),
+        ("to_bias[Size(vector + j / 2 * 2)", "to_bias[Size(vector)"),
+        ("dbias + (product * call.heads + head)", "dbias + product * call.heads"),
+        ("p += kWarps * 16", "p += 16"),
+    ],
+)
+def test_planted_bugs_by_rows_are_caught(right, wrong, planted):
+    setting = Setting(16, batch=1, dtype="float16", bias="heads")
+    once = lambda: check("wide", setting, FOUR, ("rows",))  # noqa: E731
+    planted("attention_octet_backward.cuh", right, wrong, once)
+
+
+TALL = dict(name="tall", tile=ONE)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "of"),
+    [
+        ("next[i] += __popc(own);", "next[i] += __popc(own) + 1;", TALL),
+        ("low + share * each", "low", TALL | dict(tile=FOUR)),
+        ("stop = low + (share + 1) * each;", "", TALL | dict(tile=FOUR)),
+        ("if (g >= 4) bit =", "if (false) bit =", TALL),
+        ("(stored >> bit & 1)", "true", {}),
+        ("first + 8 * i + j % 2 <= Size(row)", "first + 8 * i + j % 2 < Size(row)", {}),
+        ("__popc(stored & ((1u << bit) - 1))", "0", {}),
+        ("permutation[at]", "at", {}),
+        ("own.first + 8 * i + g % 2", "own.first + 8 * i", {}),
+        ("Index(row) : -1", "Index(row) - part : -1", dict(length=32)),
+    ],
+)
+def test_planted_bugs_by_keys_are_caught(right, wrong, of, planted):
+    of = dict(name="every_length", tile=ONE, length=8) | of
+    setting = Setting(of["length"], batch=1, dtype="float16", bias="heads", is_causal=True)
+    once = lambda: check(of["name"], setting, of["tile"], ("keys",))  # noqa: E731
+    planted("attention_octet_keys.cuh", right, wrong, once)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "test"),
+    [
+        ("limit = row + 1;", "limit = 32;", test_a_vector_that_is_stored_twice),
+        (
+            "if (__any_sync(~0u, finite != 0)) ClearRows(query, cotangent, lse);",
+            "",
+            lambda: test_what_is_not_finite_reaches_the_keys_of_its_row_alone("q", np.nan),
+        ),
+        (
+            "wrong |= __shfl_xor_sync(~0u, wrong, distance);",
+            "",
+            lambda: test_what_is_not_finite_reaches_the_keys_of_its_row_alone("dout", np.inf),
+        ),
+    ],
+)
+def test_planted_bugs_of_odd_cases_are_caught(right, wrong, test, planted):
+    planted("attention_octet_keys.cuh", right, wrong, test)
