@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
 from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
-from sgap_jax.compiler.expr import Access, Assign, IndexVar, Tensor
+from sgap_jax.compiler.expr import Access, Assign, Factor, IndexVar, Tensor
 from sgap_jax.compiler.provenance import Provenance, children, parents
 from sgap_jax.schedules import Problem
 from sgap_jax.schedules import schedule as schedules
@@ -190,7 +190,7 @@ class Schedule(schedules.Schedule):
 
     def precompute(
         self,
-        factors: Access | tuple[Access | str, ...] | str,
+        factors: Access | tuple[Factor | str, ...] | str,
         var: Vars,
         fresh: Vars,
         workspace: str,
@@ -292,9 +292,9 @@ class Schedule(schedules.Schedule):
         if not isinstance(access, str | Tensor):
             raise ScheduleError(f"expected an access or the name of an operand, got {access!r}")
         name = access if isinstance(access, str) else access.name
-        factors = [factor for factor in self.expression.factors if factor.tensor == name]
+        factors = [access for access in self.expression.accesses if access.tensor == name]
         if not factors:
-            there = ", ".join(factor.tensor for factor in self.expression.factors)
+            there = ", ".join(access.tensor for access in self.expression.accesses)
             raise ScheduleError(f"{name} is not an argument of the expression; there are {there}")
         return factors[0]
 
