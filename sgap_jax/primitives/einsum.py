@@ -19,7 +19,6 @@ from sgap_jax.primitives._define import (
     bind,
     check_schedule,
     define,
-    derived,
     is_linear_operand,
     jax_lowering,
     out_aval,
@@ -75,7 +74,8 @@ def einsum(
         output lists their indices in the order of the levels, then those that A lacks. Elements
         that no entry reaches are not stored.
       schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
-        differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
+        differ), which has those of gradients too (`with_derivatives`). None chooses;
+        `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
@@ -304,7 +304,8 @@ def _transpose(
     output, factors[linear] = factors[linear], expression.output
     swapped = dataclasses.replace(expression, factors=tuple(factors), output=output)
     given = (*operands[:linear], cotangent, *operands[linear + 1 :])
-    return linear, bind_einsum(*given, expression=swapped, schedule=derived(schedule))
+    chain = einsum_loops.inherited(schedule, swapped)
+    return linear, bind_einsum(*given, expression=swapped, schedule=chain)
 
 
 def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tuple[Any, Any]:
@@ -323,7 +324,8 @@ def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tu
         output=index + expression.output,
         sizes=tuple(sorted([*expression.sizes, (index, size)])),
     )
-    return bind_einsum(*moved, expression=wider, schedule=derived(schedule)), 0
+    chain = einsum_loops.inherited(schedule, wider)
+    return bind_einsum(*moved, expression=wider, schedule=chain), 0
 
 
 einsum_p = define(

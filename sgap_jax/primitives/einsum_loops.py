@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.compiler import presets
+from sgap_jax.compiler.derivatives import operands as read_by
+from sgap_jax.compiler.derivatives import same, sharing
 from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
 from sgap_jax.compiler.loopir import Function
 from sgap_jax.compiler.lower import lower
@@ -21,35 +23,29 @@ from sgap_jax.compiler.print_cuda import launch_plan, started
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import capacities
 from sgap_jax.formats.levels import Format
-from sgap_jax.primitives._define import cast_lowering, jax_lowering
+from sgap_jax.primitives._define import cast_lowering, derived, jax_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
+from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
 def index_notation(expression: Expression) -> Assign | None:
     """The expression with operands A, B, ... in their order, or None where no loops are made of it:
     a factor that has other indices beside the stored entries, an output index of no factor. Where
-    no factor has the stored entries, a pattern of them comes first. Those that share them come
-    next: they are multiplied before anything that lanes have."""
+    no factor has the stored entries, there is a pattern of them."""
     words, fiber = [*expression.words, expression.output], expression.fiber[0]
     if any(ENTRY in word and word != ENTRY or fiber and fiber in word[1:] for word in words):
         return None
     names = _names()
     read = [_access(expression, next(names), word) for word in expression.words]
-    count = len(expression.factors)
-    entries = next((x for x in read[:count] if x.format == expression.format), None)
-    read = [x if x == entries else dataclasses.replace(x, along=x.format is not None) for x in read]
-    if entries is None:
-        pattern = _access(expression, next(names), ENTRY)
-        entries = dataclasses.replace(pattern, pattern=True)
-    factors: list[Factor] = sorted(read[:count], key=lambda x: not x.along)
-    if entries.pattern:
-        factors.insert(0, entries)
+    count, output = len(expression.factors), _access(expression, next(names), expression.output)
+    pattern = dataclasses.replace(_access(expression, next(names), ENTRY), pattern=True)
+    factors: list[Factor] = [*sharing(read[:count], pattern)]
     if expression.attained:
-        factors.append(Attained(tuple(read[count:-1]), read[-1], expression.extremum))
-    output = _access(expression, next(names), expression.output)
+        others = [dataclasses.replace(x, along=x.format is not None) for x in read[count:]]
+        factors.append(Attained(tuple(others[:-1]), others[-1], expression.extremum))
     there = {index for factor in factors for index in factor.indices}
     if not there.issuperset(output.indices):
         return None
@@ -78,7 +74,7 @@ def check_dtype(dtype: Any) -> None:
 def check_loops(expression: Expression, schedule: Schedule) -> Assign:
     """The schedule's own expression, which must be this one but for its names."""
     asked = index_notation(expression)
-    if asked is None or _shape_of(asked) != _shape_of(schedule.expression):
+    if asked is None or not same(asked, schedule.expression):
         got = "an expression without loops of its own" if asked is None else _described(asked)
         raise ScheduleError(
             f"einsum: the schedule is for {_described(schedule.expression)}, got {got}"
@@ -86,19 +82,15 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
     return schedule.expression
 
 
-def _shape_of(assign: Assign) -> tuple:
-    """What is left of an expression without its names, the sparse factor first."""
-    every = (*_ordered(assign), assign.output)
-    indices = dict.fromkeys(i for x in every for i in x.indices)
-    number = {index: i for i, index in enumerate(indices)}
-    words = ((tuple(number[i] for i in x.indices), x.format, x.pattern, x.along) for x in every)
-    attained = [(x.reduction, len(x.factors)) for x in assign.factors if isinstance(x, Attained)]
-    return tuple(words), tuple(attained), assign.reduction
-
-
-def _ordered(assign: Assign) -> list[Access]:
-    """What is read, the sparse factor first."""
-    return sorted(assign.accesses, key=lambda access: access != assign.sparse)
+def inherited(schedule: Any, expression: Expression) -> Any:
+    """The schedule of a derivative, or of what vmap makes: that of the same expression among the
+    chain and those that it has for derivatives."""
+    if isinstance(schedule, Emulated):
+        return dataclasses.replace(schedule, schedule=inherited(schedule.schedule, expression))
+    if not isinstance(schedule, Schedule):
+        return derived(schedule)
+    asked = index_notation(expression)
+    return None if asked is None else schedule.of(asked)
 
 
 def _described(assign: Assign) -> str:
@@ -131,7 +123,7 @@ def _places(expression: Expression, assign: Assign) -> list[tuple[Access, int | 
     numbers = dict(zip(_names(), range(len(expression.words)), strict=False))
     names = {
         own.tensor: numbers.get(access.tensor)
-        for own, access in zip(_ordered(assign), _ordered(asked), strict=True)
+        for own, access in zip(read_by(assign), read_by(asked), strict=True)
     }
     return [(access, names[access.tensor]) for access in assign.accesses]
 

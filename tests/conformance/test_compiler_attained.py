@@ -11,6 +11,7 @@ from compiled_operands import own_cache  # noqa: F401
 from compiled_text import compiled
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
+from jaxprs import equations
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, Reference, SparseArray, einsum
 from sgap_jax.compiler import Schedule, assign, interp
@@ -67,19 +68,11 @@ def sums(subscripts, format, reduction):
     gradient = jax.grad(loss(subscripts, format, reduction), (0, *range(2, 2 + len(dense))))
     found = dict.fromkeys(
         equation.params["expression"]
-        for equation in _equations(jax.make_jaxpr(gradient)(A.values, A, *dense).jaxpr)
+        for equation in equations(gradient, A.values, A, *dense)
         if equation.primitive.name == "einsum"
     )
     stored = np.asarray(A.coordinates()[0]).reshape(-1) < A.shape[0]
     return [e for e in found if e.attained], jax.tree.leaves(A.index_arrays), stored
-
-
-def _equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(list(equation.params.values())):
-            if hasattr(inner, "jaxpr"):
-                yield from _equations(inner.jaxpr)
 
 
 def data(expression, stored, seed=1):
