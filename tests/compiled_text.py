@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from sgap_jax.compiler.loopir import INTEGERS, integer
 from sgap_jax.compiler.print_c import PRELUDE, print_c
 
 
@@ -21,9 +22,14 @@ def compiled(folder, functions, change=lambda text: text, flags=("-O1", "-Wall",
     loaded = ctypes.CDLL(str(library))
 
     def call(function, arrays):
-        out = {a.name: np.full(a.size, a.fill or 0, a.dtype) for a in function.outputs}
+        out = {a.name: np.full(a.size, _fill(a), a.dtype) for a in function.outputs}
         given = [*(arrays[array.name] for array in function.inputs), *out.values()]
         getattr(loaded, function.name)(*(ctypes.c_void_p(a.ctypes.data) for a in given))
         return out
 
     return call
+
+
+def _fill(array):
+    fill = array.fill or 0
+    return integer(fill, array.dtype) if array.dtype in INTEGERS else fill

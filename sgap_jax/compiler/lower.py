@@ -46,6 +46,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
     Store,
     Var,
+    accumulator_of,
 )
 from sgap_jax.compiler.octet import OctetNest, warp_nest
 from sgap_jax.compiler.passes import copies, without_unused
@@ -82,7 +83,7 @@ def lower(
     """The loops of a scheduled expression.
 
     The output's array is of `dtype` where each element is stored once, and of the accumulator's
-    dtype (float32, or float64 for float64) where the function adds in memory: the caller rounds.
+    dtype (float32 for halves) where the function adds in memory: the caller rounds.
     Elements that no stored entry reaches hold the identity of the reduction.
 
     Args:
@@ -141,7 +142,7 @@ class _Lowering:
     # The function around the loops.
 
     def function(self) -> Function:
-        output, wide = self._output(), "float64" if self.dtype == "float64" else "float32"
+        output, wide = self._output(), accumulator_of(self.dtype)
         inputs = self._inputs()
         scope = Scope()
         if (padding := self._padding(output)) is not None:
@@ -173,16 +174,14 @@ class _Lowering:
                 arrays |= {array.name: array for array in self.storage.arrays(self.dtype)}
             else:
                 room = self.statements.room(access)
-                arrays[access.tensor] = Array(access.tensor, self.dtype, room)
+                arrays[access.tensor] = Array(access.tensor, self.dtype, room, numbers=True)
         return tuple(arrays.values())
 
     def _output(self) -> Array:
         access, plan = self.expression.output, self.plan
         added = plan.op is not None or plan.group is not None
-        wide = "float64" if self.dtype == "float64" else "float32"
-        return Array(
-            access.tensor, wide if added else self.dtype, self.statements.room(access), plan.fill
-        )
+        dtype = accumulator_of(self.dtype) if added else self.dtype
+        return Array(access.tensor, dtype, self.statements.room(access), plan.fill, numbers=True)
 
     def _padding(self, output: Array) -> For | None:
         """On a CPU, what clears the positions without an entry where all others are stored once;

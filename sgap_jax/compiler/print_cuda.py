@@ -91,6 +91,11 @@ class CudaText(CText):
 
     def __init__(self, function: Function):
         super().__init__(function)
+        if self.wraps:
+            raise NotImplementedError(
+                f"{function.name}: numbers of {function.accumulator} in a kernel; on a GPU loops "
+                "are of floats, and schedule=None or Reference() runs"
+            )
         self.extents = _extents(function)
         for name in (function.name, *self.dtypes, *_names(function.body)):
             if name in RESERVED:

@@ -62,7 +62,8 @@ def einsum(
     on the CPU where llvmlite is installed, on CUDA where a schedule is given. Without that they
     gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
     for each entry and each index of the output that is not one of the sparse operand's. Of a
-    maximum or minimum, and of its derivative, they hold each product. Loops hold none of these.
+    maximum or minimum, and of its derivative, they hold each product. Loops hold none of these;
+    they are of floats, int8, uint8, int32 and int64 (on CUDA of floats).
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
@@ -81,7 +82,8 @@ def einsum(
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
       same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
       values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
-      sums are carried in float32 at least, and products compared there. On a GPU sums that are not
+      sums are carried in float32 at least, and products compared there; those of integers wrap in
+      their own dtype. On a GPU sums that are not
       spmm's have no fixed order. Where no entry is stored, a dense output has 0 as the sum,
       -infinity as the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max`
       do (`gspmm` has 0); integers have their least and greatest. NaN propagates.

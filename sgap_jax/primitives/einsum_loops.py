@@ -17,7 +17,7 @@ from sgap_jax.compiler import presets
 from sgap_jax.compiler.derivatives import operands as read_by
 from sgap_jax.compiler.derivatives import same, sharing
 from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
-from sgap_jax.compiler.loopir import Function
+from sgap_jax.compiler.loopir import INTEGERS, Function
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.print_cuda import launch_plan, started
 from sgap_jax.compiler.schedule import Schedule
@@ -29,6 +29,8 @@ from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
+
+LOOP_DTYPES = (*KERNEL_DTYPES, *INTEGERS)
 
 
 def index_notation(expression: Expression) -> Assign | None:
@@ -64,9 +66,9 @@ def _access(expression: Expression, name: str, word: str) -> Access:
 
 
 def check_dtype(dtype: Any) -> None:
-    if jnp.dtype(dtype).name not in KERNEL_DTYPES:
+    if jnp.dtype(dtype).name not in LOOP_DTYPES:
         raise NotImplementedError(
-            f"einsum: loops are compiled for {', '.join(KERNEL_DTYPES)}, got {jnp.dtype(dtype)}; "
+            f"einsum: loops are compiled for {', '.join(LOOP_DTYPES)}, got {jnp.dtype(dtype)}; "
             "schedule=None or Reference() runs"
         )
 
@@ -203,6 +205,6 @@ def cuda_lowering(
 def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
     """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
     assign = index_notation(expression)
-    if assign is None or jnp.dtype(dtype).name not in KERNEL_DTYPES or not llvm.available():
+    if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
         return None
     return presets.cpu(assign)
