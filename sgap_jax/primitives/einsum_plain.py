@@ -72,12 +72,24 @@ class _Entries:
         dense = (i for i in self.sizes if i not in (ENTRY, *self.coordinates))
         points = "".join([self.position, *dense])
         factors, others, best = self.terms[:count], self.terms[count:-1], self.terms[-1:]
-        every, best = self.products(points, others), self.products(points, best)
+        every, best = self._each(points, others), self._each(points, best)
         short = every < best if self.expression.extremum == "max" else every > best
         mask = self.stored.reshape(-1, *[1] * (len(points) - 1))
         ones = jnp.ones((), self.wide)
         term = self.products(points, factors) if factors else ones
         return points, jnp.where(short | ~mask, 0, term)
+
+    def _each(self, points: str, terms: Any) -> Any:
+        """The product at each point, rounded after each factor as in loops: of two that are
+        compared one may be computed there."""
+        product = jnp.ones((), self.wide)
+        for word, x in terms:
+            there = "".join(index for index in points if index in word)
+            x = jnp.transpose(x, [word.index(index) for index in there]).astype(self.wide)
+            x = jnp.expand_dims(x, [n for n, index in enumerate(points) if index not in word])
+            product = x if product.ndim == 0 else product * x
+        extents = {**self.sizes, self.position: self.count}
+        return jnp.broadcast_to(product, [extents[index] for index in points])
 
     def products(self, output: str, terms: Any = None) -> Any:
         """The einsum of `terms`, or of all; an index that none of them has is broadcast."""
@@ -113,10 +125,10 @@ class _Entries:
         dense = [index for index in self.sizes if index not in (ENTRY, *self.coordinates)]
         over = [index for index in dense if index not in output]
         if ENTRY in self.expression.output:
-            product = self.products("".join([*over, *output]))
+            product = self._each("".join([*over, *output]), self.terms)
             return self._sparse(reduce(product, tuple(range(len(over))), initial=nothing))
         kept, rest = self._kept()
-        product = self.products("".join([*over, self.position, *rest]))
+        product = self._each("".join([*over, self.position, *rest]), self.terms)
         product = reduce(product, tuple(range(len(over))), initial=nothing)
         if not kept:
             stored = self.stored.reshape(-1, *[1] * len(rest))
