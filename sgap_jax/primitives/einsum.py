@@ -63,7 +63,7 @@ def einsum(
     gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
     for each entry and each index of the output that is not one of the sparse operand's. Of a
     maximum or minimum, and of its derivative, they hold each product. Loops hold none of these;
-    they are of floats, int8, uint8, int32 and int64 (on CUDA of floats).
+    they are of floats, int8, uint8, int32 and int64.
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from compiled_operands import own_cache  # noqa: F401
 from compiled_text import compiled
+from cuda_sources import require_nvrtc, resources
+from emulated_launch import emulate, starts
 
-from sgap_jax import COO, CSF, CSR, CVS, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, SparseArray, einsum
+from sgap_jax.compiler import assign, interp
 from sgap_jax.compiler.loopir import INTEGERS
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, cpu_entries
+from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
+from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.storage import capacities
 from sgap_jax.runtime import llvm
+from sgap_jax.runtime.headers import header_folder
+from sgap_jax.schedules.emulated import Emulated
 
 SIZES = {"i": 11, "j": 26, "k": 19, "r": 5}
 SPMV = assign("ij,j->i", {"A": CSR})
@@ -142,6 +147,65 @@ def test_other_integers_run_in_plain_jax_and_a_schedule_for_them_is_refused(monk
     np.testing.assert_array_equal(found, meaning("ij,j->i", CSR, whole, "sum"))
     with pytest.raises(NotImplementedError, match="float16, int8, uint8, int32, int64, got int16"):
         einsum("ij,j->i", A, x, schedule=cpu_entries(SPMV))
-    blocks = Schedule(SPMV).split("i", "b", "t", 8).parallelize("b", "GPUBlock", "NoRaces")
-    with pytest.raises(NotImplementedError, match="kernel: numbers of int32 in a kernel; on a GPU"):
-        blocks.parallelize("t", "GPUThread", "NoRaces").source("cuda", dtype="int32")
+
+
+ROWS = ("{<1 row, 2 col>, 1}", "{<1/4 row, 1 col>, 4}")  # each of which is stored once
+ENTRIES = ("{<2 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 8}")  # by atomics, of threads or segments
+
+
+def on_a_gpu(dtype, reduction, point, change=lambda source: source):
+    """The kernel of a point for SpMM, its result and the right one."""
+    require_nvrtc()
+    e = assign("ij,jk->ik", {"A": CSR}, reduction=reduction.replace("sum", "+"))
+    schedule = spmm_point(e, AtomicParallelism.parse(point), SIZES["k"])
+    function, inputs, want = lowered("ij,jk->ik", CSR, reduction, schedule, dtype, "kernel")
+    call, (out,) = launch_plan(function), function.outputs
+    call = dataclasses.replace(call, source=change(call.source))
+    result = [((out.size,), np.dtype(out.dtype))]
+    return call, emulate(call, [*inputs.values(), *starts(function)], result)[0], want
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_on_a_gpu(dtype):
+    """Exact, in registers; 8 bits where no threads meet."""
+    points = ROWS if "8" in dtype else (*ROWS, *ENTRIES)
+    for n, point in enumerate(points):
+        for reduction in ("sum", ("max", "min")[n % 2]):
+            call, found, want = on_a_gpu(dtype, reduction, point)
+            np.testing.assert_array_equal(found, want)
+            arch = ("sm_80", "sm_90", "sm_100")[n % 3]
+            assert resources(call.source, arch)[1:] == (0, 0), call.source
+    if "8" in dtype:
+        for point in ENTRIES:
+            with pytest.raises(NotImplementedError, match="kernel: threads that meet in 8 bits"):
+                on_a_gpu(dtype, "sum", point)
+
+
+@pytest.mark.parametrize(
+    "right, wrong, reduction",
+    [
+        ("Size(x) * Size(y)", "Size(x) * Size(y) / 2 * 2", "sum"),
+        ("x > A(y) ? x : A(y)", "x < A(y) ? x : A(y)", "max"),
+        ("Bits(Combine()(before, value))", "Bits(value)", "sum"),
+    ],
+)
+def test_planted_bugs_of_kernels_are_caught(right, wrong, reduction):
+    text = (header_folder() / "loops_integers.cuh").read_text()
+    assert right in text
+    changed = text.replace("#pragma once", "").replace(right, wrong)
+    change = lambda source: source.replace('#include "loops_integers.cuh"', changed)
+    _, found, want = on_a_gpu("int32", reduction, ENTRIES[0], change)
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_launches_start_from_the_ends_of_a_dtype():
+    require_nvrtc()
+    A, (x,), whole = problem("ij,jk->ik", CSR, "int32")
+    e = assign("ij,jk->ik", {"A": CSR}, reduction="max")
+    schedule = spmm_point(e, AtomicParallelism.parse(ENTRIES[0]), SIZES["k"])
+    emulated = Emulated(emulate, schedule)
+    run = jax.jit(lambda A, x: einsum("ij,jk->ik", A, x, reduction="max", schedule=emulated))
+    want = meaning("ij,jk->ik", CSR, whole, "max")
+    np.testing.assert_array_equal(run(A, x), want)
+    assert (want[3] == np.iinfo("int32").min).all()
