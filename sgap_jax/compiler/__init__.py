@@ -1,5 +1,6 @@
 """Expression x format x schedule -> loops -> machine code (Senanayake et al., OOPSLA 2020)."""
 
+from sgap_jax.compiler.derivatives import gradient as gradient
 from sgap_jax.compiler.expr import Access as Access
 from sgap_jax.compiler.expr import Assign as Assign
 from sgap_jax.compiler.expr import IndexVar as IndexVar

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.expr import Access, IndexVar
+from sgap_jax.compiler.expr import Access, Factor, IndexVar
 
 # Race strategies (Senanayake et al., section 5.3): what makes the parallel loop safe.
 NO_RACES = "NoRaces"  # every store is owned by one iteration
@@ -26,7 +26,7 @@ class Assignment:
     with those of its dimensions."""
 
     target: Access
-    factors: tuple[Access, ...]
+    factors: tuple[Factor, ...]
     op: str | None = None  # None is =, else one of expr.REDUCTIONS
 
     def __str__(self) -> str:

@@ -10,13 +10,11 @@ import numpy as np
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Expr, Function, Stmt
 from sgap_jax.compiler.ownership import Owners, RaceError
-from sgap_jax.compiler.print_c import INTEGER, NUMBER, TRUTH, headline
+from sgap_jax.compiler.print_c import INTEGER, NUMBER, TRUTH, TRUTHS, headline
 
 COMBINE: dict[str | None, np.ufunc] = {"+": np.add, "max": np.maximum, "min": np.minimum}
 COMPARE = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
 COMPARE |= {"==": np.equal, "!=": np.not_equal}
-KINDS = {"i": INTEGER, "f": NUMBER, "b": TRUTH}
-
 Lanes = np.ndarray  # numbers of lanes, increasing
 
 
@@ -40,6 +38,7 @@ class Scalar:
     values: np.ndarray
     mutable: bool
     depth: int
+    kind: str
 
 
 @dataclasses.dataclass
@@ -48,6 +47,7 @@ class Place:
 
     data: np.ndarray
     size: int
+    kind: str = NUMBER
     depth: int = 0
     owners: Owners | None = None  # None: only read
     stored: np.ndarray | None = None
@@ -68,7 +68,7 @@ class Evaluator:
     def fault(self, what: str) -> LoopFault:
         where = ""
         if self.statement is not None:
-            kinds = {name: KINDS[scalar.values.dtype.kind] for name, scalar in self.scalars.items()}
+            kinds = {name: scalar.kind for name, scalar in self.scalars.items()}
             where = f" at `{headline(self.function, self.statement, kinds)}`"
         return LoopFault(f"{self.function.name}: {what}{where}")
 
@@ -87,12 +87,26 @@ class Evaluator:
 
     # Expressions: one value for each of `lanes`; integers are int64, checked, whatever the width.
 
+    def kind(self, expr: Expr) -> str:
+        match expr:
+            case loopir.Float():
+                return NUMBER
+            case loopir.Var(name):
+                return self.scalar(name).kind
+            case loopir.Load(array):
+                return self.places[array].kind if array in self.places else NUMBER
+            case loopir.Binary(op, left):
+                return TRUTH if op in TRUTHS else self.kind(left)
+            case loopir.Select(_, true):
+                return self.kind(true)
+        return INTEGER
+
     def value(self, expr: Expr, lanes: Lanes) -> np.ndarray:
         match expr:
             case loopir.Int(value):
                 return self.checked(np.full(len(lanes), value, np.int64))
             case loopir.Float(value):
-                return np.full(len(lanes), value, self.accumulator)
+                return np.full(len(lanes), self.number_of(value), self.accumulator)
             case loopir.Var(name):
                 scalar = self.scalar(name)
                 return scalar.values[self.lanes_at(scalar.depth, lanes)]
@@ -105,7 +119,7 @@ class Evaluator:
                 if chosen.all() or not chosen.any():
                     return self.value(true if chosen.any() else false, lanes)
                 left, right = self.value(true, lanes[chosen]), self.value(false, lanes[~chosen])
-                if left.dtype != right.dtype:
+                if self.kind(true) != self.kind(false):
                     raise self.fault("the sides of a Select are of two kinds")
                 out = np.empty(len(lanes), left.dtype)
                 out[chosen], out[~chosen] = left, right
@@ -119,18 +133,22 @@ class Evaluator:
             raise self.fault(f"there is no {name} here")
         return self.scalars[name]
 
+    def number_of(self, value: float) -> float:
+        floats = self.accumulator.kind == "f"
+        return value if floats else loopir.integer(value, self.function.accumulator)
+
     def integer(self, expr: Expr, lanes: Lanes) -> np.ndarray:
-        return self.of_kind("i", "an integer", expr, lanes)
+        return self.of_kind(INTEGER, "an integer", expr, lanes)
 
     def truth(self, expr: Expr, lanes: Lanes) -> np.ndarray:
-        return self.of_kind("b", "a truth value", expr, lanes)
+        return self.of_kind(TRUTH, "a truth value", expr, lanes)
 
     def number(self, expr: Expr, lanes: Lanes) -> np.ndarray:
-        return self.of_kind("f", "a number", expr, lanes)
+        return self.of_kind(NUMBER, "a number", expr, lanes)
 
     def of_kind(self, kind: str, name: str, expr: Expr, lanes: Lanes) -> np.ndarray:
         values = self.value(expr, lanes)
-        if values.dtype.kind != kind:
+        if self.kind(expr) != kind:
             raise self.fault(f"not {name}")
         return values
 
@@ -147,20 +165,21 @@ class Evaluator:
                 out[undecided] = self.truth(expr.right, lanes[undecided])
             return out
         left, right = self.value(expr.left, lanes), self.value(expr.right, lanes)
-        if left.dtype != right.dtype or left.dtype.kind == "b":
+        kind = self.kind(expr.left)
+        if kind != self.kind(expr.right) or kind == TRUTH:
             raise self.fault(f"the sides of {expr.op} are of two kinds, or truth values")
         if expr.op in COMPARE:
             return COMPARE[expr.op](left, right)
         if expr.op in ("max", "min"):
             return COMBINE[expr.op](left, right)
         if expr.op in ("//", "%"):
-            if left.dtype.kind != "i":
+            if kind != INTEGER:
                 raise self.fault(f"{expr.op} of numbers")
             if (left < 0).any() or (right <= 0).any():
                 raise self.fault(f"{expr.op} with a negative integer, or by zero")
             return left // right if expr.op == "//" else left % right
         out = {"+": np.add, "-": np.subtract, "*": np.multiply}[expr.op](left, right)
-        return self.checked(out) if out.dtype.kind == "i" else out
+        return self.checked(out) if kind == INTEGER else out
 
     def load(self, array: str, index: np.ndarray, lanes: Lanes) -> np.ndarray:
         place, at = self.locate(array, index, lanes)
@@ -171,7 +190,7 @@ class Evaluator:
         if place.owners is not None:
             self.owned(array, place.owners.load, at, lanes)
         loaded = place.data[at]
-        return loaded.astype(np.int64 if loaded.dtype.kind == "i" else self.accumulator)
+        return loaded.astype(np.int64 if place.kind == INTEGER else self.accumulator)
 
     def search(self, expr: loopir.Search, lanes: Lanes) -> np.ndarray:
         parts = (expr.low, expr.high, expr.target)
@@ -180,7 +199,7 @@ class Evaluator:
         if some.size:
             ends = np.concatenate([low[some], high[some] - 1])
             place, _ = self.locate(expr.array, ends, np.concatenate([lanes[some]] * 2))
-            if place.owners is not None or place.data.dtype.kind != "i":
+            if place.owners is not None or place.kind != INTEGER:
                 raise self.fault(f"a search in {expr.array}, which is no index array")
             # Each lane in its own part: from one part to the next the array may well decrease.
             drops = np.flatnonzero(np.diff(place.data) < 0)

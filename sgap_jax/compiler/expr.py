@@ -28,12 +28,14 @@ def index_vars(names: str) -> tuple[IndexVar, ...]:
 class Access:
     """A[i, j]: a tensor at indices. `format` is None for a dense tensor, stored row by row.
     `pattern`: of a sparse one only where its entries are counts; each is one, no values are read.
+    `along`: it shares the structure of another factor, its values alone are its own.
     """
 
     tensor: str
     indices: tuple[IndexVar, ...]
     format: Format | None = None
     pattern: bool = False
+    along: bool = False
 
     def __mul__(self, other: Access) -> tuple[Access, ...]:
         return (self, other) if isinstance(other, Access) else NotImplemented
@@ -59,6 +61,42 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class Attained:
+    """A factor: 1 where the product of `factors` attains `best`, the maximum or minimum (what
+    `reduction` says) of such products, else 0, whatever it is multiplied by. All attain NaN.
+    """
+
+    factors: tuple[Access, ...]
+    best: Access
+    reduction: str
+    format = None
+    pattern = along = False
+
+    @property
+    def tensor(self) -> str:
+        return str(self)
+
+    @property
+    def indices(self) -> tuple[IndexVar, ...]:
+        return tuple(
+            dict.fromkeys(i for access in (*self.factors, self.best) for i in access.indices)
+        )
+
+    def __str__(self) -> str:
+        sign = ">=" if self.reduction == "max" else "<="
+        return f"[{' * '.join(map(str, self.factors))} {sign} {self.best}]"
+
+
+Factor = Access | Attained
+
+
+def accesses(factors: Sequence[Factor]) -> tuple[Access, ...]:
+    """What is read of factors, in order; an `Attained` reads its factors, then `best`."""
+    each = ((*f.factors, f.best) if isinstance(f, Attained) else (f,) for f in factors)
+    return tuple(access for some in each for access in some)
+
+
+@dataclasses.dataclass(frozen=True)
 class Assign:
     """output = the product of `factors`, reduced over the indices that the output lacks.
 
@@ -76,7 +114,7 @@ class Assign:
     """
 
     output: Access
-    factors: tuple[Access, ...]
+    factors: tuple[Factor, ...]
     reduction: str = "+"
 
     def __post_init__(self) -> None:
@@ -87,9 +125,9 @@ class Assign:
                 f"{self}: reduction: expected one of {', '.join(REDUCTIONS)}, "
                 f"got {self.reduction!r}"
             )
-        for access in (self.output, *self.factors):
+        for access in (self.output, *self.accesses):
             _check_access(access, self)
-        names = [access.tensor for access in (self.output, *self.factors)]
+        names = [access.tensor for access in (self.output, *self.accesses)]
         if len(set(names)) < len(names):
             raise ValueError(f"{self}: give each operand and the output a name of its own")
         there = {i for factor in self.factors for i in factor.indices}
@@ -100,48 +138,62 @@ class Assign:
         self._check_sparse()
 
     def _check_sparse(self) -> None:
-        sparse = [factor for factor in self.factors if factor.format is not None]
+        sparse = [x for x in self.factors if x.format is not None and not x.along]
         if len(sparse) > 1:
             raise NotImplementedError(
                 f"{self}: {sparse[0].tensor} and {sparse[1].tensor} are both sparse; coordinates "
                 "of two sparse operands are not merged: at most one factor may have a format"
             )
-        if self.output.format is None:
-            return
-        if not self.shared:
-            own = f"{sparse[0]} in {sparse[0].format}" if sparse else "no sparse factor"
-            raise NotImplementedError(
-                f"{self}: the sparse output {self.output} in {self.output.format} would need a "
-                f"structure of its own; it can share that of a factor (here: {own}) or be dense"
-            )
+        for access in (self.output, *(x for x in self.accesses if x.along)):
+            if access.format is not None and not self.shares(access):
+                own = f"{sparse[0]} in {sparse[0].format}" if sparse else "no sparse factor"
+                what = "output" if access == self.output else "factor"
+                raise NotImplementedError(
+                    f"{self}: the sparse {what} {access} in {access.format} would need a "
+                    f"structure of its own; it can share that of a factor (here: {own}) or be dense"
+                )
 
     @property
     def shared(self) -> int:
         """How many levels of the sparse factor the output shares; 0: it is dense, or cannot."""
-        output, sparse = self.output, self.sparse
-        if output.format is None or sparse is None or sparse.format is None:
+        return self.shares(self.output)
+
+    def shares(self, access: Access) -> int:
+        """How many levels of the sparse factor an access shares; 0: it is dense, or cannot."""
+        sparse = self.sparse
+        if access.format is None or sparse is None or sparse.format is None:
             return 0
         levels = sparse.format.levels
-        if (output.format, output.indices) == (sparse.format, sparse.indices):
+        if (access.format, access.indices) == (sparse.format, sparse.indices):
             return len(levels)
-        count = len(output.indices) - output.format.dense_modes
+        count = len(access.indices) - access.format.dense_modes
         outer = tuple(sparse.indices[mode] for mode in sparse.format.modes[:count])
-        fibers = Format((*levels[:count], *[Dense()] * output.format.dense_modes))
-        same = (output.format, output.indices[:count]) == (fibers, outer)
-        same = same and set(output.indices[count:]).isdisjoint(sparse.indices)
+        fibers = Format((*levels[:count], *[Dense()] * access.format.dense_modes))
+        same = (access.format, access.indices[:count]) == (fibers, outer)
+        same = same and set(access.indices[count:]).isdisjoint(sparse.indices)
         each_once = all(level in (Dense(), Compressed()) for level in levels[:count])
         return count if same and each_once and not sparse.format.block_shape else 0
 
-    def dense_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of a sparse output, what it has at each position that it shares."""
-        output, sparse = self.output, self.sparse
-        own = output.format is not None and sparse is not None and output.format != sparse.format
-        count = output.format.dense_modes if own and output.format is not None else 0
-        return tuple(sizes[i.name] for i in output.indices[len(output.indices) - count :])
+    def dense_indices(self, access: Access) -> tuple[IndexVar, ...]:
+        """Of an access that shares levels, those of what it has at each position."""
+        own = access.format is not None and access.format != getattr(self.sparse, "format", None)
+        count = access.format.dense_modes if own and access.format is not None else 0
+        return access.indices[len(access.indices) - count :]
 
     @property
     def sparse(self) -> Access | None:
-        return next((factor for factor in self.factors if factor.format is not None), None)
+        found = (x for x in self.factors if isinstance(x, Access) and not x.along)
+        return next((x for x in found if x.format is not None), None)
+
+    @property
+    def is_multilinear(self) -> bool:
+        """Whether a factor may be multiplied with a sum over the others."""
+        return self.reduction == "+" and all(isinstance(x, Access) for x in self.factors)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Of all operands, in order."""
+        return accesses(self.factors)
 
     @property
     def indices(self) -> tuple[IndexVar, ...]:

@@ -31,6 +31,7 @@ from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.loopir import Function, Stmt
 from sgap_jax.compiler.mma import declared
 from sgap_jax.compiler.ownership import Owners
+from sgap_jax.compiler.print_c import INTEGER, NUMBER
 
 ENCLOSING = {  # the units that a loop of a unit may stand in
     loopir.CPU_THREAD: (None,),
@@ -68,14 +69,18 @@ class _Run(Evaluator):
         self.random = np.random.default_rng(seed)
         self.independent: dict[int, bool] = {}  # by the identity of a serial loop
         for array in function.inputs:
-            self.places[array.name] = Place(_input(function, array, inputs), array.size)
+            data, kind = _input(function, array, inputs), INTEGER if array.is_index else NUMBER
+            self.places[array.name] = Place(data, array.size, kind)
         for array in function.outputs:
             if array.name in self.places:
                 raise ValueError(f"{function.name}: {array.name} is there twice")
-            fill = np.nan if array.fill is None else array.fill
+            dtype = numpy_dtype(array.dtype)
+            nothing = np.nan if dtype.kind != "i" and dtype.kind != "u" else 0
+            fill = nothing if array.fill is None else self.number_of(array.fill)
             self.places[array.name] = Place(
-                np.full(array.size, fill, numpy_dtype(array.dtype)),
+                np.full(array.size, fill, dtype),
                 array.size,
+                INTEGER if array.is_index else NUMBER,
                 owners=Owners(array.size),
                 stored=np.full(array.size, array.fill is not None),
             )
@@ -105,14 +110,14 @@ class _Run(Evaluator):
             case loopir.Let(name, value, mutable):
                 values = self.value(value, lanes)
                 self.forbid(name)
-                self.define(name, values, lanes, mutable)
+                self.define(name, values, lanes, mutable, self.kind(value))
             case loopir.Set(name, value):
                 scalar = self.scalar(name)
                 if not scalar.mutable or scalar.depth != self.depth:
                     why = "constant" if not scalar.mutable else "of outside of a parallel loop"
                     raise self.fault(f"{name} is {why}")
                 new = self.value(value, lanes)
-                if new.dtype != scalar.values.dtype:
+                if self.kind(value) != scalar.kind:
                     raise self.fault(f"{name} is of another kind")
                 scalar.values[lanes] = new
             case loopir.Workspace(name, size, fill):
@@ -149,16 +154,23 @@ class _Run(Evaluator):
         if name in self.scalars or name in self.places:
             raise self.fault(f"{name} is there already")
 
-    def define(self, name: str, values: np.ndarray, lanes: Lanes, mutable: bool = False) -> None:
+    def define(
+        self,
+        name: str,
+        values: np.ndarray,
+        lanes: Lanes,
+        mutable: bool = False,
+        kind: str = INTEGER,
+    ) -> None:
         every = np.zeros(len(self.frames[-1].ids), values.dtype)
         every[lanes] = values
-        self.scalars[name] = Scalar(every, mutable, self.depth)
+        self.scalars[name] = Scalar(every, mutable, self.depth, kind)
 
     def workspace(self, name: str, size: int, fill: float, lanes: Lanes) -> None:
         self.forbid(name)
         total = len(self.frames[-1].ids) * size
-        data = np.full(total, fill, self.accumulator)
-        self.places[name] = Place(data, size, self.depth, Owners(total))
+        data = np.full(total, self.number_of(fill), self.accumulator)
+        self.places[name] = Place(data, size, NUMBER, self.depth, Owners(total))
 
     def serial(self, loop: loopir.For, lanes: Lanes) -> None:
         begin, end = self.integer(loop.begin, lanes), self.integer(loop.end, lanes)

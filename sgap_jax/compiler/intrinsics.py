@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sgap_jax.compiler.cin import Assignment, Forall, Split
-from sgap_jax.compiler.expr import Access
+from sgap_jax.compiler.expr import Attained, Factor
 from sgap_jax.compiler.nest import chain
 from sgap_jax.compiler.provenance import Provenance
 
@@ -69,11 +69,13 @@ def _octet(graph: Provenance, loop: Forall) -> str | None:
     return None
 
 
-def _roles(leaf: Assignment, sparse: Access) -> list[tuple] | None:
+def _roles(leaf: Assignment, sparse: Factor) -> list[tuple] | None:
     """(index, extent or 0 for a step t, whether in position space) of the three loops."""
     vector = sparse.format.vector_length if sparse.format is not None else None
     row, column = sparse.indices
     if leaf.op != "+" or len(leaf.target.indices) != 2:
+        return None
+    if any(isinstance(factor, Attained) for factor in leaf.factors):
         return None
     if len(leaf.factors) == 2 and leaf.target.format is None and not sparse.pattern:
         dense = leaf.factors[1].indices

@@ -6,14 +6,20 @@ Mutable scalars are stack slots, which LLVM's first passes turn into registers. 
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
+
+from sgap_jax.compiler.loopir import INTEGERS, integer
 
 INT, NUMBER, TRUTH = "int", "number", "truth"
 
 # How the elements of arrays lie in memory. The 16-bit types are converted bit by bit or by a
 # conversion alone: no arithmetic is done in them.
 MEMORY = {
+    "int8": "i8",
+    "uint8": "i8",
     "int32": "i32",
+    "int64": "i64",
     "float32": "float",
     "float64": "double",
     "bfloat16": "i16",
@@ -22,6 +28,7 @@ MEMORY = {
 
 _INT_OPS = {"+": "add nsw", "-": "sub nsw", "*": "mul nsw", "//": "udiv", "%": "urem"}
 _NUMBER_OPS = {"+": "fadd", "-": "fsub", "*": "fmul"}
+_WRAPPING_OPS = {"+": "add", "-": "sub", "*": "mul"}
 _INT_TESTS = {"<": "slt", "<=": "sle", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
 _NUMBER_TESTS = {"<": "olt", "<=": "ole", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "une"}
 
@@ -60,7 +67,10 @@ class Code:
     def __init__(self, index: str, accumulator: str, vector_bytes: int) -> None:
         self.index = {"int32": "i32", "int64": "i64"}[index]
         self.number = MEMORY[accumulator]
-        self.native_lanes = vector_bytes // (8 if accumulator == "float64" else 4)
+        # Numbers that are integers wrap, in a dtype of their own.
+        self.wrapping = accumulator if accumulator in INTEGERS else None
+        self.number_bytes = 8 if accumulator in ("float64", "int64") else 4  # of a lane at least
+        self.native_lanes = vector_bytes // self.number_bytes
         self.lines: list[str] = []
         self.slots: list[str] = []
         self.declared: set[str] = set()
@@ -116,6 +126,8 @@ class Code:
         return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
     def literal(self, value: float) -> Value:
+        if self.wrapping is not None:
+            return Value(NUMBER, str(integer(value, self.wrapping)))
         if self.number == "float":
             value = struct.unpack("<f", struct.pack("<f", value))[0]
         bits = struct.unpack("<Q", struct.pack("<d", value))[0]
@@ -123,7 +135,7 @@ class Code:
 
     def neutral(self, op: str, kind: str) -> Value:
         if kind == NUMBER:
-            return self.literal({"+": -0.0, "max": -float("inf"), "min": float("inf")}[op])
+            return self.literal({"+": -0.0, "max": -math.inf, "min": math.inf}[op])
         end = 1 << (31 if self.index == "i32" else 63)
         return Value(INT, str({"+": 0, "max": -end, "min": end - 1}[op]))
 
@@ -164,19 +176,27 @@ class Code:
         a, b = (left.text, right.text) if lanes == 1 else (self.spread(left), self.spread(right))
         type = self.type(kind, lanes)
         if op in _INT_TESTS:
-            test = f"icmp {_INT_TESTS[op]}" if kind != NUMBER else f"fcmp {_NUMBER_TESTS[op]}"
-            return Value(TRUTH, self.op(f"{test} {type} {a}, {b}"), lanes)
+            return Value(TRUTH, self.op(f"{self._test(op, kind)} {type} {a}, {b}"), lanes)
         if op in ("min", "max"):
             return Value(kind, self._extreme(op, kind, type, a, b, lanes), lanes)
         if kind == NUMBER:
-            return Value(NUMBER, self.op(f"{_NUMBER_OPS[op]} contract {type} {a}, {b}"), lanes)
+            floats = f"{_NUMBER_OPS[op]} contract"
+            how = floats if self.wrapping is None else _WRAPPING_OPS[op]
+            return Value(NUMBER, self.op(f"{how} {type} {a}, {b}"), lanes)
         if op in ("//", "%") and lanes > 1 and self.mask is not None:
             b = self.choose(TRUTH, self.mask, type, b, self.splat(self.index, "1", lanes), lanes)
         return Value(INT, self.op(f"{_INT_OPS[op]} {type} {a}, {b}"), lanes)
 
+    def _test(self, op: str, kind: str) -> str:
+        if kind == NUMBER and self.wrapping is None:
+            return f"fcmp {_NUMBER_TESTS[op]}"
+        unsigned = kind == NUMBER and self.wrapping == "uint8"
+        return f"icmp {_INT_TESTS[op].replace('s', 'u') if unsigned else _INT_TESTS[op]}"
+
     def _extreme(self, op: str, kind: str, type: str, a: str, b: str, lanes: int) -> str:
-        if kind == INT:
-            first = self.op(f"icmp {'sgt' if op == 'max' else 'slt'} {type} {a}, {b}")
+        if kind == INT or self.wrapping is not None:
+            test = self._test(">" if op == "max" else "<", kind)
+            first = self.op(f"{test} {type} {a}, {b}")
         else:  # a NaN of either side stays
             more = self.op(f"fcmp {'ogt' if op == 'max' else 'olt'} {type} {a}, {b}")
             nan = self.op(f"fcmp uno {type} {a}, {a}")

@@ -49,7 +49,14 @@ class Expressions(Memory):
         return self._choice(where, lambda: self.value(expr.right), lambda: no)
 
     def _select(self, test: Value, yes: Expr, no: Expr) -> Value:
-        return self._choice(test, lambda: self.value(yes), lambda: self.value(no))
+        if not (pure(yes) and pure(no)):
+            return self._choice(test, lambda: self.value(yes), lambda: self.value(no))
+        sides = [self.value(yes), self.value(no)]
+        lanes = 1 if all(value.uniform for value in (test, *sides)) else self.width
+        each = (v.text if lanes == 1 else self.spread(v) for v in (test, *sides))
+        (which, first, second), kind = each, sides[0].kind
+        text = self.choose(TRUTH, which, self.type(kind, lanes), first, second, lanes)
+        return Value(kind, text, lanes)
 
     def _choice(self, test: Value, yes: Callable[[], Value], no: Callable[[], Value]) -> Value:
         """One side, or in vectors each side in its lanes, where there are any."""

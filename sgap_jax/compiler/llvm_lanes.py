@@ -199,9 +199,10 @@ class Lanes(Lists):
         starts at -0, so that LLVM drops the addition; in a loop at 0, and so may the result."""
         outer = dict(self.scalars)
         self.width = width
+        floats = looped and self.wrapping is None
         for name, op in sums.items():
             cell = outer[name]
-            zero = looped and op == "+" and cell.kind == NUMBER
+            zero = floats and op == "+" and cell.kind == NUMBER
             start = self.literal(0.0) if zero else self.neutral(op, cell.kind)
             self.scalars[name] = self.cell(cell.kind, start, True)
         yield
@@ -212,7 +213,7 @@ class Lanes(Lists):
             cell = outer[name]
             assert isinstance(cell, Cell)
             before = self.read(cell)
-            if looped and op == "+" and cell.kind == NUMBER:
+            if floats and op == "+" and cell.kind == NUMBER:
                 sum = self.op(f"fadd nsz {self.number} {before.text}, {total.text}")
                 self.write(cell, Value(NUMBER, sum))
             else:

@@ -70,7 +70,7 @@ class Lists(Sums):
         for parent in found.parents:
             if parent.scalar is not None:
                 pointer = self.place_workspace(size)
-                self.arrays[list_name(parent.scalar)] = Elements(pointer, "int32", size)
+                self.arrays[list_name(parent.scalar)] = Elements(pointer, "int32", size, True)
         self.statement(Let(ORIGIN, found.below(found.begin, len(found.parents))))
         self._fill(found.begin, found.end, found.parents, ())
 

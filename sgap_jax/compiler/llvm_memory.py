@@ -6,17 +6,19 @@ import dataclasses
 
 from sgap_jax.compiler.llvm_code import INT, MEMORY, NUMBER, TRUTH, Code, Value
 
-_SIZES = {"i32": 4, "float": 4, "double": 8, "i16": 2}
+_SIZES = {"i32": 4, "float": 4, "double": 8, "i64": 8, "i16": 2, "i8": 1}
 _SHORT = {"float": "f32", "double": "f64", "half": "f16"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """An array: its pointer, its dtype and how many elements there are."""
+    """An array: its pointer, its dtype and how many elements there are; whether they are
+    coordinates or positions."""
 
     pointer: str
     dtype: str
     count: int
+    is_index: bool = False
 
     @property
     def memory(self) -> str:
@@ -28,7 +30,7 @@ class Elements:
 
     @property
     def kind(self) -> str:
-        return INT if self.dtype == "int32" else NUMBER
+        return INT if self.is_index else NUMBER
 
 
 class Memory(Code):
@@ -49,7 +51,7 @@ class Memory(Code):
             vector, name = f"<{lanes} x {memory}>", _SHORT.get(memory, memory)
             name = f"llvm.masked.gather.v{lanes}{name}.v{lanes}p0"
             raw = self._masked(vector, name, (self._places(array, index),), array.size, vector)
-        return Value(array.kind, self._widen(raw, array.dtype, lanes), lanes)
+        return Value(array.kind, self._widen(raw, array, lanes), lanes)
 
     def _gathered(self, array: Elements, index: Value) -> str:
         """One load for each lane, which is faster than the gather instruction (cpu/simd.h)."""
@@ -132,7 +134,7 @@ class Memory(Code):
 
     def _store_vector(self, array: Elements, index: Value, value: Value) -> None:
         lanes, memory = self.width, array.memory
-        text, vector = self._narrow(self.spread(value), array.dtype, lanes), f"<{lanes} x {memory}>"
+        text, vector = self._narrow(self.spread(value), array, lanes), f"<{lanes} x {memory}>"
         name = _SHORT.get(memory, memory)
         if index.stride == 1 and self.mask is None:
             self.emit(f"store {vector} {text}, ptr {self._at(array, index)}, align {array.size}")
@@ -190,9 +192,9 @@ class Memory(Code):
         memory = array.memory
         if op is None or not atomic:
             if op is not None:
-                old = self._widen(self.op(f"load {memory}, ptr {place}"), array.dtype, 1)
+                old = self._widen(self.op(f"load {memory}, ptr {place}"), array, 1)
                 value = self._of_one(op, Value(array.kind, old), value)
-            self.emit(f"store {memory} {self._narrow(value.text, array.dtype, 1)}, ptr {place}")
+            self.emit(f"store {memory} {self._narrow(value.text, array, 1)}, ptr {place}")
             return
         # As integers: compare-and-swap, whose loads are atomic too.
         bits = f"i{8 * array.size}"
@@ -204,8 +206,8 @@ class Memory(Code):
         now = "%" + self.fresh()
         self.emit(f"{now} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
         raw = now if bits == memory else self.op(f"bitcast {bits} {now} to {memory}")
-        old = self._widen(raw, array.dtype, 1)
-        text = self._narrow(self._of_one(op, Value(array.kind, old), value).text, array.dtype, 1)
+        old = self._widen(raw, array, 1)
+        text = self._narrow(self._of_one(op, Value(array.kind, old), value).text, array, 1)
         text = text if bits == memory else self.op(f"bitcast {memory} {text} to {bits}")
         pair = self.op(f"cmpxchg weak ptr {place}, {bits} {now}, {bits} {text} monotonic monotonic")
         self.emit(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
@@ -219,11 +221,15 @@ class Memory(Code):
         self.width, self.mask = width, mask
         return result
 
-    def _widen(self, raw: str, dtype: str, lanes: int) -> str:
+    def _widen(self, raw: str, array: Elements, lanes: int) -> str:
+        dtype = array.dtype
+
         def typed(scalar: str) -> str:
             return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
-        if dtype == "int32":
+        if self.wrapping is not None and not array.is_index:
+            return raw
+        if array.is_index:
             if self.index == "i32":
                 return raw
             return self.op(f"sext {typed('i32')} {raw} to {typed('i64')}")
@@ -243,11 +249,15 @@ class Memory(Code):
             raise NotImplementedError("llvm: a float64 array takes a float64 accumulator")
         return self.op(f"fpext {typed(type)} {raw} to {typed(self.number)}")
 
-    def _narrow(self, text: str, dtype: str, lanes: int) -> str:
+    def _narrow(self, text: str, array: Elements, lanes: int) -> str:
+        dtype = array.dtype
+
         def typed(scalar: str) -> str:
             return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
-        if dtype == "int32":
+        if self.wrapping is not None and not array.is_index:
+            return text
+        if array.is_index:
             if self.index == "i32":
                 return text
             return self.op(f"trunc {typed('i64')} {text} to {typed('i32')}")

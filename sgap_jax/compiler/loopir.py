@@ -2,12 +2,16 @@
 
 Scalars are of two kinds. Integers (coordinates, positions) are as wide as `Function.index` says.
 Numbers are of `Function.accumulator`: a load from a narrower array widens, a store rounds once.
+Where that is an integer dtype, numbers are all of it and wrap; infinities are its ends.
 Arrays are flat; an array of a narrow dtype is never read back after a rounded store.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+
+import numpy as np
 
 # Units of parallel loops. A loop of a unit starts at zero, and its extent is a constant.
 CPU_THREAD = "CPUThread"  # iterations in any order, on any thread
@@ -16,6 +20,8 @@ GPU_BLOCK = "GPUBlock"
 GPU_WARP = "GPUWarp"  # of a block, at most one such loop
 GPU_THREAD = "GPUThread"  # of a warp (at most 32) where there is a loop of warps, else of a block
 UNITS = (CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_WARP, GPU_THREAD)
+
+INTEGERS = ("int8", "uint8", "int32", "int64")  # that numbers may be of
 
 
 # Expressions: immutable trees.
@@ -255,13 +261,19 @@ Stmt = (
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """`dtype`: a NumPy name or "bfloat16"; index arrays are int32. `fill`, of outputs: what every
-    element holds before the function starts; None where the function stores each element first."""
+    """`dtype`: a NumPy name or "bfloat16". `fill`, of outputs: what every element holds before the
+    function starts; None where the function stores each element first. An array of int32 has
+    coordinates or positions, but for one of `numbers`."""
 
     name: str
     dtype: str
     size: int
     fill: float | None = None
+    numbers: bool = False
+
+    @property
+    def is_index(self) -> bool:
+        return self.dtype == "int32" and not self.numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,8 +284,21 @@ class Function:
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     body: tuple[Stmt, ...]
-    accumulator: str = "float32"  # or float64
+    accumulator: str = "float32"  # or float64, or one of INTEGERS
     index: str = "int32"  # or int64: where a size or a product of sizes does not fit
+
+
+def accumulator_of(dtype: str) -> str:
+    """What numbers of a dtype are added up in."""
+    return dtype if dtype in ("float64", *INTEGERS) else "float32"
+
+
+def integer(value: float, dtype: str) -> int:
+    """A Float among integers."""
+    limits = np.iinfo(dtype)
+    if math.isinf(value):
+        return int(limits.max if value > 0 else limits.min)
+    return int(value)
 
 
 def extent(loop: For) -> int:

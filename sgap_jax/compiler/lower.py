@@ -46,6 +46,7 @@ from sgap_jax.compiler.loopir import (
     Stmt,
     Store,
     Var,
+    accumulator_of,
 )
 from sgap_jax.compiler.octet import OctetNest, warp_nest
 from sgap_jax.compiler.passes import copies, without_unused
@@ -82,7 +83,7 @@ def lower(
     """The loops of a scheduled expression.
 
     The output's array is of `dtype` where each element is stored once, and of the accumulator's
-    dtype (float32, or float64 for float64) where the function adds in memory: the caller rounds.
+    dtype (float32 for halves) where the function adds in memory: the caller rounds.
     Elements that no stored entry reaches hold the identity of the reduction.
 
     Args:
@@ -129,6 +130,7 @@ class _Lowering:
         self.statements = Statements(self.expression, self.ranges, self.plan)
         names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
         self.recovery = Recovery(self.ranges, planner, self.plan, names)
+        self.statements.fresh = self.recovery.fresh
         self.tiles = Tiles(self.ranges, planner)
         self.tracking = Tracking(self.recovery, self.statements)
         self.runs = Runs(self.tracking)
@@ -140,7 +142,7 @@ class _Lowering:
     # The function around the loops.
 
     def function(self) -> Function:
-        output, wide = self._output(), "float64" if self.dtype == "float64" else "float32"
+        output, wide = self._output(), accumulator_of(self.dtype)
         inputs = self._inputs()
         scope = Scope()
         if (padding := self._padding(output)) is not None:
@@ -167,23 +169,19 @@ class _Lowering:
 
     def _inputs(self) -> tuple[Array, ...]:
         arrays: dict[str, Array] = {}
-        for factor in self.expression.factors:
-            if self.storage is not None and factor == self.storage.access:
+        for access in self.expression.accesses:
+            if self.storage is not None and access == self.storage.access:
                 arrays |= {array.name: array for array in self.storage.arrays(self.dtype)}
             else:
-                size = math.prod(self.statements.extents(factor))
-                arrays[factor.tensor] = Array(factor.tensor, self.dtype, size)
+                room = self.statements.room(access)
+                arrays[access.tensor] = Array(access.tensor, self.dtype, room, numbers=True)
         return tuple(arrays.values())
 
     def _output(self) -> Array:
         access, plan = self.expression.output, self.plan
-        size = math.prod(self.statements.extents(access))
-        if access.format is not None and self.storage is not None:
-            places = self.storage.positions[self.expression.shared - 1]
-            size = math.prod([places, *self.expression.dense_extents(self.sizes)])
         added = plan.op is not None or plan.group is not None
-        wide = "float64" if self.dtype == "float64" else "float32"
-        return Array(access.tensor, wide if added else self.dtype, size, plan.fill)
+        dtype = accumulator_of(self.dtype) if added else self.dtype
+        return Array(access.tensor, dtype, self.statements.room(access), plan.fill, numbers=True)
 
     def _padding(self, output: Array) -> For | None:
         """On a CPU, what clears the positions without an entry where all others are stored once;
@@ -194,7 +192,8 @@ class _Lowering:
         if self.storage is not None and self.storage.ragged:
             return None  # what is beyond the matrix is not stored
         used = self.ranges.level_range(0, self.expression.shared - 1, Scope()).high
-        begin = multiply(used, Int(math.prod(self.expression.dense_extents(self.sizes))))
+        dense = self.expression.dense_indices(self.expression.output)
+        begin = multiply(used, Int(math.prod(self.sizes[index.name] for index in dense)))
         name = self.recovery.fresh("padding")
         clear = Store(output.name, Var(name), Float(IDENTITY[self.expression.reduction]))
         return For(name, begin, Int(output.size), (clear,), unit=CPU_VECTOR)
@@ -228,7 +227,7 @@ class _Lowering:
 
     def _where(self, where: Where, scope: Scope) -> None:
         inner = scope.child(masked=False, live=None)
-        self.statements.declare(where, scope, self.recovery.fresh)
+        self.statements.declare(where, scope)
         kept, self.statements.sum = self.statements.sum, None
         self._lower(where.producer, inner)
         self.statements.sum = kept

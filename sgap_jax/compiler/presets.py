@@ -167,7 +167,7 @@ def _fibers(
     taken = [output.tensor, *(factor.tensor for factor in factors)]
     for n in range(depth, len(stored)):
         below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))
-        if below != factors and s.expression.reduction == "+":
+        if below != factors and s.expression.is_multilinear:
             name = f"w{stored[n - 1]}"
             while name in taken:
                 name += "_"

@@ -1,4 +1,5 @@
-"""The loop IR as C: for reading, and to compile as a second oracle of it."""
+"""The loop IR as C: for reading, and to compile as a second oracle of it (with -fwrapv, where its
+numbers are integers)."""
 
 from __future__ import annotations
 
@@ -59,13 +60,17 @@ class CText:
     """Expressions and statements of one function as C. Other languages change what differs."""
 
     numbers = {"float32": "float", "float64": "double", "float16": "_Float16"}
-    numbers |= {"bfloat16": "__bf16", "int32": "int"}
+    numbers |= {"bfloat16": "__bf16", "int32": "int", "int64": "long long"}
+    numbers |= {"int8": "signed char", "uint8": "unsigned char"}
 
     def __init__(self, function: Function):
         self.function = function
         self.integer = "int" if function.index == "int32" else "long long"
         self.number = self.numbers[function.accumulator]
-        self.dtypes = {array.name: array.dtype for array in (*function.inputs, *function.outputs)}
+        arrays = (*function.inputs, *function.outputs)
+        self.dtypes = {array.name: array.dtype for array in arrays}
+        self.indices = {array.name for array in arrays if array.is_index}
+        self.wraps = function.accumulator in loopir.INTEGERS
         self.kinds: dict[str, str] = {}  # of scalars
 
     def parameters(self) -> list[str]:
@@ -91,7 +96,7 @@ class CText:
             case loopir.Var(name):
                 return self.kinds.get(name, INTEGER)
             case loopir.Load(array, _):
-                return INTEGER if self.dtypes.get(array) == "int32" else NUMBER
+                return INTEGER if array in self.indices else NUMBER
             case Binary(op, left, _):
                 return TRUTH if op in TRUTHS else self.kind(left)
             case loopir.Select(_, true, _):
@@ -120,6 +125,8 @@ class CText:
                 if self.integer != "int" and isinstance(left, loopir.Int):
                     first += "LL"  # all others are wide already
                 text = f"{first} {symbol} {second}"
+                if "char" in self.number and self.kind(expr) == NUMBER:  # C takes it for an int
+                    return f"({self.number})({text})"
                 # C compilers warn of && in ||, readers of == in ==.
                 return f"({text})" if mine < binding or (binding in (1, 2) and mine < 3) else text
             case loopir.Select(condition, true, false):
@@ -130,6 +137,11 @@ class CText:
         raise TypeError(f"not an expression of the loop IR: {expr!r}")
 
     def literal(self, value: float) -> str:
+        if self.wraps:
+            number = loopir.integer(value, self.function.accumulator)
+            suffix = "LL" if self.function.accumulator == "int64" else ""
+            lowest = f"({number + 1}{suffix} - 1)"  # a sign is no part of a literal
+            return lowest if number < 0 else f"{number}{suffix}"
         if math.isnan(value):
             return "NAN"
         if math.isinf(value):
@@ -139,7 +151,7 @@ class CText:
     def load(self, array: str, index: str) -> str:
         """Widened, so that what it is multiplied by is not rounded or cut off."""
         dtype = self.dtypes.get(array, self.function.accumulator)
-        wide = self.function.index if dtype == "int32" else self.function.accumulator
+        wide = self.function.index if array in self.indices else self.function.accumulator
         text = f"{array}[{index}]"
         return text if dtype == wide else self.widened(text, dtype)
 
@@ -147,7 +159,7 @@ class CText:
         return f"({self.integer if dtype == 'int32' else self.number}){text}"
 
     def extremum(self, op: str, kind: str, left: str, right: str) -> str:
-        return f"{'f' if kind == NUMBER else ''}{op}({left}, {right})"
+        return f"{'f' if kind == NUMBER and not self.wraps else ''}{op}({left}, {right})"
 
     def search(self, array: str, low: str, high: str, target: str) -> str:
         return f"search({array}, {low}, {high}, {target})"
@@ -208,7 +220,7 @@ class CText:
 
     def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
         self.dtypes[name] = self.function.accumulator
-        if fill == 0 and math.copysign(1, fill) > 0:
+        if fill == 0 and (self.wraps or math.copysign(1, fill) > 0):
             yield f"{self.number} {name}[{size}] = {{0}};"
             return
         yield f"{self.number} {name}[{size}];"

@@ -39,6 +39,9 @@ RESERVED = frozenset(
     """.split()
 )
 COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
+INTEGER_COMBINE = {"+": "sgap::WrappedAdd", "max": "sgap::GreaterInteger"}
+INTEGER_COMBINE |= {"min": "sgap::LessInteger"}
+WRAPPED = {"+": "sgap::WrappedSum", "*": "sgap::WrappedProduct"}
 
 
 def launch_plan(function: Function) -> KernelCall:
@@ -65,7 +68,9 @@ def launch_plan(function: Function) -> KernelCall:
 
 def started(function: Function) -> dict[Array, float]:
     """The outputs that start as another number than zero, and that number."""
-    return {array: array.fill for array in function.outputs if array.fill}
+    fills = {array: array.fill for array in function.outputs if array.fill}
+    whole = {array for array in fills if array.dtype in loopir.INTEGERS}
+    return {x: loopir.integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
 
 
 def print_cuda(function: Function) -> str:
@@ -77,9 +82,10 @@ def print_cuda(function: Function) -> str:
     two pointers, to the same memory: a launch gives it as an operand and as a result.
 
     Raises:
-      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
-        beside the loops of threads; a workspace that threads share; a unit of the CPU; tiles of
-        tensor cores that leave too few registers, or beside loops of threads.
+      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; an
+        atomic update of 8 bits; a store beside the loops of threads; a workspace that threads
+        share; a unit of the CPU; tiles of tensor cores that leave too few registers, or beside
+        loops of threads.
       ValueError: more threads than a block has, a group that does not divide them, an update of an
         array that is narrower than the accumulator, or a name that is a word of C++.
     """
@@ -87,10 +93,11 @@ def print_cuda(function: Function) -> str:
 
 
 class CudaText(CText):
-    numbers = TYPES | {"int32": "int"}
+    numbers = CText.numbers | TYPES
 
     def __init__(self, function: Function):
         super().__init__(function)
+        self.combine = INTEGER_COMBINE if self.wraps else COMBINE
         self.extents = _extents(function)
         for name in (function.name, *self.dtypes, *_names(function.body)):
             if name in RESERVED:
@@ -116,7 +123,8 @@ class CudaText(CText):
         bounds = f"__launch_bounds__({self.threads}{blocks})"
         head = self.signature(f'extern "C" __global__ void {bounds} {self.function.name}')
         body = "\n".join(self.block(self.function.body))
-        header = "loops_octet.cuh" if self.tile else "loops.cuh"
+        integers = "loops_integers.cuh" if self.wraps else "loops.cuh"
+        header = "loops_octet.cuh" if self.tile else integers
         return f'#include "{header}"\n\n{head}\n{body}\n}}\n'
 
     def parameters(self) -> list[str]:
@@ -131,8 +139,22 @@ class CudaText(CText):
 
     # Expressions
 
+    def expr(self, expr: Expr, binding: int = 0) -> str:
+        match expr:
+            case loopir.Binary("+" | "*" as op, left, right) if self.is_wrapped(expr):
+                return f"{WRAPPED[op]}({self.typed(left)}, {self.typed(right)})"
+        return super().expr(expr, binding)
+
+    def is_wrapped(self, expr: Expr) -> bool:
+        return self.wraps and self.kind(expr) == NUMBER
+
+    def typed(self, number: Expr) -> str:
+        """A literal is of int."""
+        text = self.expr(number)
+        return f"{self.number}({text})" if isinstance(number, loopir.Float) else text
+
     def literal(self, value: float) -> str:
-        if math.isfinite(value):
+        if self.wraps or math.isfinite(value):
             return super().literal(value)
         double = {math.inf: "0x7ff0000000000000", -math.inf: "0xfff0000000000000"}
         single = {math.inf: "0x7f800000", -math.inf: "0xff800000"}
@@ -148,7 +170,7 @@ class CudaText(CText):
 
     def extremum(self, op: str, kind: str, left: str, right: str) -> str:
         if kind == NUMBER:
-            return f"{COMBINE[op]}()({left}, {right})"
+            return f"{self.combine[op]}()({left}, {right})"
         if self.integer == "int":
             return f"{op}({left}, {right})"
         return f"{op}(({self.integer})({left}), ({self.integer})({right}))"  # literals are int
@@ -221,7 +243,9 @@ class CudaText(CText):
     def set(self, name: str, value: Expr) -> str:
         if self.paths.get(name) != self.path:
             raise ValueError(f"{self.function.name}: {name} is of outside of a parallel loop")
-        return super().set(name, value)
+        return (
+            f"{name} = {self.expr(value)};" if self.is_wrapped(value) else super().set(name, value)
+        )
 
     def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
         if set(self.path) != set(self.extents):
@@ -236,14 +260,15 @@ class CudaText(CText):
         self.check_update(store, store.op is not None and not own)
         place, value = f"{store.array}[{self.expr(store.index)}]", self.expr(store.value)
         if store.atomic and not own:
-            if store.op == "+":
+            self.check_atomic(store)
+            if store.op == "+" and not self.wraps:
                 return f"atomicAdd(&{place}, {value});"
             if store.op is None:
                 raise ValueError(f"{self.function.name}: an atomic store without op to {place}")
-            return f"sgap::Atomically<{COMBINE[store.op]}>::Update(&{place}, {value});"
+            return f"sgap::Atomically<{self.combine[store.op]}>::Update(&{place}, {value});"
         if store.op is None and self.dtypes[store.array] in ("float16", "bfloat16"):
             return f"sgap::Narrow({value}, {place});"
-        if store.op in ("max", "min"):
+        if store.op in ("max", "min") or store.op and self.wraps:
             return f"{place} = {self.extremum(store.op, NUMBER, place, value)};"
         return f"{place} {store.op or ''}= {value};"
 
@@ -251,20 +276,27 @@ class CudaText(CText):
         if reduce.array not in self.results:
             raise self.refuse(reduce, "a group that adds to a workspace")
         self.check_update(reduce, True)
-        size, combine = reduce.size, COMBINE[reduce.op]
+        size, combine = reduce.size, self.combine[reduce.op]
         threads = self.extents.get(GPU_THREAD, 1)
         if threads % size:
             raise ValueError(f"{self.function.name}: groups of {size} in {threads} threads")
         index, value = self.expr(reduce.index), self.expr(reduce.value)
         if isinstance(reduce, loopir.SegReduce):
+            self.check_atomic(reduce)
             kinds = f"{combine}, {size}, {self.integer}, {self.number}"
             return f"sgap::SegReduce<{kinds}>({reduce.array}, {index}, {value});"
+        if reduce.atomic:
+            self.check_atomic(reduce)
         access = "" if reduce.atomic else f", sgap::Alone<{combine}>"
         return f"sgap::GroupReduce<{combine}, {size}{access}>(&{reduce.array}[{index}], {value});"
 
     @property
     def results(self) -> tuple[str, ...]:
         return tuple(array.name for array in self.function.outputs)
+
+    def check_atomic(self, statement: Stmt) -> None:
+        if self.function.accumulator in ("int8", "uint8"):
+            raise self.refuse(statement, "threads that meet in 8 bits (int32 and int64 run so)")
 
     def check_update(
         self, statement: loopir.Store | loopir.GroupReduce | loopir.SegReduce, updates: bool

@@ -164,17 +164,19 @@ class _Writer(Lanes):
         self._stack = 0
 
     def place_workspace(self, size: int) -> str:
-        bytes = size * (8 if self.number == "double" else 4)
+        bytes = size * self.number_bytes
         if self._stack + bytes <= _STACK_BYTES:
             self._stack += bytes
-            return self.slot(self.number, max(size, 1))
+            return self.slot("i32" if self.number == "i8" else self.number, max(size, 1))
         at = self.scratch
         self.scratch += -(-bytes // 64) * 64
         return self.op(f"getelementptr i8, ptr %scratch, i64 {at}")
 
     def kernel(self, symbol: str, phase: _Phase) -> str:
         arrays = _arrays(self.function)
-        self.arrays = {a.name: Elements(f'%"{a.name}"', a.dtype, a.size) for a in arrays}
+        self.arrays = {
+            a.name: Elements(f'%"{a.name}"', a.dtype, a.size, a.is_index) for a in arrays
+        }
         for statement in phase.scalars:
             self.statement(statement)
         if phase.loop is None:

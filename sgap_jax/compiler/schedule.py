@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
 from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
-from sgap_jax.compiler.expr import Access, Assign, IndexVar, Tensor
+from sgap_jax.compiler.derivatives import check_gradient, same
+from sgap_jax.compiler.expr import Access, Assign, Factor, IndexVar, Tensor
 from sgap_jax.compiler.provenance import Provenance, children, parents
 from sgap_jax.schedules import Problem
 from sgap_jax.schedules import schedule as schedules
@@ -33,6 +34,7 @@ class Schedule(schedules.Schedule):
       expression: what is computed.
       statement: the loops, and how their variables derive from those of the expression; without
         it one loop for each index, the output's first, the sparse operand's in order of level.
+      derivatives: chains of other expressions, see `with_derivatives`.
 
     Raises:
       ScheduleError: each method, where its precondition does not hold; the message shows the
@@ -43,6 +45,7 @@ class Schedule(schedules.Schedule):
 
     expression: Assign
     statement: SuchThat = None  # type: ignore[assignment]  # made from the expression
+    derivatives: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, Assign):
@@ -52,11 +55,35 @@ class Schedule(schedules.Schedule):
         legality.check_statement(self.expression, self.statement)
 
     def __str__(self) -> str:
-        return str(self.statement)
+        return "\n".join([str(self.statement), *(f"derivative: {s}" for s in self.derivatives)])
 
     def provenance(self) -> Provenance:
         """How the variables derive from each other: `print` it, or take its `svg()`."""
         return Provenance(self.expression.indices, self.statement.relations)
+
+    def with_derivatives(self, *chains: Schedule) -> Schedule:
+        """The same with schedules for gradients. A tangent is of the same expression and runs as
+        this schedule says; a gradient is of another, which one of `chains` may be of. It runs as
+        without a schedule where none is::
+
+            dB = Schedule(gradient(s.expression, "B")).parallelize("k", "CPUVector", "NoRaces")
+            s = s.with_derivatives(dB)
+        """
+        for chain in chains:
+            if not isinstance(chain, Schedule):
+                raise ScheduleError(f"with_derivatives: expected schedules, got {chain!r}")
+            check_gradient(chain.expression, self.expression)
+        every = (*self.derivatives, *(dataclasses.replace(s, derivatives=()) for s in chains))
+        return dataclasses.replace(self, derivatives=every)
+
+    def of(self, expression: Assign) -> Schedule | None:
+        """This schedule or that of a gradient, whichever is of an expression; the others are then
+        there for derivatives. None where none is."""
+        family = (dataclasses.replace(self, derivatives=()), *self.derivatives)
+        for n, chain in enumerate(family):
+            if same(chain.expression, expression):
+                return dataclasses.replace(chain, derivatives=(*family[:n], *family[n + 1 :]))
+        return None
 
     def reorder(self, *order: Var) -> Schedule:
         """The loops of a perfect nest, in another order; those not named stay where they are."""
@@ -190,7 +217,7 @@ class Schedule(schedules.Schedule):
 
     def precompute(
         self,
-        factors: Access | tuple[Access | str, ...] | str,
+        factors: Access | tuple[Factor | str, ...] | str,
         var: Vars,
         fresh: Vars,
         workspace: str,
@@ -292,9 +319,9 @@ class Schedule(schedules.Schedule):
         if not isinstance(access, str | Tensor):
             raise ScheduleError(f"expected an access or the name of an operand, got {access!r}")
         name = access if isinstance(access, str) else access.name
-        factors = [factor for factor in self.expression.factors if factor.tensor == name]
+        factors = [access for access in self.expression.accesses if access.tensor == name]
         if not factors:
-            there = ", ".join(factor.tensor for factor in self.expression.factors)
+            there = ", ".join(access.tensor for access in self.expression.accesses)
             raise ScheduleError(f"{name} is not an argument of the expression; there are {there}")
         return factors[0]
 
@@ -327,7 +354,7 @@ class Schedule(schedules.Schedule):
             for bound in nest.intrinsics(self.statement.body):
                 if bound not in kept:
                     raise ScheduleError(f"that nest is bound to {bound.name}; transform it first")
-            return Schedule(self.expression, statement)
+            return dataclasses.replace(self, statement=statement)
         except (ScheduleError, NotImplementedError) as error:
             call = f"{name}({', '.join(map(_word, arguments))})"
             raise type(error)(f"{call}: {error}\nin {self}") from None

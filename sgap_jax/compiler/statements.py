@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sgap_jax.compiler import cin
-from sgap_jax.compiler.arithmetic import linear
+from sgap_jax.compiler.arithmetic import linear, reads_memory
 from sgap_jax.compiler.cin import Assignment, Body, Where
-from sgap_jax.compiler.expr import Access, Assign
+from sgap_jax.compiler.expr import Access, Assign, Attained
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     Binary,
@@ -35,6 +35,7 @@ class Statements:
     def __init__(self, expression: Assign, ranges: Ranges, plan: Plan):
         self.expression, self.ranges, self.plan = expression, ranges, plan
         self.storage = ranges.storage
+        self.fresh: Callable[[str], str]  # a new name: of Recovery, which comes later
         self.sum: str | None = None  # the scalar that the output's assignment adds to
         # A scalar, or a workspace with its extents.
         self.temporaries: dict[str, Var | tuple[str, list[int]]] = {}
@@ -43,7 +44,7 @@ class Statements:
         return [self.ranges.sizes[var.name] for var in access.indices]
 
     def assign(self, statement: Assignment, scope: Scope) -> None:
-        target, value = statement.target.tensor, self._product(statement, scope)
+        target, value = statement.target.tensor, self._term(statement, scope)
         total: Expr
         if target == self.expression.output.tensor:
             if self.sum is None:
@@ -61,17 +62,39 @@ class Statements:
             total = Binary(statement.op, place, value) if statement.op else value
             scope.emit(Set(place.name, total))
 
-    def _product(self, statement: Assignment, scope: Scope) -> Expr:
-        read = [factor for factor in statement.factors if not factor.pattern]
-        factors = [self._read(factor, scope) for factor in read] or [Float(1.0)]
-        product = factors[0]
-        for factor in factors[1:]:
+    def _term(self, statement: Assignment, scope: Scope) -> Expr:
+        """What an assignment puts at its place."""
+        every = statement.factors
+        read = [factor for factor in every if isinstance(factor, Access) and not factor.pattern]
+        term = self._product(read, scope) if read else Float(1.0)
+        for factor in every:
+            if isinstance(factor, Attained):
+                best = self._read(factor.best, scope)
+                short = "<" if factor.reduction == "max" else ">"
+                short_of_it = Binary(short, self._product(factor.factors, scope), best)
+                term = Select(short_of_it, Float(0.0), self._evaluated(term, scope))
+        return term
+
+    def _product(self, factors: Sequence[Access], scope: Scope) -> Expr:
+        product, *others = (self._read(factor, scope) for factor in factors)
+        for factor in others:
             product = Binary("*", product, factor)
         return product
+
+    def _evaluated(self, value: Expr, scope: Scope) -> Expr:
+        """In any case: a lane that loads in vain costs less than a branch. Not where a lane that
+        takes no part would load."""
+        if scope.live is not None or not reads_memory(value):
+            return value
+        name = self.fresh("term")
+        scope.emit(Let(name, value))
+        return Var(name)
 
     def _read(self, access: Access, scope: Scope) -> Expr:
         if self.storage is not None and access == self.storage.access:
             return Load(self.storage.values, self.entry(scope))
+        if access.along:
+            return Load(access.tensor, self._shared(access, scope))
         coordinates = [self.ranges.value(var, scope) for var in access.indices]
         if access.tensor in self.temporaries:
             place = self.temporaries[access.tensor]
@@ -81,13 +104,20 @@ class Statements:
             return Load(name, linear(coordinates, extents))
         return Load(access.tensor, linear(coordinates, self.extents(access)))
 
-    def _shared(self, scope: Scope) -> Expr:
-        """The element of an output that has the structure of the sparse factor's outer levels."""
-        shared, output = self.expression.shared, self.expression.output
-        place = self.position(shared - 1, scope)
-        extents = self.expression.dense_extents(self.ranges.sizes)
-        dense = output.indices[len(output.indices) - len(extents) :]
+    def _shared(self, access: Access, scope: Scope) -> Expr:
+        """The element of what has the structure of the sparse factor's outer levels."""
+        place = self.position(self.expression.shares(access) - 1, scope)
+        dense = self.expression.dense_indices(access)
+        extents = [self.ranges.sizes[var.name] for var in dense]
         return linear([place, *(self.ranges.value(var, scope) for var in dense)], [1, *extents])
+
+    def room(self, access: Access) -> int:
+        """The elements of an array."""
+        if access.format is None or self.storage is None:
+            return math.prod(self.extents(access))
+        places = self.storage.positions[self.expression.shares(access) - 1]
+        dense = self.expression.dense_indices(access)
+        return math.prod([places, *(self.ranges.sizes[var.name] for var in dense)])
 
     def entry(self, scope: Scope) -> Expr:
         """The position of the last level."""
@@ -108,7 +138,7 @@ class Statements:
         """A value into its element of the output; `alone`: it is all that goes there."""
         plan, output = self.plan, self.expression.output
         if output.format is not None:
-            index = self._shared(scope)
+            index = self._shared(output, scope)
         else:
             coordinates = [self.ranges.value(var, scope) for var in output.indices]
             index = linear(coordinates, self.extents(output))
@@ -143,13 +173,13 @@ class Statements:
             raise ScheduleError(f"group({var}, {size}): {size} does not divide {threads}")
         return size, threads > size
 
-    def declare(self, where: Where, scope: Scope, fresh: Callable[[str], str]) -> None:
+    def declare(self, where: Where, scope: Scope) -> None:
         """What the producer fills: a scalar, or a workspace."""
         for producer in _assigned(where.producer):
             target, fill = producer.target, IDENTITY[producer.op or "+"]
             if target.tensor in self.temporaries:
                 continue
-            name = fresh(target.tensor)
+            name = self.fresh(target.tensor)
             if target.indices:
                 _check_private(where, target)
                 whole = scope.child(ranges={})  # a tile that is cut off has room as others have

@@ -112,4 +112,8 @@ class Storage:
             if isinstance(level, Compressed | Singleton):
                 arrays.append(Array(self.coordinates(number), "int32", self.positions[number]))
             parents = self.positions[number]
-        return arrays if self.access.pattern else [*arrays, Array(self.values, dtype, parents)]
+        return (
+            arrays
+            if self.access.pattern
+            else [*arrays, Array(self.values, dtype, parents, numbers=True)]
+        )

@@ -13,7 +13,7 @@ import dataclasses
 
 from sgap_jax.compiler.arithmetic import ONE, ZERO, add, both, divide, greatest, modulo
 from sgap_jax.compiler.cin import Body, Forall, Pos, Split
-from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.expr import IndexVar, accesses
 from sgap_jax.compiler.loopir import (
     Binary,
     Expr,
@@ -230,7 +230,7 @@ class Tracking:
         storage, expression = self.recovery.storage, self.statements.expression
         assert storage is not None
         for _, statement in paths(body):
-            for access in (statement.target, *statement.factors):
+            for access in (statement.target, *accesses(statement.factors)):
                 if access != storage.access and access.format is None:
                     used |= set(access.indices)
         if any(s.target == expression.output for _, s in paths(body)):

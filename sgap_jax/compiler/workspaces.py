@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.cin import Assignment, Forall, Precompute, SuchThat, Where
-from sgap_jax.compiler.expr import Access, Assign, IndexVar
+from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, IndexVar
 from sgap_jax.compiler.nest import chain, paths, perfect, replace, wrap
 from sgap_jax.compiler.provenance import Provenance, segment_loops
 from sgap_jax.schedules.schedule import ScheduleError
@@ -15,7 +15,7 @@ def precompute(
     expression: Assign,
     graph: Provenance,
     statement: SuchThat,
-    factors: tuple[Access | str, ...],
+    factors: tuple[Factor | str, ...],
     var: tuple[IndexVar, ...],
     fresh: tuple[IndexVar, ...],
     name: str,
@@ -29,8 +29,11 @@ def precompute(
     chosen = [f for f in leaf.factors if f in factors or f.tensor in factors]
     others = [f for f in leaf.factors if f not in chosen]
 
-    def needs(loop: Forall, *accesses: Access) -> bool:
-        roots = {root for a in accesses for index in a.indices for root in graph.roots(index)}
+    if others and any(isinstance(f, Attained) for f in leaf.factors):
+        raise ScheduleError("a product counts where it attains an extremum; precompute all of it")
+
+    def needs(loop: Forall, *factors: Factor) -> bool:
+        roots = {root for a in factors for index in a.indices for root in graph.roots(index)}
         return not roots.isdisjoint(graph.roots(loop.var))
 
     nest = perfect(around)
@@ -115,14 +118,14 @@ def promote(
 
 
 def _check_name(expression: Assign, statement: SuchThat, name: str) -> None:
-    accesses = [a for _, leaf in paths(statement.body) for a in (leaf.target, *leaf.factors)]
-    taken = {a.tensor for a in (expression.output, *expression.factors, *accesses)}
+    there = [a for _, leaf in paths(statement.body) for a in (leaf.target, *leaf.factors)]
+    taken = {a.tensor for a in (expression.output, *expression.accesses, *there)}
     if not name.isidentifier() or name in taken:
         raise ScheduleError(f"the workspace needs a new name, got {name!r}")
 
 
 def _assignment_of(
-    statement: SuchThat, factors: tuple[Access | str, ...]
+    statement: SuchThat, factors: tuple[Factor | str, ...]
 ) -> tuple[tuple[Forall, ...], Assignment]:
     for around, leaf in paths(statement.body):
         there = {*leaf.factors, *(factor.tensor for factor in leaf.factors)}

@@ -19,7 +19,6 @@ from sgap_jax.primitives._define import (
     bind,
     check_schedule,
     define,
-    derived,
     is_linear_operand,
     jax_lowering,
     out_aval,
@@ -63,7 +62,8 @@ def einsum(
     on the CPU where llvmlite is installed, on CUDA where a schedule is given. Without that they
     gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
     for each entry and each index of the output that is not one of the sparse operand's. Of a
-    maximum or minimum they hold each product, and so does its derivative wherever it runs.
+    maximum or minimum, and of its derivative, they hold each product. Loops hold none of these;
+    they are of floats, int8, uint8, int32 and int64.
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
@@ -75,13 +75,15 @@ def einsum(
         output lists their indices in the order of the levels, then those that A lacks. Elements
         that no entry reaches are not stored.
       schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
-        differ). Derivatives do not inherit the latter. None chooses; `Reference()` is plain JAX.
+        differ), which has those of gradients too (`with_derivatives`). None chooses;
+        `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
       same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
       values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
-      sums are carried in float32 at least, and products compared there. On a GPU sums that are not
+      sums are carried in float32 at least, and products compared there; those of integers wrap in
+      their own dtype. On a GPU sums that are not
       spmm's have no fixed order. Where no entry is stored, a dense output has 0 as the sum,
       -infinity as the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max`
       do (`gspmm` has 0); integers have their least and greatest. NaN propagates.
@@ -153,7 +155,7 @@ def einsum(
     if reduction != "sum" and (fibers or output == sparse):
         out = _without_padding(out, A, expression)
     if fibers:
-        format = expression.output_format
+        format = expression.fiber_format(expression.output)
         arrays = A.index_arrays[: expression.fiber[1]]
         return SparseArray(out, arrays, None, tuple(sizes[index] for index in output), format)
     return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
@@ -239,8 +241,8 @@ def _kernel(
     return None
 
 
-# Operands of the primitive: the factors, then the index arrays of the sparse operand, level by
-# level. A factor with "*" is flat, and may be anything in the padding.
+# Operands of the primitive: the data of the expression's words, then the index arrays of the sparse
+# operand, level by level. Data with "*" are flat, and may be anything in the padding.
 
 
 def bind_einsum(*operands: Any, **params: Any) -> Any:
@@ -248,10 +250,10 @@ def bind_einsum(*operands: Any, **params: Any) -> Any:
 
 
 def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any:
-    factors = operands[: len(expression.factors)]
-    for word, x in zip(expression.factors, factors, strict=True):
-        assert x.shape == expression.shape(word) and x.dtype == factors[0].dtype
-    return out_aval(operands[0], expression.shape(expression.output), factors[0].dtype)
+    words, (first, *_) = expression.words, operands
+    for word, x in zip(words, operands[: len(words)], strict=True):
+        assert x.shape == expression.shape(word) and x.dtype == first.dtype
+    return out_aval(first, expression.shape(expression.output), first.dtype)
 
 
 def _empty(expression: Expression) -> bool:
@@ -284,10 +286,12 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
         if all(t is None for t in tangents):
             return (out,)
         return out, *tangents_of_extremum(bind_einsum, primals, tangents, **params)
-    # A product of factors: the sum over the factors, each replaced by its tangent.
+    # A product of factors: the sum over the factors, each replaced by its tangent. Which products
+    # attain an extremum is a step function of theirs.
+    factors = tangents[: len(params["expression"].factors)]
     terms = [
         None if t is None else bind_einsum(*primals[:i], t, *primals[i + 1 :], **params)
-        for i, t in enumerate(tangents)
+        for i, t in enumerate(factors)
     ]
     return bind_einsum(*primals, **params), *terms
 
@@ -302,33 +306,33 @@ def _transpose(
     output, factors[linear] = factors[linear], expression.output
     swapped = dataclasses.replace(expression, factors=tuple(factors), output=output)
     given = (*operands[:linear], cotangent, *operands[linear + 1 :])
-    return linear, bind_einsum(*given, expression=swapped, schedule=derived(schedule))
+    chain = einsum_loops.inherited(schedule, swapped)
+    return linear, bind_einsum(*given, expression=swapped, schedule=chain)
 
 
 def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tuple[Any, Any]:
     """One more index, for the factors that have it and for the output."""
-    count = len(expression.factors)
+    count, words = len(expression.words), expression.words
     if any(d is not None for d in dims[count:]):
         return batch_rule(einsum_p, count, args, dims, expression=expression, schedule=schedule)
     index = expression.fresh()
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    mapped = [d is not None for d in dims[:count]]
+    wide = [word if d is None else index + word for word, d in zip(words, dims, strict=False)]
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
     wider = dataclasses.replace(
         expression,
-        factors=tuple(
-            index + word if own else word
-            for word, own in zip(expression.factors, mapped, strict=True)
-        ),
+        factors=tuple(wide[: len(expression.factors)]),
+        attained=tuple(wide[len(expression.factors) :]),
         output=index + expression.output,
         sizes=tuple(sorted([*expression.sizes, (index, size)])),
     )
-    return bind_einsum(*moved, expression=wider, schedule=derived(schedule)), 0
+    chain = einsum_loops.inherited(schedule, wider)
+    return bind_einsum(*moved, expression=wider, schedule=chain), 0
 
 
 einsum_p = define(
     "einsum",
-    data=lambda params: len(params["expression"].factors),
+    data=lambda params: len(params["expression"].words),
     abstract_eval=_abstract_eval,
     reference=plain,
     cpu=_cpu,

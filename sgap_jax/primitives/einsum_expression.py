@@ -18,15 +18,20 @@ ENTRY = "*"
 class Expression:
     """out[output] = the product of all factors, reduced over the entries and what `output` lacks.
 
+    The data of `words` are the factors, then what may say which products count.
+
     Attributes:
       sparse: the index of each mode of the sparse operand.
       factors: the indices of each factor; "*" counts the stored entries, and stands for `sparse`.
-      output: likewise. Exactly one of the factors and the output has "*".
+      output: likewise.
       sizes: (index, size) of every index, "*" among them.
       format: of the sparse operand.
       reduction: "+", "max" or "min".
       fiber: (index, depth) of an index that counts the positions of the outer `depth` levels; ""
         is none. It stands for their indices, in the order of the levels.
+      attained: () or words of data that no derivative is taken in, of which the last is an extremum
+        of the products of the others: only where these attain it, factors are multiplied.
+      extremum: "max" or "min", with `attained`.
     """
 
     sparse: str
@@ -36,6 +41,12 @@ class Expression:
     format: Format
     reduction: str = "+"
     fiber: tuple[str, int] = ("", 0)
+    attained: tuple[str, ...] = ()
+    extremum: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*self.factors, *self.attained)
 
     def shape(self, indices: str) -> tuple[int, ...]:
         sizes = dict(self.sizes)
@@ -47,12 +58,9 @@ class Expression:
         outer = "".join(self.sparse[mode] for mode in self.format.modes[:depth])
         return word.replace(ENTRY, self.sparse).replace(index or ENTRY, outer)
 
-    @property
-    def output_format(self) -> Format:
-        """Of an output by fibers: the levels that they are of, and dense ones."""
-        depth = self.fiber[1]
-        dense = [Dense()] * (len(self.output) - 1)
-        return Format((*self.format.levels[:depth], *dense))
+    def fiber_format(self, word: str) -> Format:
+        """Of what has fibers: the levels that they are of, and dense ones."""
+        return Format((*self.format.levels[: self.fiber[1]], *[Dense()] * (len(word) - 1)))
 
     def fresh(self) -> str:
         """An index that the expression does not have."""

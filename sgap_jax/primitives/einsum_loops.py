@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,57 +14,61 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.compiler import presets
-from sgap_jax.compiler.expr import Access, Assign, index_vars
-from sgap_jax.compiler.loopir import Function
+from sgap_jax.compiler.derivatives import operands as read_by
+from sgap_jax.compiler.derivatives import same, sharing
+from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
+from sgap_jax.compiler.loopir import INTEGERS, Function
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.print_cuda import launch_plan, started
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import capacities
 from sgap_jax.formats.levels import Format
-from sgap_jax.primitives._define import accumulator, cast_lowering, jax_lowering
+from sgap_jax.primitives._define import cast_lowering, derived, jax_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
+from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
+
+LOOP_DTYPES = (*KERNEL_DTYPES, *INTEGERS)
 
 
 def index_notation(expression: Expression) -> Assign | None:
     """The expression with operands A, B, ... in their order, or None where no loops are made of it:
     a factor that has other indices beside the stored entries, an output index of no factor. Where
-    no factor has the stored entries, a pattern of them comes first."""
-    words = [*expression.factors, expression.output]
-    if any(ENTRY in word and word != ENTRY for word in words):
+    no factor has the stored entries, there is a pattern of them."""
+    words, fiber = [*expression.words, expression.output], expression.fiber[0]
+    if any(ENTRY in word and word != ENTRY or fiber and fiber in word[1:] for word in words):
         return None
-    fiber, _ = expression.fiber
-    if fiber and (any(fiber in word for word in words[:-1]) or fiber in words[-1][1:]):
-        return None
-    names = itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
-    factors = [
-        _access(expression, next(names), word)
-        for i, word in enumerate(expression.factors)
-        if word != ENTRY or i == words.index(ENTRY)  # those of several are multiplied beforehand
-    ]
-    if ENTRY not in expression.factors:
-        pattern = _access(expression, next(names), ENTRY)
-        factors.insert(0, dataclasses.replace(pattern, pattern=True))
-    output = _access(expression, next(names), expression.output)
+    names = _names()
+    read = [_access(expression, next(names), word) for word in expression.words]
+    count, output = len(expression.factors), _access(expression, next(names), expression.output)
+    pattern = dataclasses.replace(_access(expression, next(names), ENTRY), pattern=True)
+    factors: list[Factor] = [*sharing(read[:count], pattern)]
+    if expression.attained:
+        others = [dataclasses.replace(x, along=x.format is not None) for x in read[count:]]
+        factors.append(Attained(tuple(others[:-1]), others[-1], expression.extremum))
     there = {index for factor in factors for index in factor.indices}
     if not there.issuperset(output.indices):
         return None
     return Assign(output, tuple(factors), expression.reduction)
 
 
+def _names() -> Iterator[str]:
+    return itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
+
+
 def _access(expression: Expression, name: str, word: str) -> Access:
     format = expression.format if word == ENTRY else None
     if expression.fiber[0] and word.startswith(expression.fiber[0]):
-        format = expression.output_format
+        format = expression.fiber_format(word)
     return Access(name, index_vars(" ".join(expression.spelled(word))), format)
 
 
 def check_dtype(dtype: Any) -> None:
-    if jnp.dtype(dtype).name not in KERNEL_DTYPES:
+    if jnp.dtype(dtype).name not in LOOP_DTYPES:
         raise NotImplementedError(
-            f"einsum: loops are compiled for {', '.join(KERNEL_DTYPES)}, got {jnp.dtype(dtype)}; "
+            f"einsum: loops are compiled for {', '.join(LOOP_DTYPES)}, got {jnp.dtype(dtype)}; "
             "schedule=None or Reference() runs"
         )
 
@@ -72,7 +76,7 @@ def check_dtype(dtype: Any) -> None:
 def check_loops(expression: Expression, schedule: Schedule) -> Assign:
     """The schedule's own expression, which must be this one but for its names."""
     asked = index_notation(expression)
-    if asked is None or _shape_of(asked) != _shape_of(schedule.expression):
+    if asked is None or not same(asked, schedule.expression):
         got = "an expression without loops of its own" if asked is None else _described(asked)
         raise ScheduleError(
             f"einsum: the schedule is for {_described(schedule.expression)}, got {got}"
@@ -80,17 +84,19 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
     return schedule.expression
 
 
-def _shape_of(assign: Assign) -> tuple:
-    """What is left of an expression without its names, the sparse factor first."""
-    every = (*sorted(assign.factors, key=lambda x: x.format is None), assign.output)
-    indices = dict.fromkeys(i for x in every for i in x.indices)
-    number = {index: i for i, index in enumerate(indices)}
-    words = tuple((tuple(number[i] for i in x.indices), x.format, x.pattern) for x in every)
-    return words, assign.reduction
+def inherited(schedule: Any, expression: Expression) -> Any:
+    """The schedule of a derivative, or of what vmap makes: that of the same expression among the
+    chain and those that it has for derivatives."""
+    if isinstance(schedule, Emulated):
+        return dataclasses.replace(schedule, schedule=inherited(schedule.schedule, expression))
+    if not isinstance(schedule, Schedule):
+        return derived(schedule)
+    asked = index_notation(expression)
+    return None if asked is None else schedule.of(asked)
 
 
 def _described(assign: Assign) -> str:
-    every = (*assign.factors, assign.output)
+    every = (*assign.accesses, assign.output)
     formats = [f"{x.tensor} in {x.format}" for x in every if x.format is not None]
     return f"{assign} with {', '.join(formats)}"
 
@@ -101,8 +107,8 @@ def function_of(
     """The loops of a schedule for arrays of these shapes."""
     assign, sizes = check_loops(expression, schedule), dict(expression.sizes)
     named: dict[str, int] = {}
-    for access, place in zip(assign.factors, _places(expression, assign), strict=True):
-        letters = expression.spelled(_word(expression, place))
+    for access, place in _places(expression, assign):
+        letters = expression.spelled(ENTRY if place is None else expression.words[place])
         extents = (sizes[letter] for letter in letters)
         named |= zip((index.name for index in access.indices), extents, strict=True)
     format = expression.format
@@ -112,15 +118,16 @@ def function_of(
     return lower(schedule, named, room, jnp.dtype(dtype).name, "einsum")
 
 
-def _places(expression: Expression, assign: Assign) -> list[int | None]:
-    """Which factor of the expression each of the index notation's is; None for a pattern."""
-    dense = (i for i, word in enumerate(expression.factors) if word != ENTRY)
-    entries = expression.factors.index(ENTRY) if ENTRY in expression.factors else None
-    return [next(dense) if x.format is None else entries for x in assign.factors]
-
-
-def _word(expression: Expression, place: int | None) -> str:
-    return ENTRY if place is None else expression.factors[place]
+def _places(expression: Expression, assign: Assign) -> list[tuple[Access, int | None]]:
+    """What index notation reads, and which of the expression's words that is; None: a pattern."""
+    asked = index_notation(expression)
+    assert asked is not None
+    numbers = dict(zip(_names(), range(len(expression.words)), strict=False))
+    names = {
+        own.tensor: numbers.get(access.tensor)
+        for own, access in zip(read_by(assign), read_by(asked), strict=True)
+    }
+    return [(access, names[access.tensor]) for access in assign.accesses]
 
 
 def _coordinate_lengths(format: Format, index_shapes: Sequence[tuple]) -> list[int]:
@@ -133,10 +140,10 @@ def _coordinate_lengths(format: Format, index_shapes: Sequence[tuple]) -> list[i
 
 def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> list:
     """The operands in the order of the function's inputs: index arrays stand before the values."""
-    count = len(expression.factors)
+    count = len(expression.words)
     found: list = []
-    for place in _places(expression, assign):
-        if _word(expression, place) == ENTRY:
+    for access, place in _places(expression, assign):
+        if access == assign.sparse:
             found += operands[count:]
         if place is not None:
             found.append(operands[place])
@@ -145,16 +152,9 @@ def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> lis
 
 def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax.Array:
     """The expression on the CPU, by machine code that is made for it now."""
-    count = len(expression.factors)
     dtype = operands[0].dtype
-    places = [i for i, word in enumerate(expression.factors) if word == ENTRY]
-    whole = list(operands)
-    if len(places) > 1:  # a product of halves may overflow where the sum does not
-        whole[:count] = (x.astype(accumulator(dtype)) for x in operands[:count])
-    shapes = [x.shape for x in operands[count:]]
-    function = function_of(expression, schedule, shapes, whole[0].dtype)
-    for place in places[1:]:
-        whole[places[0]] = whole[places[0]] * whole[place]
+    shapes = [x.shape for x in operands[len(expression.words) :]]
+    function = function_of(expression, schedule, shapes, dtype)
     (output,) = function.outputs
     call = jax.ffi.ffi_call(
         llvm.TARGET,
@@ -162,7 +162,8 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax
         vmap_method="sequential",
     )
     attributes = llvm.call_attributes(function, work=_products(expression))
-    return call(*inputs_of(expression, schedule.expression, whole), **attributes).astype(dtype)
+    given = inputs_of(expression, schedule.expression, operands)
+    return call(*given, **attributes).astype(dtype)
 
 
 def _products(expression: Expression) -> int:
@@ -178,8 +179,7 @@ def cuda_lowering(
     ctx: Any, operands: Sequence, *, expression: Expression, schedule: Schedule
 ) -> Any:
     """One launch of a kernel that is printed for the expression."""
-    assert expression.factors.count(ENTRY) == 1  # no schedule is for another expression
-    count, (out,) = len(expression.factors), ctx.avals_out
+    count, (out,) = len(expression.words), ctx.avals_out
     avals = list(ctx.avals_in)
     shapes = [aval.shape for aval in avals[count:]]
     function = function_of(expression, schedule, shapes, out.dtype)
@@ -205,6 +205,6 @@ def cuda_lowering(
 def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
     """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
     assign = index_notation(expression)
-    if assign is None or jnp.dtype(dtype).name not in KERNEL_DTYPES or not llvm.available():
+    if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
         return None
     return presets.cpu(assign)

@@ -14,11 +14,11 @@ from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_
 
 def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
     """The primitive's meaning on all platforms; holds the products that it does not add up."""
-    factors = operands[: len(expression.factors)]
-    coordinates = _coordinates(expression, operands[len(factors) :])
-    at = _Entries(expression, coordinates, factors)
+    count = len(expression.words)
+    coordinates = _coordinates(expression, operands[count:])
+    at = _Entries(expression, coordinates, operands[:count])
     out = at.sums() if expression.reduction == "+" else at.extrema()
-    return out.astype(factors[0].dtype)
+    return out.astype(operands[0].dtype)
 
 
 def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
@@ -39,18 +39,18 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
 
 
 class _Entries:
-    """The factors at the stored entries, whose `position` is an index like the others."""
+    """The data at the stored entries, whose `position` is an index like the others."""
 
-    def __init__(self, expression: Expression, coordinates: dict[str, jax.Array], factors: Any):
+    def __init__(self, expression: Expression, coordinates: dict[str, jax.Array], data: Any):
         self.expression, self.coordinates = expression, coordinates
         self.sizes, self.position = dict(expression.sizes), expression.fresh()
         first = expression.sparse[0]
         self.stored = coordinates[first] < self.sizes[first]
         self.count = self.stored.shape[0]
-        self.wide = accumulator(factors[0].dtype)
-        self.terms = [
-            self._term(word, x) for word, x in zip(expression.factors, factors, strict=True)
-        ]
+        self.wide = accumulator(data[0].dtype)
+        self.terms = [self._term(word, x) for word, x in zip(expression.words, data, strict=True)]
+        if expression.attained:
+            self.terms = [self._attaining(len(expression.factors))]
 
     def _term(self, word: str, x: Any) -> tuple[str, Any]:
         """A factor with the position of an entry in place of sparse indices; zero in the padding.
@@ -66,13 +66,39 @@ class _Entries:
         gathered = x.at[tuple(self.coordinates[index] for index in named)]
         return self.position + rest, gathered.get(mode="fill", fill_value=0)
 
-    def products(self, output: str) -> Any:
-        """The terms' einsum; an index that none of them has is broadcast."""
-        there = {index for word, _ in self.terms for index in word}
+    def _attaining(self, count: int) -> tuple[str, Any]:
+        """The products of the first `count` terms, or ones; zero where those of the others, but for
+        the last, do not attain what the last says."""
+        dense = (i for i in self.sizes if i not in (ENTRY, *self.coordinates))
+        points = "".join([self.position, *dense])
+        factors, others, best = self.terms[:count], self.terms[count:-1], self.terms[-1:]
+        every, best = self._each(points, others), self._each(points, best)
+        short = every < best if self.expression.extremum == "max" else every > best
+        mask = self.stored.reshape(-1, *[1] * (len(points) - 1))
+        ones = jnp.ones((), self.wide)
+        term = self.products(points, factors) if factors else ones
+        return points, jnp.where(short | ~mask, 0, term)
+
+    def _each(self, points: str, terms: Any) -> Any:
+        """The product at each point, rounded after each factor as in loops: of two that are
+        compared one may be computed there."""
+        product = jnp.ones((), self.wide)
+        for word, x in terms:
+            there = "".join(index for index in points if index in word)
+            x = jnp.transpose(x, [word.index(index) for index in there]).astype(self.wide)
+            x = jnp.expand_dims(x, [n for n, index in enumerate(points) if index not in word])
+            product = x if product.ndim == 0 else product * x
+        extents = {**self.sizes, self.position: self.count}
+        return jnp.broadcast_to(product, [extents[index] for index in points])
+
+    def products(self, output: str, terms: Any = None) -> Any:
+        """The einsum of `terms`, or of all; an index that none of them has is broadcast."""
+        terms = self.terms if terms is None else terms
+        there = {index for word, _ in terms for index in word}
         found = "".join(index for index in output if index in there)
         product = jnp.einsum(
-            ",".join(word for word, _ in self.terms) + "->" + found,
-            *(x for _, x in self.terms),
+            ",".join(word for word, _ in terms) + "->" + found,
+            *(x for _, x in terms),
             preferred_element_type=self.wide,
         )
         missing = [i for i, index in enumerate(output) if index not in there]
@@ -99,10 +125,10 @@ class _Entries:
         dense = [index for index in self.sizes if index not in (ENTRY, *self.coordinates)]
         over = [index for index in dense if index not in output]
         if ENTRY in self.expression.output:
-            product = self.products("".join([*over, *output]))
+            product = self._each("".join([*over, *output]), self.terms)
             return self._sparse(reduce(product, tuple(range(len(over))), initial=nothing))
         kept, rest = self._kept()
-        product = self.products("".join([*over, self.position, *rest]))
+        product = self._each("".join([*over, self.position, *rest]), self.terms)
         product = reduce(product, tuple(range(len(over))), initial=nothing)
         if not kept:
             stored = self.stored.reshape(-1, *[1] * len(rest))

@@ -19,7 +19,8 @@ from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folde
 
 TARGET = "sgap_compiled_v1"
 
-_BYTES = {"int32": 4, "float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}
+_BYTES |= {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 _lock = threading.Lock()
 _engines: dict[str, Any] = {}  # by key; machine code stays where it is until the process ends
 

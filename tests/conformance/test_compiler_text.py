@@ -1,14 +1,12 @@
 """The loop IR as C: what it reads like, and that it computes what the interpreter does."""
 
-import ctypes
 import dataclasses
 import math
 import pathlib
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
+from compiled_text import compiled
 from loop_functions import (
     CPU,
     RANDOM_INPUTS,
@@ -50,25 +48,6 @@ from sgap_jax.compiler.print_c import PRELUDE, CText, headline, print_c
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 EMPTY = Function("f", (Array("x", "int32", 8), Array("v", "float32", 8)), (), ())
 DOUBLE = dataclasses.replace(EMPTY, accumulator="float64", index="int64")
-
-
-def compiled(folder, functions, change=lambda text: text, flags=("-O1", "-Wall", "-Werror")):
-    """Callables of the texts of serial functions, by name."""
-    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("no C compiler")
-    source, library = folder / "loops.c", folder / "loops.so"
-    source.write_text(change(PRELUDE + "\n".join(map(print_c, functions))))
-    flags = ("-std=c99", "-shared", "-fPIC", *flags)
-    subprocess.run([compiler, *flags, source, "-o", library, "-lm"], check=True)
-    loaded = ctypes.CDLL(str(library))
-
-    def call(function, arrays):
-        out = {a.name: np.full(a.size, a.fill or 0, a.dtype) for a in function.outputs}
-        given = [*(arrays[array.name] for array in function.inputs), *out.values()]
-        getattr(loaded, function.name)(*(ctypes.c_void_p(a.ctypes.data) for a in given))
-        return out
-
-    return call
 
 
 def cases(A, n):

@@ -191,6 +191,25 @@ def test_maps():
                 np.testing.assert_allclose(mapped[n], single, rtol=1e-12)
 
 
+def test_products_that_plain_jax_and_loops_compare_are_rounded_alike():
+    """Under vmap of a tangent the values have one more index, and no loops: the maxima have."""
+    rng = np.random.default_rng(0)
+    dense, x, z = (rng.standard_normal(s).astype(np.float32) for s in ((9, 11), (11, 7), (9,)))
+    A, given = SparseArray.from_dense(dense), (jnp.asarray(x), jnp.asarray(z))
+
+    def run(values, schedule=None):
+        A_ = A.with_values(values)
+        return einsum("ij,jk,i->ik", A_, *given, reduction="max", schedule=schedule)
+
+    at = (dense[:, :, None] * x[None] * z[:, None, None]).argmax(1)
+    want = np.zeros((9, 7, 9, 11), np.float32)
+    rows, columns = np.indices(at.shape)
+    want[rows, columns, rows, at] = x[at, columns] * z[:, None]
+    found = jax.jit(lambda v: (jax.jacfwd(run)(v), run(v), run(v, Reference())))(A.values)
+    np.testing.assert_allclose(found[0].reshape(want.shape), want, rtol=1e-6)
+    np.testing.assert_array_equal(found[1], found[2])
+
+
 LARGEST = assign("ij,jk->ik", {"A": CSR}, reduction="max")
 
 

@@ -1,0 +1,70 @@
+// What loops over integers call (sgap_jax/compiler/print_cuda.py). Their numbers are added and
+// multiplied without a sign, so that they wrap: with a sign that is undefined.
+#pragma once
+
+#include "loops.cuh"
+
+namespace sgap {
+
+template <class A>
+__device__ inline A WrappedSum(A x, A y) {
+  return A(Size(x) + Size(y));
+}
+
+template <class A>
+__device__ inline A WrappedProduct(A x, A y) {
+  return A(Size(x) * Size(y));
+}
+
+// The second number may have come through a shuffle, which widens it.
+struct WrappedAdd {
+  template <class A, class B>
+  __device__ A operator()(A x, B y) const {
+    return WrappedSum(x, A(y));
+  }
+};
+
+struct GreaterInteger {
+  template <class A, class B>
+  __device__ A operator()(A x, B y) const {
+    return x > A(y) ? x : A(y);
+  }
+};
+
+struct LessInteger {
+  template <class A, class B>
+  __device__ A operator()(A x, B y) const {
+    return x < A(y) ? x : A(y);
+  }
+};
+
+// *at = Combine(*at, value), by any number of threads at once.
+template <class Combine>
+struct AtomicInteger {
+  __device__ static void Update(int* at, int value) {
+    Swap(at, reinterpret_cast<unsigned*>(at), value);
+  }
+
+  __device__ static void Update(long long* at, long long value) {
+    Swap(at, reinterpret_cast<Size*>(at), value);
+  }
+
+ private:
+  template <class A, class Bits>
+  __device__ static void Swap(A* at, Bits* bits, A value) {
+    A seen = *reinterpret_cast<volatile A*>(at), before;
+    do {
+      before = seen;
+      seen = A(atomicCAS(bits, Bits(before), Bits(Combine()(before, value))));
+    } while (seen != before);
+  }
+};
+
+template <>
+struct Atomically<WrappedAdd> : AtomicInteger<WrappedAdd> {};
+template <>
+struct Atomically<GreaterInteger> : AtomicInteger<GreaterInteger> {};
+template <>
+struct Atomically<LessInteger> : AtomicInteger<LessInteger> {};
+
+}  // namespace sgap

@@ -1,0 +1,127 @@
+"""Which schedule a derivative runs by."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from jaxprs import equations
+
+from sgap_jax import CSF, CSR, Compressed, Dense, Format, ScheduleError, SparseArray, einsum
+from sgap_jax.compiler import Schedule, assign, gradient
+from sgap_jax.schedules.emulated import Emulated
+
+SPMM = assign("ij,jk->ik", {"A": CSR})
+ROWS = Schedule(SPMM).split("i", "i0", "i1", 4).parallelize("i0", "CPUThread", "NoRaces")
+IN_A = Schedule(gradient(SPMM, "A")).split("i", "i0", "i1", 8)
+IN_A = IN_A.parallelize("i0", "CPUThread", "NoRaces")
+IN_B = Schedule(gradient(SPMM, "B")).reorder("k", "i", "j").split("k", "k0", "k1", 2)
+IN_B = IN_B.parallelize("k0", "CPUThread", "NoRaces")
+
+
+@pytest.fixture(scope="module")
+def given():
+    random = np.random.default_rng(0)
+    dense = random.integers(-3, 4, (13, 9)).astype(np.float32) * (random.random((13, 9)) < 0.5)
+    x = random.integers(-3, 4, (9, 5)).astype(np.float32)
+    return SparseArray.from_dense(dense), jnp.asarray(x), dense
+
+
+def product(A, schedule):
+    return lambda v, x: einsum("ij,jk->ik", A.with_values(v), x, schedule=schedule)
+
+
+def schedules(function, *operands):
+    """Of each einsum of a function: its expression's output, and by which chain it runs."""
+    of = [e.params for e in equations(function, *operands) if e.primitive.name == "einsum"]
+    return [(p["expression"].output, p["schedule"]) for p in of]
+
+
+def test_gradients_of_expressions():
+    assert str(gradient(SPMM, "B")) == "B(j,k) += A(i,j) * C(i,k)"
+    in_a = gradient(SPMM, "A")
+    assert str(in_a) == "A(i,j) += A_(i,j) * C(i,k) * B(j,k)" and in_a.factors[0].pattern
+    assert (in_a.output.format, in_a.sparse.format) == (CSR, CSR)
+    sampled = assign("ik,ij,jk->ik", {"A": CSR, "D": CSR})
+    assert str(gradient(sampled, "B")) == "B(i,j) += D(i,k) * A(i,k) * C(j,k)"
+    assert [x.along for x in gradient(sampled, "B").factors] == [True, False, False]
+    assert not any(x.along or x.pattern for x in gradient(sampled, "A").factors)
+    fibers = Format((Compressed, Compressed, Dense))
+    ttm = assign("ijk,kr->ijr", {"A": CSF(3), "C": fibers})
+    assert str(gradient(ttm, "B")) == "B(k,r) += C(i,j,r) * A(i,j,k)"
+    again = gradient(gradient(SPMM, "B"), "C")
+    assert str(again) == str(SPMM)
+    with pytest.raises(ValueError, match="no operand 'C'; there are A, B"):
+        gradient(SPMM, "C")
+    with pytest.raises(NotImplementedError, match="several sums over the products that attain"):
+        gradient(dataclasses.replace(SPMM, reduction="max"), "B")
+
+
+def test_tangents_run_by_the_schedule_and_gradients_by_those_it_has_for_them(given):
+    A, x, dense = given
+    for family in ((), (IN_B,), (IN_A, IN_B)):
+        f = product(A, ROWS.with_derivatives(*family))
+        tangent = lambda v, x, f=f: jax.jvp(f, (v, x), (v, x))[1]
+        chains = [s.statement for _, s in schedules(tangent, A.values, x)]
+        assert chains == 3 * [ROWS.statement]  # the result, and a tangent of each operand
+        loss = lambda v, x, f=f: jnp.sum(f(v, x) ** 2)
+        of = dict(schedules(jax.grad(loss, (0, 1)), A.values, x))
+        by_name = {chain.expression: chain.statement for chain in family}
+        for output, expression in (("jk", IN_B.expression), ("*", IN_A.expression)):
+            found = None if of[output] is None else of[output].statement
+            assert found == by_name.get(expression)
+    dv, dx = jax.jit(jax.grad(loss, (0, 1)))(A.values, x)
+    cotangent = 2 * dense @ np.asarray(x)
+    np.testing.assert_array_equal(dx, dense.T @ cotangent)
+    want = cotangent @ np.asarray(x).T
+    np.testing.assert_array_equal(A.with_values(dv).todense(), want * (dense != 0))
+
+
+def test_the_gradient_of_a_gradient_is_of_the_expression_again(given):
+    A, x, _ = given
+    f = product(A, ROWS.with_derivatives(IN_A, IN_B))
+    loss = lambda x: jnp.sum(f(A.values, x) ** 2)
+    second = jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))
+    found = [s for output, s in schedules(second, x) if output == "ik"]
+    assert len(found) > 1 and {s.statement for s in found} == {ROWS.statement}
+
+
+def test_what_vmap_makes_runs_as_without_a_schedule(given):
+    A, x, dense = given
+    f = jax.vmap(product(A, ROWS.with_derivatives(IN_B)), (None, 0))
+    many = jnp.stack([x, 2 * x])
+    assert [s for _, s in schedules(f, A.values, many)] == [None]
+    np.testing.assert_array_equal(jax.jit(f)(A.values, many)[1], 2 * dense @ np.asarray(x))
+
+
+def test_a_gpu_launches_the_gradients_that_have_a_schedule(given):
+    require_nvrtc()
+    A, x, dense = given
+    blocks = lambda s, i: s.split(i, "b", "t", 8).parallelize("b", "GPUBlock", "NoRaces")
+    threads = lambda s, i: blocks(s, i).parallelize("t", "GPUThread", "NoRaces")
+    in_b = threads(Schedule(IN_B.expression).reorder("k", "i", "j"), "k")
+    launched = []
+    run = lambda call, *rest: launched.append(call.kernel) or emulate(call, *rest)
+    schedule = threads(Schedule(SPMM), "i").with_derivatives(in_b)
+    f = product(A, Emulated(run, schedule))
+    loss = lambda v, x: jnp.sum(f(v, x) ** 2)
+    dv, dx = jax.jit(jax.grad(loss, (0, 1)))(A.values, x)
+    cotangent = 2 * dense @ np.asarray(x)
+    np.testing.assert_array_equal(dx, dense.T @ cotangent)
+    want = (cotangent @ np.asarray(x).T)[np.nonzero(dense)]
+    np.testing.assert_array_equal(dv, want)
+    assert len(launched) == 2  # that in A is plain JAX
+
+
+def test_chains_that_are_of_no_gradient_are_refused():
+    for other in (ROWS, Schedule(assign("ij,kj->ik", {"A": CSR}))):
+        with pytest.raises(ScheduleError, match=r"is no gradient of C.*these are: A\(i,j\) \+="):
+            ROWS.with_derivatives(other)
+    with pytest.raises(ScheduleError, match="with_derivatives: expected schedules, got 'fast'"):
+        ROWS.with_derivatives("fast")
+    s = ROWS.with_derivatives(IN_A).with_derivatives(IN_B).unroll("i1")
+    assert s.derivatives == (IN_A, IN_B) and hash(s) == hash(dataclasses.replace(s))
+    assert str(s).count("\nderivative: ") == 2
