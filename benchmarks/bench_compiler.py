@@ -65,6 +65,8 @@ def candidates(op: str, format) -> list[Schedule]:
     if op == "spmv":
         found.append(presets.cpu_entries(e))
         found += [presets.cpu_entries(e, entries, staged=True) for entries in (1024, 4096)]
+    if op.startswith("mttkrp"):
+        found += [presets.cpu_fibers(e, fibers) for fibers in (256, 1024)]
     if op == "spmm":  # a row of C in memory, each entry's row of B whole
         s = Schedule(e).reorder("i", "j", "k").split("i", "chunk", "row", 16)
         s = s.parallelize("chunk", "CPUThread", "NoRaces")

@@ -134,8 +134,9 @@ def _in_lanes(body: Sequence[Stmt], around: Lets, lanes: bool) -> _Found | None:
                 found = dataclasses.replace(found, limit=limit)
             case For(unit="CPUVector") if not lanes:
                 found = _in_lanes(statement.body, lets, lanes=True)
-                if found is not None:
-                    new = dataclasses.replace(statement, body=found.body)
+                if found is None:
+                    continue
+                new = dataclasses.replace(statement, body=found.body)
             case For() if lanes:
                 run, parents = _flat(statement) or (statement, ())
                 if parents:

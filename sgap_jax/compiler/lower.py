@@ -27,6 +27,7 @@ from sgap_jax.compiler.cin import (
     SuchThat,
     Where,
 )
+from sgap_jax.compiler.clearing import Clearing
 from sgap_jax.compiler.explicit import positions_explicit
 from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import (
@@ -132,6 +133,7 @@ class _Lowering:
         self.recovery = Recovery(self.ranges, planner, self.plan, names)
         self.statements.fresh = self.recovery.fresh
         self.tiles = Tiles(self.ranges, planner)
+        self.clearing = Clearing(planner, self.plan, self.ranges, self.recovery)
         self.tracking = Tracking(self.recovery, self.statements)
         self.runs = Runs(self.tracking)
         self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
@@ -147,6 +149,9 @@ class _Lowering:
         scope = Scope()
         if (padding := self._padding(output)) is not None:
             scope.emit(padding)
+            output = dataclasses.replace(output, fill=None)
+        if self.clearing.row is not None:
+            scope.emit(*self.clearing.rest())
             output = dataclasses.replace(output, fill=None)
         self._lower(self.body, scope)
         body = without_unused(scope.close())
@@ -281,6 +286,8 @@ class _Lowering:
             inner.masked = True
         head = self._head(loop, around, inner)
         self.recovery.recover(inner, loop)
+        if loop.var == self.clearing.row:
+            self.clearing.clear(inner)
         self._lower_tiles(loop, inner)
         statements = inner.close()
         if head is None:

@@ -141,12 +141,45 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     return s.parallelize("inner", CPU_VECTOR, PARALLEL_REDUCTION)
 
 
+def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
+    """Equal numbers of fibers to threads, `fibers` at a time, where the slices of a tensor, or the
+    rows of a matrix, have unlike numbers of them: D(i,r) += A(i,j,k) * B(j,r) * C(k,r), and the
+    like of any order from two on. Vectors of r, and the sums of `cpu`. Parts of a slice that tasks
+    share are added up in no fixed order.
+
+    Args:
+      expression: the sparse operand in a format of stored levels (the outermost may be Dense), of
+        which the output has the outermost and no other, beside one dense index; it has no format.
+      fibers: positions of the second level that a task has. Each task adds to two rows of the
+        output atomically, number by number: no fewer than evens out the tasks.
+
+    Raises:
+      ScheduleError: another expression.
+
+    Source: Senanayake et al., OOPSLA 2020, sections 2 and 8.4.
+    """
+    sparse, output = expression.sparse, expression.output
+    if sparse is None or sparse.format is None or output.format is not None:
+        raise ScheduleError(f"{expression}: no sparse operand, or no dense output")
+    stored = level_indices(sparse.format, sparse.indices)
+    dense = [i for i in expression.indices if i not in stored]
+    plain = not sparse.format.block_shape and set(sparse.format.levels[1:]) == {Compressed()}
+    top = sparse.format.levels[0] in (Dense(), Compressed())
+    if not (plain and top) or len(dense) != 1 or output.indices != (stored[0], *dense):
+        raise ScheduleError(f"{expression}: not a sum of vectors for each slice of {sparse}")
+    (row, fiber), inner = stored[:2], stored[2:]
+    s = Schedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, "f")
+    s = s.pos("f", "fiber", sparse).split("fiber", "task", "within", fibers)
+    s = _summed_first(s.reorder("task", *dense, "within", *inner), stored, 1)
+    return s.parallelize("task", CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
+
+
 def _fibers(
     s: Schedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
 ) -> Schedule | None:
     """Vectors of the dense index outside of the levels that are summed over; None where those are
     not the inner ones."""
-    output, factors, format = s.expression.output, s.expression.factors, sparse.format
+    output, format = s.expression.output, sparse.format
     kept = [i in output.indices for i in stored]
     depth = kept.index(False) if False in kept else 0
     inner, row = stored[depth:], stored[0]
@@ -164,6 +197,14 @@ def _fibers(
     elif format.levels[0] != Dense():
         return None
     s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *outer, dense, *inner)
+    s = _summed_first(s, stored, depth)
+    s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
+    return s.parallelize(dense, CPU_VECTOR, NO_RACES)
+
+
+def _summed_first(s: Schedule, stored: tuple[IndexVar, ...], depth: int) -> Schedule:
+    """What the levels from `depth` on share waits for the sums of those below it."""
+    output, factors = s.expression.output, s.expression.factors
     taken = [output.tensor, *(factor.tensor for factor in factors)]
     for n in range(depth, len(stored)):
         below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))
@@ -172,8 +213,7 @@ def _fibers(
             while name in taken:
                 name += "_"
             s, factors = s.precompute(below, (), (), name), below
-    s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
-    return s.parallelize(dense, CPU_VECTOR, NO_RACES)
+    return s
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:

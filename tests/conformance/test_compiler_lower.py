@@ -16,7 +16,7 @@ from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.print_c import print_c
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import Planner
@@ -272,6 +272,11 @@ def test_presets():
     for staged in (False, True):
         for expression in [SPMV, assign("ij,j,i->i", {"A": CSF(2)}), assign("ij->i", {"A": CSR})]:
             check(cpu_entries(expression, 16, staged), SMALL, spare=3)
+    four = assign("ijkl,jr,kr,lr->ir", {"A": CSF(4)}, reduction="max")
+    for expression in [SPMM, MTTKRP, assign("ijk,jl,kl->il", {"A": DCC}), four]:
+        sizes = SMALL | {"r": 5}
+        check(cpu_fibers(expression, 7), sizes, spare=3)
+        check(cpu_fibers(expression, 7), sizes, density=0, spare=20)
 
 
 def test_no_elements():

@@ -11,10 +11,10 @@ from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
 from tolerance import DTYPES
 
-from sgap_jax import CSR, SparseArray, einsum
+from sgap_jax import CSF, CSR, SparseArray, einsum
 from sgap_jax.compiler import assign, interp
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, cpu_entries
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.runtime import llvm
 
@@ -48,6 +48,30 @@ def test_rows_of_unlike_lengths(dtype):
     found = jax.jit(lambda *x: [einsum("ij,j->i", *x, schedule=s) for s in every])(*given)
     for y in found:
         np.testing.assert_array_equal(np.asarray(y), (A @ x).astype(jnp.dtype(dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_of_unlike_lengths(dtype):
+    """Tasks within a slice, of several, and of all; of a matrix, whose rows may be empty."""
+    rng = np.random.default_rng(0)
+    A = rng.choice([-1, 1], (9, 30, 7)) * (rng.random((9, 30, 7)) < 0.05)
+    A[4], A[6] = rng.integers(-1, 2, (30, 7)), 0
+    factors = [rng.integers(-2, 3, (n, 37)) for n in A.shape[1:]]
+    numbers = jnp.dtype(dtype)
+    dense = [jnp.asarray(x, numbers) for x in factors]
+    matrix = SparseArray.from_dense(A[:, :, 0].astype(numbers))
+    tensor = SparseArray.from_dense(A.astype(numbers), format=CSF(3))
+
+    def both(tensor, matrix, B, C):
+        for subscripts, X, *given in [("ijk,jr,kr->ir", tensor, B, C), ("ij,jk->ik", matrix, B)]:
+            e = assign(subscripts, {"A": X.format})
+            for size in (3, 16, 1000):
+                yield einsum(subscripts, X, *given, schedule=cpu_fibers(e, size))
+
+    found = jax.jit(lambda *x: list(both(*x)))(tensor, matrix, *dense)
+    want = np.einsum("ijk,jr,kr->ir", A, *factors), A[:, :, 0] @ factors[0]
+    for n, y in enumerate(found):
+        np.testing.assert_array_equal(np.asarray(y), want[n // 3].astype(numbers))
 
 
 def function(schedule, A, x, dtype):

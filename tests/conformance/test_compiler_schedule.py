@@ -10,11 +10,11 @@ import compiler_chains as chains
 import pytest
 from compiler_chains import MTTKRP, SDDMM, SPMM, SPMV, TTV
 
-from sgap_jax import COO, CSC, CSR, AtomicParallelism, ScheduleError
+from sgap_jax import BCSR, COO, CSC, CSR, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.expr import Tensor, assign, index_vars
-from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.schedule import Schedule
-from sgap_jax.formats.levels import CSF
+from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -40,6 +40,8 @@ def defaults():
     found = {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
     for staged in (False, True):
         found[f"{SPMV}, by entries, staged: {staged}"] = cpu_entries(SPMV, staged=staged)
+    for e in (SPMM, MTTKRP, assign("ijkl,jr,kr,lr->ir", {"A": CSF(4)})):
+        found[f"{e}, by fibers"] = cpu_fibers(e)
     return found
 
 
@@ -64,6 +66,27 @@ def test_entries_are_those_of_a_matrix_and_vectors(subscripts, format, reason):
     expression = assign(subscripts, {} if format is None else {"A": format})
     with pytest.raises(ScheduleError, match=reason):
         cpu_entries(expression)
+
+
+@pytest.mark.parametrize(
+    "subscripts,formats,reason",
+    [
+        ("ijk,kr->ijr", {"A": CSF(3)}, "not a sum of vectors for each slice"),
+        ("ijk,ir,kr->jr", {"A": CSF(3)}, "not a sum of vectors for each slice"),
+        ("ij,j->i", {"A": CSR}, "not a sum of vectors for each slice"),
+        ("ij,jk->ik", {"A": COO}, "not a sum of vectors for each slice"),
+        ("ij,jk->ik", {"A": BCSR(2, 2)}, "not a sum of vectors for each slice"),
+        ("ij,jk->ik", {}, "no sparse operand, or no dense output"),
+        (
+            "ijk,kr->ijr",
+            {"A": CSF(3), "C": Format((Compressed, Compressed, Dense))},
+            "no dense out",
+        ),
+    ],
+)
+def test_fibers_are_those_of_slices(subscripts, formats, reason):
+    with pytest.raises(ScheduleError, match=reason):
+        cpu_fibers(assign(subscripts, formats))
 
 
 def test_a_schedule_is_a_value():

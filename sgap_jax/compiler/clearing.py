@@ -1,0 +1,108 @@
+"""Clearing a dense output row by row.
+
+A dense output of which only some elements are stored holds the identity elsewhere. To fill all of
+it first is a pass of its own over memory, which the stores come back to when it has left the cache.
+Where a thread visits the coordinates of the outermost level one by one, it clears what belongs to
+each of them right before, with the gap between it and the stored coordinate before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from sgap_jax.compiler.arithmetic import ONE, ZERO, add, multiply, subtract
+from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.loopir import (
+    CPU_THREAD,
+    CPU_VECTOR,
+    Binary,
+    Expr,
+    Float,
+    For,
+    Int,
+    Load,
+    Select,
+    Store,
+    Var,
+)
+from sgap_jax.compiler.ranges import Ranges, Scope
+from sgap_jax.compiler.recovery import Recovery
+from sgap_jax.compiler.reductions import Plan, Planner
+
+# One coordinate in so many is stored, or the gaps are filled beforehand: in tiles of equal size,
+# where those of a few rows may all be in the hands of one thread.
+_STORED = 2
+
+
+class Clearing:
+    """`row`: the loop that makes a coordinate of the outermost level known, and none beside; None
+    where the output is not cleared by its rows."""
+
+    def __init__(self, planner: Planner, plan: Plan, ranges: Ranges, recovery: Recovery):
+        self.expression, self.plan = planner.expression, plan
+        self.storage, self.ranges, self.recovery = ranges.storage, ranges, recovery
+        self.row = self._row(planner)
+        extents = [ranges.sizes[index.name] for index in self.expression.output.indices[1:]]
+        self.size = math.prod(extents)  # of a row
+
+    def _row(self, planner: Planner) -> IndexVar | None:
+        storage, output = self.storage, self.expression.output
+        if storage is None or output.format is not None or self.plan.fill is None:
+            return None
+        first, path = storage.variables[0], self.plan.path
+        if self.plan.op is not None or output.indices[:1] != (first,) or storage.repeats[0]:
+            return None
+        if storage.is_compressed(0):
+            if _STORED * storage.positions[0] < storage.extents[0]:
+                return None
+        elif not storage.is_dense(0):
+            return None
+        loops = planner.leaves(first)
+        around = list(itertools.takewhile(lambda loop: loop.var in loops, path))
+        if path[0].unit != CPU_THREAD or {loop.var for loop in around} != loops:
+            return None
+        if any(loop.unit == CPU_VECTOR for loop in around):
+            return None  # rows side by side are cleared one after the other
+        if any(not loops.isdisjoint(planner.leaves(inner)) for inner in storage.variables[1:]):
+            return None  # a row is visited more than once, maybe by several threads
+        return around[-1].var
+
+    def clear(self, scope: Scope) -> None:
+        """Before the stores of a row."""
+        assert self.storage is not None
+        coordinate = self.ranges.value(self.storage.variables[0], scope)
+        end = begin = multiply(coordinate, Int(self.size))
+        if not self._whole():
+            end = add(end, Int(self.size))
+        if self.storage.is_compressed(0):
+            begin = self._after(scope.positions[0])
+        scope.emit(self._fill(begin, end))
+
+    def rest(self) -> tuple[For, ...]:
+        """What is behind the last row."""
+        assert self.storage is not None
+        if not self.storage.is_compressed(0):
+            return ()
+        used = self.ranges.level_range(0, 0, Scope()).high
+        return (self._fill(self._after(used), Int(self.storage.extents[0] * self.size)),)
+
+    def _fill(self, begin: Expr, end: Expr) -> For:
+        name = self.recovery.fresh("gap")
+        assert self.plan.fill is not None
+        store = Store(self.expression.output.tensor, Var(name), Float(self.plan.fill))
+        return For(name, begin, end, (store,), unit=CPU_VECTOR)
+
+    def _after(self, place: Expr) -> Expr:
+        """Where the row before a stored position ends."""
+        assert self.storage is not None
+        before = add(Load(self.storage.coordinates(0), subtract(place, ONE)), ONE)
+        return Select(Binary("<", ZERO, place), multiply(before, Int(self.size)), ZERO)
+
+    def _whole(self) -> bool:
+        """Whether all of a row is stored."""
+        assert self.storage is not None
+        stored = {
+            var for level, var in enumerate(self.storage.modes) if not self.storage.is_dense(level)
+        }
+        return stored.isdisjoint(self.expression.output.indices[1:])

@@ -1,0 +1,112 @@
+"""Dense outputs of which some elements are stored: cleared row by row, or filled beforehand."""
+
+import compiler_tensors
+import numpy as np
+import pytest
+from compiled_loops import call
+from compiled_operands import own_cache  # noqa: F401
+from compiler_chains import TTV
+from compiler_tensors import Problem
+
+from sgap_jax import COO, CSF, CSR, Format
+from sgap_jax.compiler import assign, clearing, evaluate, interp
+from sgap_jax.compiler.loopir import CPU_VECTOR, For
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.formats.levels import Compressed, Dense
+
+SIZES = {"i": 12, "j": 6, "k": 7, "r": 19}
+DCC = Format((Dense, Compressed, Compressed))
+CASES = {
+    "rows": ("ijk,jr,kr->ir", CSF(3), {}),
+    "largest rows": ("ijk,jr,kr->ir", CSF(3), {"reduction": "max"}),
+    "fibers": ("ijk,kr->ijr", CSF(3), {}),
+    "largest fibers": ("ijk,kr->ijr", CSF(3), {"reduction": "max"}),
+    "fibers of all rows": ("ijk,kr->ijr", DCC, {"reduction": "min"}),
+    "a matrix": ("ij,jr->ir", CSF(2), {"reduction": "max"}),
+    "a vector": ("ij,j->i", CSF(2), {"reduction": "min"}),
+    "entries": ("ij->ij", CSR, {"reduction": "max"}),
+}
+# Rows with entries: gaps before, between and behind them; none; no row at all.
+ROWS = {"gaps": [2, 3, 5, 6, 7, 10], "none": range(12), "all": []}
+
+
+def problem_of(expression, rows, monkeypatch, **options):
+    shape = [SIZES[index.name] for index in expression.sparse.indices]
+    pattern = np.random.default_rng(0).random(shape) < 0.4
+    pattern[[i for i in range(SIZES["i"]) if i not in rows]] = False
+    monkeypatch.setattr(compiler_tensors, "_pattern", lambda *_: pattern)
+    return Problem(expression, SIZES, **options)
+
+
+def both(schedule, problem):
+    """What the interpreter and machine code make of it, on memory that is not clear."""
+    f = lower(schedule, SIZES, problem.positions, "float32")
+    (output,) = f.outputs
+    assert output.fill is None
+    first = interp.run(f, problem.inputs)[output.name]
+    inputs = [problem.inputs[array.name] for array in f.inputs]
+    return first, np.asarray(*call(f, *inputs, chunk=1, work=1 << 30))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gaps(name, monkeypatch):
+    subscripts, format, options = CASES[name]
+    expression = assign(subscripts, {"A": format}, **options)
+    for there, rows in ROWS.items():
+        spare = {"gaps": 3, "none": 0, "all": 9}[there]  # enough that rows are not few
+        problem = problem_of(expression, rows, monkeypatch, spare=spare)
+        for found in both(cpu(expression, 4), problem):
+            np.testing.assert_array_equal(found, problem.want)
+
+
+def rows_in_lanes():
+    s = Schedule(assign("ijk->ij", {"A": CSF(3)})).pos("i", "rows", "A").split("rows", "a", "b", 4)
+    return s.parallelize("a", "CPUThread", "NoRaces").parallelize("b", "CPUVector", "NoRaces")
+
+
+def columns_outside():
+    s = Schedule(assign("ijk,kr->ijr", {"A": CSF(3)})).split("r", "r0", "r1", 8)
+    s = s.reorder("r0", "i", "j", "r1", "k")
+    return s.parallelize("r0", "CPUThread", "NoRaces")
+
+
+def runs_of_rows():
+    s = Schedule(TTV).fuse("i", "j", "f").pos("f", "fp", "B").split("fp", "ch", "f2", 16)
+    return s.reorder("ch", "f2", "k").parallelize("ch", "CPUThread", "NoRaces")
+
+
+@pytest.mark.parametrize(
+    "schedule,positions",
+    [
+        (cpu(assign("ijk,kr->ijr", {"A": CSF(3)})), (5, 20, 40)),  # few rows
+        (cpu(assign("ij->ij", {"A": COO})), (20, 20)),  # rows that come again
+        (rows_in_lanes(), (12, 20, 40)),
+        (columns_outside(), (12, 20, 40)),
+        (runs_of_rows(), (12, 20, 40)),
+        (Schedule(assign("ijk,kr->ijr", {"A": CSF(3)})), (12, 20, 40)),  # one thread
+    ],
+)
+def test_filled_beforehand(schedule, positions):
+    f = lower(schedule, SIZES, positions, "float32")
+    assert f.outputs[0].fill == 0.0
+    assert not any(isinstance(s, For) and s.unit == CPU_VECTOR for s in f.body)
+
+
+@pytest.mark.parametrize("bug", ["a row too few", "a row too many"])
+def test_planted_bugs_are_caught(bug, monkeypatch):
+    expression = assign("ijk,kr->ijr", {"A": CSF(3)}, reduction="max")
+    problem = problem_of(expression, ROWS["gaps"], monkeypatch)
+    right = clearing.Clearing._after
+    step = {"a row too few": 1, "a row too many": -1}[bug]
+
+    def wrong(self, place):
+        begin = right(self, place)
+        shifted = clearing.add(begin.true, clearing.Int(step * self.size))
+        return clearing.Select(begin.condition, shifted, begin.false)
+
+    monkeypatch.setattr(clearing.Clearing, "_after", wrong)
+    with pytest.raises((AssertionError, evaluate.LoopFault)):
+        first, _ = both(cpu(expression, 4), problem)
+        np.testing.assert_array_equal(first, problem.want)
