@@ -13,9 +13,6 @@ import math
 from typing import Protocol
 
 from sgap_jax.compiler.arithmetic import (
-    ZERO,
-    divide,
-    modulo,
     multiply,
 )
 from sgap_jax.compiler.cin import (
@@ -29,15 +26,12 @@ from sgap_jax.compiler.cin import (
 )
 from sgap_jax.compiler.clearing import Clearing
 from sgap_jax.compiler.explicit import positions_explicit
-from sgap_jax.compiler.expr import Assign, IndexVar
+from sgap_jax.compiler.expr import Assign
+from sgap_jax.compiler.heads import Heads
 from sgap_jax.compiler.loopir import (
     CPU_THREAD,
     CPU_VECTOR,
-    GPU_THREAD,
-    GPU_WARP,
     Array,
-    Binary,
-    Expr,
     Float,
     For,
     Function,
@@ -51,7 +45,7 @@ from sgap_jax.compiler.loopir import (
 )
 from sgap_jax.compiler.octet import OctetNest, warp_nest
 from sgap_jax.compiler.passes import copies, without_unused
-from sgap_jax.compiler.ranges import Range, Ranges, Scope
+from sgap_jax.compiler.ranges import Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
 from sgap_jax.compiler.reductions import IDENTITY, Planner
 from sgap_jax.compiler.runs import Runs
@@ -61,7 +55,6 @@ from sgap_jax.compiler.tiles import Tiles, without_vectors
 from sgap_jax.compiler.tracking import Tracking
 from sgap_jax.schedules.schedule import ScheduleError
 
-WARP = 32
 MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
 
 
@@ -136,7 +129,7 @@ class _Lowering:
         self.clearing = Clearing(planner, self.plan, self.ranges, self.recovery)
         self.tracking = Tracking(self.recovery, self.statements)
         self.runs = Runs(self.tracking)
-        self.threads: tuple[IndexVar, Expr, int] | None = None  # warps and threads in one loop
+        self.heads = Heads(self.ranges, self.recovery)
         self.octet: OctetNest | None = None
         if warp:
             self.octet = OctetNest(self.expression, warp, self.recovery, self.plan, dtype)
@@ -284,7 +277,7 @@ class _Lowering:
             and self.statements.sum is None
         ):
             inner.masked = True
-        head = self._head(loop, around, inner)
+        head = self.heads.of(loop, around, inner)
         self.recovery.recover(inner, loop)
         if loop.var == self.clearing.row:
             self.clearing.clear(inner)
@@ -297,55 +290,6 @@ class _Lowering:
         if tracked and self.plan.tracked == loop.var and self.statements.sum is not None:
             self.tracking.finish(loop, around)
         scope.emit(*around.close())
-
-    def _head(self, loop: Forall, scope: Scope, inner: Scope) -> For | None:
-        """The loop without its body; None where it is one with the loop of the warps."""
-        var, extent = loop.var, self.ranges.of(loop.var, scope)
-        if self.threads is not None and self.threads[0] == var:
-            _, thread, count = self.threads
-            self.recovery.define(var, modulo(thread, count), inner)
-            self._beyond(var, extent, inner)
-            return None
-        unit = loop.unit or ("unroll" if loop.unroll else None)
-        name = self.recovery.fresh(var.name)
-        inner.known[var] = Var(name)
-        if unit is None or unit == CPU_VECTOR and extent.exact is None:
-            return For(name, extent.low, extent.high, (), unit=unit)
-        if extent.bound is None or (unit == "unroll" and extent.exact is None):
-            raise ScheduleError(
-                f"{var} ({unit}): the extent of this loop is known at run time only; split it, and "
-                "take the loop of constant extent"
-            )
-        if unit == GPU_WARP and (joined := self._join_threads(loop, extent, inner)) is not None:
-            return joined
-        self._beyond(var, extent, inner)
-        return For(name, ZERO, Int(extent.bound), (), unit=unit)
-
-    def _beyond(self, var: IndexVar, extent: Range, inner: Scope) -> None:
-        """The loop goes on to what is known statically: the rest is out of range. Whole tiles out
-        of range are left to the guard of what they tile."""
-        match self.relations.source(var):
-            case Split(outer=outer) if outer == var and extent.low == ZERO:
-                return
-        if extent.exact is None:
-            self.recovery.only_if(var, Binary("<", inner.known[var], extent.high), inner)
-
-    def _join_threads(self, loop: Forall, extent: Range, inner: Scope) -> For | None:
-        """Warps are tiles (Sgap, section 5.1): where they are not of 32 threads, warps and threads
-        are one loop of threads."""
-        thread = _thread_loop(loop.body)
-        if thread is None or extent.bound is None:
-            return None
-        count = self.ranges.of(thread, inner).bound
-        if count is None or count == WARP:
-            return None
-        name = self.recovery.fresh("thread")
-        self.threads = (thread, Var(name), count)
-        del inner.known[loop.var]
-        self.recovery.names.discard(loop.var.name)
-        self.recovery.define(loop.var, divide(Var(name), count), inner)
-        self._beyond(loop.var, extent, inner)
-        return For(name, ZERO, Int(extent.bound * count), (), unit=GPU_THREAD)
 
     def _lower_tiles(self, loop: Forall, scope: Scope) -> None:
         """The body of a loop; where it has vectors in a tile that may be cut off, twice: whole
@@ -364,12 +308,3 @@ class _Lowering:
         self._lower(loop.body if trimmed else without_vectors(loop.body), rest)
         self.recovery.names |= after
         scope.emit(If(whole, full.close(), rest.close()))
-
-
-def _thread_loop(body: Body) -> IndexVar | None:
-    match body:
-        case Forall(var, inside, unit):
-            return var if unit == GPU_THREAD else _thread_loop(inside)
-        case Where():
-            return _thread_loop(body.consumer) or _thread_loop(body.producer)
-    return None
