@@ -1,13 +1,16 @@
-// How a call on rows is cut into tasks and phases, and the memory for partial results.
+// How a call on rows is cut into tasks and phases, and its memory: partial results, slabs.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "column_tiles.h"
 #include "partition.h"
 #include "row_reduce.h"
+#include "workspace.h"
 
 namespace sgap {
 
@@ -33,6 +36,34 @@ struct ProductPlan {
             partition.splits.data(), split_rows,
             partition.pieces,        partials.get(),
             remaining.get()};
+  }
+};
+
+// Owns the slabs of a product's tiles, until its last task is done.
+struct TilePlan {
+  std::unique_ptr<Slab[]> slabs;
+  std::unique_ptr<int32_t[]> claimed;
+  Workspace memory;
+
+  // Of n, batch: tiles of so many columns, or of all where that is 0.
+  static void Cut(int64_t tile_columns, ColumnTiles* tiles) {
+    tiles->tile_columns = tile_columns == 0 ? tiles->n : std::min(tile_columns, tiles->n);
+    tiles->tiles = (tiles->n + tiles->tile_columns - 1) / tiles->tile_columns;
+    tiles->slabs = {};
+  }
+
+  // A slab for each of `threads`, x having `element` bytes a number. Where there is no memory for
+  // them the product is slower, and as right.
+  void AddSlabs(size_t element, int64_t threads, ColumnTiles* tiles) {
+    const int64_t count = std::max<int64_t>(std::min(threads, tiles->Tasks()), 1);
+    const size_t bytes = (size_t(tiles->k) * tiles->tile_columns * element + 63) / 64 * 64;
+    memory = AcquireWorkspace(size_t(count) * bytes);
+    if (!memory || bytes == 0) return;
+    slabs.reset(new Slab[count]);
+    for (int64_t i = 0; i < count; ++i)
+      slabs[i].memory = static_cast<char*>(memory.get()) + i * bytes;
+    claimed.reset(new int32_t[tiles->Walks()]());
+    tiles->slabs = {slabs.get(), count, claimed.get()};
   }
 };
 

@@ -3,29 +3,22 @@
 
 #include <cstdint>
 
+#include "column_tiles.h"
 #include "dtype.h"
-#include "pack.h"
-#include "partition.h"
 
 namespace sgap {
 
-struct SpmmArgs : RowTasks {
+struct SpmmArgs : ColumnTiles {
   Dtype dtype;
   const void* values;          // [batch or 1, nnz]
   const int32_t* offsets;      // [m + 1]
   const int32_t* indices;      // [nnz]
   const int32_t* permutation;  // [nnz], or null: q(p) = p
-  const void* x;               // [batch or 1, k, n]
   void* y;                     // [batch, m, n]
-  int64_t m, k, n, nnz;
-  int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
-  int64_t tile_columns;
-  int64_t tiles;
-  Packing packing;     // of x
-  int64_t pack_tasks;  // 0: x is not packed
+  int64_t m, nnz;
+  int64_t values_stride;  // elements from one batch to the next, 0 where shared
 
-  // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
-  // partials: [batch, pieces, n]; remaining: [batch, tiles, split_rows]
+  // partials: [batch, pieces, n]; remaining: [walks, split_rows]
 };
 
 namespace SGAP_ISA {

@@ -6,30 +6,23 @@
 
 #include <cstdint>
 
+#include "column_tiles.h"
 #include "dtype.h"
-#include "pack.h"
-#include "partition.h"
 
 namespace sgap {
 
-struct SpmmCvsArgs : RowTasks {
+struct SpmmCvsArgs : ColumnTiles {
   Dtype dtype;
   const void* values;          // [batch or 1, vectors, V]
   const int32_t* offsets;      // [block rows + 1], of the transpose [rows of y + 1]
   const int32_t* indices;      // [vectors]
   const int32_t* permutation;  // [vectors], q(p) of the transpose; else not read
-  const void* x;               // [batch or 1, k, n]
   void* y;                     // [batch, m, n]
   bool transpose;
-  int64_t m, k, n, vectors, length;
-  int64_t values_stride, x_stride;  // elements from one batch to the next, 0 where shared
-  int64_t tile_columns;
-  int64_t tiles;
-  Packing packing;     // of x
-  int64_t pack_tasks;  // 0: x is not packed
+  int64_t m, vectors, length;
+  int64_t values_stride;  // elements from one batch to the next, 0 where shared
 
-  // task = pack task, then pack_tasks + (batch * tiles + tile) * row_tasks + row task
-  // partials: [batch, pieces, piece_rows, n]; remaining: [batch, tiles, split_rows]
+  // partials: [batch, pieces, piece_rows, n]; remaining: [walks, split_rows]
   int64_t piece_rows;  // V, of the transpose one
 };
 

@@ -23,7 +23,7 @@ constexpr int64_t kVectorWork = 16;
 struct SpmmCvsCall {
   SpmmCvsArgs args;
   ProductPlan plan;
-  Workspace packed;
+  TilePlan tiles;
 };
 
 std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -75,30 +75,22 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   args.n = x.dimensions()[2];
   args.values_stride = values.dimensions()[0] == 1 ? 0 : args.vectors * args.length;
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
-  const int64_t batch = y->dimensions()[0], rows = offsets.dimensions()[0] - 1;
+  const int64_t batch = args.batch = y->dimensions()[0], rows = offsets.dimensions()[0] - 1;
   if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
-  args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
-  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
-  const size_t element = ffi::ByteWidth(x.element_type());
-  if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
-  if (call->packed) {  // without the memory it is slower, and as right
-    args.packing =
-        PlanPacking(args.x, call->packed.get(), args.k, args.n, args.tile_columns, element);
-    args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
-  }
+  call->tiles.Cut(tile_columns, &args);
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.piece_rows = transpose ? 1 : args.length;
   const size_t piece = size_t(batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
-  static_cast<RowTasks&>(args) =
-      call->plan.Cut(args.offsets, rows, chunk, batch * args.tiles, piece);
+  static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, rows, chunk, args.Walks(), piece);
 
   const int64_t entries = args.offsets[rows] + rows;
   const int64_t work = batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);
-  return ParallelPhases(
-      pool, {args.pack_tasks, batch * args.tiles * args.row_tasks}, work,
-      [call, kernel = Kernels().spmm_cvs](int64_t task) { kernel(call->args, task); });
+  if (pack) call->tiles.AddSlabs(ffi::ByteWidth(x.element_type()), pool.num_threads(), &args);
+  return ParallelTasks(pool, args.Tasks(), work, [call, kernel = Kernels().spmm_cvs](int64_t task) {
+    kernel(call->args, task);
+  });
 }
 
 }  // namespace

@@ -95,25 +95,19 @@ Pass<T> ChoosePass(const SpmmCvsArgs& args, int64_t rows, int64_t columns) {
 
 // A pass on every row of a task: those of blocks, or of the transpose those of y.
 template <typename T>
-void RunPass(const SpmmCvsArgs& args, const RowTask& task, int64_t batch, int64_t row,
-             int64_t column, const Pass<T>& pass) {
+void RunPass(const SpmmCvsArgs& args, const TileTask<T>& tile, int64_t row, int64_t column,
+             const Pass<T>& pass) {
   using Acc = Accumulator<T>;
+  const RowTask& task = *tile.rows;
+  const int64_t batch = tile.batch;
   VectorBlock<T> block;
   block.indices = args.indices;
   block.permutation = args.permutation;
   block.last = args.vectors - 1;
   block.values = static_cast<const T*>(args.values) + batch * args.values_stride + row;
   block.length = args.length;
-  if (args.pack_tasks > 0) {
-    const int64_t first = column / args.tile_columns * args.tile_columns;
-    const int64_t left = args.n - first;
-    block.x = static_cast<const T*>(args.packing.packed) + batch * args.x_stride +
-              args.packing.TileOffset(first) + (column - first);
-    block.x_stride = left < args.tile_columns ? left : args.tile_columns;
-  } else {
-    block.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
-    block.x_stride = args.n;
-  }
+  block.x = tile.x + (column - tile.first);
+  block.x_stride = tile.x_stride;
   block.x_rows = args.k;
   block.tail = int(pass.columns % kLanes<T>);
   block.out_stride = args.n;
@@ -158,24 +152,20 @@ void CombinePieces(const SpmmCvsArgs& args, const SplitRow& split, int64_t batch
 
 template <typename T>
 void SpmmCvsTask(const SpmmCvsArgs& args, int64_t task) {
-  if (task < args.pack_tasks) return Pack<T>(args.packing, task);
-  task -= args.pack_tasks;
-  const RowTask& rows = args.tasks[task % args.row_tasks];
-  const int64_t tile = task / args.row_tasks % args.tiles;
-  const int64_t batch = task / args.row_tasks / args.tiles;
-  const int64_t first = tile * args.tile_columns;
-  const int64_t last = first + args.tile_columns < args.n ? first + args.tile_columns : args.n;
+  const TileTask<T> tile = BeginTask<T>(args, task);
   for (int64_t row = 0, taken = 0; row < args.piece_rows; row += taken) {
-    for (int64_t column = first; column < last;) {
-      const Pass<T> pass = ChoosePass<T>(args, args.piece_rows - row, last - column);
-      RunPass<T>(args, rows, batch, row, column, pass);
+    for (int64_t column = tile.first; column < tile.last;) {
+      const Pass<T> pass = ChoosePass<T>(args, args.piece_rows - row, tile.last - column);
+      RunPass<T>(args, tile, row, column, pass);
       column += pass.columns;
       taken = pass.rows;
     }
   }
-  if (rows.piece >= 0 && IsLastPiece(args, batch * args.tiles + tile, rows)) {
-    CombinePieces<T>(args, args.splits[rows.split], batch, first, last - first);
+  if (tile.rows->piece >= 0 && IsLastPiece(args, tile.walk, *tile.rows)) {
+    CombinePieces<T>(args, args.splits[tile.rows->split], tile.batch, tile.first,
+                     tile.last - tile.first);
   }
+  EndTask(tile);
 }
 
 }  // namespace

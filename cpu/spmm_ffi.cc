@@ -23,7 +23,7 @@ constexpr int64_t kEntryWork = 16;
 struct SpmmCall {
   SpmmArgs args;
   ProductPlan plan;
-  Workspace packed;
+  TilePlan tiles;
 };
 
 std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -73,29 +73,21 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   args.n = x.dimensions()[2];
   args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
-  const int64_t batch = y->dimensions()[0];
+  const int64_t batch = args.batch = y->dimensions()[0];
   if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
-  args.tile_columns = tile_columns == 0 ? args.n : std::min(tile_columns, args.n);
-  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
-  const size_t element = ffi::ByteWidth(x.element_type());
-  if (pack) call->packed = AcquireWorkspace(x.element_count() * element);
-  if (call->packed) {  // without the memory it is slower, and as right
-    args.packing =
-        PlanPacking(args.x, call->packed.get(), args.k, args.n, args.tile_columns, element);
-    args.pack_tasks = x.dimensions()[0] * args.packing.chunks;
-  }
+  call->tiles.Cut(tile_columns, &args);
   const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) =
-      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch * args.tiles, piece);
+      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, args.Walks(), piece);
 
   const int64_t entries = args.offsets[args.m] + args.m;
   // An entry costs a load of its index and a row of x, however few columns that row has.
   const int64_t work = batch * entries * std::max<int64_t>(args.n, kEntryWork);
-  return ParallelPhases(
-      pool, {args.pack_tasks, batch * args.tiles * args.row_tasks}, work,
-      [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
+  if (pack) call->tiles.AddSlabs(ffi::ByteWidth(x.element_type()), pool.num_threads(), &args);
+  return ParallelTasks(pool, args.Tasks(), work,
+                       [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
 }
 
 }  // namespace

@@ -118,23 +118,17 @@ class BlockTask {
   using Acc = Accumulator<T>;
 
  public:
-  // The tile has the columns [first, last) of x, the block those from `column` on.
-  BlockTask(const SpmmArgs& args, int64_t batch, int64_t first, int64_t last, int64_t column,
-            int64_t columns, RowLoop loop)
-      : values_(static_cast<const T*>(args.values) + batch * args.values_stride),
+  // The block has the columns from `column` on.
+  BlockTask(const SpmmArgs& args, const TileTask<T>& tile, int64_t column, int64_t columns,
+            RowLoop loop)
+      : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
         run_(ChooseBlock<T>(columns, args.k * columns * int64_t(sizeof(T)) > kPrefetchBytes)) {
     block_.indices = args.indices;
     block_.last_entry = args.nnz - 1;
-    if (args.pack_tasks > 0) {
-      block_.x = static_cast<const T*>(args.packing.packed) + batch * args.x_stride +
-                 args.packing.TileOffset(first) + (column - first);
-      block_.x_stride = last - first;
-    } else {
-      block_.x = static_cast<const T*>(args.x) + batch * args.x_stride + column;
-      block_.x_stride = args.n;
-    }
+    block_.x = tile.x + (column - tile.first);
+    block_.x_stride = tile.x_stride;
     block_.y_stride = args.n;
     block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
@@ -245,34 +239,30 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
 template <typename T>
 void SpmmTask(const SpmmArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
-  if (task < args.pack_tasks) return Pack<T>(args.packing, task);
-  task -= args.pack_tasks;
-  const RowTask& rows = args.tasks[task % args.row_tasks];
-  const int64_t tile = task / args.row_tasks % args.tiles;
-  const int64_t batch = task / args.row_tasks / args.tiles;
-  const int64_t first = tile * args.tile_columns;
-  const int64_t last = first + args.tile_columns < args.n ? first + args.tile_columns : args.n;
-  T* y = static_cast<T*>(args.y) + (batch * args.m + rows.row_begin) * args.n;
+  const TileTask<T> tile = BeginTask<T>(args, task);
+  const RowTask& rows = *tile.rows;
+  T* y = static_cast<T*>(args.y) + (tile.batch * args.m + rows.row_begin) * args.n;
   const int64_t count = rows.row_end - rows.row_begin, entries = rows.entry_end - rows.entry_begin;
   const RowLoop loop = entries >= kLongRow * count                         ? RowLoop::kLong
                        : args.m <= kFewRows || entries <= kTinyRow * count ? RowLoop::kPredicted
                                                                            : RowLoop::kBranchFree;
-  for (int64_t column = first; column < last;) {
-    const int64_t columns = NextBlock<T>(last - column);
-    BlockTask<T> block(args, batch, first, last, column, columns, loop);
+  for (int64_t column = tile.first; column < tile.last;) {
+    const int64_t columns = NextBlock<T>(tile.last - column);
+    BlockTask<T> block(args, tile, column, columns, loop);
     if (rows.piece < 0) {
       block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
     } else {
       Acc sums[kMaxColumns<T>] = {};
       block.Sum(rows.entry_begin, rows.entry_end, sums);
-      const int64_t slot = batch * args.pieces + rows.piece;
+      const int64_t slot = tile.batch * args.pieces + rows.piece;
       StoreColumns<Acc>(sums, columns, static_cast<Acc*>(args.partials) + slot * args.n + column);
     }
     column += columns;
   }
-  if (rows.piece >= 0 && IsLastPiece(args, batch * args.tiles + tile, rows)) {
-    CombinePieces<T>(args, args.splits[rows.split], batch, first, last - first);
+  if (rows.piece >= 0 && IsLastPiece(args, tile.walk, rows)) {
+    CombinePieces<T>(args, args.splits[rows.split], tile.batch, tile.first, tile.last - tile.first);
   }
+  EndTask(tile);
 }
 
 }  // namespace

@@ -42,10 +42,9 @@ class CpuTile(Schedule):
       nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
         boundaries depend on this and on the structure, never on the number of threads, so results
         are the same bits for any number of threads.
-      packed: copy each slab of the dense operand to memory of its own first (as much as that
-        operand, for the time of the call; XLA's memory analysis does not count it). Rows of a slab
-        that follow each other use all of a cache, rows a power of two apart a few of its sets; the
-        copy pays where each row is used some 40 times.
+      packed: copy each slab of the dense operand to memory of its own first: one slab for each
+        thread, for the time of the call; XLA's memory analysis does not count it. Rows of a slab
+        that follow each other use all of a cache, rows a power of two apart a few of its sets.
     """
 
     columns: int = 0
@@ -77,9 +76,10 @@ class CpuTile(Schedule):
             return self._explain_vectors(problem, problem.vector_length)
         if problem.op == "spmm":
             tile = self.columns if 0 < self.columns < problem.n else problem.n
-            pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
+            pack = f"  a slab for each thread = B[:, j0:j0+{tile}]\n" if self.packed else ""
             return (
-                f"{pack}for j0 in range(0, {problem.n}, {tile}):          # slab of B in cache\n"
+                f"for j0 in range(0, {problem.n}, {tile}):          # slab of B in cache\n"
+                f"{pack}"
                 f"  parallel for chunk of {self.nonzeros} nonzeros:\n"
                 "    for i in rows of chunk:               # a split row is summed in order\n"
                 f"      acc[0:{tile}] = 0                     # registers\n"
@@ -115,8 +115,8 @@ class CpuTile(Schedule):
                 f"values[p, v] being of row {V} * b + v"
             )
         tile = self.columns if 0 < self.columns < problem.n else problem.n
-        pack = f"parallel: copy B to slabs of {tile} columns\n" if self.packed else ""
-        head = f"{pack}for j0 in range(0, {problem.n}, {tile}):\n  {chunk}\n"
+        pack = f"  a slab for each thread = B[:, j0:j0+{tile}]\n" if self.packed else ""
+        head = f"for j0 in range(0, {problem.n}, {tile}):\n{pack}  {chunk}\n"
         columns, pieces = scatter(problem, self)
         if pieces:
             return (

@@ -21,7 +21,9 @@ _PACKED_BYTES = {"float32": 4, "float64": 8}
 _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
 _ROW_USES = 40  # nonzeros per row of the dense operand
-_PACKED_MOST = 64 << 20  # bytes of the copy, which XLA's memory analysis does not know of
+_ROW_LENGTH = 24  # nonzeros per row of the sparse operand
+_DENSE = 6  # one of so many entries is stored, or more
+_SMALL_SPMM = 1 << 15  # nonzeros and rows
 _MOST_COLUMNS = 1 << 20  # of tiles of 32, of which a launch has 65535
 _MOST_OF_VECTORS = 1 << 19  # of tiles of 16
 _LINE = 128  # bytes that a gather reads at once
@@ -33,12 +35,20 @@ def choose_schedule(problem: Problem) -> Schedule:
     On CUDA a tile of column vectors where `_tile` has one, else a point of the atomic-parallelism
     space, as `_point` says; on platforms other than these two the plain-JAX lowering.
 
-    On the CPU one tile of all columns serves most of spmm. A dense operand beyond the second-level
-    cache whose rows are used many times is packed into tiles of 128 bytes. Measured on two Zen 5
-    cores (1 MB L2 each, 32 MB L3), float32: where chosen, 1.05x to 1.55x (n = 128 to 512) and up to
-    2x (n = 2048) of one tile; with 20 uses of a row 0.8x to 1.2x, with 10 about 0.6x; with slabs of
-    5 MB 0.7x to 0.85x. Tiles that are not packed gained at most 1.13x. Values behind a permutation
-    are gathered again for each tile: no gain. Chunks of 2048 to 32768 nonzeros: 0.83x to 1.13x.
+    On the CPU one tile of all columns serves most of spmm. A dense operand whose rows are used many
+    times is packed into tiles of 128 bytes where that brings it nearer: a slab of 96 KB is half in
+    the first-level cache, one of 1.25 MB about in the second. Measured on two Zen 5 cores (48 KB L1
+    and 1 MB L2 each, 32 MB L3), float32, against one tile:
+
+    - where chosen, 1.0x to 1.6x for n = 128, 0.99x to 1.7x for 256, 1.1x to 1.6x for 512, and 1.05x
+      to 1.5x for 64 and 96; built for AVX2 0.93x to 1.2x for 64 and 96, 0.96x to 1.5x for more;
+    - where not: slabs of 128 to 192 KB 0.91x to 1.0x (n = 128); n = 64 with other slabs or fewer
+      entries 0.9x to 1.1x; rows of A of 10 nonzeros 0.6x to 1.1x; 10 uses of a row of B about 0.9x;
+      tiles that are not packed at most 1.15x. Values behind a permutation are gathered again for
+      each tile: no gain;
+    - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller ones, so that
+      all cores get a share.
+
     The kernels of column vectors walk narrow blocks of columns by themselves and pack nothing.
 
     A small sddmm takes smaller chunks, so that both cores get an equal share. Measured there with
@@ -60,6 +70,9 @@ def choose_schedule(problem: Problem) -> Schedule:
         return CpuTile(nonzeros=2048 if smaller else 4096)
     if problem.op == "spmm" and _packing_pays(problem):
         return CpuTile(columns=_SLAB_ROW // _PACKED_BYTES[problem.dtype], packed=True)
+    work = (problem.nnz + problem.shape[0]) * problem.batch
+    if problem.op == "spmm" and problem.format == "CSR" and problem.n >= 128 and work < _SMALL_SPMM:
+        return CpuTile(nonzeros=2048)
     return CpuTile()
 
 
@@ -190,9 +203,10 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
 def _packing_pays(problem: Problem) -> bool:
     if problem.permuted or problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
         return False
-    k, row = problem.shape[1], problem.n * _PACKED_BYTES[problem.dtype]
-    if problem.nnz < _ROW_USES * k or k * _SLAB_ROW > _SLAB:
+    (m, k), row = problem.shape, problem.n * _PACKED_BYTES[problem.dtype]
+    slab = k * _SLAB_ROW
+    if problem.nnz < max(_ROW_USES * k, _ROW_LENGTH * m) or slab > _SLAB or k * row < 128 << 10:
         return False
-    if problem.batch * k * row > _PACKED_MOST:
-        return False
-    return k * row >= (2 << 20 if row < 1024 else 1 << 20) and row >= 512
+    if row < 512:
+        return row >= 256 and 64 << 10 <= slab <= 128 << 10 and _DENSE * problem.nnz >= m * k
+    return row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10

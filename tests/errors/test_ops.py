@@ -163,14 +163,21 @@ def test_schedules_are_values():
     assert isinstance(choose_schedule(Problem("spmm", (1, 1), 1, platform="tpu")), Reference)
     wide = Problem("spmm", (500, 2048), nnz=40 * 2048, n=256)
     assert choose_schedule(wide) == CpuTile(columns=32, packed=True)
-    assert "copy B to slabs of 32 columns" in choose_schedule(wide).explain(wide)
+    assert "a slab for each thread = B[:, j0:j0+32]" in choose_schedule(wide).explain(wide)
     for less in (
         {"n": 100},
-        {"nnz": 2048},
+        {"n": 250, "shape": (500, 80)},  # a slab that is no farther than one tile of all columns
+        {"n": 128, "shape": (500, 1024)},
+        {"nnz": 39 * 2048},
+        {"shape": (4000, 2048)},
         {"permuted": True},
         {"dtype": "float16"},
-        {"batch": 99},
     ):
         assert choose_schedule(dataclasses.replace(wide, **less)) == CpuTile()
+    dense = Problem("spmm", (2048, 1024), nnz=2**19, n=64)
+    assert choose_schedule(dense) == choose_schedule(dataclasses.replace(wide, batch=9))
+    assert choose_schedule(dataclasses.replace(dense, nnz=2**18)) == CpuTile()
+    few = Problem("spmm", (2048, 512), nnz=20_000, n=128)
+    assert choose_schedule(few).nonzeros < choose_schedule(dataclasses.replace(few, n=64)).nonzeros
     small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
     assert small.nonzeros < large.nonzeros

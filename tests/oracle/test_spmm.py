@@ -147,3 +147,26 @@ def test_packing_changes_no_bit(dtype, columns):
         whole, packed = (product(cast(B, dtype)) for product in products)
         np.testing.assert_array_equal(packed, whole)
         assert_within(packed[2], *oracle(case, dtype, B[2], transpose))
+
+
+@pytest.mark.parametrize("batched", ["B", "values", "both"])
+def test_threads_that_take_slabs_in_any_order_change_no_bit(batched):
+    # Large enough for every thread: tiles are begun far apart, and the last ones shared.
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 40, 3000)
+    lengths[7] = 300  # a split row, in every tile
+    case = from_row_lengths("threads", 300, list(lengths))
+    A = array(case, jnp.float32)
+    B = cast(rng.standard_normal((3, 300, 100)), jnp.float32)
+    values = jnp.outer(jnp.arange(1, 4, dtype=jnp.float32), A.values)
+    axes = {"B": (None, 0), "values": (0, None), "both": (0, 0)}[batched]
+    operands = (A.values if axes[0] is None else values, B[0] if axes[1] is None else B)
+
+    def product(tile):
+        multiply = lambda values, B: spmm(A.with_values(values), B, schedule=tile)
+        return jax.jit(jax.vmap(multiply, in_axes=axes))
+
+    expected = product(CpuTile(columns=16, nonzeros=128))(*operands)
+    packed = product(CpuTile(columns=16, nonzeros=128, packed=True))
+    for _ in range(5):
+        np.testing.assert_array_equal(packed(*operands), expected)
