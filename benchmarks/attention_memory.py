@@ -1,10 +1,10 @@
 """Memory that attention takes in a process: python -m benchmarks.attention_memory WAY PROBLEM
 
 By how much the resident set of a fresh process grows at most while one call runs, less what the
-call returns: what libraries allocate beside XLA or torch counts, such as our copies of K and V and
-sums for dK and dV. A small call before brings code into memory and starts threads; programs are
-compiled before; what compiling left in the heap is given back. Prints MB, forward and forward and
-backward, as JSON. Linux only: /proc tells, and forgets, the greatest resident set.
+call returns: what libraries allocate beside XLA or torch counts, such as copies of K and V. A small
+call before brings code into memory and starts threads; programs are compiled before; what compiling
+left in the heap is given back. Prints MB, forward and forward and backward, as JSON. Linux only:
+/proc tells, and forgets, the greatest resident set.
 """
 
 import argparse

@@ -4,8 +4,9 @@ One sequence, 4 heads of 64 (the column n), 8 x 1 vectors; the schedule says for
 backward. A band of 128 x 128 blocks is FlexAttention's best case, forward only. The bound is the
 machine's rate of multiply-adds alone. Temporary memory goes to attention_memory.csv: by XLA's
 analysis of the compiled program, which does not count what the kernel takes and returns within a
-call (a copy of K and V, and backward the sums for dK and dV), and as columns *_peak by the growth
-of a process (attention_memory.py), which counts everything; not with --quick, it takes a minute.
+call (copies of K and V, sums for dK and dV, where it makes them), and as columns *_peak by the
+growth of a process (attention_memory.py), which counts everything; not with --quick, it takes a
+minute.
 """
 
 import csv

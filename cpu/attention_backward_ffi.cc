@@ -17,8 +17,6 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kSumBytes = 256 << 10;
-
 // What a call owns until its last task is done.
 struct BackwardCall {
   AttentionBackwardArgs args;
@@ -110,29 +108,30 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
       std::fill_n(own + used * element, (stored - used) * element, 0);
     }
   }
-  const bool whole = element == ffi::ByteWidth(type) && CannotRead(args).empty();
-  const int64_t sum_row = args.padded_depth + args.padded_value_depth;
-  const size_t pack_bytes = pack ? PackedBytes(in, args) : 0;
+  // dk and dv are added up where K and V are read, in place or in memory of the group.
+  const int64_t sum_bytes = pack ? CopiedBytes(args) : 0;
+  const int64_t q_rows = args.heads / args.key_heads * args.rows;  // of a key head
+  const bool partial = pieces > 1 && element != ffi::ByteWidth(type);
+  const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
+  const int64_t bytes = 2 * sum_bytes + dq_bytes + args.keys;
   args.pieces = pieces;
-  const bool summed = pieces > 1 || !whole;
-  const size_t sum_rows = summed ? size_t(batch * args.key_heads * pieces * args.keys) : 0;
-  const size_t sum_bytes = sum_rows * sum_row * element;
-  call->memory = AcquireWorkspace(std::max<size_t>(pack_bytes + sum_bytes + sum_rows, 64));
+  args.group = batch * args.key_heads;
+  if (pack && !SharesKeys(in, batch)) {
+    args.group = GroupSize(args, bytes, pieces, pool.num_threads());
+  }
+  call->memory = AcquireWorkspace(size_t(std::max<int64_t>(args.group * bytes, 64)));
   if (!call->memory) return Failed("attention_backward: no memory for sums");
   char* memory = static_cast<char*>(call->memory.get());
   PlaceKeys(in, pack ? memory : nullptr, &args);
-  args.sums = summed ? memory + pack_bytes : nullptr;
-  args.added = reinterpret_cast<uint8_t*>(memory + pack_bytes + sum_bytes);
-  args.chunk_keys =
-      std::max<int64_t>(1, kSumBytes / std::max<int64_t>(1, pieces * sum_row * int64_t(element)));
-  args.chunks = (args.keys + args.chunk_keys - 1) / args.chunk_keys;
+  memory += args.group * sum_bytes;
+  args.sums = pack ? memory : nullptr;
+  memory += args.group * sum_bytes;
+  args.dq_sums = dq_bytes > 0 ? memory : nullptr;
+  args.added = reinterpret_cast<uint8_t*>(memory + args.group * dq_bytes);
   call->pieces = CutPieces(args.offsets, blocks, pieces);
   args.piece_begin = call->pieces.data();
-  const int64_t walks = batch * args.key_heads;
   return ParallelPhases(
-      pool,
-      {args.pack_k_tasks + args.pack_v_tasks, walks * pieces, summed ? walks * args.chunks : 0},
-      3 * MultiplyAdds(args),
+      pool, PhasesOfGroups(args, /*phases=*/pieces, pieces), 3 * MultiplyAdds(args),
       [call, kernel = Kernels().attention_backward](int64_t task) { kernel(call->args, task); });
 }
 

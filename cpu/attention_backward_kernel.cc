@@ -3,6 +3,30 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
+// What a task does: its row piece against its key piece, in all heads that share a head of keys.
+struct BackwardPlace {
+  int64_t phase, slot;  // slot: of the key head, among those of its group
+  int64_t batch, key_head;
+  int64_t block_begin, block_end;
+  int32_t key_begin, key_end;
+  bool whole;  // there is one key piece: whatever the structure, all keys are in it
+};
+
+inline BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTask& own) {
+  const int64_t slot = own.task / args.pieces % own.count, piece = own.task % args.pieces;
+  const int64_t phase = own.task / args.pieces / own.count, head = own.first + slot;
+  const int64_t key_piece = (piece + phase) % args.pieces;
+  return {phase,
+          slot,
+          head / args.key_heads,
+          head % args.key_heads,
+          args.piece_begin[piece],
+          args.piece_begin[piece + 1],
+          int32_t(args.keys * key_piece / args.pieces),
+          int32_t(args.keys * (key_piece + 1) / args.pieces),
+          args.pieces == 1};
+}
+
 // Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
 // about to be in the cache then.
 template <typename Acc>
@@ -10,7 +34,7 @@ struct KeySums {
   Acc* k;
   Acc* v;
   int64_t k_row, v_row;
-  uint8_t* added;  // of each key, or null where all are zeroed beforehand
+  uint8_t* added;  // of each key
 };
 
 template <typename Acc>
@@ -30,9 +54,38 @@ struct BackwardRows {
   Acc* dbias;  // of the first row at vector 0, or null
 };
 
+// The next vectors of [begin, end) that follow each other and whose keys are in the task's piece.
+// Nothing is assumed about their order: nobody has checked a traced structure.
+struct Run {
+  int64_t begin, end;
+};
+
+inline Run NextRun(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t begin,
+                   int64_t end) {
+  if (place.whole) return {begin, end};
+  constexpr int kStep = kVectorBytes / 4;
+  using Numbers = Vector<uint32_t, kStep>;
+  const auto width = uint32_t(place.key_end - place.key_begin);
+  const auto inside = [&](int64_t p) {
+    return uint32_t(args.indices[p]) - uint32_t(place.key_begin) < width;
+  };
+  const auto count = [&](int64_t p) {
+    Numbers columns;
+    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
+    const Numbers found = columns - uint32_t(place.key_begin) < width ? Numbers{} + 1 : Numbers{};
+    return FoldLanes<1, uint32_t, kStep>(found)[0];
+  };
+  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
+  while (begin < end && !inside(begin)) ++begin;
+  int64_t stop = begin;
+  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
+  while (stop < end && inside(stop)) ++stop;
+  return {begin, stop};
+}
+
 template <typename Acc, int kRows>
-void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
-                     const BackwardRows<Acc>& rows, int64_t begin, int64_t end,
+void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                     const AttentionRows& at, const BackwardRows<Acc>& rows, Run run, int64_t end,
                      const KeySums<Acc>& sums) {
   using Tile = AttentionTile<Acc, kRows>;
   using V = typename Tile::V;
@@ -44,22 +97,20 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
   Tile::Interleave(rows.q, args.padded_depth, left_q);
   Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
-  for (int64_t p = begin; p < end; p += block.count) {
+  while (run.begin < run.end) {
+    const int64_t p = run.begin;
     const int32_t* columns = args.indices + p;
-    const int keys = end - p < kMostKeys ? int(end - p) : kMostKeys;
+    const int keys = run.end - p < kMostKeys ? int(run.end - p) : kMostKeys;
     PointAt(sums.k, sums.k_row, columns, keys, k_targets);
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
-    for (int j = 0; sums.added && j < keys; ++j) {  // first: it is stored during the products
+    for (int j = 0; j < keys; ++j) {  // first: it is stored during the products
       if (sums.added[size_t(columns[j])]) continue;
       sums.added[size_t(columns[j])] = 1;
       Clear(k_targets[j], args.padded_depth);
       Clear(v_targets[j], args.padded_value_depth);
     }
-    block.Compute(args, at, left_q, p, end);
-    block.Products(left_dout, args.padded_value_depth, block.values, slopes, [&](int j) {
-      block.AskFor(v_targets, j, keys, args.padded_value_depth);
-      block.AskFor(k_targets, j, keys, args.padded_depth);
-    });
+    block.Compute(args, at, left_q, p, run.end);
+    block.Products(left_dout, args.padded_value_depth, block.values, block.count, slopes);
     for (int i = 0; i < block.padded * kRows; i += kSize) {
       const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
       const V slope = terms * (Load<Acc, kSize>(slopes + i) - delta);
@@ -75,31 +126,28 @@ void BackwardVectors(const AttentionProblem& args, const AttentionRows& at,
     Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq);
     Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout);
     Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q);
+    run.begin += block.count;
+    if (run.begin == run.end) run = NextRun(args, place, run.end, end);
   }
 }
 
-// The sums of a task, as it begins.
+// The sums of a task. In the first phase nothing has been added to its keys.
 template <typename T>
-KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, int64_t task) {
+KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const BackwardPlace& place) {
   using Acc = Accumulator<T>;
-  const int64_t piece = task % args.pieces, head = task / args.pieces % args.key_heads;
-  const int64_t batch = task / args.pieces / args.key_heads;
+  uint8_t* added = args.added + place.slot * args.keys;
+  if (place.phase == 0) {
+    __builtin_memset(added + place.key_begin, 0, size_t(place.key_end - place.key_begin));
+  }
   if (args.sums) {
     const int64_t row = args.padded_depth + args.padded_value_depth;
-    const int64_t first = ((batch * args.key_heads + head) * args.pieces + piece) * args.keys;
-    Acc* k = static_cast<Acc*>(args.sums) + first * row;
-    __builtin_memset(args.added + first, 0, size_t(args.keys));
-    return {k, k + args.padded_depth, row, row, args.added + first};
+    Acc* k = static_cast<Acc*>(args.sums) + place.slot * args.keys * row;
+    return {k, k + args.padded_depth, row, row, added};
   }
-  const int64_t first = batch * args.keys * args.key_heads + head;
-  const KeySums<Acc> sums{static_cast<Acc*>(args.dk) + first * args.depth,
-                          static_cast<Acc*>(args.dv) + first * args.value_depth,
-                          args.key_heads * args.depth, args.key_heads * args.value_depth, nullptr};
-  for (int64_t j = 0; j < args.keys; ++j) {
-    Clear(sums.k + j * sums.k_row, args.depth);
-    Clear(sums.v + j * sums.v_row, args.value_depth);
-  }
-  return sums;
+  const int64_t first = place.batch * args.keys * args.key_heads + place.key_head;
+  return {static_cast<Acc*>(args.dk) + first * args.depth,
+          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
+          args.key_heads * args.value_depth, added};
 }
 
 // delta of the rows of a pass: dout is theirs.
@@ -127,99 +175,118 @@ void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Ac
   }
 }
 
-// A piece of the rows in all heads that share one head of keys.
+// Where dq of a head is added up over the phases, without the scale.
 template <typename T>
-void RowsTask(const AttentionBackwardArgs& args, int64_t task) {
+struct PartialRows {
+  Accumulator<T>* first;
+  int64_t stride;
+
+  PartialRows(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
+    using Acc = Accumulator<T>;
+    if (args.dq_sums) {
+      const int64_t heads = args.heads / args.key_heads;
+      const int64_t slot = place.slot * heads + head % heads;
+      first = static_cast<Acc*>(args.dq_sums) + slot * args.rows * args.padded_depth;
+      stride = args.padded_depth;
+    } else {
+      stride = args.heads * args.depth;
+      first = static_cast<Acc*>(args.dq) + place.batch * args.rows * stride + head * args.depth;
+    }
+  }
+};
+
+template <typename T>
+void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head,
+                const KeySums<Accumulator<T>>& sums) {
   using Acc = Accumulator<T>;
-  const KeySums<Acc> sums = BeginSums<T>(args, task);
-  const int64_t piece = task % args.pieces, key_head = task / args.pieces % args.key_heads;
-  const int64_t batch = task / args.pieces / args.key_heads, group = args.heads / args.key_heads;
+  const bool first = place.phase == 0, last = place.phase == args.pieces - 1;
+  const int64_t batch = place.batch, own = head * args.value_depth;
   const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
+  const T* q_head = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
+  const T* dout_head = static_cast<const T*>(args.dout) + batch * args.dout_stride + own;
+  const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
+  T* dq_head = static_cast<T*>(args.dq) + batch * args.rows * q_row + head * args.depth;
+  const PartialRows<T> partial(args, place, head);
   alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
   Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
-  for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-    const T* q_head = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
-    const int64_t own = head * args.value_depth;
-    const T* dout_head = static_cast<const T*>(args.dout) + batch * args.dout_stride + own;
-    const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
-    T* dq_head = static_cast<T*>(args.dq) + batch * args.rows * q_row + head * args.depth;
-    for (int64_t block = args.piece_begin[piece]; block < args.piece_begin[piece + 1]; ++block) {
-      ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
-        constexpr int kRows = decltype(count)::value;
-        const int64_t first = at.row * args.heads + head;
-        LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
-                    Acc(args.scale), q);
-        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
-                    args.padded_value_depth, Acc(1), dout);
-        const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + first;
-        for (int r = 0; r < kRows; ++r) {
-          const bool inside = r < at.height;
-          lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
-          if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
+  for (int64_t block = place.block_begin; block < place.block_end; ++block) {
+    const int64_t end = args.offsets[block + 1];
+    const Run run = NextRun(args, place, args.offsets[block], end);
+    if (run.begin == run.end && !first && !last) continue;
+    ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
+      constexpr int kRows = decltype(count)::value;
+      const int64_t row = at.row * args.heads + head;
+      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
+                  Acc(args.scale), q);
+      LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
+                  args.padded_value_depth, Acc(1), dout);
+      const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + row;
+      for (int r = 0; r < kRows; ++r) {
+        const bool inside = r < at.height;
+        lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
+        if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
+      }
+      Deltas<T>(args, at, dout, kRows, delta);
+      LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride, first ? 0 : at.height,
+                    args.depth, kRows, args.padded_depth, Acc(1), dq);
+      Acc* dbias = static_cast<Acc*>(args.dbias);
+      if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+      AskForPass(args, at, /*next=*/true, q_head, q_row, args.depth);
+      AskForPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
+      AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
+      AskForPass(args, at, /*next=*/!first, partial.first, partial.stride, args.depth);
+      const BackwardRows<Acc> rows{q, dout, lse, delta, dq, dbias};
+      BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
+      for (int64_t r = 0; r < at.height; ++r) {
+        const Acc* sum = dq + r * args.padded_depth;
+        const int64_t i = at.row + r;
+        if (last) {
+          StoreRow<T>(sum, args.depth, Acc(args.scale), dq_head + i * q_row);
+        } else {
+          StoreRow<Acc>(sum, args.depth, Acc(1), partial.first + i * partial.stride);
         }
-        Deltas<T>(args, at, dout, kRows, delta);
-        __builtin_memset(dq, 0, size_t(kRows * args.padded_depth) * sizeof(Acc));
-        Acc* dbias = static_cast<Acc*>(args.dbias);
-        if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
-        AskForPass(args, at, /*next=*/true, q_head, args.depth);
-        AskForPass(args, at, /*next=*/true, dout_head, args.value_depth);
-        AskForPass(args, at, /*next=*/true, out_head, args.value_depth);
-        AskForPass(args, at, /*next=*/false, dq_head, args.depth);
-        const BackwardRows<Acc> rows{q, dout, lse, delta, dq, dbias};
-        BackwardVectors<Acc, kRows>(args, at, rows, args.offsets[block], args.offsets[block + 1],
-                                    sums);
-        for (int r = 0; r < at.height; ++r) {
-          StoreRow<T>(dq + r * args.padded_depth, args.depth, Acc(args.scale),
-                      dq_head + (at.row + r) * q_row);
-        }
-      });
-    }
+      }
+    });
   }
 }
 
 // Rows of dk and dv that are asked for before they are stored.
 constexpr int64_t kRowsAhead = 4;
 
-// dk and dv of some keys: the pieces' sums, in their order.
+// dk and dv of the task's keys, after the last phase.
 template <typename T>
-void KeysTask(const AttentionBackwardArgs& args, int64_t task) {
+void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
+             const KeySums<Accumulator<T>>& sums) {
   using Acc = Accumulator<T>;
-  const int64_t chunk = task % args.chunks, walk = task / args.chunks;
-  const int64_t batch = walk / args.key_heads, head = walk % args.key_heads;
-  const int64_t begin = chunk * args.chunk_keys;
-  const int64_t end = begin + args.chunk_keys < args.keys ? begin + args.chunk_keys : args.keys;
-  const int64_t row = args.padded_depth + args.padded_value_depth, size = args.keys * row;
-  constexpr int kSize = kLanes<Acc>;
-  const Acc* sums = static_cast<const Acc*>(args.sums) + walk * args.pieces * size;
-  const uint8_t* added = args.added + walk * args.pieces * args.keys;
   const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
-  T* dk = static_cast<T*>(args.dk) + batch * args.keys * k_row + head * args.depth;
-  T* dv = static_cast<T*>(args.dv) + batch * args.keys * v_row + head * args.value_depth;
-  alignas(64) Acc total[2 * kMostDepth];  // not in place, which would dirty the sums once more
-  for (int64_t j = begin; j < end; ++j) {
+  const int64_t first = place.batch * args.keys;
+  T* dk = static_cast<T*>(args.dk) + first * k_row + place.key_head * args.depth;
+  T* dv = static_cast<T*>(args.dv) + first * v_row + place.key_head * args.value_depth;
+  for (int64_t j = place.key_begin; j < place.key_end; ++j) {
+    Acc *k = sums.k + j * sums.k_row, *v = sums.v + j * sums.v_row;
+    if (!sums.added[j]) {
+      Clear(k, args.padded_depth);
+      Clear(v, args.padded_value_depth);
+    }
+    if (!args.sums) continue;
     AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
     AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
-    bool any = false;
-    for (int64_t i = 0; i < args.pieces; ++i) {
-      if (!added[i * args.keys + j]) continue;
-      const Acc* own = sums + i * size + j * row;
-      for (int64_t d = 0; d < row; d += kSize) {
-        const Vector<Acc, kSize> x = Load<Acc, kSize>(own + d);
-        Store<Acc, kSize>(total + d, any ? Load<Acc, kSize>(total + d) + x : x);
-      }
-      any = true;
-    }
-    if (!any) Clear(total, row);
-    StoreRow<T>(total, args.depth, Acc(1), dk + j * k_row);
-    StoreRow<T>(total + args.padded_depth, args.value_depth, Acc(1), dv + j * v_row);
+    StoreRow<T>(k, args.depth, Acc(1), dk + j * k_row);
+    StoreRow<T>(v, args.value_depth, Acc(1), dv + j * v_row);
   }
 }
 
 template <typename T>
 void BackwardTask(const AttentionBackwardArgs& args, int64_t task) {
-  if (PackTask<T>(args, &task)) return;
-  const int64_t row_tasks = args.batch * args.key_heads * args.pieces;
-  task < row_tasks ? RowsTask<T>(args, task) : KeysTask<T>(args, task - row_tasks);
+  GroupTask own = FindGroup(args, args.pieces * args.pieces, task);
+  if (CopyTask<T>(args, &own)) return;
+  const BackwardPlace place = FindPlace(args, own);
+  const KeySums<Accumulator<T>> sums = BeginSums<T>(args, place);
+  const int64_t heads = args.heads / args.key_heads, first = place.key_head * heads;
+  for (int64_t head = first; head < first + heads; ++head) {
+    RowsOfHead<T>(args, place, head, sums);
+  }
+  if (place.phase == args.pieces - 1) EndSums<T>(args, place, sums);
 }
 
 }  // namespace

@@ -57,18 +57,22 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   AdviseHugePages(args.out, out->size_bytes());
   if (batch == 0 || args.rows == 0) return Finished();
 
-  if (pack) {
-    call->memory = AcquireWorkspace(std::max<size_t>(PackedBytes(in, args), 64));
-    if (!call->memory) return Failed("attention: no memory for a copy of K and V");
-  }
-  PlaceKeys(in, static_cast<char*>(call->memory.get()), &args);
   const int64_t blocks = offsets.dimensions()[0] - 1, walks = batch * args.heads;
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / vector_length);
   const size_t piece =
       size_t(walks * vector_length * (args.padded_value_depth + 2)) * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, blocks, chunk, walks, piece);
+  const int64_t tasks = args.heads / args.key_heads * args.row_tasks;  // of a key head
+  args.group = batch * args.key_heads;
+  if (pack) {
+    const int64_t bytes = CopiedBytes(args);
+    if (!SharesKeys(in, batch)) args.group = GroupSize(args, bytes, tasks, pool.num_threads());
+    call->memory = AcquireWorkspace(size_t(std::max<int64_t>(args.group * bytes, 64)));
+    if (!call->memory) return Failed("attention: no memory for a copy of K and V");
+  }
+  PlaceKeys(in, static_cast<char*>(call->memory.get()), &args);
   return ParallelPhases(
-      pool, {args.pack_k_tasks + args.pack_v_tasks, walks * args.row_tasks}, MultiplyAdds(args),
+      pool, PhasesOfGroups(args, /*phases=*/1, tasks), MultiplyAdds(args),
       [call, kernel = Kernels().attention](int64_t task) { kernel(call->args, task); });
 }
 

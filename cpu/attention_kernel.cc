@@ -122,9 +122,12 @@ void Combine(const AttentionArgs& args, int64_t walk, const RowTask& task) {
 template <typename T>
 void AttentionTask(const AttentionArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
-  if (PackTask<T>(args, &task)) return;
-  const int64_t walk = task / args.row_tasks, batch = walk / args.heads, head = walk % args.heads;
-  const RowTask& rows = args.tasks[task % args.row_tasks];
+  const int64_t group_heads = args.heads / args.key_heads;
+  GroupTask own = FindGroup(args, group_heads * args.row_tasks, task);
+  if (CopyTask<T>(args, &own)) return;
+  const int64_t walk = own.first * group_heads + own.task / args.row_tasks;
+  const int64_t batch = walk / args.heads, head = walk % args.heads;
+  const RowTask& rows = args.tasks[own.task % args.row_tasks];
   const T* q = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
   const int64_t stride = args.heads * args.depth, depth = args.padded_value_depth;
   const T* out =
@@ -139,8 +142,8 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
       constexpr int kRows = decltype(count)::value;
       LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), loaded);
-      AskForPass(args, at, /*next=*/true, q, args.depth);
-      AskForPass(args, at, /*next=*/false, out, args.value_depth);
+      AskForPass(args, at, /*next=*/true, q, stride, args.depth);
+      AskForPass(args, at, /*next=*/false, out, args.heads * args.value_depth, args.value_depth);
       RowState<Acc> state{sums, peaks, totals, depth};
       ForwardRows<Acc, kRows>(args, at, loaded, begin, end, state);
       if (rows.piece < 0) {

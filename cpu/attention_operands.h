@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "attention.h"
 #include "ffi_arguments.h"
 
 namespace sgap {
 
-constexpr int64_t kPackBytes = 64 << 10;  // of one task
+constexpr int64_t kCopyBytes = 64 << 10;  // of one task
+constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
 constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
 
 // The operands that both directions have.
@@ -118,39 +120,57 @@ inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale
   return out;
 }
 
-// Elements that the packed rows of `x` take.
-inline int64_t PackedSize(xla::ffi::AnyBuffer x, int64_t padded) {
-  return x.dimensions()[0] * x.dimensions()[1] * x.dimensions()[2] * padded;
+// Key heads of a group, each of which takes `bytes` of memory and has `tasks` that can run at once:
+// few of them, but work for `threads`. Results do not depend on it.
+inline int64_t GroupSize(const AttentionProblem& problem, int64_t bytes, int64_t tasks,
+                         int64_t threads) {
+  constexpr int64_t kTasks = 4;  // of a thread: they end at about the same time
+  const int64_t all = problem.batch * problem.key_heads;
+  const int64_t fit = threads * kHeldBytes / std::max<int64_t>(bytes, 1);
+  const int64_t busy = (kTasks * threads + tasks - 1) / std::max<int64_t>(tasks, 1);
+  return std::clamp<int64_t>(std::max(fit, busy), 1, std::max<int64_t>(all, 1));
 }
 
-// How the kernel reads the heads of x: where they are, or packed to `packed`.
-inline HeadRows Rows(xla::ffi::AnyBuffer x, int64_t padded, void* packed, HeadPacking* packing,
-                     int64_t* tasks) {
-  const auto shape = x.dimensions();
-  const int64_t rows = shape[1], heads = shape[2], depth = shape[3];
-  if (!packed) {
-    return {x.untyped_data(), heads * depth, depth, BatchStride(x)};
-  }
-  const int64_t chunk = std::max<int64_t>(1, kPackBytes / std::max<int64_t>(1, heads * padded * 4));
-  const int64_t chunks = (rows + chunk - 1) / chunk;
-  *packing = {x.untyped_data(), packed, rows, heads, depth, padded, chunk, chunks};
-  *tasks = shape[0] * chunks;
-  return {packed, padded, rows * padded, shape[0] == 1 ? 0 : heads * rows * padded};
+// Keys or values that all batch elements share are copied once: in one group, then.
+inline bool SharesKeys(const Operands& in, int64_t batch) {
+  return batch > 1 && (in.k.dimensions()[0] == 1 || in.v.dimensions()[0] == 1);
 }
 
-// Sets how K and V are read, packed into `memory` where that is not null.
+// Bytes of the copies of the keys and values of one head.
+inline int64_t CopiedBytes(const AttentionProblem& problem) {
+  const int64_t row = problem.padded_depth + problem.padded_value_depth;
+  return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
+}
+
+// Sets how K and V are read: where they are, or from copies of a group's in `memory`, of which
+// CopiedBytes a key head are taken.
 inline void PlaceKeys(const Operands& in, char* memory, AttentionProblem* out) {
-  const int64_t k_bytes =
-      PackedSize(in.k, out->padded_depth) * int64_t(AccumulatorBytes(out->dtype));
-  char* v_memory = memory ? memory + k_bytes : nullptr;
-  out->k = Rows(in.k, out->padded_depth, memory, &out->pack_k, &out->pack_k_tasks);
-  out->v = Rows(in.v, out->padded_value_depth, v_memory, &out->pack_v, &out->pack_v_tasks);
+  const auto rows = [&](xla::ffi::AnyBuffer x, int64_t padded, char* copies) {
+    const int64_t stride = BatchStride(x), depth = x.dimensions()[3];
+    const int64_t slots = stride == 0 && out->batch > 1 ? out->key_heads : out->group;
+    return KeyRows{x.untyped_data(), depth, padded, stride, copies, copies ? slots : 0};
+  };
+  const int64_t element = int64_t(AccumulatorBytes(out->dtype));
+  const int64_t k_bytes = out->group * out->keys * out->padded_depth * element;
+  out->k = rows(in.k, out->padded_depth, memory);
+  out->v = rows(in.v, out->padded_value_depth, memory ? memory + k_bytes : nullptr);
+  const int64_t row = std::max<int64_t>(out->padded_depth, out->padded_value_depth) * element;
+  out->copy_rows = std::max<int64_t>(1, kCopyBytes / std::max<int64_t>(1, row));
+  out->copy_chunks = (out->keys + out->copy_rows - 1) / out->copy_rows;
 }
 
-inline size_t PackedBytes(const Operands& in, const AttentionProblem& problem) {
-  const int64_t elements =
-      PackedSize(in.k, problem.padded_depth) + PackedSize(in.v, problem.padded_value_depth);
-  return size_t(elements) * AccumulatorBytes(problem.dtype);
+// Tasks of each phase: in each group copying, then `phases` phases of `tasks` for each key head.
+inline std::vector<int64_t> PhasesOfGroups(const AttentionProblem& problem, int64_t phases,
+                                           int64_t tasks) {
+  std::vector<int64_t> found;
+  const int64_t all = problem.batch * problem.key_heads;
+  for (int64_t first = 0; first < all; first += problem.group) {
+    const int64_t count = std::min(problem.group, all - first);
+    found.push_back(SGAP_ISA::CopyTasks(problem, problem.k, count) +
+                    SGAP_ISA::CopyTasks(problem, problem.v, count));
+    for (int64_t i = 0; i < phases; ++i) found.push_back(count * tasks);
+  }
+  return found;
 }
 
 // Why K and V cannot be read where they are; empty if they can.

@@ -1,4 +1,4 @@
-// What the forward and the backward kernel of attention share: packing, rows, blocks of scores.
+// What the forward and the backward kernel of attention share: copying, rows, blocks of scores.
 #pragma once
 
 #include "attention.h"
@@ -8,39 +8,55 @@ namespace sgap::SGAP_ISA {
 
 constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
 
+// Copies a chunk of the keys of one of `count` heads; those of a chunk follow each other, as they
+// lie.
 template <typename T>
-void PackHeads(const HeadPacking& packing, int64_t task) {
+void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& at, int64_t count) {
   using Acc = Accumulator<T>;
-  const int64_t chunk = task % packing.chunks, batch = task / packing.chunks;
-  const int64_t begin = chunk * packing.chunk_rows;
-  const int64_t end =
-      begin + packing.chunk_rows < packing.rows ? begin + packing.chunk_rows : packing.rows;
   constexpr int kSize = kLanes<T>;
-  const T* from = static_cast<const T*>(packing.source) +
-                  (batch * packing.rows + begin) * packing.heads * packing.depth;
-  Acc* packed =
-      static_cast<Acc*>(packing.packed) + batch * packing.heads * packing.rows * packing.padded;
-  for (int64_t i = begin; i < end; ++i) {
-    for (int64_t head = 0; head < packing.heads; ++head, from += packing.depth) {
-      Acc* to = packed + (head * packing.rows + i) * packing.padded;
-      int64_t d = 0;
-      for (; d + kSize <= packing.depth; d += kSize)
-        Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
-      for (; d < packing.depth; ++d) to[d] = LoadScalar<T>(from + d);
-      for (; d < packing.padded; ++d) to[d] = 0;
-    }
+  const int64_t head = at.first + at.task % count, chunk = at.task / count;
+  const int64_t begin = chunk * args.copy_rows;
+  const int64_t end = begin + args.copy_rows < args.keys ? begin + args.copy_rows : args.keys;
+  const int64_t stride = args.key_heads * x.depth;
+  const T* from = static_cast<const T*>(x.source) + head / args.key_heads * x.batch_stride +
+                  head % args.key_heads * x.depth + begin * stride;
+  Acc* to = static_cast<Acc*>(x.copies) + (head % x.slots * args.keys + begin) * x.padded;
+  for (int64_t i = begin; i < end; ++i, from += stride, to += x.padded) {
+    int64_t d = 0;
+    for (; d + kSize <= x.depth; d += kSize) Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
+    for (; d < x.depth; ++d) to[d] = LoadScalar<T>(from + d);
+    for (; d < x.padded; ++d) to[d] = 0;
   }
 }
 
-// Whether `task` was one of packing; else it counts from the end of those.
+// Whether the task was one of copying; else it counts from the end of those.
 template <typename T>
-bool PackTask(const AttentionProblem& args, int64_t* task) {
-  if (*task < args.pack_k_tasks) return PackHeads<T>(args.pack_k, *task), true;
-  *task -= args.pack_k_tasks;
-  if (*task < args.pack_v_tasks) return PackHeads<T>(args.pack_v, *task), true;
-  *task -= args.pack_v_tasks;
+bool CopyTask(const AttentionProblem& args, GroupTask* at) {
+  for (const KeyRows* x : {&args.k, &args.v}) {
+    const int64_t tasks = CopyTasks(args, *x, at->count);
+    if (at->task < tasks) return CopyKeys<T>(args, *x, *at, tasks / args.copy_chunks), true;
+    at->task -= tasks;
+  }
   return false;
 }
+
+// The keys or values of a head: the first, in accumulators, and how far apart they are.
+template <typename Acc>
+struct HeadKeys {
+  const Acc* first;
+  int64_t stride;
+
+  HeadKeys(const AttentionProblem& args, const KeyRows& x, int64_t batch, int64_t key_head) {
+    if (x.copies) {
+      const int64_t slot = (batch * args.key_heads + key_head) % x.slots;
+      first = static_cast<const Acc*>(x.copies) + slot * args.keys * x.padded;
+      stride = x.padded;
+    } else {
+      first = static_cast<const Acc*>(x.source) + batch * x.batch_stride + key_head * x.depth;
+      stride = args.key_heads * x.depth;
+    }
+  }
+};
 
 // rows [count, depth], `stride` apart, times `scale` -> [height, padded]; zero where there is none.
 template <typename T>
@@ -82,14 +98,14 @@ void AskForRow(const T* row, int64_t depth) {
   for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
 }
 
-// Asks for the rows of this pass, or of the next one, in an array whose rows have `heads` heads of
-// `depth` numbers, from row 0 of the head on. They lie too far apart for the processor to guess.
+// Asks for the rows of this pass, or of the next one, of `depth` numbers, `stride` apart, from row
+// 0 of the head on. They lie too far apart for the processor to guess.
 template <typename T>
 void AskForPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
-                int64_t depth) {
+                int64_t stride, int64_t depth) {
   const int64_t begin = next ? at.row + at.lanes : at.row;
   const int64_t end = begin + at.lanes < args.rows ? begin + at.lanes : args.rows;
-  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * args.heads * depth, depth);
+  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * stride, depth);
 }
 
 // Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
@@ -145,22 +161,16 @@ struct ScoreBlock {
   void Compute(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
                int64_t begin, int64_t end) {
     const int64_t key_head = at.head / (args.heads / args.key_heads);
-    const Acc* k =
-        static_cast<const Acc*>(args.k.data) + at.batch * args.k.batch + key_head * args.k.head;
-    const Acc* v =
-        static_cast<const Acc*>(args.v.data) + at.batch * args.v.batch + key_head * args.v.head;
+    const HeadKeys<Acc> k(args, args.k, at.batch, key_head), v(args, args.v, at.batch, key_head);
     count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
     padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
     // The keys that the next block begins with are asked for as well.
     known = end - begin < count + Tile::kTogether ? int(end - begin) : count + Tile::kTogether;
-    PointAt(k, args.k.row, args.indices + begin, known, keys);
-    PointAt(v, args.v.row, args.indices + begin, count, values);
+    PointAt(k.first, k.stride, args.indices + begin, known, keys);
+    PointAt(v.first, v.stride, args.indices + begin, count, values);
     for (int j = known; j < padded; ++j) keys[j] = keys[known - 1];
     for (int j = count; j < padded; ++j) values[j] = values[count - 1];
-    Products(left, args.padded_depth, keys, scores, [&](int j) {
-      AskFor(keys, j + Tile::kTogether, known, args.padded_depth);
-      AskFor(values, j, count, args.padded_value_depth);
-    });
+    Products(left, args.padded_depth, keys, known, scores);
     if (args.bias) AddBias(args, at, begin);
     if (args.is_causal || args.lengths) Mask(args, at, begin);
     for (int j = count; j < padded; ++j) {
@@ -168,25 +178,21 @@ struct ScoreBlock {
     }
   }
 
-  // `ahead(j)` asks for rows that are needed later, while the products of keys j .. are computed.
-  template <typename Ahead>
-  void Products(const Acc* left, int64_t depth, const Acc* const* with, Acc* out,
-                Ahead&& ahead) const {
+  // The products of the rows with `count` rows; those of `with` that come next, up to `known`, are
+  // asked for as they go.
+  void Products(const Acc* left, int64_t depth, const Acc* const* with, int known, Acc* out) const {
+    const auto ask = [&](int first) {
+      for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(with[i], depth);
+    };
     int j = 0;
     for (; j + Tile::kTogether <= padded; j += Tile::kTogether) {
-      ahead(j);
+      ask(j + Tile::kTogether);
       Tile::template Dots<Tile::kTogether>(left, depth, with + j, out + j * kRows);
     }
     for (; j < padded; j += Tile::kFew) {
-      ahead(j);
+      ask(j + Tile::kTogether);
       Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
     }
-  }
-
-  // kTogether rows from `first` on, of the `known` ones.
-  template <typename Row>
-  static void AskFor(Row* const* rows, int first, int known, int64_t depth) {
-    for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(rows[i], depth);
   }
 
   void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {

@@ -20,6 +20,7 @@ struct AttentionTile {
   static constexpr int kTile = kRows >= 16                    ? 1
                                : (kMany ? 16 : 8) / kRows < 4 ? (kMany ? 16 : 8) / kRows
                                                               : 4;
+  static constexpr int kAhead = 10;  // rows of keys that a pass asks for before it loads them
   using V = Vector<Acc, kSize>;
 
   // Where the score of a key in a row is.
@@ -98,6 +99,12 @@ struct AttentionTile {
     }
   }
 
+  // Asks for what a pass over the keys' columns loads soon.
+  template <int kColumns>
+  static void AskFor(const Acc* columns) {
+    for (int c = 0; c < kColumns; ++c) Prefetch(columns + c * kSize);
+  }
+
   // target[r, at ..] += sum over keys of weights(key, r) * keys[key][at ..], kColumns vectors.
   template <int kColumns>
   static void AddKeysAt(const Acc* weights, const Acc* const* keys, int count, int64_t at,
@@ -111,6 +118,7 @@ struct AttentionTile {
     for (int j = 0; j < count; ++j) {
       const Acc* key = keys[j] + at;
       const Acc* weight = weights + At(j, 0);
+      if (j + kAhead < count) AskFor<kColumns>(keys[j + kAhead] + at);
       V x[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) x[c] = Load<Acc, kSize>(key + c * kSize);
@@ -149,6 +157,7 @@ struct AttentionTile {
     for (int j = 0; j < count; ++j) {
       Acc* key = keys[j] + at;
       const Acc* weight = weights + At(j, 0);
+      if (j + kAhead < count) AskFor<kColumns>(keys[j + kAhead] + at);
       V sums[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) sums[c] = Load<Acc, kSize>(key + c * kSize);

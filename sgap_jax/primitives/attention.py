@@ -211,14 +211,14 @@ def _plan(
     q, k, v, indices, batch = avals
     problem = attention_problem(q, indices, batch, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile)
-    key_heads = joint_batch(k.shape[0], v.shape[0]) * k.shape[2]
+    key_batch = joint_batch(k.shape[0], v.shape[0])
     widths = (q.shape[3], v.shape[3])
     if max(widths) > _MOST_WIDE:
         raise NotImplementedError(
             f"sparse_attention: the CPU's kernels take heads of up to {_MOST_WIDE} features, got "
             f"{max(widths)}; schedule=Unfused() takes all"
         )
-    return tile, attention_plan(problem, key_heads, batch * k.shape[2], widths)
+    return tile, attention_plan(problem, k.shape[2], key_batch, batch, widths)
 
 
 def _cpu(ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any) -> Any:

@@ -96,6 +96,35 @@ def test_rows_of_several_blocks_of_keys(length):
     close(found, expected, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pieces_of_rows_and_keys_whatever_the_order_of_columns(dtype):
+    """Nobody checks a traced structure: its columns may come in any order."""
+    rng, (L, S, H, D, V) = np.random.default_rng(4), (64, 90, 2, 16, 2)
+    A = pattern(V, rng.random((L, S)) < 0.3)
+    offsets, columns = np.asarray(A.row_offsets), np.asarray(A.column_indices)
+    order = np.concatenate(
+        [i + rng.permutation(j - i) for i, j in zip(offsets, offsets[1:], strict=False)]
+    )
+    q, k, v, dout = (cast(rng.standard_normal((1, n, H, D)), dtype) for n in (L, S, S, L))
+    out, lse = sparse_attention(q, k, v, A, return_lse=True)
+    absent = jnp.zeros((1, 0), "float32"), jnp.zeros((1, 0), jnp.int32)
+    sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
+    sizes.append(jax.ShapeDtypeStruct((1, H, len(columns), V), jnp.float32))
+    call = jax.ffi.ffi_call("sgap_attention_backward_cvs_v1", sizes)
+    attrs = dict(vector_length=np.int64(V), scale=0.25, is_causal=False, wrt_bias=True)
+
+    def gradients(columns, pieces):
+        operands = (dout, jnp.zeros_like(lse), q, k, v, *absent, out, lse, A.row_offsets)
+        pack = dtype == "bfloat16"
+        return call(*operands, jnp.asarray(columns), **attrs, pieces=np.int64(pieces), pack=pack)
+
+    *expected, dbias = gradients(columns, 1)
+    for pieces in (2, 3, 7):
+        *found, of_entries = gradients(columns[order], pieces)
+        close(found, [x.astype("float32") for x in expected], 1e-2 if dtype == "bfloat16" else 1e-5)
+        np.testing.assert_allclose(of_entries, np.asarray(dbias)[:, :, order], atol=1e-6)
+
+
 @pytest.mark.parametrize(("length", "schedule"), [(None, None), (8, None), (8, Unfused())])
 def test_masked_rows_have_zero_gradients(length, schedule):
     A = pattern(length)

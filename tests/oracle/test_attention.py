@@ -1,5 +1,7 @@
 """sparse_attention against plain loops: every length of vectors, dtype and schedule."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from sgap_jax import (
     Reference,
     SparseArray,
     Unfused,
+    masks,
     reference,
     sparse_attention,
 )
@@ -312,9 +315,55 @@ def test_heads_too_wide_for_the_kernels_say_so():
     np.testing.assert_allclose(sparse_attention(x, x, x, A, schedule=Unfused()), 1, rtol=1e-6)
 
 
-def test_the_sums_of_gradients_of_shared_keys_stay_within_bounds():
-    problem = Problem("attention", (512, 512), 512 * 64, n=64, batch=64, platform="cpu")
-    assert attention_plan(problem, 1, 64, (64, 64)).pieces == 1
-    assert attention_plan(problem, 64, 64, (64, 64)).pieces == 1
-    few = Problem("attention", (512, 512), 512 * 64, n=64, batch=2, platform="cpu")
-    assert attention_plan(few, 2, 2, (64, 64)).pieces == 4  # tasks for 8 threads
+def plan(heads, key_heads, key_batch, batch, width=64, dtype="float32", nnz=512 * 64):
+    problem = Problem(
+        "attention", (512, 512), nnz, n=width, dtype=dtype, batch=batch * heads, platform="cpu"
+    )
+    return attention_plan(problem, key_heads, key_batch, batch, (width, width))
+
+
+def test_the_pieces_of_gradients_are_tasks_for_some_threads():
+    assert [plan(1, 1, n, 64).pieces for n in (1, 64)] == [1, 1]
+    assert plan(4, 4, 1, 1).pieces == 2 and plan(8, 1, 1, 1).pieces == 8
+
+
+def test_keys_are_copied_where_that_is_needed_or_pays():
+    assert not any(plan(n, n, 1, 1).packed for n in (1, 4, 8, 12, 20))
+    assert plan(16, 16, 1, 1).packed and plan(4, 16, 1, 4).packed
+    assert not plan(16, 16, 1, 1, nnz=512 * 4).packed  # a key is used 4 times
+    assert not plan(16, 16, 1, 1, width=256).packed  # an eighth of the sets and more
+    assert plan(4, 4, 1, 1, width=40).packed and plan(4, 4, 1, 1, dtype="bfloat16").packed
+    assert plan(8, 8, 1, 1, width=24, dtype="float64").packed is False
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_groups_of_heads_are_as_each_alone(shared):
+    """Copies of 2 MB a head, of which few exist at a time."""
+    A = masks.from_function(lambda i, j: (i * 61 + j * 7) % 64 < 4, 16, 4096, format=CVS(4))
+    rng = np.random.default_rng(0)
+    batch, heads = 3, 4
+    sizes = [(batch, 16, heads, 64)] + [(1 if shared else batch, 4096, heads, 64)] * 2
+    x = [cast(rng.standard_normal(size), "bfloat16") for size in sizes]
+
+    @jax.jit
+    def step(q, k, v):
+        if k.shape[0] != q.shape[0]:
+            f = jax.vmap(lambda q, k, v: sparse_attention(q, k, v, A), (0, None, None))
+            k, v = k[0], v[0]
+        else:
+            f = lambda q, k, v: sparse_attention(q, k, v, A)
+        out, pullback = jax.vjp(f, q, k, v)
+        return out, pullback(out)
+
+    out, (dq, dk, dv) = step(*x)
+    assert float(jnp.abs(dk).max()) > 0
+    for b in range(batch):
+        for h in range(heads):
+            mine = [y[b % y.shape[0], :, h : h + 1][None] for y in x]
+            alone, (own_q, own_k, own_v) = step(*mine)
+            np.testing.assert_array_equal(out[b, :, h], alone[0, :, 0])
+            close = functools.partial(np.testing.assert_allclose, rtol=0.02, atol=1e-5)
+            close(*(x.astype(jnp.float32) for x in (dq[b, :, h], own_q[0, :, 0])))
+            if not shared:
+                close(*(x.astype(jnp.float32) for x in (dk[b, :, h], own_k[0, :, 0])))
+                close(*(x.astype(jnp.float32) for x in (dv[b, :, h], own_v[0, :, 0])))
