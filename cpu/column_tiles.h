@@ -14,15 +14,13 @@ namespace sgap {
 // What one thread at a time works with.
 struct alignas(64) Slab {
   int32_t busy = 0;
-  int64_t walk = -1;           // over the rows: the last one, none yet
   const void* held = nullptr;  // where in the operand the tile begins that `memory` is a copy of
   void* memory;
 };
 
 struct Slabs {
   Slab* slabs;
-  int64_t count;     // as many as threads; 0: no copies
-  int32_t* claimed;  // tasks begun, [walks]
+  int64_t count;  // as many as threads; 0: no copies
 };
 
 // The tasks of a product whose rows are walked once for each tile of each batch element.
@@ -62,19 +60,6 @@ inline Slab* TakeSlab(const Slabs& slabs) {
   return slabs.slabs + i;
 }
 
-// A task that none has begun, of the slab's last walk if there is one. First walks are far apart,
-// so that few threads copy the same tile.
-inline int64_t ClaimTask(const ColumnTiles& tiles, Slab* slab) {
-  const int64_t walks = tiles.Walks();
-  if (slab->walk < 0) slab->walk = (slab - tiles.slabs.slabs) * walks / tiles.slabs.count;
-  for (;;) {
-    int32_t* claimed = tiles.slabs.claimed + slab->walk;
-    const int64_t task = __atomic_fetch_add(claimed, 1, __ATOMIC_RELAXED);
-    if (task < tiles.row_tasks) return task;
-    slab->walk = slab->walk + 1 < walks ? slab->walk + 1 : 0;
-  }
-}
-
 template <typename T>
 void CopyTile(const T* x, int64_t rows, int64_t stride, int64_t columns, T* slab) {
   constexpr int64_t kLine = 64 / sizeof(T);
@@ -85,21 +70,16 @@ void CopyTile(const T* x, int64_t rows, int64_t stride, int64_t columns, T* slab
   }
 }
 
-// Task number `task`; with slabs one that suits the thread, of which as many are begun as calls.
+// Task number `task`. A thread takes neighbouring ones, most of them of one tile.
 template <typename T>
 TileTask<T> BeginTask(const ColumnTiles& tiles, int64_t task) {
   TileTask<T> begun;
-  begun.slab = nullptr;
-  int64_t walk = task / tiles.row_tasks, row_task = task % tiles.row_tasks;
-  if (tiles.slabs.count > 0) {
-    begun.slab = TakeSlab(tiles.slabs);
-    row_task = ClaimTask(tiles, begun.slab);
-    walk = begun.slab->walk;
-  }
+  const int64_t walk = task / tiles.row_tasks;
   // Batch elements may share x: they follow each other.
   begun.batch = walk % tiles.batch;
   begun.walk = walk;
-  begun.rows = tiles.tasks + row_task;
+  begun.rows = tiles.tasks + task % tiles.row_tasks;
+  begun.slab = tiles.slabs.count > 0 ? TakeSlab(tiles.slabs) : nullptr;
   begun.first = walk / tiles.batch * tiles.tile_columns;
   begun.last =
       begun.first + tiles.tile_columns < tiles.n ? begun.first + tiles.tile_columns : tiles.n;

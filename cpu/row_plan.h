@@ -42,7 +42,6 @@ struct ProductPlan {
 // Owns the slabs of a product's tiles, until its last task is done.
 struct TilePlan {
   std::unique_ptr<Slab[]> slabs;
-  std::unique_ptr<int32_t[]> claimed;
   Workspace memory;
 
   // Of n, batch: tiles of so many columns, or of all where that is 0.
@@ -62,8 +61,7 @@ struct TilePlan {
     slabs.reset(new Slab[count]);
     for (int64_t i = 0; i < count; ++i)
       slabs[i].memory = static_cast<char*>(memory.get()) + i * bytes;
-    claimed.reset(new int32_t[tiles->Walks()]());
-    tiles->slabs = {slabs.get(), count, claimed.get()};
+    tiles->slabs = {slabs.get(), count};
   }
 };
 
