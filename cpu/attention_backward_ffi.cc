@@ -109,21 +109,22 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
     }
   }
   // dk and dv are added up where K and V are read, in place or in memory of the group.
-  const int64_t sum_bytes = pack ? CopiedBytes(args) : 0;
+  const int64_t sum_bytes = pack ? HeadBytes(args) : 0;
   const int64_t q_rows = args.heads / args.key_heads * args.rows;  // of a key head
   const bool partial = pieces > 1 && element != ffi::ByteWidth(type);
   const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
-  const int64_t bytes = 2 * sum_bytes + dq_bytes + args.keys;
+  const int64_t bytes = sum_bytes + dq_bytes + args.keys;
   args.pieces = pieces;
   args.group = batch * args.key_heads;
   if (pack && !SharesKeys(in, batch)) {
-    args.group = GroupSize(args, bytes, pieces, pool.num_threads());
+    args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
   }
-  call->memory = AcquireWorkspace(size_t(std::max<int64_t>(args.group * bytes, 64)));
+  const int64_t copies = pack ? CopiesBytes(in, args) : 0;
+  call->memory = AcquireWorkspace(size_t(std::max<int64_t>(copies + args.group * bytes, 64)));
   if (!call->memory) return Failed("attention_backward: no memory for sums");
   char* memory = static_cast<char*>(call->memory.get());
   PlaceKeys(in, pack ? memory : nullptr, &args);
-  memory += args.group * sum_bytes;
+  memory += copies;
   args.sums = pack ? memory : nullptr;
   memory += args.group * sum_bytes;
   args.dq_sums = dq_bytes > 0 ? memory : nullptr;

@@ -65,9 +65,10 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   const int64_t tasks = args.heads / args.key_heads * args.row_tasks;  // of a key head
   args.group = batch * args.key_heads;
   if (pack) {
-    const int64_t bytes = CopiedBytes(args);
-    if (!SharesKeys(in, batch)) args.group = GroupSize(args, bytes, tasks, pool.num_threads());
-    call->memory = AcquireWorkspace(size_t(std::max<int64_t>(args.group * bytes, 64)));
+    if (!SharesKeys(in, batch)) {
+      args.group = GroupSize(args, HeadBytes(args), tasks, pool.num_threads());
+    }
+    call->memory = AcquireWorkspace(size_t(std::max<int64_t>(CopiesBytes(in, args), 64)));
     if (!call->memory) return Failed("attention: no memory for a copy of K and V");
   }
   PlaceKeys(in, static_cast<char*>(call->memory.get()), &args);

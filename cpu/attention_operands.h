@@ -136,22 +136,34 @@ inline bool SharesKeys(const Operands& in, int64_t batch) {
   return batch > 1 && (in.k.dimensions()[0] == 1 || in.v.dimensions()[0] == 1);
 }
 
-// Bytes of the copies of the keys and values of one head.
-inline int64_t CopiedBytes(const AttentionProblem& problem) {
+// Key heads of a group that have rows of their own in x.
+inline int64_t Slots(const AttentionProblem& problem, xla::ffi::AnyBuffer x) {
+  const bool shared = BatchStride(x) == 0 && problem.batch > 1;
+  return shared ? problem.key_heads : problem.group;
+}
+
+// Bytes of the copies of a group's keys and values.
+inline int64_t CopiesBytes(const Operands& in, const AttentionProblem& problem) {
+  const int64_t row = Slots(problem, in.k) * problem.padded_depth +
+                      Slots(problem, in.v) * problem.padded_value_depth;
+  return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
+}
+
+// Bytes of the keys and values of one head in accumulators.
+inline int64_t HeadBytes(const AttentionProblem& problem) {
   const int64_t row = problem.padded_depth + problem.padded_value_depth;
   return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
 }
 
-// Sets how K and V are read: where they are, or from copies of a group's in `memory`, of which
-// CopiedBytes a key head are taken.
+// Sets how K and V are read: where they are, or from copies of a group's in the CopiesBytes at
+// `memory`.
 inline void PlaceKeys(const Operands& in, char* memory, AttentionProblem* out) {
   const auto rows = [&](xla::ffi::AnyBuffer x, int64_t padded, char* copies) {
-    const int64_t stride = BatchStride(x), depth = x.dimensions()[3];
-    const int64_t slots = stride == 0 && out->batch > 1 ? out->key_heads : out->group;
-    return KeyRows{x.untyped_data(), depth, padded, stride, copies, copies ? slots : 0};
+    const int64_t slots = copies ? Slots(*out, x) : 0;
+    return KeyRows{x.untyped_data(), x.dimensions()[3], padded, BatchStride(x), copies, slots};
   };
   const int64_t element = int64_t(AccumulatorBytes(out->dtype));
-  const int64_t k_bytes = out->group * out->keys * out->padded_depth * element;
+  const int64_t k_bytes = Slots(*out, in.k) * out->keys * out->padded_depth * element;
   out->k = rows(in.k, out->padded_depth, memory);
   out->v = rows(in.v, out->padded_value_depth, memory ? memory + k_bytes : nullptr);
   const int64_t row = std::max<int64_t>(out->padded_depth, out->padded_value_depth) * element;

@@ -52,7 +52,8 @@ inline xla::ffi::Future Finished() {
 }
 
 // Works with up to `helpers` other threads: those that stand by, then others of the pool.
-inline void Share(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work, int64_t helpers) {
+inline void RunShared(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work,
+                      int64_t helpers) {
   work->stand_by = CallsAreClose();
   BeforeXla(work.get());
   for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
@@ -98,17 +99,22 @@ class Job final : public Work {
   bool Done() const override { return done_.load(std::memory_order_acquire); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct alignas(64) Share {
     std::atomic<int64_t> next;
     int64_t end;
   };
 
-  // A thread that finds the rest of a phase in the hands of others lingers for a moment, to help
-  // with the next one, but does not wait for it: whoever finishes the phase goes on.
+  // A thread that finds the rest of a phase in the hands of others lingers to help with the next
+  // one, at most for as long as it has worked, but does not wait for it: whoever finishes the phase
+  // goes on.
   void Take(int64_t place) {
     AfterXla(this);
+    Clock::duration worked = std::chrono::microseconds(200);
     for (int64_t phase = 0; phase < phases_; ++phase) {
       Share* shares = &shares_[phase * threads_];
+      const Clock::time_point begin = Clock::now();
       int64_t count = 0;
       for (int64_t i = 0; i < threads_; ++i) {
         Share& share = shares[place + i < threads_ ? place + i : place + i - threads_];
@@ -126,16 +132,15 @@ class Job final : public Work {
         NoteCallEnd();
         done_.store(true, std::memory_order_release);
       }
-      if (phase + 1 < phases_ && !LingerUntil(end)) return;
+      worked += Clock::now() - begin;
+      if (phase + 1 < phases_ && !LingerUntil(end, worked)) return;
     }
   }
 
   // Whether so many tasks were finished in time.
-  bool LingerUntil(int64_t tasks) const {
-    using Clock = std::chrono::steady_clock;
-    constexpr auto kLinger = std::chrono::microseconds(200);
+  bool LingerUntil(int64_t tasks, Clock::duration limit) const {
     if (finished_.load(std::memory_order_acquire) >= tasks) return true;
-    const auto deadline = Clock::now() + kLinger;
+    const auto deadline = Clock::now() + limit;
     do {
       std::this_thread::yield();
       if (finished_.load(std::memory_order_acquire) >= tasks) return true;
@@ -174,7 +179,7 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<in
   const auto phases = static_cast<int64_t>(phase_tasks.size());
   auto job = std::make_shared<Job<Task>>(std::move(run), phase_tasks.data(), phases, threads);
   xla::ffi::Future future = job->Future();
-  sgap::Share(pool, job, threads - 1);
+  RunShared(pool, job, threads - 1);
   return future;
 }
 

@@ -336,6 +336,18 @@ def test_keys_are_copied_where_that_is_needed_or_pays():
     assert plan(8, 8, 1, 1, width=24, dtype="float64").packed is False
 
 
+def test_keys_that_many_sequences_share_are_copied_once():
+    """A copy for each would take 550 GB."""
+    count, keys = 1 << 16, 1 << 16
+    A = masks.from_function(lambda i, j: j % (1 << 14) == 0, 1, keys)
+    rng = np.random.default_rng(0)
+    q = cast(rng.standard_normal((count, 1, 1, 1, 16)), "bfloat16")
+    k, v = (cast(rng.standard_normal((1, keys, 1, 16)), "bfloat16") for _ in range(2))
+    out = jax.jit(jax.vmap(lambda q, k, v: sparse_attention(q, k, v, A), (0, None, None)))(q, k, v)
+    for i in (0, count - 1):
+        np.testing.assert_array_equal(out[i], sparse_attention(q[i], k, v, A))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_groups_of_heads_are_as_each_alone(shared):
     """Copies of 2 MB a head, of which few exist at a time."""
