@@ -64,7 +64,7 @@ def temporaries(path: pathlib.Path) -> dict[tuple[str, bool], tuple[str, str]]:
 
 
 def megabytes(cell: str | None) -> str:
-    return f"{float(cell):.0f}" if cell else "-"
+    return f"{float(cell):.{int(float(cell) < 1)}f}" if cell else "-"
 
 
 def plot(rows: list[Row], path: pathlib.Path) -> None:
