@@ -64,7 +64,8 @@ class Clearing:
             return None
         if any(loop.unit == CPU_VECTOR for loop in around):
             return None  # rows side by side are cleared one after the other
-        if any(not loops.isdisjoint(planner.leaves(inner)) for inner in storage.variables[1:]):
+        others = {*storage.variables, *self.expression.indices} - {first}
+        if any(not loops.isdisjoint(planner.leaves(other)) for other in others):
             return None  # a row is visited more than once, maybe by several threads
         return around[-1].var
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -17,15 +18,14 @@ def gradient(expression: Assign, tensor: str) -> Assign:
     factor has the entries then, there is one of ones.
 
     Raises:
-      ValueError: no operand of that name.
+      TypeError: not an expression.
+      ValueError: no operand of that name, or one with an index that nothing else has.
       NotImplementedError: of a maximum or minimum, whose gradient is several sums.
     """
-    read = [x for x in expression.factors if isinstance(x, Access) and not x.pattern]
-    if not expression.is_multilinear:
-        raise NotImplementedError(
-            f"{expression}: its gradient is several sums over the products that attain an "
-            "extremum; they run as without a schedule"
-        )
+    if not isinstance(expression, Assign):
+        raise TypeError(f"gradient: expected an Assign, as assign() makes, got {expression!r}")
+    _check_multilinear(expression)
+    read = [x for x in operands(expression) if not x.pattern]  # in the order that einsum has
     chosen = next((x for x in read if x.tensor == tensor), None)
     if chosen is None:
         there = ", ".join(x.tensor for x in read)
@@ -41,11 +41,22 @@ def gradient(expression: Assign, tensor: str) -> Assign:
 
 def check_gradient(expression: Assign, of: Assign) -> None:
     """Raises ScheduleError unless an expression is a gradient of another."""
-    own = [x for x in of.accesses if not x.pattern]
-    gradients = [gradient(of, x.tensor) for x in own]
+    _check_multilinear(of)
+    gradients = []
+    for operand in of.accesses:
+        with contextlib.suppress(ValueError):  # an index of it alone: there is no expression
+            gradients += [] if operand.pattern else [gradient(of, operand.tensor)]
     if not any(same(expression, each) for each in gradients):
-        known = ", ".join(map(str, gradients))
+        known = ", ".join(map(str, gradients)) or "none"
         raise ScheduleError(f"{expression} is no gradient of {of}; these are: {known}")
+
+
+def _check_multilinear(expression: Assign) -> None:
+    if not expression.is_multilinear:
+        raise NotImplementedError(
+            f"{expression}: its gradient is several sums over the products that attain an "
+            "extremum; they run as without a schedule"
+        )
 
 
 def sharing(factors: Sequence[Access], pattern: Access) -> list[Access]:

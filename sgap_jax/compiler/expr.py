@@ -64,6 +64,9 @@ class Tensor:
 class Attained:
     """A factor: 1 where the product of `factors` attains `best`, the maximum or minimum (what
     `reduction` says) of such products, else 0, whatever it is multiplied by. All attain NaN.
+
+    Raises:
+      ValueError: no factors, or another reduction.
     """
 
     factors: tuple[Access, ...]
@@ -71,6 +74,14 @@ class Attained:
     reduction: str
     format = None
     pattern = along = False
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise ValueError(f"Attained: expected at least one factor beside {self.best}")
+        if self.reduction not in ("max", "min"):
+            raise ValueError(
+                f"{self.best}: Attained: reduction: expected max or min, got {self.reduction!r}"
+            )
 
     @property
     def tensor(self) -> str:

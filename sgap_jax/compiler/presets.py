@@ -39,6 +39,7 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
         by_fibers = _fibers(s, sparse, stored, kept[0], rows)
         if by_fibers is not None:
             return by_fibers
+    chunk, in_chunk, position, column = _free(expression, "chunk", "row", "rows", "column")
     outer = stored if stored else tuple(kept[:1])
     inner = [i for i in (*summed, *kept) if i not in outer]
     if not outer:
@@ -50,16 +51,16 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
         s = s.reorder(*outer[:-1], *held, outer[-1], *rest)
         if top == Compressed():
             assert sparse is not None
-            s, row = s.pos(row, "rows", sparse), IndexVar("rows")
-        s = s.split(row, "chunk", "row", rows).parallelize("chunk", CPU_THREAD, NO_RACES)
+            s, row = s.pos(row, position, sparse), IndexVar(position)
+        s = s.split(row, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
         if not inner and len(outer) > 1 and outer[-1] in expression.reduced:
             return s.parallelize(outer[-1], CPU_VECTOR, PARALLEL_REDUCTION)
     elif kept:
         last = inner[-1]
-        s = s.reorder(*outer, *inner).split(last, "chunk", "column", 64)
-        s = s.reorder("chunk", *outer, *inner[:-1], "column")
-        s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
-        return s.parallelize("column", CPU_VECTOR, NO_RACES)
+        s = s.reorder(*outer, *inner).split(last, chunk, column, 64)
+        s = s.reorder(chunk, *outer, *inner[:-1], column)
+        s = s.parallelize(chunk, CPU_THREAD, NO_RACES)
+        return s.parallelize(column, CPU_VECTOR, NO_RACES)
     else:
         s = s.reorder(*outer, *inner)
     if not inner:
@@ -92,13 +93,15 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     whole = {row, column} == set(expression.indices)
     if expression.output.indices != (row,) or not whole or sparse.format.levels[1] != Compressed():
         raise ScheduleError(f"{expression}: not a sum for each row of {sparse}")
-    s = Schedule(expression).fuse(row, column, "f").pos("f", "entry", sparse)
-    s = s.split("entry", "task", "inner", entries)
+    f, entry, task, inner = _free(expression, "f", "entry", "task", "inner")
+    s = Schedule(expression).fuse(row, column, f).pos(f, entry, sparse)
+    s = s.split(entry, task, inner, entries)
     if staged:
-        s = s.precompute(expression.factors, "inner", "product", "products")
-        s = s.parallelize("product", CPU_VECTOR, IGNORE_RACES)
-    s = s.parallelize("task", CPU_THREAD, ATOMICS)
-    return s.parallelize("inner", CPU_VECTOR, PARALLEL_REDUCTION)
+        product, products = _free(expression, "product", "products")
+        s = s.precompute(expression.factors, inner, product, products)
+        s = s.parallelize(product, CPU_VECTOR, IGNORE_RACES)
+    s = s.parallelize(task, CPU_THREAD, ATOMICS)
+    return s.parallelize(inner, CPU_VECTOR, PARALLEL_REDUCTION)
 
 
 def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
@@ -128,10 +131,23 @@ def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
     if not (plain and top) or len(dense) != 1 or output.indices != (stored[0], *dense):
         raise ScheduleError(f"{expression}: not a sum of vectors for each slice of {sparse}")
     (row, fiber), inner = stored[:2], stored[2:]
-    s = Schedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, "f")
-    s = s.pos("f", "fiber", sparse).split("fiber", "task", "within", fibers)
-    s = _summed_first(s.reorder("task", *dense, "within", *inner), stored, 1)
-    return s.parallelize("task", CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
+    f, position, task, within = _free(expression, "f", "fiber", "task", "within")
+    s = Schedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, f)
+    s = s.pos(f, position, sparse).split(position, task, within, fibers)
+    s = _summed_first(s.reorder(task, *dense, within, *inner), stored, 1)
+    return s.parallelize(task, CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
+
+
+def _free(expression: Assign, *names: str) -> tuple[str, ...]:
+    """Names that the expression does not have: these, or longer ones."""
+    taken = {index.name for index in expression.indices}
+    taken |= {access.tensor for access in (expression.output, *expression.accesses)}
+    found = []
+    for name in names:
+        while name in taken:
+            name += "_"
+        found.append(name)
+    return tuple(found)
 
 
 def _fibers(
@@ -146,31 +162,30 @@ def _fibers(
     plain = format is not None and not format.block_shape and Dense() not in format.levels[1:]
     if format is None or not plain or depth == 0 or any(kept[depth:]):
         return None
+    chunk, in_chunk, position = _free(s.expression, "chunk", "row", "rows")
     outer, together = stored[1:depth], output.format is not None and depth > 1
     if together:  # no coordinates are needed: fibers in a row
         s = s.reorder(*stored[:depth], dense, *inner)
         for n, index in enumerate(outer):
-            s, row = s.fuse(row, index, f"fiber{n or ''}"), IndexVar(f"fiber{n or ''}")
+            (fiber,) = _free(s.expression, f"fiber{n or ''}")
+            s, row = s.fuse(row, index, fiber), IndexVar(fiber)
         outer = ()
     if format.levels[0] == Compressed() or together:
-        s, row = s.pos(row, "rows", sparse), IndexVar("rows")
+        s, row = s.pos(row, position, sparse), IndexVar(position)
     elif format.levels[0] != Dense():
         return None
-    s = s.split(row, "chunk", "row", rows).reorder("chunk", "row", *outer, dense, *inner)
+    s = s.split(row, chunk, in_chunk, rows).reorder(chunk, in_chunk, *outer, dense, *inner)
     s = _summed_first(s, stored, depth)
-    s = s.parallelize("chunk", CPU_THREAD, NO_RACES)
+    s = s.parallelize(chunk, CPU_THREAD, NO_RACES)
     return s.parallelize(dense, CPU_VECTOR, NO_RACES)
 
 
 def _summed_first(s: Schedule, stored: tuple[IndexVar, ...], depth: int) -> Schedule:
     """What the levels from `depth` on share waits for the sums of those below it."""
-    output, factors = s.expression.output, s.expression.factors
-    taken = [output.tensor, *(factor.tensor for factor in factors)]
+    factors = s.expression.factors
     for n in range(depth, len(stored)):
         below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))
         if below != factors and s.expression.is_multilinear:
-            name = f"w{stored[n - 1]}"
-            while name in taken:
-                name += "_"
+            (name,) = _free(s.expression, f"w{stored[n - 1]}")
             s, factors = s.precompute(below, (), (), name), below
     return s

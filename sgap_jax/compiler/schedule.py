@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
@@ -74,6 +75,9 @@ class Schedule(schedules.Schedule):
                 raise ScheduleError(f"with_derivatives: expected schedules, got {chain!r}")
             check_gradient(chain.expression, self.expression)
         every = (*self.derivatives, *(dataclasses.replace(s, derivatives=()) for s in chains))
+        for one, other in itertools.combinations(every, 2):
+            if same(one.expression, other.expression):
+                raise ScheduleError(f"with_derivatives: two chains for {other.expression}")
         return dataclasses.replace(self, derivatives=every)
 
     def of(self, expression: Assign) -> Schedule | None:

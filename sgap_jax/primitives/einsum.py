@@ -83,10 +83,10 @@ def einsum(
       same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
       values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
       sums are carried in float32 at least, and products compared there; those of integers wrap in
-      their own dtype. On a GPU sums that are not
-      spmm's have no fixed order. Where no entry is stored, a dense output has 0 as the sum,
-      -infinity as the maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max`
-      do (`gspmm` has 0); integers have their least and greatest. NaN propagates.
+      their own dtype, and so do products that are compared. On a GPU sums that are not spmm's have
+      no fixed order. Where no entry is stored, a dense output has 0 as the sum, -infinity as the
+      maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max` do (`gspmm` has
+      0); integers have their least and greatest. NaN propagates.
 
     Raises:
       TypeError: schedule is not a Schedule.

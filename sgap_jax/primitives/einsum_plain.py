@@ -87,7 +87,7 @@ class _Entries:
             there = "".join(index for index in points if index in word)
             x = jnp.transpose(x, [word.index(index) for index in there]).astype(self.wide)
             x = jnp.expand_dims(x, [n for n, index in enumerate(points) if index not in word])
-            product = x if product.ndim == 0 else product * x
+            product = x if product.ndim == 0 else _multiply(product, x)
         extents = {**self.sizes, self.position: self.count}
         return jnp.broadcast_to(product, [extents[index] for index in points])
 
@@ -159,6 +159,14 @@ class _Entries:
         """From sparse indices first to the order of the output."""
         kept, rest = self._kept()
         return jnp.transpose(out, [(*kept, *rest).index(i) for i in self.expression.output])
+
+
+def _multiply(x: Any, y: Any) -> Any:
+    """Integers of 8 bits by way of 32: under a maximum or minimum their products saturate where XLA
+    compiles them for a CPU (jaxlib 0.10.2), and are to wrap."""
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits == 8:
+        return (x.astype(jnp.int32) * y.astype(jnp.int32)).astype(x.dtype)
+    return x * y
 
 
 def _nothing(reduction: str, dtype: Any) -> Any:

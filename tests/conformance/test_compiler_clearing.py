@@ -40,11 +40,12 @@ def problem_of(expression, rows, monkeypatch, **options):
     return Problem(expression, SIZES, **options)
 
 
-def both(schedule, problem):
-    """What the interpreter and machine code make of it, on memory that is not clear."""
+def both(schedule, problem, fill=None):
+    """What the interpreter and machine code make of it, on memory that is not clear but for what
+    `fill` says."""
     f = lower(schedule, SIZES, problem.positions, "float32")
     (output,) = f.outputs
-    assert output.fill is None
+    assert output.fill == fill
     first = interp.run(f, problem.inputs)[output.name]
     inputs = [problem.inputs[array.name] for array in f.inputs]
     return first, np.asarray(*call(f, *inputs, chunk=1, work=1 << 30))
@@ -75,6 +76,22 @@ def columns_outside():
 def runs_of_rows():
     s = Schedule(TTV).fuse("i", "j", "f").pos("f", "fp", "B").split("fp", "ch", "f2", 16)
     return s.reorder("ch", "f2", "k").parallelize("ch", "CPUThread", "NoRaces")
+
+
+def rows_with_columns(subscripts, format):
+    """One loop over the pairs of a row and a dense index: a row in as many iterations."""
+    expression = assign(subscripts, {"A": format})
+    stored = [index for index in expression.sparse.indices if index.name != "i"]
+    s = Schedule(expression).reorder("i", "r", *stored).fuse("i", "r", "f")
+    return s.parallelize("f", "CPUThread", "NoRaces")
+
+
+@pytest.mark.parametrize("subscripts,format", [("ij,ir->ijr", CSR), ("ijk,kr->ijr", DCC)])
+def test_rows_fused_with_a_dense_index(subscripts, format, monkeypatch):
+    s = rows_with_columns(subscripts, format)
+    problem = problem_of(s.expression, ROWS["gaps"], monkeypatch)
+    for found in both(s, problem, fill=0.0):
+        np.testing.assert_array_equal(found, problem.want)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,33 @@ def test_the_gradient_of_a_gradient_is_of_the_expression_again(given):
     assert len(found) > 1 and {s.statement for s in found} == {ROWS.statement}
 
 
+def test_gradients_where_the_sparse_operand_is_not_the_first(given):
+    A, x, dense = given
+    e = assign("jk,ij->ik", {"B": CSR})
+    assert str(gradient(e, "B")) == "B(i,j) += B_(i,j) * C(i,k) * A(j,k)"
+    family = [Schedule(gradient(e, name)) for name in ("A", "B")]
+    s = Schedule(e).with_derivatives(*family)
+    f = lambda v, x: einsum("jk,ij->ik", x, A.with_values(v), schedule=s)
+    loss = lambda v, x: jnp.sum(f(v, x) ** 2)
+    of = dict(schedules(jax.grad(loss, (0, 1)), A.values, x))
+    assert [of[output].statement for output in ("jk", "*")] == [s.statement for s in family]
+    dv, dx = jax.jit(jax.grad(loss, (0, 1)))(A.values, x)
+    cotangent = 2 * dense @ np.asarray(x)
+    np.testing.assert_array_equal(dx, dense.T @ cotangent)
+    np.testing.assert_array_equal(dv, (cotangent @ np.asarray(x).T)[np.nonzero(dense)])
+
+
+def test_an_operand_whose_gradient_is_no_expression_does_not_hinder_others():
+    e = assign("ij,jk,l->ik", {"A": CSR})
+    with pytest.raises(ValueError, match="no factor has the index l of the output"):
+        gradient(e, "C")
+    in_b = Schedule(gradient(e, "B"))
+    assert Schedule(e).with_derivatives(in_b).derivatives == (in_b,)
+    alone = assign("i->")
+    with pytest.raises(ScheduleError, match="these are: none"):
+        Schedule(alone).with_derivatives(Schedule(alone))
+
+
 def test_what_vmap_makes_runs_as_without_a_schedule(given):
     A, x, dense = given
     f = jax.vmap(product(A, ROWS.with_derivatives(IN_B)), (None, 0))
@@ -123,5 +150,11 @@ def test_chains_that_are_of_no_gradient_are_refused():
     with pytest.raises(ScheduleError, match="with_derivatives: expected schedules, got 'fast'"):
         ROWS.with_derivatives("fast")
     s = ROWS.with_derivatives(IN_A).with_derivatives(IN_B).unroll("i1")
+    other = IN_B.unroll("k1")
+    for twice in (lambda: ROWS.with_derivatives(IN_B, other), lambda: s.with_derivatives(other)):
+        with pytest.raises(ScheduleError, match=r"with_derivatives: two chains for B\(j,k\) \+="):
+            twice()
+    with pytest.raises(TypeError, match="gradient: expected an Assign.*, got 'ij'"):
+        gradient("ij", "A")
     assert s.derivatives == (IN_A, IN_B) and hash(s) == hash(dataclasses.replace(s))
     assert str(s).count("\nderivative: ") == 2

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS
-from sgap_jax.compiler.expr import Access, Assign, Tensor, assign, index_vars
+from sgap_jax.compiler.expr import Access, Assign, Attained, Tensor, assign, index_vars
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format, Singleton
 
 i, j, k, l = index_vars("i j k l")  # noqa: E741
@@ -72,6 +72,15 @@ def test_coordinates_of_any_rank():
 def test_refused(error, reason, arguments):
     with pytest.raises(error, match=re.escape(reason)):
         assign(*arguments)
+
+
+def test_what_attains_is_an_extremum_of_something():
+    best, factor = Access("C", (i,)), Access("A", (i, j))
+    assert str(Attained((factor,), best, "max")) == "[A(i,j) >= C(i)]"
+    with pytest.raises(ValueError, match=r"C\(i\): .* expected max or min, got '\+'"):
+        Attained((factor,), best, "+")
+    with pytest.raises(ValueError, match=r"at least one factor beside C\(i\)"):
+        Attained((), best, "max")
 
 
 def test_nothing_is_no_expression():

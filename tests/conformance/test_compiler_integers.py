@@ -12,7 +12,7 @@ from compiled_text import compiled
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 
-from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, SparseArray, einsum
+from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, Reference, SparseArray, einsum
 from sgap_jax.compiler import assign, interp
 from sgap_jax.compiler.loopir import INTEGERS
 from sgap_jax.compiler.lower import lower
@@ -107,6 +107,26 @@ def lowered(subscripts, format, reduction, schedule, dtype, name):
     given = [np.asarray(x).reshape(-1) for x in jax.tree.leaves((A.index_arrays, A.values, dense))]
     inputs = {array.name: x for array, x in zip(function.inputs, given, strict=True)}
     return function, inputs, meaning(subscripts, format, whole, reduction).reshape(-1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_plain_jax_wraps_what_it_compares(dtype):
+    """Under vmap of the values no loops run, and XLA may let products of 8 bits saturate."""
+    A, (x, y), whole = problem("ij,ik,jk->ij", CSR, dtype)
+    run = lambda v, reduction, schedule=None: einsum(
+        "ij,ik,jk->ij", A.with_values(v), x, y, reduction=reduction, schedule=schedule
+    )
+    each = lambda v, *rest: jax.vmap(lambda v: run(v, *rest).values)(jnp.stack([v, v]))[1]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def every(v, reduction):
+        plain = run(v, reduction, Reference()).values
+        return each(v, reduction), each(v, reduction, Reference()), plain
+
+    for reduction in ("max", "min"):
+        want = meaning("ij,ik,jk->ij", CSR, whole, reduction)
+        for found in every(A.values, reduction):
+            np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -11,7 +11,7 @@ import pytest
 from compiler_chains import MTTKRP, SDDMM, SPMM, SPMV, TTV
 
 from sgap_jax import BCSR, COO, CSC, CSR, AtomicParallelism, ScheduleError
-from sgap_jax.compiler.expr import Tensor, assign, index_vars
+from sgap_jax.compiler.expr import Assign, Tensor, assign, index_vars
 from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
@@ -87,6 +87,23 @@ def test_entries_are_those_of_a_matrix_and_vectors(subscripts, format, reason):
 def test_fibers_are_those_of_slices(subscripts, formats, reason):
     with pytest.raises(ScheduleError, match=reason):
         cpu_fibers(assign(subscripts, formats))
+
+
+def test_presets_find_names_for_their_loops():
+    """Indices, and a tensor, named as these are otherwise."""
+    f, task, within, fiber = index_vars("f task within fiber")
+    A, x, y = Tensor("A", CSF(3)), Tensor("product"), Tensor("products")
+    text = str(cpu_fibers(Assign(y[f, within], A[f, task, fiber] * x[fiber, within])))
+    assert "fuse(f, task, f_)" in text and "split(fiber_, task_, within_, 256)" in text
+    for staged in (False, True):
+        s = cpu_entries(Assign(y[f], Tensor("A", CSR)[f, task] * x[task]), staged=staged)
+        assert "split(entry, task_, inner, 2048)" in str(s)
+        assert ("products_" in str(s)) == staged
+    chunk, row, column = index_vars("chunk row column")
+    matrix = Tensor("A", CSR)[row, chunk]
+    assert "split(row, chunk_, row_, 16)" in str(cpu(Assign(y[row], matrix * x[chunk])))
+    across = str(cpu(Assign(y[chunk, column], matrix * x[row, column])))
+    assert "split(column, chunk_, column_, 64)" in across
 
 
 def test_a_schedule_is_a_value():
