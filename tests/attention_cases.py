@@ -59,6 +59,7 @@ class Attention:
         self.sinks = draw("sinks", of.heads) if of.sinks else np.zeros((1, 0))
         lead = 1 if "lengths" in of.shared else of.batch
         ends = rng.integers(0, self.keys + 1, (lead, 1)).astype(np.int32)
+        ends[1::2] += self.keys + 1  # past the last key
         self.lengths = ends if of.lengths else np.zeros((1, 0), np.int32)
         self.scale = 0.4
         self.transpose()

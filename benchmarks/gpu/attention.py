@@ -1,8 +1,9 @@
 """Fused attention, forward and backward: python -m benchmarks.gpu.attention [--results DIR] ...
 
-One sequence, 8 heads of 64 and 128 (the column n), float16, 8 x 1 vectors. By pass, a launch each:
-the default tile, on tensor cores, and the same on CUDA cores. Then programs of JAX that do all of
-it: both of ours, and `jax.nn.dot_product_attention` with the mask. With --dry-run on the emulator.
+One sequence, 8 heads of 64 and 128 (the column n), bfloat16 (and float16 at 64), 8 x 1 vectors. By
+pass, a launch each: the default tile, on tensor cores, and the same on CUDA cores. Then programs of
+JAX that do all of it: both of ours, and `jax.nn.dot_product_attention` with the mask, by XLA and by
+cuDNN. With --dry-run on the emulator.
 
 SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
 """
@@ -19,7 +20,6 @@ import numpy as np
 
 from benchmarks import harness, problems
 from benchmarks.gpu import bench, ours, peers
-from benchmarks.gpu.octets import half
 from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said
 from benchmarks.peers import attention as programs
 from benchmarks.peers import common
@@ -27,7 +27,7 @@ from benchmarks.summary import table
 from sgap_jax import AttentionTile, Problem, choose_schedule, sparse_attention
 from sgap_jax.schedules.emulated import Emulated
 
-WIDTHS = (64, 128)
+CASES = ((64, "bfloat16"), (128, "bfloat16"), (64, "float16"))
 # By what a kernel's name has in it: its pass, the products that it computes, and its operands and
 # results of L x H x D.
 PASSES = {
@@ -37,17 +37,21 @@ PASSES = {
 }
 RESULTS = {"forward": (0, 4), "dq": (1,), "dk and dv": (2, 3)}  # of out, dq, dk, dv, lse
 ALL = "all"
-_ROUGH = 4e-3  # of the greatest number: probabilities and gradients of scores are rounded
+KEY = ("problem", "n", "dtype", "pass")  # of a line of the summary
+DENSE = ("xla", "cudnn")  # implementations of jax.nn's
+# Of the greatest number: probabilities and gradients of scores are rounded.
+_ROUGH = {"bfloat16": 3e-2, "float16": 4e-3}
 
 
 class Case(bench.Case):
     """All passes over one mask, A, that is made of vectors."""
 
-    def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
+    def __init__(self, A, n: int, dtype: str, hardware, bandwidth: float, arch: str) -> None:
+        self.dtype = jnp.dtype(dtype)
         self.n, self.device, self.arch, self.bandwidth = n, hardware, arch, bandwidth
         self.A, self.pattern, self.heads = A, programs.vectors(A), 2 if hardware.dry else 8
         shape = (1, A.shape[0], self.heads, n)
-        self.x = [half(harness.dense(*shape, seed=seed)) for seed in range(4)]
+        self.x = [harness.dense(*shape, seed=seed).astype(self.dtype) for seed in range(4)]
         self.expected = self._exact()
         problem = Problem(
             "attention",
@@ -55,7 +59,7 @@ class Case(bench.Case):
             A.nnz,
             n=n,
             batch=self.heads,
-            dtype="float16",
+            dtype=dtype,
             format=str(self.pattern.format),
             platform="cuda",
         )
@@ -75,7 +79,9 @@ class Case(bench.Case):
             function = functools.partial(sparse_attention, schedule=schedule)
             plan = functools.partial(self._program, function, self.pattern)
             yield {"pass": ALL} | self._row(name, plan, str(schedule or ""), program=True)
-        yield {"pass": ALL} | self._row("jax_nn", self._dense, program=True)
+        for name in DENSE:
+            plan = functools.partial(self._dense, name)
+            yield {"pass": ALL} | self._row(f"jax_nn_{name}", plan, program=True)
 
     def _is(self, name: str, products: int, arrays: int) -> None:
         """What `_row` is told of a pass."""
@@ -85,7 +91,7 @@ class Case(bench.Case):
         self.bound = self.moved / self.bandwidth
         self.sets = peers.Sets(self.A, (), self.device.sets(self.moved))
         expected = self.expected if name == ALL else [self.expected[i] for i in RESULTS[name]]
-        self.wrong = checker(expected)
+        self.wrong = checker(expected, _ROUGH[self.dtype.name])
 
     def _exact(self) -> list[np.ndarray]:
         """out, dq, dk, dv and lse by the CPU's kernels in float32."""
@@ -104,7 +110,7 @@ class Case(bench.Case):
             names = [(tuple(shape), np.dtype(dtype).name) for shape, dtype in outputs]
             found[kernel] = ours.Launch(call, [np.asarray(x) for x in inputs], names)
             if kernel == "Attention":  # its results are operands of the others
-                return [half(self.expected[0]), self.expected[4]]
+                return [self.expected[0].astype(self.dtype), self.expected[4]]
             return [np.zeros(shape, dtype) for shape, dtype in outputs]
 
         schedule = Emulated(record, tile)
@@ -118,8 +124,9 @@ class Case(bench.Case):
         run = rotating.run(launch.call, ours.compiled(launch.call, self.arch))
         return run, lambda: [self.device.get(x) for x in rotating.outputs[0]]
 
-    def _dense(self) -> peers.Plan:
-        return self._program(programs.dot_product, common.dense_of(self.A)[None, None] != 0)
+    def _dense(self, implementation: str) -> peers.Plan:
+        function = functools.partial(programs.dot_product, implementation=implementation)
+        return self._program(function, common.dense_of(self.A)[None, None] != 0)
 
     def _program(self, attention: Callable, mask) -> peers.Plan:
         step = programs.step(attention, True)
@@ -128,13 +135,13 @@ class Case(bench.Case):
         return call, lambda: [np.asarray(x) for x in call(0)]
 
 
-def checker(expected: list[np.ndarray]) -> Callable[[list], float]:
+def checker(expected: list[np.ndarray], rough: float) -> Callable[[list], float]:
     """Error over its bound; results beyond the expected ones are not looked at."""
 
     def wrong(found: list) -> float:
         errors = [
             np.abs(np.asarray(got, np.float64) - want).max(initial=0)
-            / (_ROUGH * max(1.0, float(np.abs(want).max(initial=0))))
+            / (rough * max(1.0, float(np.abs(want).max(initial=0))))
             for got, want in zip(found, expected, strict=False)
         ]
         return float(np.max(errors))
@@ -144,19 +151,22 @@ def checker(expected: list[np.ndarray]) -> Callable[[list], float]:
 
 def summary(rows: list[bench.Row], about: dict) -> str:
     """Useful TFLOP/s by problem, pass and contender; the scores count once for each gradient."""
-    lines = heading(about, "float16, vectors of 8, useful TFLOP/s.")
-    names = [("ours", "cuda_cores"), ("ours_jax", "cuda_cores_jax", "jax_nn")]
+    lines = heading(about, "Vectors of 8, useful TFLOP/s.")
+    names = [
+        ("ours", "cuda_cores"),
+        ("ours_jax", "cuda_cores_jax", *(f"jax_nn_{x}" for x in DENSE)),
+    ]
     for contenders in names:
         body = []
         found = [row for row in rows if row["contender"] in contenders]
-        for key in dict.fromkeys((row["problem"], row["n"], row["pass"]) for row in found):
+        for key in dict.fromkeys(tuple(row[name] for name in KEY) for row in found):
             speed = {
                 row["contender"]: f"{1e-3 * float(str(row['gflops'])):.1f}"
                 for row in found
-                if (row["problem"], row["n"], row["pass"]) == key and "us" in row
+                if tuple(row[name] for name in KEY) == key and "us" in row
             }
             body.append([*map(str, key), *(speed.get(name, "not measured") for name in contenders)])
-        lines += table(["problem", "n", "pass", *contenders], body)
+        lines += table([*KEY, *contenders], body)
     return "\n".join(lines)
 
 
@@ -171,14 +181,14 @@ def main(argv: list[str] | None = None) -> None:
     session = Session(__doc__, "masks of 4096 to 16384", argv)
     rows: list[bench.Row] = []
     for problem, A in session.matrices(chosen(session)):
-        for n in (16,) if session.dry else WIDTHS:
-            if session.starts(f"{problem.name} n={n}"):
-                about = about_case(problem, A)
-                case = Case(A, n, *session.where)
+        for n, dtype in ((16, "bfloat16"),) if session.dry else CASES:
+            if session.starts(f"{problem.name} n={n} {dtype}"):
+                about = about_case(problem, A) | {"dtype": dtype}
+                case = Case(A, n, dtype, *session.where)
                 rows += [said(about | row, str(row["pass"])) for row in case.rows()]
                 session.write({"attention": rows})
     (session.folder / "attention.md").write_text(summary(rows, session.record("attention")))
-    end_if_wrong([row for row in rows if row["contender"] != "jax_nn"])
+    end_if_wrong([row for row in rows if "jax_nn" not in str(row["contender"])])
 
 
 if __name__ == "__main__":

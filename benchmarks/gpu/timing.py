@@ -64,6 +64,19 @@ def of_program(call: Callable[[int], object], sets: int, least: float = 0.02) ->
     return _timed(rounds, calls, "jax")
 
 
+def to_torch(torch, array: np.ndarray):
+    """The tensor of an array, on the host; NumPy's bfloat16 is unknown to torch but by its bits."""
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def from_torch(torch, tensor) -> np.ndarray:
+    """The array of a tensor; bfloat16 widened to float32, which holds all of its numbers."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
 class Cuda:
     """The first GPU, through torch: memory, streams, events, graphs."""
 
@@ -79,7 +92,7 @@ class Cuda:
         return int(min(max(-(-ROTATE_BYTES // max(moved, 1)), 2), MOST_SETS))
 
     def put(self, array: np.ndarray):
-        return self.torch.from_numpy(np.ascontiguousarray(array)).to("cuda")
+        return to_torch(self.torch, array).to("cuda")
 
     tensor = put
 
@@ -88,7 +101,7 @@ class Cuda:
         return self.torch.full(shape, nan, dtype=kind, device="cuda")
 
     def get(self, tensor) -> np.ndarray:
-        return tensor.cpu().numpy()
+        return from_torch(self.torch, tensor)
 
     def kernel(self, call: KernelCall, cubin: Cubin) -> Callable[[list, list], None]:
         """enqueue(inputs, outputs) of a launch, on the current stream."""

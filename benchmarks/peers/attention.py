@@ -45,8 +45,8 @@ def unfused(q, k, v, mask):
     return sparse_attention(q, k, v, mask, schedule=Unfused())
 
 
-def dot_product(q, k, v, mask):
-    return jax.nn.dot_product_attention(q, k, v, mask=mask)
+def dot_product(q, k, v, mask, implementation=None):
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
 
 def with_unfused(A, operands, backward):

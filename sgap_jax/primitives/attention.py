@@ -65,8 +65,9 @@ def sparse_attention(
     `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
     zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
     forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU
-    nothing of the size of the pattern is formed for a head, forward or backward, but the gradient
-    of a bias; on other platforms the steps are those of `Unfused`.
+    and on CUDA one kernel does it, forward, and one or two backward: nothing of the size of the
+    pattern is formed for a head but the gradient of a bias. Elsewhere, and for what CUDA's kernels
+    do not take, the steps are those of `Unfused`.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -83,7 +84,8 @@ def sparse_attention(
         as the stored entries: `masks.causal` makes a pattern that stores few of them.
       key_value_seq_lengths: int32 [B] or a scalar; leave out keys from this one on (padding).
       return_lse: return (O, lse).
-      schedule: None for the default; `Unfused()`, `Reference()`, or a `CpuTile` of some nonzeros.
+      schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
+        on CUDA an `AttentionTile`.
 
     Returns:
       O [B, L, H, Dv] ([L, H, Dv] as q) in the promoted dtype of q, k and v. Scores, probabilities

@@ -30,9 +30,10 @@ class AttentionTile(Schedule):
       octet: on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes up to 32 rows of
         vectors and of heads that share keys, and `share` warps take every share-th step. float16
         and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded to the operands' dtype
-        before they meet v. Likewise gradients, by rows and by keys, of which a warp takes 8 or 16;
-        up to 8 warps share them, and gradients of scores are rounded too. Those of heads of more
-        than 128 features (96, if no multiple of 8) run as without it.
+        before they meet v. Likewise gradients by rows, shared by up to 8 warps; by keys a warp
+        takes 8 or 16, of which each of up to 8 has a range of block rows. Gradients of scores are
+        rounded too. Those of heads of more than 128 features (96, if no multiple of 8) run as
+        without it.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -128,15 +129,18 @@ class AttentionTile(Schedule):
         )
 
     def _explain_octet(self, problem: Problem) -> str:
-        gradients = "gradients: on CUDA cores, for heads as wide"
-        if self.octet_backward(problem.n, problem.n):
+        gradients = f"gradients: on CUDA cores, for heads of {problem.n} features"
+        if self.octet_backward(problem.n, 8):  # the width of values is not part of a problem
             gradients = (
                 "gradients: dQ by rows likewise; dK and dV by 8 or 16 keys of a warp,\n"
-                "  over the block rows that any of them stores"
+                f"  over the block rows that any of them stores; where both widths are up to "
+                f"{_MOST_OCTET_BACKWARD}\n"
+                f"  ({_MOST_UNALIGNED}, if no multiples of 8), else on CUDA cores"
             )
+        warps = "one warp has" if self.share == 1 else f"{self.share} warps share"
         return (
             f"{self}: attention over {problem.nnz} entries of {list(problem.shape)}\n"
-            f"warp: rows of a block row, in tiles of 8; {self.share} warps share them\n"
+            f"warp: rows of a block row, in tiles of 8; {warps} them\n"
             "for 16 vectors of the block row:\n"
             "  S^T[16, 8] = K[column_indices, :] Q^T    # mma m16n8k16, gathered rows as A\n"
             "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"

@@ -118,6 +118,7 @@ def test_gradients_of_wide_heads_are_those_without_tensor_cores():
         assert ["Octet" in call.kernel for call in gradients] == [octet] * 2
         says = AttentionTile(32, octet=True).explain(found)
         assert ("dK and dV by 8 or 16 keys" in says) == octet and "movmatrix" in says
+        assert ("where both widths are up to 128" in says) == octet and "one warp has them" in says
 
 
 def test_the_default():

@@ -23,14 +23,18 @@ def _nvrtc():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_octets(dtype, length):
     of = Setting(length, dtype=dtype, batch=1)
-    i = length // 8 + (dtype == "float16")
+    i = 2 * (8, 16, 32).index(length) + (dtype == "float16")
     tile, other = (ONE, FOUR)[:: 1 if i % 2 else -1]
-    for name in ("every_length", "padded", "no_entries", "full", "wide", "one_column")[i % 2 :: 2]:
-        check(name, dataclasses.replace(of, heads=4, depth=16, value_depth=8), tile)
-    every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
-    check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), other)
-    of = dataclasses.replace(of, depth=72, value_depth=64, heads=2, key_heads=2, bias="shared")
-    check("padded", of, tile)
+    for name in ("every_length", "full", "no_entries", "padded", "wide", "one_column")[i % 3 :: 3]:
+        # Keys in two tiles of a warp, of which the diagonal crosses either.
+        given = dict(depth=16, is_causal=name in ("every_length", "full"))
+        check(name, dataclasses.replace(of, heads=4, **given), tile)
+    if i in (0, 3, 4):
+        every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
+        check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), other)
+    else:
+        wide = dict(depth=72, value_depth=64, key_heads=2, bias="shared")
+        check("padded", dataclasses.replace(of, **wide), tile)
 
 
 @pytest.mark.parametrize("tile", [ONE, AttentionTile(8, 16, octet=True)], ids=str)
@@ -148,13 +152,20 @@ TALL = dict(name="tall", tile=ONE)
         ("__popc(stored & ((1u << bit) - 1))", "0", {}),
         ("permutation[at]", "at", {}),
         ("own.first + 8 * i + g % 2", "own.first + 8 * i", {}),
+        ("first + 8 * i + j % 2 <= Size(row)", "first + j % 2 <= Size(row)", {}),
+        (
+            "call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys",
+            "call.End(lengths, product)",
+            dict(lengths=True, batch=2),
+        ),
         ("Index(row) : -1", "Index(row) - part : -1", dict(length=32)),
     ],
 )
 def test_planted_bugs_by_keys_are_caught(right, wrong, of, planted):
-    of = dict(name="every_length", tile=ONE, length=8) | of
-    setting = Setting(of["length"], batch=1, dtype="float16", bias="heads", is_causal=True)
-    once = lambda: check(of["name"], setting, of["tile"], ("keys",))  # noqa: E731
+    of = dict(name="every_length", tile=ONE, length=8, batch=1) | of
+    name, tile = of.pop("name"), of.pop("tile")
+    setting = Setting(dtype="float16", bias="heads", is_causal=True, **of)
+    once = lambda: check(name, setting, tile, ("keys",))  # noqa: E731
     planted("attention_octet_keys.cuh", right, wrong, once)
 
 
