@@ -14,6 +14,7 @@ from sgap_jax import AttentionTile, Unfused, sparse_attention
 # Of the greatest number of a result: rounding of operands' products, and of probabilities.
 ROUGH = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 3e-2, "float16": 4e-3}
 TILES = (None, AttentionTile(8), AttentionTile(32), AttentionTile(16, 8))
+WIDTHS = ((64, 64), (40, 72), (7, 5), (16, 128), (90, 33))
 OCTETS = (AttentionTile(16, octet=True), AttentionTile(8, 4, octet=True))
 
 
@@ -52,11 +53,12 @@ def test_attention(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_attention_octets(dtype):
+    # Periods 3, 4 and 5: each V meets each tile and, over the matrices, most widths.
+    tiles, widths = (*OCTETS, AttentionTile(8, 16, octet=True), None), WIDTHS
     for i, name in enumerate(some(BATTERY)):
-        widths = ((64, 64), (40, 72), (7, 5))[i % 3]
-        lengths = jnp.asarray([20, 3], jnp.int32) if i % 2 else None
-        given = dict(key_value_seq_lengths=lengths, is_causal=i % 3 == 0, with_bias=i % 4 == 1)
-        check(name, (8, 16, 32)[i % 3], dtype, (*OCTETS, None)[i % 3], widths, **given)
+        lengths = jnp.asarray([20, 3], jnp.int32) if i // 2 % 2 else None
+        given = dict(key_value_seq_lengths=lengths, is_causal=i % 7 < 3, with_bias=i // 3 % 2 == 1)
+        check(name, (8, 16, 32)[i % 3], dtype, tiles[i % 4], widths[i % 5], **given)
 
 
 def test_gradients_of_attention_in_float16_have_the_same_bits_each_time():
