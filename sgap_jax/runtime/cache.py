@@ -103,14 +103,7 @@ class CubinCache:
             self._free -= len(cubin.code)
             if self._free < 0:
                 self._make_room(path.parent)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(encode_entry(cubin))
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            replace_file(path, encode_entry(cubin))
         except OSError as error:
             self._warn(error)
 
@@ -146,6 +139,19 @@ class CubinCache:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that readers see whole or not at all; OSError where that cannot be."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _abandoned() -> float:

@@ -1,5 +1,6 @@
 from sgap_jax.schedules.atomic import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules.attention_tile import AttentionTile as AttentionTile
+from sgap_jax.schedules.candidates import candidate_schedules as candidate_schedules
 from sgap_jax.schedules.cpu import CpuTile as CpuTile
 from sgap_jax.schedules.octet import OctetTile as OctetTile
 from sgap_jax.schedules.paper_octet import PaperOctetTile as PaperOctetTile

@@ -1,0 +1,289 @@
+"""Which schedules are tried, which one is chosen, and what is kept of it. No test here takes a
+time: where one matters, the operation says what it would have taken."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sgap_jax import (
+    CSF,
+    CSR,
+    CVS,
+    CpuTile,
+    Problem,
+    Reference,
+    ScheduleError,
+    SparseArray,
+    candidate_schedules,
+    choose_schedule,
+    einsum,
+    gsddmm,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+    spmv,
+    tune,
+)
+from sgap_jax.compiler import Schedule as Chain
+from sgap_jax.compiler import assign
+from sgap_jax.schedules.emulated import Emulated
+
+module = inspect.getmodule(tune)
+TILES = tuple(CpuTile(nonzeros=n) for n in (10, 20, 30))
+
+
+def pattern(seed=0, shape=(40, 30)):
+    dense = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    rows, columns = np.indices(shape)
+    return SparseArray.from_dense(np.where((7 * rows + 3 * columns + seed) % 4 == 0, dense, 0))
+
+
+def dense(*shape):
+    return jnp.asarray(np.random.default_rng(9).standard_normal(shape), jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGAP_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def samples(monkeypatch):
+    """The calls of a sample, one item each; a sample takes what the first result says."""
+    found = []
+
+    def sample(jitted, operands, calls):
+        found.append(calls)
+        return abs(float(jnp.ravel(jitted(*operands)[0])[0])) + 1e-3
+
+    monkeypatch.setattr(module, "_sample", sample)
+    return found
+
+
+def taking(seconds):
+    """An operation that takes so long with each schedule."""
+    return lambda x, *, schedule: x + jnp.asarray(seconds[schedule], x.dtype)
+
+
+def test_the_fastest_is_chosen_and_all_are_told(samples):
+    run = taking(dict(zip(TILES, (5.0, 2.0, 9.0), strict=True)))
+    tuned = tune(run, dense(1) * 0, candidates=TILES, seconds=1e-3)
+    assert tuned.schedule == TILES[1] and tuned.default == TILES[0]
+    assert [schedule for schedule, _ in tuned.times] == [TILES[1], TILES[0], TILES[2]]
+    assert tuned.speedup == pytest.approx(5.001 / 2.001, rel=1e-4)
+    first, second, third = str(tuned).splitlines()
+    assert first.endswith(f"{TILES[1]} (chosen)") and second.endswith(f"{TILES[0]} (default)")
+    assert third.split() == ["9001000.0", "us", *str(TILES[2]).split()]
+
+
+def test_the_first_candidate_stays_unless_another_gains_more_than_noise(samples):
+    for gain, chosen in ((1.01, TILES[0]), (1.05, TILES[2])):
+        seconds = dict(zip(TILES, (gain, 2.0, 1.0), strict=True))
+        tuned = tune(taking(seconds), dense(1) * 0, candidates=TILES, seconds=1e-3)
+        assert tuned.schedule == chosen and tuned.times[0][0] == TILES[2]
+
+
+def test_what_is_far_behind_is_not_timed_for_long(samples):
+    many = tuple(CpuTile(nonzeros=n) for n in range(1, 101))
+    seconds = {tile: 1.0 if tile == many[5] else 50.0 for tile in many}
+    assert tune(taking(seconds), dense(1) * 0, candidates=many, seconds=1e-9).schedule == many[5]
+    # One call and one sample each; after that the default and the fastest.
+    assert len(samples) == 2 * len(many) + 2 * (module._ROUNDS - 1)
+
+
+def test_integers_are_timed_and_index_arrays_are_not(samples):
+    """What a program does not return XLA leaves out; what goes in and comes out it copies."""
+    results = []
+    run = lambda A, *, schedule: results.append(A.with_values(2 * A.values)) or results[-1]
+    A = SparseArray.from_dense(np.eye(3, dtype=np.int32))
+    assert tune(run, A, candidates=[None], seconds=1e-3).speedup == 1
+    compiled = jax.jit(lambda A: module._values(run(A, schedule=None))).lower(A).compile()
+    assert [aval.shape for aval in jax.tree.leaves(compiled.out_info)] == [(3,)]
+
+
+def test_none_and_schedules_of_other_kinds_are_candidates():
+    B = dense(30, 8)
+    tuned = tune(spmm, pattern(), B, candidates=[None, Reference(), None], seconds=1e-3)
+    assert {schedule for schedule, _ in tuned.times} == {None, Reference()}
+    assert tuned.default is None
+
+
+def test_chains_of_the_compiler_are_candidates():
+    X = np.where(np.random.default_rng(1).random((6, 5, 4)) < 0.3, 1.0, 0).astype(np.float32)
+    A, B, C = SparseArray.from_dense(X, format=CSF(3)), dense(5, 8), dense(4, 8)
+    plain = Chain(assign("ijk,jr,kr->ir", {"A": CSF(3)}))
+    chains = (plain, plain.parallelize("i", "CPUThread", "NoRaces"))
+    run = functools.partial(einsum, "ijk,jr,kr->ir")
+    tuned = tune(run, A, B, C, candidates=chains, seconds=1e-3)
+    assert {schedule for schedule, _ in tuned.times} == set(chains)
+
+
+OPS = {
+    "spmm": lambda A: (spmm, A, dense(30, 20)),
+    "transposed": lambda A: (functools.partial(spmm, transpose=True), A, dense(40, 20)),
+    "spmv": lambda A: (spmv, A, dense(30)),
+    "sddmm": lambda A: (sddmm, A, dense(40, 8), dense(30, 8)),
+    "gspmm": lambda A: (functools.partial(gspmm, reduce="max"), A, dense(30, 8)),
+    "gsddmm": lambda A: (functools.partial(gsddmm, op="mul"), A, dense(40, 8), dense(30, 8)),
+    "sparse_softmax": lambda A: (sparse_softmax, A),
+    "row_sum": lambda A: (row_sum, A),
+    "row_max": lambda A: (row_max, A),
+    "attention": lambda A: (
+        sparse_attention,
+        dense(1, 40, 2, 8),
+        dense(1, 30, 2, 8),
+        dense(1, 30, 2, 8),
+        A,
+    ),
+    "einsum": lambda A: (functools.partial(einsum, "ij,jk->ik"), A, dense(30, 4)),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_operation_is_tuned_and_means_the_same(op, samples):
+    run, *operands = OPS[op](pattern())
+    tuned = tune(run, *operands, seconds=1e-3)
+    assert samples and len(tuned.times) > 1
+    chosen, expected = run(*operands, schedule=tuned.schedule), run(*operands)
+    for got, want in zip(jax.tree.leaves(chosen), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_column_vectors_and_whole_steps_are_tuned(samples):
+    A = pattern().asformat(CVS(4))
+
+    def step(A, B, *, schedule):
+        loss = lambda v, B: jnp.sum(spmm(A.with_values(v), B, schedule=schedule) ** 2)
+        return jax.grad(loss, argnums=(0, 1))(A.values, B)
+
+    tuned = tune(step, A, dense(30, 20), seconds=1e-3)
+    assert set(dict(tuned.times)) == set(candidate_schedules(problem_of(A, 20)))
+
+
+def problem_of(A, n):
+    nnz = A.values.size
+    return Problem("spmm", A.shape, nnz, n, format=str(A.format))
+
+
+def test_what_was_found_is_kept_by_pattern(folder, samples):
+    A, B = pattern(), dense(30, 20)
+
+    def measured(*operands, run=spmm, **how):
+        samples.clear()
+        tuned = tune(run, *operands, seconds=1e-3, **how)
+        return tuned, bool(samples)
+
+    first, timed = measured(A, B)
+    assert timed and len(list((folder / "tuned").iterdir())) == 1
+    again, timed = measured(A.with_values(2 * A.values), B + 1)
+    assert not timed and again == first
+    assert measured(pattern(1), B)[1], "another pattern of the same size"
+    assert measured(A, dense(30, 21))[1], "another shape"
+    assert measured(A, dense(40, 20), run=functools.partial(spmm, transpose=True))[1]
+    assert measured(A, B, again=True)[1]
+    assert not measured(A, B)[1]
+    own = lambda A, B, *, schedule: spmm(A, B, schedule=schedule)
+    assert measured(A, B, run=own)[1] and measured(A, B, run=own)[1], "a function of one's own"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"times": [], "schedule": "CpuTile()"}'])
+def test_a_damaged_file_is_measured_again(folder, samples, damage):
+    A, B = pattern(), dense(30, 20)
+    tune(spmm, A, B, seconds=1e-3)
+    (file,) = (folder / "tuned").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage)
+    samples.clear()
+    tune(spmm, A, B, seconds=1e-3)
+    assert samples and len(file.read_bytes()) == pytest.approx(len(whole), rel=0.5)
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement(folder, samples, monkeypatch):
+    for place in ("", str(folder / "file" / "below")):
+        (folder / "file").touch()
+        monkeypatch.setenv("SGAP_CACHE_DIR", place)
+        samples.clear()
+        assert tune(spmv, pattern(), dense(30), seconds=1e-3).schedule is not None
+        assert samples
+
+
+def test_errors():
+    A, B = pattern(), dense(30, 4)
+    with pytest.raises(TypeError, match="concrete arrays"):
+        jax.jit(lambda B: tune(spmm, A, B).schedule and B)(B)
+    with pytest.raises(ValueError, match="at least one"):
+        tune(spmm, A, B, candidates=[])
+    for seconds in (0, -1.0, "2"):
+        with pytest.raises(ValueError, match="seconds must be positive"):
+            tune(spmm, A, B, seconds=seconds)
+    with pytest.raises(NotImplementedError, match="asks a kernel to obey"):
+        tune(lambda A, B, *, schedule: A.todense() @ B, A, B)
+    with pytest.raises(ScheduleError, match="only spmm has dense columns"):
+        tune(sparse_softmax, A, candidates=[CpuTile(columns=16)])
+    with pytest.raises(ValueError, match="B must have shape"):
+        tune(spmm, A, B[1:])
+
+
+PROBLEMS = [
+    Problem(op, (1000, 800), 20_000, n, 1, dtype, format, platform, permuted)
+    for platform in ("cpu", "cuda")
+    for dtype in ("float32", "bfloat16", "float64")
+    for op, n, format, permuted in (
+        ("spmm", 1, "CSR", False),
+        ("spmm", 17, "CSR", True),
+        ("spmm", 128, "CSR", False),
+        ("spmm", 64, "CVS(8)", False),
+        ("spmm", 64, "CVS(8)", True),
+        ("sddmm", 64, "CSR", False),
+        ("sddmm", 48, "CVS(4)", False),
+        ("gspmm", 32, "CSR", False),
+        ("sparse_softmax", 1, "CSR", False),
+        ("row_max", 1, "CVS(8)", False),
+        ("attention", 64, "CSR", False),
+        ("attention", 64, "CVS(8)", False),
+    )
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_candidates_are_legal_and_few_and_the_default_is_first(problem):
+    every = candidate_schedules(problem, deterministic=False)
+    same_bits = candidate_schedules(problem)
+    assert every[0] == same_bits[0] == choose_schedule(problem)
+    assert len(set(every)) == len(every) and 2 <= len(every) <= 60
+    assert set(same_bits) <= set(every)
+    for schedule in every:
+        schedule.check(problem)
+    atomics = problem.platform == "cuda" and problem.op == "spmm" and problem.format == "CSR"
+    assert (len(same_bits) < len(every)) == atomics
+
+
+def test_platforms_and_dtypes_without_kernels_have_no_choice():
+    assert candidate_schedules(Problem("spmm", (9, 9), 9, 4, platform="tpu")) == (Reference(),)
+    assert candidate_schedules(Problem("spmm", (9, 9), 9, 4, dtype="int32")) == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "format", "dtype"),
+    [("spmm", CSR, "float32"), ("spmm", CVS(8), "bfloat16"), ("sddmm", CVS(8), "bfloat16")],
+)
+def test_candidates_on_cuda_lower(op, format, dtype):
+    A = SparseArray.from_dense(np.ones((64, 48), np.float32), format=format).astype(dtype)
+    X, Y = (jnp.ones((rows, 64), dtype) for rows in (64, 48))
+    operands = (A, Y) if op == "spmm" else (A, X, Y)
+    run = {"spmm": spmm, "sddmm": lambda *x, schedule: sddmm(*x, schedule=schedule).values}[op]
+    problem = Problem(op, A.shape, A.values.size, 64, 1, dtype, str(A.format), "cuda")
+    launched = []
+    for schedule in candidate_schedules(problem, deterministic=False):
+        emulated = Emulated(lambda *_: launched.append(_), schedule)
+        jax.jit(functools.partial(run, schedule=emulated)).lower(*operands)
+    assert not launched  # lowered, with all sizes checked; nothing ran
