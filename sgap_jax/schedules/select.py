@@ -20,6 +20,8 @@ _SMALLER_SDDMM = 1 << 15
 _PACKED_BYTES = {"float32": 4, "float64": 8}
 _SLAB_ROW = 128  # bytes: columns of a packed tile
 _SLAB = 1280 << 10  # bytes of a packed tile
+_WIDE_ROW = 512  # bytes: columns of a packed tile under a permutation
+_BEYOND_L2 = 1280 << 10  # bytes
 _ROW_USES = 40  # nonzeros per row of the dense operand
 _ROW_LENGTH = 24  # nonzeros per row of the sparse operand
 _DENSE = 6  # one of so many entries is stored, or more
@@ -44,8 +46,10 @@ def choose_schedule(problem: Problem) -> Schedule:
       to 1.5x for 64 and 96; built for AVX2 0.93x to 1.2x for 64 and 96, 0.96x to 1.5x for more;
     - where not: slabs of 128 to 192 KB 0.91x to 1.0x (n = 128); n = 64 with other slabs or fewer
       entries 0.9x to 1.1x; rows of A of 10 nonzeros 0.6x to 1.1x; 10 uses of a row of B about 0.9x;
-      tiles that are not packed at most 1.15x. Values behind a permutation are gathered again for
-      each tile: no gain;
+      tiles that are not packed at most 1.15x;
+    - of A^T B, whose values are gathered through a permutation for each tile, rows of 512 bytes of
+      a B that is beyond L2: 1.02x to 1.24x for 192 columns and 256, 1.1x to 1.5x for 512 (float64
+      1.03x to 1.4x); B within L2 0.8x to 0.97x, more rows than chosen 0.6x to 1.0x;
     - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller ones, so that
       all cores get a share.
 
@@ -68,8 +72,8 @@ def choose_schedule(problem: Problem) -> Schedule:
         vectors = problem.vector_length is not None
         smaller = not vectors or problem.nnz * problem.batch < _SMALLER_SDDMM
         return CpuTile(nonzeros=2048 if smaller else 4096)
-    if problem.op == "spmm" and _packing_pays(problem):
-        return CpuTile(columns=_SLAB_ROW // _PACKED_BYTES[problem.dtype], packed=True)
+    if problem.op == "spmm" and (row := _packed_row(problem)):
+        return CpuTile(columns=row // _PACKED_BYTES[problem.dtype], packed=True)
     work = (problem.nnz + problem.shape[0]) * problem.batch
     if problem.op == "spmm" and problem.format == "CSR" and problem.n >= 128 and work < _SMALL_SPMM:
         return CpuTile(nonzeros=2048)
@@ -200,13 +204,19 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
     return AtomicParallelism(row=row, col=col, group=group, **tunables)
 
 
-def _packing_pays(problem: Problem) -> bool:
-    if problem.permuted or problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
-        return False
+def _packed_row(problem: Problem) -> int:
+    """Bytes of a row of a packed tile; 0 where packing does not pay."""
+    if problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
+        return 0
     (m, k), row = problem.shape, problem.n * _PACKED_BYTES[problem.dtype]
+    if problem.permuted:
+        wide = row >= 768 and k <= min(5 * row, 10 << 10) and k * row >= _BEYOND_L2
+        return _WIDE_ROW if wide and problem.nnz >= max(16 * k, 12 * m) else 0
     slab = k * _SLAB_ROW
     if problem.nnz < max(_ROW_USES * k, _ROW_LENGTH * m) or slab > _SLAB or k * row < 128 << 10:
-        return False
+        return 0
     if row < 512:
-        return row >= 256 and 64 << 10 <= slab <= 128 << 10 and _DENSE * problem.nnz >= m * k
-    return row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10
+        pays = row >= 256 and 64 << 10 <= slab <= 128 << 10 and _DENSE * problem.nnz >= m * k
+    else:
+        pays = row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10
+    return _SLAB_ROW if pays else 0

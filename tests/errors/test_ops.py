@@ -170,10 +170,20 @@ def test_schedules_are_values():
         {"n": 128, "shape": (500, 1024)},
         {"nnz": 39 * 2048},
         {"shape": (4000, 2048)},
-        {"permuted": True},
         {"dtype": "float16"},
     ):
         assert choose_schedule(dataclasses.replace(wide, **less)) == CpuTile()
+    transposed = dataclasses.replace(wide, permuted=True)
+    assert choose_schedule(transposed) == CpuTile(columns=128, packed=True)
+    for less in (
+        {"n": 191},
+        {"shape": (500, 1200)},  # within the second-level cache
+        {"shape": (500, 5121), "nnz": 1 << 20},
+        {"nnz": 16 * 2048 - 1},
+        {"shape": (7000, 2048)},
+        {"dtype": "bfloat16"},
+    ):
+        assert choose_schedule(dataclasses.replace(transposed, **less)) == CpuTile()
     dense = Problem("spmm", (2048, 1024), nnz=2**19, n=64)
     assert choose_schedule(dense) == choose_schedule(dataclasses.replace(wide, batch=9))
     assert choose_schedule(dataclasses.replace(dense, nnz=2**18)) == CpuTile()
