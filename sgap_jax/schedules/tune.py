@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -39,8 +40,9 @@ class Tuned:
 
     Attributes:
       schedule: the fastest, to be passed as `schedule=`.
-      times: (schedule, seconds of a call) of all that were timed, fastest first; medians. Those
-        that were far behind early are from fewer samples.
+      times: (schedule, seconds of a call) of all that were timed, fastest first: the median ratio
+        to the default in the same rounds, of fewer rounds for those that were behind, times the
+        default's median.
       default: the first candidate.
     """
 
@@ -178,21 +180,43 @@ def _timed(run: Callable, operands: tuple, candidates: tuple, seconds: float) ->
         return functools.partial(_sample, jitted, operands)
 
     samples = {schedule: call_of(schedule) for schedule in candidates}
-    first = {schedule: sample(1) for schedule, sample in samples.items()}
-    calls = {schedule: math.ceil(_SAMPLE / max(first[schedule], 1e-6)) for schedule in first}
+    calls = {
+        schedule: math.ceil(_SAMPLE / max(sample(1), 1e-6)) for schedule, sample in samples.items()
+    }
     found = {schedule: [sample(calls[schedule])] for schedule, sample in samples.items()}
     left, end = _within(found, candidates, _SLOW), time.perf_counter() + seconds
-    rounds = 1
+    rounds, order = 1, random.Random(0)
     while rounds < _ROUNDS or (len(left) > 1 and time.perf_counter() < end):
+        order.shuffle(left)  # what a call leaves in caches and on the heap is to fall on all
         for schedule in left:
             found[schedule].append(samples[schedule](calls[schedule]))
         rounds += 1
         if rounds >= _ROUNDS:
             left = _within(found, left, _CLOSE)
-    medians = {schedule: statistics.median(times) for schedule, times in found.items()}
-    times = tuple(sorted(medians.items(), key=lambda item: item[1]))
-    best = times[0][0] if medians[candidates[0]] > _GAIN * times[0][1] else candidates[0]
-    return Tuned(best, times, candidates[0])
+    ratios, default = _ratios(found, candidates), candidates[0]
+    usual = statistics.median(found[default])
+    times = sorted(((x, ratio * usual) for x, ratio in ratios.items()), key=lambda item: item[1])
+    best = min(ratios, key=lambda schedule: ratios[schedule])
+    return Tuned(best if _GAIN * ratios[best] < 1 else default, tuple(times), default)
+
+
+def _ratios(found: Mapping, left: Iterable) -> dict:
+    """Time over that of the first candidate in the same rounds: a slow spell of the machine must
+    not count against who was timed in it."""
+    first = next(iter(found.values()))
+    return {
+        schedule: statistics.median(
+            own / its for own, its in zip(found[schedule], first, strict=False)
+        )
+        for schedule in left
+    }
+
+
+def _within(found: Mapping, left: Iterable, factor: float) -> list:
+    """Those that may still win, and the first, which they are compared with."""
+    ratios, default = _ratios(found, left), next(iter(found))
+    most = factor * min(ratios.values())
+    return [schedule for schedule in ratios if schedule == default or ratios[schedule] <= most]
 
 
 def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
@@ -208,13 +232,6 @@ def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
 
 def _device(arrays: Any) -> Any:
     return next(iter(jnp.asarray(jax.tree.leaves(arrays)[0]).devices()))
-
-
-def _within(found: Mapping, left: Iterable, factor: float) -> list:
-    """Those that may still win, and the first, which they are compared with."""
-    medians = {schedule: statistics.median(found[schedule]) for schedule in left}
-    most, default = factor * min(medians.values()), next(iter(found))
-    return [schedule for schedule in medians if schedule == default or medians[schedule] <= most]
 
 
 def _path(run: Callable, operands: tuple, problem: Problem, candidates: tuple) -> Path | None:

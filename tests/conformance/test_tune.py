@@ -92,6 +92,23 @@ def test_the_first_candidate_stays_unless_another_gains_more_than_noise(samples)
         assert tuned.schedule == chosen and tuned.times[0][0] == TILES[2]
 
 
+def test_a_slow_spell_counts_against_nobody(monkeypatch):
+    rounds = dict.fromkeys(TILES, 0)
+    seconds = dict(zip(TILES, (1.0, 1.15, 0.9), strict=True))
+
+    def sample(jitted, operands, calls):
+        schedule = min(TILES, key=lambda x: abs(seconds[x] - float(jitted(*operands)[0])))
+        rounds[schedule] += 1
+        # From round 8 on all take thrice as long; the second candidate has been left out by then.
+        return seconds[schedule] * (3 if rounds[schedule] > 8 else 1) * 0.1
+
+    monkeypatch.setattr(module, "_sample", sample)
+    tuned = tune(taking(seconds), dense(1) * 0, candidates=TILES, seconds=0.2)
+    assert rounds[TILES[0]] == rounds[TILES[2]] > 20 > rounds[TILES[1]]
+    assert [schedule for schedule, _ in tuned.times] == [TILES[2], TILES[0], TILES[1]]
+    assert tuned.speedup == pytest.approx(1 / 0.9) and tuned.schedule == TILES[2]
+
+
 def test_what_is_far_behind_is_not_timed_for_long(samples):
     many = tuple(CpuTile(nonzeros=n) for n in range(1, 101))
     seconds = {tile: 1.0 if tile == many[5] else 50.0 for tile in many}
