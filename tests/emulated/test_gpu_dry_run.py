@@ -27,7 +27,7 @@ def test_the_tests_are_right_about_the_emulator(tmp_path):
     chosen = "(float32 and not bits) or (bits and float32 and nnz_group) or (points and nnz) or own"
     chosen += " or (vectors and bits and float32 and 8) or (of_vectors and 8) or (at_vectors and 4)"
     chosen += " or (paper_tiles and test_spmm) or octet or (attention and float16) or threads"
-    chosen += " or donated or follow or (spmv and not second) or (default and padded)"
+    chosen += " or tuner or donated or follow or (spmv and not second) or (default and padded)"
     done, found = gpu_tests(tmp_path, "-k", chosen, SGAP_GPU_DRY_RUN="1")
     assert done.returncode == 0, done.stdout
     assert found["failed"] == 0 and found["passed"] > 10 and found["dry_run"]

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY, array, cast
-from gpu_session import DRY_RUN, on_gpu, require_gpu, time_left
+from gpu_session import DRY_RUN, on_gpu, require_gpu, some, time_left
 from spmm_oracle import dense_operand, oracle
 from tolerance import assert_within
 
-from sgap_jax import spmm
+from sgap_jax import Problem, candidate_schedules, spmm, tune
 from sgap_jax.runtime import launch
 
 HERE = pathlib.Path(__file__).parent
@@ -65,6 +65,21 @@ def test_an_exported_program_runs_in_another_process(tmp_path):
     status, output = run(*program("call", file), SGAP_CACHE_DIR="", CUDA_HOME=str(tmp_path))
     assert status == 0, output
     check(np.load(f"{file}.npy"))
+
+
+def test_the_schedules_that_a_tuner_tries_are_right_and_timed(monkeypatch, record_property):
+    monkeypatch.setenv("SGAP_CACHE_DIR", "")
+    asked = Problem("spmm", A.shape, A.nnz, B.shape[1], platform="cuda")
+    points = some(candidate_schedules(asked, deterministic=False))
+    for point in points:
+        check(spmm(A, B, schedule=on_gpu(point)))
+    product = lambda *x, schedule: spmm(*x, schedule=on_gpu(schedule))
+    tuned = tune(product, A, B, candidates=points, seconds=0.5)
+    assert {point for point, _ in tuned.times} == set(points)
+    if not DRY_RUN:
+        tuned = tune(spmm, A, B)
+        check(spmm(A, B, schedule=tuned.schedule))
+    record_property("tuned", f"{tuned.speedup:.2f}x by {tuned.schedule}")
 
 
 def test_command_buffers(tmp_path, record_property):
