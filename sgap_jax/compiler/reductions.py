@@ -15,7 +15,7 @@ from sgap_jax.compiler.cin import Assignment, Forall
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
 from sgap_jax.compiler.movement import Movement
-from sgap_jax.compiler.nest import paths
+from sgap_jax.compiler.nest import loops
 from sgap_jax.schedules.schedule import ScheduleError
 
 IDENTITY = {"+": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -97,7 +97,7 @@ def _check_units(movement: Movement, warp: tuple[IndexVar, ...]) -> None:
     """A parallel loop of a CPU, or of blocks, is outside of everything else."""
     units = [loop.unit for loop in movement.path]
     outermost = movement.body.unit if isinstance(movement.body, Forall) else None
-    for loop in {loop for path, _ in paths(movement.body) for loop in path}:
+    for loop in loops(movement.body):
         if loop.unit in (GPU_BLOCK, CPU_THREAD) and loop != movement.body:
             raise NotImplementedError(
                 f"{loop.var} ({loop.unit}) is inside of something else; a loop of this unit is "
