@@ -29,11 +29,10 @@ def plan(way: str, A, backward: bool) -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
 
-    from benchmarks.bench_attention import operands
     from benchmarks.peers import attention as peers
     from sgap_jax import sparse_attention
 
-    x = operands(A.shape[0])
+    x = peers.operands(A.shape[0])
     if way == "torch_sdpa":
         return peers.with_torch_sdpa(A, x, backward)
     if way == "ours":
@@ -68,7 +67,7 @@ def growth(call: Callable[[], object]) -> int:
 
 def peaks(way: str, problem: str) -> dict[str, float]:
     """MB of both passes, forward first: a workspace that it leaves is too small for both."""
-    from benchmarks.bench_attention import HEADS, WIDTH
+    from benchmarks.peers.attention import HEADS, WIDTH
 
     if not resident_is_known():
         raise Unavailable("the greatest resident set is known on Linux only")

@@ -18,14 +18,10 @@ import numpy as np
 
 from benchmarks import attention_memory, harness, machine, problems
 from benchmarks.peers import attention as peers
+from benchmarks.peers.attention import HEADS, WIDTH, operands
 from sgap_jax import sparse_attention
 
-HEADS, WIDTH = 4, 64
 EXTRA = 64  # terms of a bound for the exponentials and the products within products
-
-
-def operands(L: int) -> list:
-    return [jnp.asarray(harness.dense(1, L, HEADS, WIDTH, seed=seed)) for seed in range(4)]
 
 
 def exact(A, x) -> tuple[list, list]:

@@ -5,14 +5,21 @@ k, v and the cotangent. A call returns O, or (O, dQ, dK, dV).
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import harness
 from benchmarks.peers import common
 from benchmarks.problems import Unavailable
 from sgap_jax import CVS, SparseArray, Unfused, sparse_attention
 
 V = 8  # rows of a vector of the problems
+HEADS, WIDTH = 4, 64
 BLOCK = 128  # of FlexAttention
+
+
+def operands(L: int) -> list:
+    return [jnp.asarray(harness.dense(1, L, HEADS, WIDTH, seed=seed)) for seed in range(4)]
 
 
 def step(attention, backward: bool):

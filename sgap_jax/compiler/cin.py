@@ -167,6 +167,38 @@ class Precompute:
 Relation = Split | Divide | Fuse | Pos | Coord | Bound | Precompute
 
 
+def parents(relation: Relation) -> tuple[IndexVar, ...]:
+    """What a relation derives variables from."""
+    match relation:
+        case Split() | Divide() | Bound():
+            return (relation.parent,)
+        case Fuse():
+            return (relation.outer, relation.inner)
+        case Pos():
+            return (relation.coordinate,)
+        case Coord():
+            return (relation.position,)
+        case Precompute():
+            return (relation.var,)
+
+
+def children(relation: Relation) -> tuple[IndexVar, ...]:
+    """The variables that it derives."""
+    match relation:
+        case Split() | Divide():
+            return (relation.outer, relation.inner)
+        case Fuse():
+            return (relation.fused,)
+        case Pos():
+            return (relation.position,)
+        case Coord():
+            return (relation.coordinate,)
+        case Bound():
+            return (relation.bounded,)
+        case Precompute():
+            return (relation.fresh,)
+
+
 @dataclasses.dataclass(frozen=True)
 class SuchThat:
     """A whole statement: the loops, and how their variables derive from those of the expression."""

@@ -26,9 +26,10 @@ from sgap_jax.compiler.loopir import (
     Store,
     Var,
 )
+from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.ranges import Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
-from sgap_jax.compiler.reductions import Plan, Planner
+from sgap_jax.compiler.reductions import Plan
 
 # One coordinate in so many is stored, or the gaps are filled beforehand: in tiles of equal size,
 # where those of a few rows may all be in the hands of one thread.
@@ -39,14 +40,14 @@ class Clearing:
     """`row`: the loop that makes a coordinate of the outermost level known, and none beside; None
     where the output is not cleared by its rows."""
 
-    def __init__(self, planner: Planner, plan: Plan, ranges: Ranges, recovery: Recovery):
-        self.expression, self.plan = planner.expression, plan
+    def __init__(self, movement: Movement, plan: Plan, ranges: Ranges, recovery: Recovery):
+        self.expression, self.plan = movement.expression, plan
         self.storage, self.ranges, self.recovery = ranges.storage, ranges, recovery
-        self.row = self._row(planner)
+        self.row = self._row(movement)
         extents = [ranges.sizes[index.name] for index in self.expression.output.indices[1:]]
         self.size = math.prod(extents)  # of a row
 
-    def _row(self, planner: Planner) -> IndexVar | None:
+    def _row(self, movement: Movement) -> IndexVar | None:
         storage, output = self.storage, self.expression.output
         if storage is None or output.format is not None or self.plan.fill is None:
             return None
@@ -58,14 +59,14 @@ class Clearing:
                 return None
         elif not storage.is_dense(0):
             return None
-        loops = planner.leaves(first)
+        loops = movement.leaves(first)
         around = list(itertools.takewhile(lambda loop: loop.var in loops, path))
         if path[0].unit != CPU_THREAD or {loop.var for loop in around} != loops:
             return None
         if any(loop.unit == CPU_VECTOR for loop in around):
             return None  # rows side by side are cleared one after the other
         others = {*storage.variables, *self.expression.indices} - {first}
-        if any(not loops.isdisjoint(planner.leaves(other)) for other in others):
+        if any(not loops.isdisjoint(movement.leaves(other)) for other in others):
             return None  # a row is visited more than once, maybe by several threads
         return around[-1].var
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
+from collections.abc import Collection, Sequence
+from html import escape
 
-from sgap_jax.compiler.cin import Pos, Relation
+from sgap_jax.compiler.cin import Pos, Relation, children, parents
 from sgap_jax.compiler.expr import IndexVar
-from sgap_jax.compiler.provenance import Provenance, children, parents
 
 _WIDTH, _HEIGHT, _GAP = 96, 34, 56  # of a box, and between rows, in pixels
 _BLUE = "#cfe2ff"
@@ -20,25 +20,27 @@ def word(relation: Relation) -> str:
     return name if what is None else f"{name} {what}"
 
 
-def text(graph: Provenance) -> str:
+def text(
+    originals: Sequence[IndexVar], relations: Sequence[Relation], positions: Collection[IndexVar]
+) -> str:
     """A line for each relation, under the variables of the expression; (pos) marks variables of
     position space."""
-    every = [*graph.originals]
-    lines = [", ".join(map(str, every))]
-    for relation in graph.relations:
-        left = ", ".join(_marked(graph, var) for var in parents(relation))
-        right = ", ".join(_marked(graph, var) for var in children(relation))
+
+    def marked(variables: Sequence[IndexVar]) -> str:
+        return ", ".join(f"{var} (pos)" if var in positions else str(var) for var in variables)
+
+    lines = [", ".join(map(str, originals))]
+    for relation in relations:
+        left, right = marked(parents(relation)), marked(children(relation))
         lines.append(f"  {left} --[{word(relation)}]--> {right}")
     return "\n".join(lines)
 
 
-def _marked(graph: Provenance, var: IndexVar) -> str:
-    return f"{var} (pos)" if graph.position(var) else str(var)
-
-
-def svg(graph: Provenance) -> str:
+def svg(
+    originals: Sequence[IndexVar], relations: Sequence[Relation], positions: Collection[IndexVar]
+) -> str:
     """Boxes in rows, each below all that it derives from; arrows with the relations on them."""
-    place = _places(graph)
+    place = _places(originals, relations)
     columns = max((x for x, _ in place.values()), default=0.0) + 1
     rows = max((y for _, y in place.values()), default=0) + 1
     width, height = int(columns * (_WIDTH + 20)) + 20, rows * (_HEIGHT + _GAP)
@@ -48,7 +50,7 @@ def svg(graph: Provenance) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z"/></marker></defs>',
     ]
-    for relation in graph.relations:
+    for relation in relations:
         made = [_centre(place[var]) for var in children(relation)]
         for var in parents(relation):
             x, y = _centre(place[var])
@@ -63,9 +65,10 @@ def svg(graph: Provenance) -> str:
             f'<text x="{x:.0f}" y="{y:.0f}" font-style="italic" stroke="white" stroke-width="4" '
             f'paint-order="stroke">{escape(word(relation))}</text>'
         )
-    for var in graph.variables:
+    derived = [child for relation in relations for child in children(relation)]
+    for var in (*originals, *derived):
         x, y = _centre(place[var])
-        fill = _BLUE if graph.position(var) else "white"
+        fill = _BLUE if var in positions else "white"
         parts.append(
             f'<rect x="{x - _WIDTH / 2:.0f}" y="{y - _HEIGHT / 2:.0f}" width="{_WIDTH}" '
             f'height="{_HEIGHT}" rx="8" fill="{fill}" stroke="black"/>'
@@ -79,15 +82,17 @@ def _centre(place: tuple[float, int]) -> tuple[float, float]:
     return 20 + (x + 0.5) * (_WIDTH + 20) - 10, y * (_HEIGHT + _GAP) + _HEIGHT / 2 + 8
 
 
-def _places(graph: Provenance) -> dict[IndexVar, tuple[float, int]]:
+def _places(
+    originals: Sequence[IndexVar], relations: Sequence[Relation]
+) -> dict[IndexVar, tuple[float, int]]:
     """Column and row of each variable: rows by the longest way from the expression; in a row what
     one relation makes stays together, below what it is made from where there is room."""
-    used = [var for relation in graph.relations for var in parents(relation)]
-    first = sorted(graph.originals, key=lambda var: [*used, var].index(var))
+    used = [var for relation in relations for var in parents(relation)]
+    first = sorted(originals, key=lambda var: [*used, var].index(var))
     place: dict[IndexVar, tuple[float, int]] = {var: (float(n), 0) for n, var in enumerate(first)}
-    depth = dict.fromkeys(graph.originals, 0)
+    depth = dict.fromkeys(originals, 0)
     rows: dict[int, list[Relation]] = {}
-    for relation in graph.relations:
+    for relation in relations:
         row = 1 + max(depth[var] for var in parents(relation))
         depth |= dict.fromkeys(children(relation), row)
         rows.setdefault(row, []).append(relation)

@@ -43,11 +43,12 @@ from sgap_jax.compiler.loopir import (
     Var,
     accumulator_of,
 )
+from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.octet import OctetNest, warp_nest
 from sgap_jax.compiler.passes import copies, without_unused
 from sgap_jax.compiler.ranges import Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
-from sgap_jax.compiler.reductions import IDENTITY, Planner
+from sgap_jax.compiler.reductions import IDENTITY, plan_sums
 from sgap_jax.compiler.runs import Runs
 from sgap_jax.compiler.statements import Statements
 from sgap_jax.compiler.storage import Storage
@@ -119,14 +120,14 @@ class _Lowering:
         self.body, self.relations = positions_explicit(statement, self.storage)
         self.ranges = Ranges(self.relations, sizes)
         warp = warp_nest(statement)
-        self.planner = planner = Planner(self.expression, self.body, self.relations, warp)
-        self.plan = planner.plan()
+        self.movement = movement = Movement(self.expression, self.body, self.relations)
+        self.plan = plan_sums(movement, warp)
         self.statements = Statements(self.expression, self.ranges, self.plan)
         names = {array.name for array in self._inputs()} | {self.expression.output.tensor}
-        self.recovery = Recovery(self.ranges, planner, self.plan, names)
+        self.recovery = Recovery(self.ranges, movement, self.plan, names)
         self.statements.fresh = self.recovery.fresh
-        self.tiles = Tiles(self.ranges, planner)
-        self.clearing = Clearing(planner, self.plan, self.ranges, self.recovery)
+        self.tiles = Tiles(self.ranges, movement)
+        self.clearing = Clearing(movement, self.plan, self.ranges, self.recovery)
         self.tracking = Tracking(self.recovery, self.statements)
         self.runs = Runs(self.tracking)
         self.heads = Heads(self.ranges, self.recovery)
@@ -218,7 +219,7 @@ class _Lowering:
                     self._lower(body.body, scope)
                 elif body.var != self.plan.start:
                     self._for(body, scope)
-                elif body.var == self.plan.tracked and self.planner.run_steps(body):
+                elif body.var == self.plan.tracked and self.movement.run_steps(body):
                     self.runs.loop(body, scope, self._lower_tiles)
                 else:
                     self._sum(body, scope)

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sgap_jax.compiler.loopir import Binary, Comment, Expr, For, Let, Load, Search, Set, Var
+from sgap_jax.compiler.loopir import (
+    Binary,
+    Comment,
+    Expr,
+    For,
+    Let,
+    Load,
+    Search,
+    Set,
+    Stmt,
+    Var,
+)
+
+
+def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """Each statement, followed by those within it."""
+    for statement in body:
+        yield statement
+        for field in ("body", "then", "otherwise"):
+            yield from statements(getattr(statement, field, ()))
 
 
 def parts(node: Any) -> Iterator[Any]:

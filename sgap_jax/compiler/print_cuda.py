@@ -10,23 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sgap_jax.compiler import loopir
-from sgap_jax.compiler.loopir import (
-    GPU_BLOCK,
-    GPU_THREAD,
-    GPU_WARP,
-    Array,
-    Expr,
-    Function,
-    Stmt,
-)
+from sgap_jax.compiler.cuda_units import GPU, Units
+from sgap_jax.compiler.loopir import GPU_THREAD, Array, Expr, Function, Stmt
+from sgap_jax.compiler.patterns import statements
 from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.compiler.print_mma import TileText
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 
-GPU = (GPU_BLOCK, GPU_WARP, GPU_THREAD)
-LANES = 32
-MOST_THREADS = 1024
 # Words of C++ that may be identifiers of Python, and names that a kernel uses.
 RESERVED = frozenset(
     """
@@ -56,8 +47,8 @@ def launch_plan(function: Function) -> KernelCall:
     return KernelCall(
         source=text.source(),
         kernel=function.name,
-        grid=(max(text.extents[GPU_BLOCK], 1), 1, 1),
-        block=(text.threads, 1, 1),
+        grid=(text.units.blocks, 1, 1),
+        block=(text.units.threads, 1, 1),
         zero=tuple(i for i, array in enumerate(function.outputs) if array.fill == 0),
         in_place=tuple(
             (len(function.inputs) + i, function.outputs.index(array))
@@ -98,29 +89,21 @@ class CudaText(CText):
     def __init__(self, function: Function):
         super().__init__(function)
         self.combine = INTEGER_COMBINE if self.wraps else COMBINE
-        self.extents = _extents(function)
-        for name in (function.name, *self.dtypes, *_names(function.body)):
+        mmas = [s for s in statements(function.body) if isinstance(s, loopir.Mma)]
+        self.units = Units(function, whole_warps=bool(mmas))
+        for name in (function.name, *self.dtypes, *_names(function)):
             if name in RESERVED:
                 raise ValueError(f"{function.name}: {name} is a word of CUDA C++, not a name")
-        self.path: list[str] = []  # units of the loops around a statement
-        self.paths: dict[str, list[str]] = {}  # and around the Let of a scalar
-        threads, warps = self.extents.get(GPU_THREAD, 1), self.extents.get(GPU_WARP, 1)
-        # Threads from one warp to the next: fewer than 32 fill the rest with other warps.
-        whole = GPU_WARP not in self.extents or LANES % max(threads, 1) == 0
-        self.stride = threads if whole else LANES
+        self.paths: dict[str, list[str]] = {}  # units around the Let of a scalar
         self.tile: TileText | None = None
-        if mmas := [s for s in _every(function.body) if isinstance(s, loopir.Mma)]:
-            if GPU_THREAD in self.extents or len(mmas) > 1:
+        if mmas:
+            if GPU_THREAD in self.units.extents or len(mmas) > 1:
                 raise self.refuse(mmas[-1], "tensor cores beside others, or a loop of threads")
-            self.stride = LANES
-            self.tile = TileText(self, mmas[0], warps)
-        self.threads = max(self.stride * warps, 1)
-        if self.threads > MOST_THREADS or (GPU_WARP in self.extents and threads > LANES):
-            raise ValueError(f"{function.name}: {warps} warps of {threads} threads in a block")
+            self.tile = TileText(self, mmas[0], self.units.warps)
 
     def source(self) -> str:
         blocks = f", {self.tile.blocks}" if self.tile else ""
-        bounds = f"__launch_bounds__({self.threads}{blocks})"
+        bounds = f"__launch_bounds__({self.units.threads}{blocks})"
         head = self.signature(f'extern "C" __global__ void {bounds} {self.function.name}')
         body = "\n".join(self.block(self.function.body))
         integers = "loops_integers.cuh" if self.wraps else "loops.cuh"
@@ -192,27 +175,16 @@ class CudaText(CText):
 
     def unit_loop(self, loop: loopir.For) -> Iterator[str]:
         unit, extent = loop.unit or "", loopir.extent(loop)
-        around: dict[str, tuple[list[str], ...]] = {
-            GPU_BLOCK: ([],),
-            GPU_WARP: ([GPU_BLOCK],),
-            GPU_THREAD: ([GPU_BLOCK], [GPU_BLOCK, GPU_WARP]),
-        }
-        if self.path not in around[unit] or (not self.path and loop not in self.function.body):
+        if not self.units.fits(loop):
             raise self.refuse(loop, f"a loop of {unit} that is not where one can be")
         self.kinds[loop.var] = INTEGER
-        self.path.append(unit)
-        place = {
-            GPU_BLOCK: "blockIdx.x",
-            GPU_WARP: f"threadIdx.x / {self.stride}",
-            GPU_THREAD: f"threadIdx.x % {self.stride}",
-        }[unit]
-        if unit == GPU_THREAD and GPU_WARP not in self.extents:
-            place = "threadIdx.x"
-        body = list(self.inner(loop.body)) if extent else [f"// no {loop.var}"]
-        self.path.pop()
-        if extent:
-            yield f"const {self.integer} {loop.var} = {place};"
-        if unit == GPU_THREAD and 0 < extent < self.stride:
+        if not extent:
+            yield f"// no {loop.var}"
+            return
+        with self.units.inside(unit):
+            body = list(self.inner(loop.body))
+        yield f"const {self.integer} {loop.var} = {self.units.index(unit)};"
+        if self.units.idle(loop):
             body = [f"if ({loop.var} < {extent}) {{", *(INDENT + line for line in body), "}"]
         yield from body
 
@@ -231,24 +203,24 @@ class CudaText(CText):
     def lines(self, statement: Stmt) -> Iterator[str]:
         match statement:
             case loopir.Let(name):
-                self.paths[name] = [*self.path]
+                self.paths[name] = [*self.units.path]
             case loopir.Mma() | loopir.MmaStore():
                 if self.tile is None or statement.tile != self.tile.mma.tile:
                     raise self.refuse(statement, "a tile that nothing adds to")
-                if set(self.path) != set(self.extents):
+                if not self.units.innermost:
                     raise self.refuse(statement, "a tile that warps share")
                 return iter([self.tile.line(statement)])
         return super().lines(statement)
 
     def set(self, name: str, value: Expr) -> str:
-        if self.paths.get(name) != self.path:
+        if self.paths.get(name) != self.units.path:
             raise ValueError(f"{self.function.name}: {name} is of outside of a parallel loop")
         return (
             f"{name} = {self.expr(value)};" if self.is_wrapped(value) else super().set(name, value)
         )
 
     def workspace(self, name: str, size: int, fill: float) -> Iterator[str]:
-        if set(self.path) != set(self.extents):
+        if not self.units.innermost:
             statement = loopir.Workspace(name, size, fill)
             raise self.refuse(statement, "a workspace that threads share")
         if self.tile is not None and name == self.tile.mma.tile:
@@ -277,7 +249,7 @@ class CudaText(CText):
             raise self.refuse(reduce, "a group that adds to a workspace")
         self.check_update(reduce, True)
         size, combine = reduce.size, self.combine[reduce.op]
-        threads = self.extents.get(GPU_THREAD, 1)
+        threads = self.units.extents.get(GPU_THREAD, 1)
         if threads % size:
             raise ValueError(f"{self.function.name}: groups of {size} in {threads} threads")
         index, value = self.expr(reduce.index), self.expr(reduce.value)
@@ -301,7 +273,7 @@ class CudaText(CText):
     def check_update(
         self, statement: loopir.Store | loopir.GroupReduce | loopir.SegReduce, updates: bool
     ) -> None:
-        if set(self.path) != set(self.extents) or self.tile:
+        if not self.units.innermost or self.tile:
             raise self.refuse(statement, "a store beside the loops of threads")
         if updates and self.dtypes[statement.array] != self.function.accumulator:
             raise ValueError(
@@ -310,35 +282,9 @@ class CudaText(CText):
             )
 
 
-def _extents(function: Function) -> dict[str, int]:
-    """The one extent of the loops of each unit."""
-    found: dict[str, int] = {}
-    blocks = [s for s in function.body if isinstance(s, loopir.For) and s.unit == GPU_BLOCK]
-    if len(blocks) != 1:
-        raise NotImplementedError(
-            f"{function.name}: a launch is one loop of GPUBlock, got {len(blocks)} at the top; "
-            "a schedule for CUDA parallelizes its outermost loop over GPUBlock"
-        )
-    for loop in _every(function.body):
-        if isinstance(loop, loopir.For) and loop.unit in GPU:
-            extent = found.setdefault(loop.unit, loopir.extent(loop))
-            if extent != loopir.extent(loop):
-                raise NotImplementedError(
-                    f"{function.name}: loops of {loop.unit} with {extent} and "
-                    f"{loopir.extent(loop)} iterations in one kernel"
-                )
-    return found
-
-
-def _every(statements: Sequence[Stmt]) -> Iterator[Stmt]:
-    for statement in statements:
-        yield statement
-        for field in ("body", "then", "otherwise"):
-            yield from _every(getattr(statement, field, ()))
-
-
-def _names(statements: Sequence[Stmt]) -> Iterator[str]:
-    for statement in _every(statements):
+def _names(function: Function) -> Iterator[str]:
+    """Of scalars, workspaces and loops."""
+    for statement in statements(function.body):
         match statement:
             case loopir.Let(name=name) | loopir.Workspace(name=name) | loopir.For(var=name):
                 yield name

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from sgap_jax.compiler import drawing
 from sgap_jax.compiler.cin import (
     Assignment,
     Bound,
@@ -18,38 +19,10 @@ from sgap_jax.compiler.cin import (
     Precompute,
     Relation,
     Split,
+    children,
+    parents,
 )
 from sgap_jax.compiler.expr import Access, Assign, IndexVar
-
-
-def parents(relation: Relation) -> tuple[IndexVar, ...]:
-    match relation:
-        case Split() | Divide() | Bound():
-            return (relation.parent,)
-        case Fuse():
-            return (relation.outer, relation.inner)
-        case Pos():
-            return (relation.coordinate,)
-        case Coord():
-            return (relation.position,)
-        case Precompute():
-            return (relation.var,)
-
-
-def children(relation: Relation) -> tuple[IndexVar, ...]:
-    match relation:
-        case Split() | Divide():
-            return (relation.outer, relation.inner)
-        case Fuse():
-            return (relation.fused,)
-        case Pos():
-            return (relation.position,)
-        case Coord():
-            return (relation.coordinate,)
-        case Bound():
-            return (relation.bounded,)
-        case Precompute():
-            return (relation.fresh,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +133,16 @@ class Provenance:
             var = parents(relation)[0]
         return None
 
-    def __str__(self) -> str:
-        from sgap_jax.compiler.drawing import text
+    @property
+    def _positions(self) -> set[IndexVar]:
+        return {var for var in self.variables if self.position(var)}
 
-        return text(self)
+    def __str__(self) -> str:
+        return drawing.text(self.originals, self.relations, self._positions)
 
     def svg(self) -> str:
         """The graph as an SVG picture: relations on the arrows, position variables in blue."""
-        from sgap_jax.compiler.drawing import svg
-
-        return svg(self)
+        return drawing.svg(self.originals, self.relations, self._positions)
 
     def _repr_svg_(self) -> str:
         return self.svg()

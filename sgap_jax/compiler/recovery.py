@@ -13,8 +13,9 @@ from sgap_jax.compiler.arithmetic import ZERO, add, both, divide, modulo, multip
 from sgap_jax.compiler.cin import Bound, Divide, Forall, Fuse, Pos, Precompute, Relation, Split
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import Binary, Expr, Int, Let, Load, Select, Var
+from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
-from sgap_jax.compiler.reductions import Plan, Planner
+from sgap_jax.compiler.reductions import Plan
 
 
 class Ascent(Protocol):
@@ -23,10 +24,10 @@ class Ascent(Protocol):
 
 
 class Recovery:
-    def __init__(self, ranges: Ranges, planner: Planner, plan: Plan, names: set[str]):
+    def __init__(self, ranges: Ranges, movement: Movement, plan: Plan, names: set[str]):
         self.ranges, self.relations = ranges, ranges.relations
         self.storage = ranges.storage
-        self.planner, self.plan = planner, plan
+        self.movement, self.plan = movement, plan
         self.names = names  # taken
         self.above: Ascent  # set by Tracking
 
@@ -73,7 +74,7 @@ class Recovery:
     def by_lane(self, var: IndexVar) -> bool:
         """Whether the lanes of a group have different values of a variable."""
         group = self.plan.group
-        return group is None or self.planner.depends(var, group.var)
+        return group is None or self.movement.depends(var, group.var)
 
     def named(self, name: str, value: Expr, scope: Scope, masked: bool = True) -> Expr:
         if isinstance(value, Var | Int):

@@ -3,9 +3,18 @@ variables run over stored positions."""
 
 from __future__ import annotations
 
-from sgap_jax.compiler.cin import Bound, Divide, Fuse, Pos, Precompute, Relation, Split
+from sgap_jax.compiler.cin import (
+    Bound,
+    Divide,
+    Fuse,
+    Pos,
+    Precompute,
+    Relation,
+    Split,
+    children,
+    parents,
+)
 from sgap_jax.compiler.expr import IndexVar
-from sgap_jax.compiler.provenance import children, parents
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.schedules.schedule import ScheduleError
 

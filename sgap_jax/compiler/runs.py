@@ -45,7 +45,7 @@ class Runs:
 
     def loop(self, loop: Forall, scope: Scope, lower: Callable[[Forall, Scope], None]) -> None:
         """`lower` makes the body of a loop."""
-        recovery, steps = self.recovery, self.recovery.planner.run_steps(loop)
+        recovery, steps = self.recovery, self.recovery.movement.run_steps(loop)
         recovery.name_range(loop.var, scope)
         around = scope.child()
         self.tracking.start(loop, around)
@@ -88,7 +88,7 @@ class Runs:
         storage, position = self.storage, tracked.pos.position
         ((level, parent),) = tracked.parents
         assert storage is not None
-        owned = self.recovery.plan.atomic and self.recovery.planner.owns_runs(tracked.pos)
+        owned = self.recovery.plan.atomic and self.recovery.movement.owns_runs(tracked.pos)
         counted = all(storage.is_dense(above) for above in range(level))
         if loop.unit != CPU_VECTOR or not owned or not counted:
             return
@@ -126,7 +126,7 @@ class Runs:
     ) -> None:
         """The sum of the positions [begin, end)."""
         recovery = self.recovery
-        steps = recovery.planner.run_steps(loop)
+        steps = recovery.movement.run_steps(loop)
         self.statements.sum = recovery.fresh("sum")
         identity = Float(IDENTITY[self.statements.expression.reduction])
         inner = scope.child(unguarded=scope.unguarded | set(steps))
@@ -161,7 +161,7 @@ class Runs:
         """The sum of a run that ends here: all but the first of a task have their element to
         themselves."""
         plan = self.recovery.plan
-        if not (plan.atomic and self.recovery.planner.owns_runs(tracked.pos)):
+        if not (plan.atomic and self.recovery.movement.owns_runs(tracked.pos)):
             return self.tracking.store(tracked, scope)
         shared, own = scope.child(), scope.child()
         self.tracking.store(tracked, shared)

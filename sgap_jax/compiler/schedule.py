@@ -6,11 +6,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 
-from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, workspaces
-from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat
+from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, text, workspaces
+from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat, children, parents
 from sgap_jax.compiler.derivatives import check_gradient, same
 from sgap_jax.compiler.expr import Access, Assign, Factor, IndexVar, Tensor
-from sgap_jax.compiler.provenance import Provenance, children, parents
+from sgap_jax.compiler.provenance import Provenance
 from sgap_jax.schedules import Problem
 from sgap_jax.schedules import schedule as schedules
 from sgap_jax.schedules.schedule import ScheduleError
@@ -299,17 +299,7 @@ class Schedule(schedules.Schedule):
 
         Raises ValueError for another target.
         """
-        from sgap_jax.compiler import print_c, print_cuda, print_llvm, text
-
-        printers = {
-            "c": print_c.print_c,
-            "cuda": print_cuda.print_cuda,
-            "llvm": lambda function: print_llvm.print_llvm(function).text,
-        }
-        if target not in printers:
-            names = ", ".join(map(repr, printers))
-            raise ValueError(f"Schedule.source: target: expected one of {names}, got {target!r}")
-        return printers[target](text.function(self, sizes, nnz, dtype))
+        return text.source(self, target, sizes, nnz, dtype)
 
     def check(self, problem: Problem) -> None:
         raise NotImplementedError(

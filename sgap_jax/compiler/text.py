@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from sgap_jax.compiler import print_c, print_cuda, print_llvm
 from sgap_jax.compiler.cin import Bound, Relation, Split
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import Function
-from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.lower import Scheduled, lower
 from sgap_jax.compiler.storage import capacities
-
-if TYPE_CHECKING:
-    from sgap_jax.compiler.schedule import Schedule
 
 EXAMPLE_SIZE, EXAMPLE_ENTRIES = 1000, 10_000
 
 
+PRINTERS: dict[str, Callable[[Function], str]] = {
+    "c": print_c.print_c,
+    "cuda": print_cuda.print_cuda,
+    "llvm": lambda function: print_llvm.print_llvm(function).text,
+}
+
+
+def source(
+    schedule: Scheduled, target: str, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
+) -> str:
+    """The text of a target, for these sizes."""
+    if target not in PRINTERS:
+        names = ", ".join(map(repr, PRINTERS))
+        raise ValueError(f"Schedule.source: target: expected one of {names}, got {target!r}")
+    return PRINTERS[target](function(schedule, sizes, nnz, dtype))
+
+
 def function(
-    schedule: Schedule, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
+    schedule: Scheduled, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
 ) -> Function:
     """The loops for these sizes; None: an example's, that fit what the schedule bounds."""
     relations, sparse = schedule.statement.relations, schedule.expression.sparse

@@ -8,15 +8,15 @@ from sgap_jax.compiler.arithmetic import ZERO, add, both, greatest, least, multi
 from sgap_jax.compiler.cin import Body, Forall, Pos, Precompute, Split, Where
 from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import CPU_VECTOR, Binary, Expr, Int
+from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.nest import loops
 from sgap_jax.compiler.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.recovery import fits
-from sgap_jax.compiler.reductions import Planner
 
 
 class Tiles:
-    def __init__(self, ranges: Ranges, planner: Planner):
-        self.ranges, self.relations, self.planner = ranges, ranges.relations, planner
+    def __init__(self, ranges: Ranges, movement: Movement):
+        self.ranges, self.relations, self.movement = ranges, ranges.relations, movement
 
     def of(self, loop: Forall, scope: Scope) -> tuple[IndexVar, Expr] | None:
         """What a loop opens a tile of, and whether the tile is whole."""
@@ -81,7 +81,7 @@ class Tiles:
         where it ends."""
         match body:
             case Forall(var, inside, unit):
-                within = within or unit == CPU_VECTOR and not self.planner.run_steps(body)
+                within = within or unit == CPU_VECTOR and not self.movement.run_steps(body)
                 return self._in_vectors(inside, within) | ({var} if within else set())
             case Where():
                 parts = (body.consumer, body.producer)

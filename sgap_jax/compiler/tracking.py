@@ -53,7 +53,7 @@ class Tracking:
 
     def start(self, loop: Forall, scope: Scope) -> bool:
         """Before a loop: the parents of its first position."""
-        pos = self.recovery.planner.tracking(loop.var)
+        pos = self.recovery.movement.tracking(loop.var)
         if pos is None:
             return False
         first, last = self.relations.levels_of(pos)
@@ -100,8 +100,8 @@ class Tracking:
     def recover(self, pos: Pos, scope: Scope, loop: Forall) -> None:
         """A position is known: the coordinates above it that are needed."""
         tracked = self.current.get(pos.position)
-        if tracked is not None and self.recovery.planner.tracking(loop.var) == pos:
-            if not self.recovery.planner.run_steps(loop):
+        if tracked is not None and self.recovery.movement.tracking(loop.var) == pos:
+            if not self.recovery.movement.run_steps(loop):
                 place = scope.known[pos.position]
                 scope.emit(*self._advance(tracked, tracked.parents, scope, place))
         else:
@@ -110,7 +110,7 @@ class Tracking:
 
     def finish(self, loop: Forall, scope: Scope) -> None:
         """After a loop: the last segment's sum."""
-        pos = self.recovery.planner.tracking(loop.var)
+        pos = self.recovery.movement.tracking(loop.var)
         assert pos is not None and self.statements.sum is not None
         self.store(self.current[pos.position], scope)
 
@@ -186,7 +186,7 @@ class Tracking:
         assert storage is not None
         if plan.tracked is None or self.statements.sum is None:
             return False
-        if self.recovery.planner.tracking(plan.tracked) != tracked.pos:
+        if self.recovery.movement.tracking(plan.tracked) != tracked.pos:
             return False
         first, last = self.relations.levels_of(tracked.pos)
         outputs = self._needed_vars(self.statements.expression.output.indices)

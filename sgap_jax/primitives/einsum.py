@@ -1,7 +1,6 @@
 """einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and what else indices can say."""
 
 import dataclasses
-import string
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers
 from sgap_jax.primitives.einsum_extremum import tangents_of_extremum
 from sgap_jax.primitives.einsum_plain import plain
+from sgap_jax.primitives.einsum_subscripts import parse
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
@@ -105,7 +105,7 @@ def einsum(
         raise ValueError(
             f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
         )
-    place, factors, output = _parse(subscripts, operands)
+    place, factors, output = parse(subscripts, operands)
     A, sparse = operands[place], factors[place]
     arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]
     sizes: dict[str, int] = {}
@@ -169,46 +169,6 @@ def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> 
     else:
         stored = A.coordinates()[0].reshape(-1) < A.shape[0]
     return jnp.where(stored.reshape(-1, *[1] * (out.ndim - 1)), out, 0)
-
-
-def _parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], str]:
-    """The sparse operand's place, and the indices of the operands and of the output."""
-    if not isinstance(subscripts, str):
-        raise ValueError(f"einsum: expected subscripts such as 'ij,jk->ik', got {subscripts!r}")
-    text = subscripts.replace(" ", "")
-    if "." in text:
-        raise NotImplementedError(
-            f"einsum: an ellipsis in {subscripts!r}; give every index a letter"
-        )
-    inputs, arrow, output = text.partition("->")
-    factors = tuple(inputs.split(","))
-    if not arrow:
-        output = "".join(sorted(c for c in set(inputs) - {","} if inputs.count(c) == 1))
-    words = (*factors, output)
-    if not all(c in string.ascii_letters for word in words for c in word):
-        raise ValueError(f"einsum: expected letters as indices, got {subscripts!r}")
-    if len(factors) != len(operands):
-        raise ValueError(
-            f"einsum: {subscripts!r} is for {len(factors)} operands, got {len(operands)}"
-        )
-    if len(set(output)) < len(output) or not set(output) <= set(inputs):
-        raise ValueError(
-            f"einsum: the output's indices must differ and occur in an operand, got {subscripts!r}"
-        )
-    twice = next((word for word in factors if len(set(word)) < len(word)), None)
-    if twice is not None:
-        raise NotImplementedError(f"einsum: an index twice in the operand {twice!r}")
-    for word, x in zip(factors, operands, strict=True):
-        ndim = x.ndim if isinstance(x, SparseArray) else jnp.ndim(x)
-        if ndim != len(word):
-            raise ValueError(f"einsum: {word!r} is for {len(word)} dimensions, got {ndim}")
-    sparse = [i for i, x in enumerate(operands) if isinstance(x, SparseArray)]
-    if len(sparse) != 1:
-        raise ValueError(
-            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; "
-            "jnp.einsum is for none, A.todense() for all but one"
-        )
-    return sparse[0], factors, output
 
 
 def _kernel(

@@ -16,10 +16,10 @@ from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.print_c import print_c
 from sgap_jax.compiler.recovery import Recovery
-from sgap_jax.compiler.reductions import Planner
 from sgap_jax.compiler.relations import Relations
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.tiles import Tiles
@@ -335,11 +335,11 @@ PLANTED = {
         lambda *_: False,
         "15 MTTKRP",
     ),
-    "every store owned": (Planner, "_owned", lambda *_: True, "2"),
+    "every store owned": (Movement, "owned", lambda *_: True, "2"),
     "lanes that leave": (Recovery, "by_lane", lambda *_: False, "S4"),
     "steps of one in strides": (Relations, "steps", lambda _, *ends: [*ends], "strided"),
     "runs that are not cut": (Tracking, "store", lambda *x, **_: STORE(*x, alone=True), "2"),
-    "runs that all threads own": (Planner, "owns_runs", lambda *_: True, "runs of every column"),
+    "runs that all threads own": (Movement, "owns_runs", lambda *_: True, "runs of every column"),
     "tiles that are not cut": (Tiles, "trim", lambda tiles, *x: not_cut(tiles, *x), "4"),
     "all tiles whole": (Tiles, "of", lambda self, loop, scope: whole_tile(self, loop, scope), "4"),
 }
