@@ -6,6 +6,7 @@ several sums, side by side, take fewer, and one instruction stores them all.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, Value
@@ -13,14 +14,15 @@ from sgap_jax.compiler.llvm_lanes import Lanes
 from sgap_jax.compiler.llvm_patterns import Apart, factored, sums_apart
 from sgap_jax.compiler.llvm_statements import ROLLED
 from sgap_jax.compiler.loopir import For, Int, Search, Var
-from sgap_jax.compiler.patterns import parts
+from sgap_jax.compiler.patterns import gathers, parts
 
 # Sums at a time, as in cpu/sddmm_dots.h: rows of a few entries have not many more.
 _TOGETHER = 4
 
-# Vectors of a sum. Of a longer one the last additions are a small part: at 32 vectors, one sum at a
-# time takes 0.7 of the time where operands are in L2, and 1.4 where they are far (Zen 5).
-_MOST = 16
+# Vectors of a sum, at most. Of a longer one the last additions are a small part, and of a table
+# beyond a cache, four rows at a time are slower than one after the other (of 8 vectors up to 1.2x;
+# of 4 vectors 0.9x to 1.0x; Zen 5).
+_MOST, _MOST_FAR = 16, 4
 
 
 class SumsApart(Lanes):
@@ -31,7 +33,7 @@ class SumsApart(Lanes):
     def serial(self, loop: For, begin: Value, end: Value) -> None:
         plain = self.width == 1 and loop.unit is None and loop.step == 1
         found = sums_apart(loop) if plain else None
-        if found is None or not self._may_group(found, loop.var):
+        if found is None or not self._may_group(found, loop):
             return super().serial(loop, begin, end)
         self._groups(found, loop.var, begin, end)
 
@@ -61,13 +63,15 @@ class SumsApart(Lanes):
         self.width, self.scalars = 1, outer
         return True
 
-    def _may_group(self, found: Apart, var: str) -> bool:
+    def _may_group(self, found: Apart, loop: For) -> bool:
         """Neighbours in the output, all of one number of terms: a part of a vector at least."""
         match found.inner.begin, found.inner.end:
             case Int(begin), Int(end) if self._together <= end - begin:
+                terms = dataclasses.replace(loop, body=(*found.lets, *found.inner.body))
+                far = any(self.is_far(self.arrays[load.array]) for load in gathers(terms))
+                few = end - begin <= (_MOST_FAR if far else _MOST) * self.native_lanes
                 searched = any(isinstance(part, Search) for part in parts(found.lets))
-                few = end - begin <= _MOST * self.native_lanes
-                return few and found.store.index == Var(var) and not searched
+                return few and found.store.index == Var(loop.var) and not searched
         return False
 
     @property

@@ -108,6 +108,7 @@ def test_which_sums_are_added_up_together():
     assert grouped(sampled()) and grouped(sampled(reduction="max"))
     assert grouped(sampled(COO), positions=(99, 99)) and grouped(sampled(CSF(2)), positions=(9, 99))
     assert [grouped(sampled(), d) for d in (3, 4, 256, 257)] == [False, True, True, False]
+    assert [grouped(sampled(), d, (20, 20_000)) for d in (64, 65)] == [True, False]  # far rows
     serial = Schedule(assign(SAMPLED, {"A": CSR, "D": CSR}))
     assert not grouped(serial)  # no lanes
     entries = serial.fuse("i", "j", "f").pos("f", "p", "A")
