@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_lists import Lists
-from sgap_jax.compiler.llvm_patterns import lane_sums, sums_apart
+from sgap_jax.compiler.llvm_patterns import lane_sums
 from sgap_jax.compiler.llvm_statements import ROLLED, Widen
 from sgap_jax.compiler.loopir import For, Int, Let, Var
 from sgap_jax.compiler.patterns import gathers, only_sums
@@ -29,8 +29,6 @@ class Lanes(Lists):
         self.registers = 32 if vector_bytes == 64 else 16
 
     def vector_loop(self, loop: For) -> None:
-        if self._sums_apart(loop):
-            return
         state = len(self.lines), len(self.slots), self.block, dict(self.scalars)
         while True:
             try:
@@ -107,40 +105,6 @@ class Lanes(Lists):
         self.place(rest)
         body = functools.partial(self.statements, loop.body)
         self.count(loop.var, self.read(position), end, 1, body, ROLLED)
-
-    def _sums_apart(self, loop: For) -> bool:
-        """Lanes with sums over lanes of their own: one lane after the other, and what their vectors
-        have is put together in the end. Whether the loop is of this kind."""
-        found = sums_apart(loop)
-        if found is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
-            return False
-        (lets, start, inner, store), count = found, loop.end.value
-        if count not in (2, 4, 8) or count > self.native_lanes:
-            return False
-        sums = lane_sums(inner)
-        if list(sums) != [start.name]:
-            return False
-        op, outer, vectors = sums[start.name], dict(self.scalars), []
-        neutral = self.neutral(op, NUMBER)
-        for lane in range(count):
-            self.scalars = outer | {loop.var: _int(lane)}
-            for let in lets:
-                self.statement(let)
-            begin, end = self.value(inner.begin), self.value(inner.end)
-            self.width = self.native_lanes
-            self.scalars[start.name] = cell = self.cell(NUMBER, neutral, True)
-            self._last(inner, self._whole(inner, begin, end, ROLLED), end, always=True)
-            vectors.append(self.read(cell))
-            self.width = 1
-        self.width = self.native_lanes
-        total = self.fold_each(op, vectors)
-        self.width, self.scalars = count, outer | {loop.var: Value(INT, "0", stride=1)}
-        for let in lets:
-            self.statement(let)
-        total = self.binary(op, self.value(start.value), total)
-        self.store(self.arrays[store.array], self.value(store.index), total, None, False)
-        self.width, self.scalars = 1, outer
-        return True
 
     def _sums(self, loop: For, begin: Value, end: Value) -> Value:
         """As `_whole`; a loop that is too short for a vector is told by one branch."""

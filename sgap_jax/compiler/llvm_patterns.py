@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+
+from sgap_jax.compiler.arithmetic import names_in
 from sgap_jax.compiler.llvm_code import NotVector
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     Binary,
+    Expr,
     Float,
     For,
     Int,
@@ -20,16 +26,56 @@ from sgap_jax.compiler.loopir import (
 from sgap_jax.compiler.patterns import gathers, only_sums, parts
 
 
-def sums_apart(loop: For) -> tuple[tuple[Stmt, ...], Let, For, Store] | None:
-    """What a loop over lanes does if each stores a sum over lanes of its own: constants, the sum,
-    its loop and the store; or None."""
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """What a loop does if each iteration stores a sum over lanes of its own: constants, the sum,
+    which starts as `start` and is reduced by `op`, its loop and the store."""
+
+    lets: tuple[Stmt, ...]
+    start: Let
+    op: str
+    inner: For
+    store: Store
+
+
+def sums_apart(loop: For) -> Apart | None:
     match loop.body:
         case (*lets, Let(name, Float(), True) as start, For() as inner, Store() as store):
             plain = all(isinstance(s, Let) and not s.mutable for s in lets)
             summed = inner.unit == CPU_VECTOR and only_sums(inner) and not gathers(inner)
             if plain and summed and (store.value, store.op) == (Var(name), None):
-                return tuple(lets), start, inner, store
+                with contextlib.suppress(NotVector):
+                    sums = lane_sums(inner)
+                    if list(sums) == [name]:
+                        return Apart(tuple(lets), start, sums[name], inner, store)
     return None
+
+
+def factored(loop: For, name: str) -> tuple[For, Expr | None]:
+    """A loop that sums up products, without the factors that all of them share; and these."""
+    own = {loop.var} | {s.name for s in loop.body if isinstance(s, Let)}
+    sums = [s for s in loop.body if isinstance(s, Set)]
+    match sums:
+        case [Set(same, Binary("+", Var(total), product)) as sum] if same == total == name:
+            factors = _factors(product)
+            shared = [f for f in factors if own.isdisjoint(names_in(f))]
+            if shared and len(shared) < len(factors):
+                term = functools.reduce(_product, (f for f in factors if f not in shared))
+                new = dataclasses.replace(sum, value=Binary("+", Var(name), term))
+                body = tuple(new if s is sum else s for s in loop.body)
+                return dataclasses.replace(loop, body=body), functools.reduce(_product, shared)
+    return loop, None
+
+
+def _factors(product: Expr) -> list[Expr]:
+    match product:
+        case Binary("*", left, right):
+            return [*_factors(left), *_factors(right)]
+    return [product]
+
+
+def _product(left: Expr, right: Expr) -> Expr:
+    return Binary("*", left, right)
 
 
 def overwrites(statement: Stmt | None, workspace: Workspace) -> bool:

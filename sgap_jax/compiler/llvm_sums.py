@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, NotVector, Value
+from sgap_jax.compiler.llvm_memory import Elements
 from sgap_jax.compiler.llvm_patterns import lane_sums
 from sgap_jax.compiler.llvm_statements import ROLLED, Statements
 from sgap_jax.compiler.loopir import Binary, For, Int, Load
@@ -93,10 +94,13 @@ class Sums(Statements):
         self.place(rest)
         return self.read(position)
 
+    def is_far(self, array: Elements) -> bool:
+        return array.count * array.size > _FAR_BYTES
+
     def _step(self, loop: For) -> None:
         for load, inner in gathers(loop).items() if self.ahead else ():
             array, places = self.arrays[load.array], self.arrays[inner.array]
-            if array.count * array.size <= _FAR_BYTES or places.kind != INT:
+            if not self.is_far(array) or places.kind != INT:
                 continue
             later = Binary("+", inner.index, Int(_AHEAD))
             there = Load(inner.array, Binary("min", later, Int(places.count - 1)))

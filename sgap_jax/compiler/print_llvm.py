@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler import loopir
+from sgap_jax.compiler.llvm_apart import SumsApart
 from sgap_jax.compiler.llvm_code import INT, Value
-from sgap_jax.compiler.llvm_lanes import Lanes
 from sgap_jax.compiler.llvm_memory import Elements
 from sgap_jax.compiler.loopir import (
     Binary,
@@ -156,7 +156,7 @@ def _phases(function: Function) -> list[_Phase]:
     return [*phases, _Phase(scalars, serial)] if serial else phases
 
 
-class _Writer(Lanes):
+class _Writer(SumsApart):
     def __init__(self, function: Function, vector_bytes: int) -> None:
         super().__init__(function.index, function.accumulator, vector_bytes)
         self.function = function

@@ -12,7 +12,7 @@ from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
-from sgap_jax.primitives import einsum_loops
+from sgap_jax.primitives import einsum_batch, einsum_loops
 from sgap_jax.primitives._define import (
     batch_rule,
     bind,
@@ -53,9 +53,10 @@ def einsum(
     A reduction is over the stored entries, and over all of an index that the sparse operand lacks.
 
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
-    vmap a dense operand or the values get one more index. Products that tie for a maximum or
-    minimum share its gradient equally, as in `jnp.max` and `row_max` (`gspmm` gives it to the
-    first); where the result is NaN, so is the gradient.
+    vmap a dense operand or the values get one more index (of the values, compiled loops take one
+    element of the batch after another). Products that tie for a maximum or minimum share its
+    gradient equally, as in `jnp.max` and `row_max` (`gspmm` gives it to the first); where the
+    result is NaN, so is the gradient.
 
     Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. Others, and
     all with a chain of transformations as their schedule, run as loops that are compiled for them:
@@ -223,11 +224,15 @@ def _empty(expression: Expression) -> bool:
 
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
     if schedule is None:
-        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
+        one = einsum_batch.of_one(expression)
+        schedule = einsum_loops.default_schedule(one, ctx.avals_out[0].dtype)
     if schedule is None:
         return None
-    function = plain if _empty(expression) else einsum_loops.cpu_loops
-    function = partial(function, expression=expression, schedule=schedule)
+    if _empty(expression):
+        function = partial(plain, expression=expression, schedule=schedule)
+    else:
+        loops = partial(einsum_loops.cpu_loops, schedule=schedule)
+        function = partial(einsum_batch.one_by_one, loops, expression=expression)
     return jax_lowering(ctx, function, operands, ctx.avals_in)
 
 

@@ -192,7 +192,7 @@ def test_maps():
 
 
 def test_products_that_plain_jax_and_loops_compare_are_rounded_alike():
-    """Under vmap of a tangent the values have one more index, and no loops: the maxima have."""
+    """So are those of the tangents that vmap maps, whose values have one more index."""
     rng = np.random.default_rng(0)
     dense, x, z = (rng.standard_normal(s).astype(np.float32) for s in ((9, 11), (11, 7), (9,)))
     A, given = SparseArray.from_dense(dense), (jnp.asarray(x), jnp.asarray(z))

@@ -1,0 +1,176 @@
+"""Sums over lanes that are stored entry by entry: several of them added up at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_operands import own_cache  # noqa: F401
+from tolerance import assert_within, sum_bound
+
+from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
+from sgap_jax.compiler import Schedule, assign, interp, llvm_apart
+from sgap_jax.compiler.loopir import CPU_VECTOR, Int
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.runtime import llvm
+
+pytest.importorskip("llvmlite")
+
+LENGTHS = (0, 1, 4, 2, 0, 3, 5, 9, 0, 0, 8, 7, 1, 12, 6, 0, 4, 11, 0, 3)  # of rows, in two tasks
+SAMPLED = "ij,ik,jk->ij"
+PADDING = 3
+
+
+def sampled(format=CSR, reduction="+", subscripts=SAMPLED):
+    output = "ABCDEFG"[subscripts.count(",") + 1]
+    return cpu(assign(subscripts, {"A": format, output: format}, reduction=reduction))
+
+
+def operands(d, dtype, seed=0):
+    """Rows of these lengths and padding, rows of numbers, and all of them as float64 or int64."""
+    rng = np.random.default_rng(seed)
+    m, k = len(LENGTHS), 13
+    crd = np.concatenate([np.sort(rng.permutation(k)[:n]) for n in LENGTHS])
+    rows, nnz = np.repeat(np.arange(m), LENGTHS), crd.size
+    pos = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int32)
+    integers = jnp.issubdtype(dtype, jnp.integer)
+    draw = (lambda *n: rng.integers(0, 99, n)) if integers else (lambda *n: rng.standard_normal(n))
+    given = [jnp.asarray(draw(*shape)).astype(dtype) for shape in ((nnz,), (m, d), (k, d), (k,))]
+    values = jnp.concatenate([given[0], jnp.ones(PADDING, dtype)])
+    crd = jnp.asarray(np.concatenate([crd, [0] * PADDING]), jnp.int32)
+    A = SparseArray.from_arrays(values, pos, crd, shape=(m, k))
+    exact = np.int64 if integers else np.float64
+    return (A, *given[1:]), (rows, crd[:nnz]), [np.asarray(x).astype(exact) for x in given]
+
+
+def check(d, dtype, subscripts="ij,ik,jk,j->ij", reduction="sum", seed=0):
+    """x(j) is gathered, and shared by all terms of a sum as A is."""
+    given, (rows, columns), (values, X, Y, x) = operands(d, dtype, seed)
+    schedule = sampled(CSR, {"sum": "+"}.get(reduction, reduction), subscripts)
+    options = {"schedule": schedule, "reduction": reduction}
+    out = jax.jit(lambda *given: einsum(subscripts, *given, **options).values)(*given)
+    terms = (values * x[columns])[:, None] * X[rows] * Y[columns]
+    found, padding = np.asarray(out)[: rows.size], np.asarray(out)[rows.size :]
+    if jnp.issubdtype(dtype, jnp.integer):
+        np.testing.assert_array_equal(found, terms.sum(1).astype(dtype))
+    elif reduction == "max":
+        want = terms.max(1)
+        assert_within(found, want, sum_bound(want, np.abs(want), 4, dtype))
+    else:
+        want = terms.sum(1)
+        assert_within(found, want, sum_bound(want, np.abs(terms).sum(1), d + 3, dtype))
+    assert not padding.any()
+
+
+@pytest.mark.parametrize(
+    "d, dtype",
+    [
+        (4, "float32"),
+        (16, "float32"),
+        (32, "float32"),
+        (100, "float32"),
+        (11, "float64"),
+        (37, "bfloat16"),
+        (130, "float16"),
+        (16, "int8"),
+        (33, "uint8"),
+        (5, "int32"),
+        (24, "int64"),
+    ],
+)
+def test_rows_of_any_length(d, dtype):
+    """Groups of four, what is left of them, rows of none; vectors, and parts of one."""
+    check(d, dtype)
+
+
+def test_maxima():
+    check(21, "float32", reduction="max")
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32])
+@pytest.mark.parametrize("d, dtype", [(23, "float32"), (9, "float64"), (40, "bfloat16")])
+def test_narrower_vectors(vector_bytes, d, dtype, monkeypatch):
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
+    check(d, dtype)
+
+
+def lowered(schedule, d=32, shape=(20, 13), positions=(20, 99)):
+    sizes = dict(zip("ij", shape, strict=True)) | {"k": d, "r": d}
+    return lower(schedule, sizes, positions, "float32")
+
+
+def grouped(schedule, *about, **options):
+    return "group" in print_llvm(lowered(schedule, *about, **options)).text
+
+
+def test_which_sums_are_added_up_together():
+    assert grouped(sampled()) and grouped(sampled(reduction="max"))
+    assert grouped(sampled(COO), positions=(99, 99)) and grouped(sampled(CSF(2)), positions=(9, 99))
+    assert [grouped(sampled(), d) for d in (3, 4, 256, 257)] == [False, True, True, False]
+    assert [grouped(sampled(), d, (20, 20_000)) for d in (64, 65)] == [True, False]  # far rows
+    serial = Schedule(assign(SAMPLED, {"A": CSR, "D": CSR}))
+    assert not grouped(serial)  # no lanes
+    entries = serial.fuse("i", "j", "f").pos("f", "p", "A")
+    assert not grouped(entries.parallelize("k", CPU_VECTOR, "ParallelReduction"))  # rows tracked
+    assert not grouped(sampled(BCSR(2, 2)), positions=(10, 9, 18, 36))  # an entry of two loops
+    assert not grouped(cpu(assign("ij,jk->ik", {"A": CSR})))  # no sums over lanes
+
+
+def test_what_all_terms_share_is_multiplied_with_their_sum():
+    """A maximum stays one of the products, which a negative factor turns round."""
+    text = [print_llvm(lowered(sampled(CSR, reduction))).text for reduction in ("+", "max")]
+    found = [len([s for s in t.splitlines() if "fmul contract <16 x float>" in s]) for t in text]
+    # Two groups of four sums of two vectors each, and a product of three.
+    assert found == [2 * 4 * 2, 2 * 2 * 4 * 2]
+
+
+def test_an_entry_is_the_same_in_any_place():
+    """Bit by bit: first or last of a group, alone or not; a NaN beside it stays there."""
+    (A, X, Y, _), (rows, columns), _ = operands(50, "float32")
+    product = jax.jit(lambda *x: einsum(SAMPLED, *x, schedule=sampled()).values)
+    A = A.with_values(jnp.ones_like(A.values))
+    alike = np.asarray(product(A, X, jnp.broadcast_to(Y[:1], Y.shape)))[: rows.size]
+    np.testing.assert_array_equal(alike, alike[np.searchsorted(rows, rows)])
+    assert len(np.unique(alike)) == len(set(rows))
+    clean, spoiled = (np.asarray(product(A, X, y))[: rows.size] for y in (Y, Y.at[3].set(jnp.nan)))
+    np.testing.assert_array_equal(np.isnan(spoiled), columns == 3)
+    np.testing.assert_array_equal(spoiled[columns != 3], clean[columns != 3])
+
+
+def test_as_the_interpreter():
+    """Small integers, so that all orders give one sum."""
+    (A, X, Y, _), (rows, columns), _ = operands(20, "int32")
+    arrays = [*jax.tree.leaves(A.index_arrays), A.values, X, Y]
+    f = lower(sampled(), {"i": 20, "j": 13, "k": 20}, (20, A.nnz), "int32")
+    given = {a.name: np.asarray(x).reshape(-1) for a, x in zip(f.inputs, arrays, strict=True)}
+    found = jax.jit(lambda *x: einsum(SAMPLED, *x, schedule=sampled()).values)(A, X, Y)
+    np.testing.assert_array_equal(found, interp.run(f, given)["D"])
+
+
+def shared_by_none(loop, name):
+    return llvm_apart_factored(loop, name)[0], None
+
+
+llvm_apart_factored = llvm_apart.factored
+BUGS = {
+    "a lane of another": ("fold_each", lambda right: lambda self, op, x: right(self, op, x[::-1])),
+    "a store too few": (
+        "_first",
+        lambda right: lambda self, n: right(self, self.binary("-", n, self.value(Int(1)))),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["a factor", *BUGS])
+def test_planted_bugs_are_caught(where, monkeypatch):
+    if where == "a factor":
+        monkeypatch.setattr(llvm_apart, "factored", shared_by_none)
+    else:
+        name, wrong = BUGS[where]
+        right = getattr(llvm_apart.SumsApart, name)
+        monkeypatch.setattr(llvm_apart.SumsApart, name, wrong(right))
+    llvm._compile.cache_clear()
+    with pytest.raises(AssertionError, match="out of bound"):
+        check(32, "float32", seed=7)  # what memory may still hold is of other operands
+    llvm._compile.cache_clear()

@@ -1,0 +1,160 @@
+"""einsum under vmap of the stored values: compiled loops, one element of the batch at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_operands import own_cache  # noqa: F401
+
+from sgap_jax import BCSR, COO, CSF, CSR, Reference, SparseArray, einsum
+from sgap_jax.primitives import einsum_batch, einsum_loops
+
+pytest.importorskip("llvmlite")
+
+SIZES = {"i": 9, "j": 6, "k": 5, "r": 4}
+CASES = [
+    ("ij,jk,k->ik", CSR, "max"),
+    ("ij,ik,jk->ij", BCSR(2, 3), "min"),
+    ("ijk,jr,kr->ir", CSF(3), "max"),
+    ("ijk,kr->ijr", CSF(3), "fibers"),
+    ("ijk,jr,kr->ir", CSF(3), "sum"),
+]
+
+
+def problem(subscripts, format, dtype="float32", batch=3, seed=0):
+    """Small integers, so that all orders give one sum and products tie; of each in a batch."""
+    random = np.random.default_rng(seed)
+    words = subscripts.partition("->")[0].split(",")
+    sizes = [[SIZES[i] for i in word] for word in words]
+    draw = lambda shape: random.integers(1, 4, shape).astype(dtype)
+    A = SparseArray.from_dense(draw(sizes[0]) * (random.random(sizes[0]) < 0.5), format=format)
+    values, *dense = (jnp.asarray(draw((batch, *s))) for s in (A.values.shape, *sizes[1:]))
+    return A, values, dense
+
+
+def product(subscripts, A, reduction, schedule=None):
+    options = {"reduction": reduction, "schedule": schedule}
+    if reduction == "fibers":
+        options |= {"reduction": "max", "fibers": True}
+
+    def of(values, *dense):
+        out = einsum(subscripts, A.with_values(values), *dense, **options)
+        out = getattr(out, "values", out)
+        return jnp.where(jnp.isfinite(out), out, 0)
+
+    return of
+
+
+def with_gradient(f):
+    """A function, its value and its gradient in all that it takes."""
+
+    def both(*given):
+        out, pull = jax.vjp(f, *given)
+        return out, *pull(out)
+
+    return both
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_is_as_alone(case, monkeypatch):
+    """The product and its gradient: the values and one operand have a batch, others have none."""
+    A, values, dense = problem(case[0], case[1])
+    made, loops = [], einsum_loops.cpu_loops
+
+    def compiled(*given, **about):
+        made.append(about)
+        return loops(*given, **about)
+
+    monkeypatch.setattr(einsum_loops, "cpu_loops", compiled)
+    monkeypatch.setattr(
+        "sgap_jax.primitives.einsum.plain", lambda *x, **y: 1 / 0
+    )  # it does not run
+    f, (first, *rest) = with_gradient(product(case[0], A, case[2])), dense
+    dims = (0, 0, *[None] * len(rest))
+    found = jax.jit(jax.vmap(f, dims))(values, first, *[x[0] for x in rest])
+    assert made and all("*" not in word[1:] for x in made for word in x["expression"].words)
+    monkeypatch.undo()
+    one = jax.jit(with_gradient(product(case[0], A, case[2], Reference())))
+    for n in range(len(values)):
+        want = one(values[n], first[n], *[x[0] for x in rest])
+        for ours, theirs in zip(found, want, strict=True):
+            np.testing.assert_allclose(ours[n], theirs, rtol=1e-6)
+
+
+def test_batches_of_batches():
+    """Of unlike lengths, with the axes anywhere, one of them the values' alone."""
+    A, values, (x, y) = problem("ij,jk,k->ik", CSR, batch=6)
+    f = product("ij,jk,k->ik", A, "max")
+    values, x = values.reshape(2, 3, -1), x[:3]
+    inner = jax.vmap(f, (1, 0, None), 1)
+    found = jax.jit(jax.vmap(inner, (0, None, None)))(jnp.moveaxis(values, 1, 2), x, y[0])
+    assert found.shape == (2, 9, 3, 5)
+    for a, b in np.ndindex(2, 3):
+        np.testing.assert_array_equal(found[a, :, b], f(values[a, b], x[b], y[0]))
+
+
+def test_derivatives_of_second_order():
+    """Of a batch, some of whose operands all elements share."""
+    A, values, (x, y) = problem("ij,jk,k->ik", CSR)
+
+    def second(schedule):
+        f = jax.vmap(product("ij,jk,k->ik", A, "max", schedule), (0, None, None))
+        slope = jax.grad(lambda *z: jnp.sum(f(*z) ** 3), (0, 1))
+        return jax.jit(jax.grad(lambda *z: sum(map(jnp.sum, slope(*z))), (0, 1)))
+
+    for ours, theirs in zip(
+        *(second(s)(values, x[0], y[0]) for s in (None, Reference())), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def shared_gradient():
+    """Of an operand that 300 elements share: each adds one."""
+    A = SparseArray.from_dense(np.ones((1, 1))).astype(jnp.bfloat16)
+    values, ones = jnp.ones((300, 1), jnp.bfloat16), jnp.ones(1, jnp.bfloat16)
+    f = lambda x: jax.vmap(lambda v: einsum("ij,j,j->i", A.with_values(v), x, ones))(values)
+    (dx,) = jax.jit(lambda c: jax.vjp(f, ones)[1](c))(jnp.ones((300, 1), jnp.bfloat16))
+    assert float(dx[0]) == 300
+
+
+def test_sums_over_a_batch_are_carried_in_float32():
+    shared_gradient()
+
+
+def test_a_narrow_sum_over_a_batch_is_caught(monkeypatch):
+    monkeypatch.setattr(einsum_batch, "accumulator", lambda dtype: dtype)
+    with pytest.raises(AssertionError):
+        shared_gradient()
+
+
+def test_one_element_for_all_is_caught(monkeypatch):
+    of_all = jax.lax.map
+    monkeypatch.setattr(jax.lax, "map", lambda f, x: of_all(lambda _: f([s[0] for s in x]), x))
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        test_each_is_as_alone(CASES[0], monkeypatch)
+
+
+def test_no_product_of_each_entry_is_held():
+    """n numbers for each entry would be more than all else; plain JAX holds them."""
+    random = np.random.default_rng(0)
+    dense = random.standard_normal((64, 64)) * (random.random((64, 64)) < 0.5)
+    A = SparseArray.from_dense(dense.astype(np.float32))
+    values = jnp.stack([A.values, -A.values])
+    x, y = (jnp.asarray(random.standard_normal(n), jnp.float32) for n in ((64, 128), 128))
+
+    def held(schedule):
+        f = jax.vmap(with_gradient(product("ij,jk,k->ik", A, "max", schedule)), (0, None, None))
+        compiled = jax.jit(f).lower(values, x, y).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    products = A.nnz * 128 * 4
+    assert held(Reference()) > products > 3 * held(None)
+
+
+def test_integers_and_batches_of_none():
+    A, values, (x, y) = problem("ij,jk,k->ik", COO, "int32")
+    f = lambda v: einsum("ij,jk,k->ik", A.with_values(v), x[0], y[0], reduction="min")
+    found = jax.jit(jax.vmap(f))(values)
+    np.testing.assert_array_equal(found, jnp.stack([f(v) for v in values]))
+    assert found.dtype == jnp.int32
+    assert jax.jit(jax.vmap(f))(values[:0]).shape == (0, 9, 5)
