@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_unbatched
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives import einsum_loops
@@ -199,6 +200,10 @@ def _parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], s
     if twice is not None:
         raise NotImplementedError(f"einsum: an index twice in the operand {twice!r}")
     for word, x in zip(factors, operands, strict=True):
+        if hasattr(x, "todense") and not isinstance(x, SparseArray):
+            raise TypeError(
+                f"einsum: {word!r} must be a SparseArray or dense, got a {type(x).__name__}"
+            )
         ndim = x.ndim if isinstance(x, SparseArray) else jnp.ndim(x)
         if ndim != len(word):
             raise ValueError(f"einsum: {word!r} is for {len(word)} dimensions, got {ndim}")
@@ -208,6 +213,7 @@ def _parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], s
             f"einsum: expected one SparseArray among the operands, got {len(sparse)}; "
             "jnp.einsum is for none, A.todense() for all but one"
         )
+    require_unbatched(operands[sparse[0]], f"einsum: {factors[sparse[0]]!r}")
     return sparse[0], factors, output
 
 
