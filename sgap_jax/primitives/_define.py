@@ -248,8 +248,8 @@ def empty_index() -> tuple[Any, Any]:
 
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """What a kernel is to do: the caller's schedule, checked, or the selector's; of these kinds."""
-    sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
-    if problem.platform == "cuda" and not all(isinstance(size, int) for size in sizes):
+    if problem.platform == "cuda" and problem.symbolic:
+        sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
         raise NotImplementedError(
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
@@ -268,10 +269,16 @@ def _empty(expression: Expression) -> bool:
 
 
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
-    if schedule is None:
+    symbolic = any(export.is_symbolic_dim(n) for aval in ctx.avals_in for n in aval.shape)
+    if schedule is None and not symbolic:
         schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
     if schedule is None:
         return None
+    if symbolic:
+        raise NotImplementedError(
+            "einsum: loops are compiled for the program's sizes; export with concrete sizes, or "
+            "pass schedule=None or Reference()"
+        )
     function = plain if _empty(expression) else einsum_loops.cpu_loops
     function = partial(function, expression=expression, schedule=schedule)
     return jax_lowering(ctx, function, operands, ctx.avals_in)

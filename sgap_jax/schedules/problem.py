@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import numpy as np
+from jax import export
 
 _OPS = (
     "spmm",
@@ -55,6 +56,12 @@ class Problem:
             object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         if not isinstance(self.format, str):
             object.__setattr__(self, "format", str(self.format))
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether a size is a symbol of `jax.export`, which rules cannot compare."""
+        sizes = (*self.shape, self.nnz, self.n, self.batch)
+        return any(export.is_symbolic_dim(size) for size in sizes)
 
     @property
     def vector_length(self) -> int | None:
