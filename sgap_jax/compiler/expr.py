@@ -258,6 +258,11 @@ def assign(
         raise ValueError(
             f"assign: formats: no operand {unknown[0]!r}; there are {', '.join(tensors)}"
         )
+    for name, format in formats.items():
+        if format is not None and not isinstance(format, Format):
+            raise ValueError(
+                f"assign: formats: expected a Format such as CSR for {name}, got {format!r}"
+            )
     accesses = [
         Access(name, index_vars(" ".join(word)), _of_rank(formats.get(name), len(word)))
         for name, word in zip(tensors, words, strict=True)

@@ -283,7 +283,8 @@ class Schedule(schedules.Schedule):
           nnz: stored entries; None: 10,000.
           dtype: of the numbers.
 
-        Raises ScheduleError or NotImplementedError where the chain has no loops.
+        Raises ValueError for an index that the expression lacks, ScheduleError or
+        NotImplementedError where the chain has no loops.
         """
         return self.source("c", sizes, nnz, dtype)
 
@@ -297,7 +298,7 @@ class Schedule(schedules.Schedule):
         """The text that is compiled for "cuda" (CUDA C++) or for the CPU ("llvm", LLVM IR); "c" is
         that of `loops`. Otherwise as `loops`.
 
-        Raises ValueError for another target.
+        Raises ValueError for another target, and as `loops`.
         """
         return text.source(self, target, sizes, nnz, dtype)
 

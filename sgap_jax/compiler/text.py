@@ -46,6 +46,10 @@ def function(
         for mode, side in zip(format.modes, block, strict=False):
             name = sparse.indices[mode].name
             every[name] = -(-every[name] // side) * side
+    if unknown := sorted(set(sizes or {}) - set(every)):
+        raise ValueError(
+            f"Schedule.source: sizes: no index {unknown[0]!r}; there are {', '.join(every)}"
+        )
     every |= sizes or {}
     if sparse is not None and sparse.format is not None:
         entries = EXAMPLE_ENTRIES if nnz is None else nnz

@@ -60,6 +60,12 @@ class SparseArray:
     __array_ufunc__ = None
     __array_priority__ = 100
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        # Without this NumPy would make an array of one object.
+        raise TypeError(
+            "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
+        )
+
     @classmethod
     def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
         """The entries of a concrete dense array that are != 0 (NaN is).

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
 
 
+def require_unbatched(A: SparseArray, what: str) -> None:
+    batch = A.values.shape[: -1 - len(A.format.stored_shape(A.shape))]
+    if batch:
+        raise ValueError(f"{what} is batched, {batch}; map over it with jax.vmap")
+
+
 def require_matrix(A: SparseArray, what: str) -> None:
     if A.ndim != 2:
         raise ValueError(f"SparseArray.{what}: expected a matrix, got shape {A.shape}")
@@ -38,6 +44,7 @@ def compressed(A: SparseArray) -> tuple[Any, Any]:
 
 def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     """One [nnz] index array per dimension; padding gets the size of the dimension."""
+    require_unbatched(A, "SparseArray")
     if A.format.is_coordinate:
         used = A.index_arrays[0][0][1]
         levels = [level[-1] for level in A.index_arrays]
@@ -122,6 +129,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
         format = require_stored(format, A.ndim, what)
     if format == A.format:
         return A
+    require_unbatched(A, f"{what}: A")
     if A.format.block_shape:
         split = vectors.split_blocks(A)
         return split if split.format == format else asformat(vectors.expand(split), format, limit)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct, fibers, vectors
+from sgap_jax.formats import checks, construct, convert, fibers, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
         raise ValueError(
             f"{what}: x: expected a concrete array (the number of entries is a static size), got "
             "a tracer; build the structure outside jit and use with_values inside"
+        )
+    if hasattr(x, "todense"):
+        raise ValueError(
+            f"{what}: x: expected a dense array, got a {type(x).__name__}; from_scipy, from_bcoo "
+            "and from_bcsr take those of others, asformat is for a SparseArray"
         )
     x = np.asarray(x)
     checks.check_numeric(x.dtype, what, "x")
@@ -165,6 +170,7 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
     """Values and one index array per dimension, without padding."""
     if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
+    convert.require_unbatched(A, f"{what}: A")
     if A.format.block_shape:
         A = vectors.expand(A)
     if A.format.dense_modes:

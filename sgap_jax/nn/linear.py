@@ -150,7 +150,8 @@ class SparseLinear(nnx.Module):
         if sparsity is not None:
             pruned = prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
         elif mask is None:
-            raise ValueError(f"{op}: sparsity: expected a number from 0 to 1 for {type(layer)}")
+            kind = type(layer).__name__
+            raise ValueError(f"{op}: sparsity: expected a number from 0 to 1 for {kind}, got None")
         elif format not in (own, CSR):
             raise ValueError(f"{op}: format: expected {own}, that of the mask, or CSR")
         else:

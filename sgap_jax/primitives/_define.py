@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_unbatched
 from sgap_jax.formats.structure import positions, segment_of_entry
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
@@ -247,8 +248,8 @@ def empty_index() -> tuple[Any, Any]:
 
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """What a kernel is to do: the caller's schedule, checked, or the selector's; of these kinds."""
-    sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
-    if problem.platform == "cuda" and not all(isinstance(size, int) for size in sizes):
+    if problem.platform == "cuda" and problem.symbolic:
+        sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
         raise NotImplementedError(
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"
@@ -306,12 +307,14 @@ def check_sparse(op: str, name: str, A: Any) -> None:
         raise TypeError(f"{op}: {name} must be a SparseArray, got {type(A).__name__}")
     if A.ndim != 2:
         raise ValueError(f"{op}: {name} must have 2 dimensions, got shape {A.shape}")
+    require_unbatched(A, f"{op}: {name}")
 
 
 def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     """`x` as an array of `shape`, in which a string stands for any size."""
-    if isinstance(x, SparseArray):
-        raise TypeError(f"{op}: {name} must be dense, got a SparseArray; {name}.todense() is")
+    if hasattr(x, "todense"):  # ours, SciPy's, BCOO and BCSR
+        kind = type(x).__name__
+        raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
     x = jnp.asarray(x)
     fits = x.ndim == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)

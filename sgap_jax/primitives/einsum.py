@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
@@ -223,11 +224,17 @@ def _empty(expression: Expression) -> bool:
 
 
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
-    if schedule is None:
+    symbolic = any(export.is_symbolic_dim(n) for aval in ctx.avals_in for n in aval.shape)
+    if schedule is None and not symbolic:
         one = einsum_batch.of_one(expression)
         schedule = einsum_loops.default_schedule(one, ctx.avals_out[0].dtype)
     if schedule is None:
         return None
+    if symbolic:
+        raise NotImplementedError(
+            "einsum: loops are compiled for the program's sizes; export with concrete sizes, or "
+            "pass schedule=None or Reference()"
+        )
     if _empty(expression):
         function = partial(plain, expression=expression, schedule=schedule)
     else:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_unbatched
 
 
 def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], str]:
     """The sparse operand's place, and the indices of the operands and of the output.
 
-    Raises ValueError or NotImplementedError, as einsum does.
+    Raises TypeError, ValueError or NotImplementedError, as einsum does.
     """
     if not isinstance(subscripts, str):
         raise ValueError(f"einsum: expected subscripts such as 'ij,jk->ik', got {subscripts!r}")
@@ -39,6 +40,10 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
     if twice is not None:
         raise NotImplementedError(f"einsum: an index twice in the operand {twice!r}")
     for word, x in zip(factors, operands, strict=True):
+        if hasattr(x, "todense") and not isinstance(x, SparseArray):
+            raise TypeError(
+                f"einsum: {word!r} must be a SparseArray or dense, got a {type(x).__name__}"
+            )
         ndim = x.ndim if isinstance(x, SparseArray) else jnp.ndim(x)
         if ndim != len(word):
             raise ValueError(f"einsum: {word!r} is for {len(word)} dimensions, got {ndim}")
@@ -48,4 +53,5 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
             f"einsum: expected one SparseArray among the operands, got {len(sparse)}; "
             "jnp.einsum is for none, A.todense() for all but one"
         )
+    require_unbatched(operands[sparse[0]], f"einsum: {factors[sparse[0]]!r}")
     return sparse[0], factors, output

@@ -21,8 +21,10 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     row of C must take some entries for each of them to pay. Measured on two busy Zen 5 cores,
     float32, density 0.1, n = 32 to 512: V = 8 3x to 18x of the other way, V = 2 1.4x to 6x.
     """
-    uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
     columns = tile.columns or _SCATTER_COLUMNS.get(problem.dtype, 32)
+    if problem.symbolic:
+        return columns, 0
+    uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
     if not problem.permuted or n < 16 or uses < 16:
         return columns, 0
     tiles = -(-n // columns)

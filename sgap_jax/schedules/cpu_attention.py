@@ -37,7 +37,10 @@ def attention_plan(
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
     lanes = _LANES.get(problem.dtype, 16)
-    uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
+    if problem.symbolic:  # as for one sequence of few entries
+        uses, batch = 0, 1
+    else:
+        uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
     whole = not any(width % lanes for width in widths) and not problem.dtype.endswith("16")
     crowded = any(
         _LEAST_SHARE * width * wide < math.gcd(key_heads * width * wide, _PAGE) for width in widths

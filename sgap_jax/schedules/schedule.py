@@ -40,9 +40,10 @@ class Schedule:
                 "schedule=None or Reference() runs there"
             )
         if problem.dtype not in KERNEL_DTYPES:
+            others = ", or use einsum" if problem.op in ("spmm", "sddmm") else ""
             raise NotImplementedError(
                 f"{problem.op}: no kernel for dtype {problem.dtype}; "
-                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference()"
+                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference(){others}"
             )
 
     def derived(self) -> Schedule | None:

@@ -68,6 +68,8 @@ def choose_schedule(problem: Problem) -> Schedule:
         return _tile(problem) or _point(problem)
     if problem.platform != "cpu":
         return Reference()
+    if problem.symbolic:
+        return CpuTile()
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
         vectors = problem.vector_length is not None
         smaller = not vectors or problem.nnz * problem.batch < _SMALLER_SDDMM

@@ -118,6 +118,8 @@ def test_extents_are_checked():
         lower(Schedule(SPMV), SMALL, (12,), "float32")
     with pytest.raises(ValueError, match="no size of j"):
         lower(Schedule(assign("ij->i")), {"i": 4}, (), "float32")
+    with pytest.raises(ValueError, match="sizes: no index 'q'; there are i, j"):
+        Schedule(SPMV).loops({"i": 4, "q": 3})
 
 
 def test_what_is_not_lowered_is_named():

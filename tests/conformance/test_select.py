@@ -3,10 +3,11 @@
 import dataclasses
 import itertools
 
+import jax.numpy as jnp
 import pytest
 from tolerance import DTYPES
 
-from sgap_jax import OctetTile, Problem, ScheduleError, choose_schedule
+from sgap_jax import BCSR, CVS, OctetTile, Problem, ScheduleError, choose_schedule
 from sgap_jax.runtime import spmm_octet_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan
 from sgap_jax.schedules.kernels import ROW_OPS, TILED
@@ -22,6 +23,25 @@ def problems(op, dtypes=DTYPES):
     for m, nnz, n, dtype in itertools.product(ROWS, NONZEROS, COLUMNS[op], dtypes):
         for permuted in (False, True):
             yield Problem(op, (m, 1000), nnz, n=n, dtype=dtype, platform="cuda", permuted=permuted)
+
+
+def test_dtypes_and_formats_may_be_given_as_values():
+    named = Problem("spmm", (64, 64), 99, 64, dtype="bfloat16", format="CVS(8)", platform="cuda")
+    assert Problem("spmm", (64, 64), 99, 64, 1, jnp.bfloat16, CVS(8), "cuda") == named
+    blocks = dataclasses.replace(named, format=BCSR(8, 4))
+    assert choose_schedule(blocks) == choose_schedule(named) == OctetTile(8, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": "sparse_attention"}, "op: expected one of .* attention, got 'sparse_attention'"),
+        ({"platform": "gpu"}, "expected 'cuda' or 'rocm', got 'gpu'"),
+    ],
+)
+def test_names_that_no_rule_knows_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Problem(**{"op": "spmm", "shape": (64, 64), "nnz": 99, **changes})
 
 
 @pytest.mark.parametrize("op", COLUMNS)

@@ -82,6 +82,7 @@ def test_the_right_arguments_pass():
 
 
 COORDINATES = np.array([[0, 1], [2, 3]])
+BATCHED = jax.tree.map(lambda x: jnp.stack([x, x]), build())
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,13 @@ COORDINATES = np.array([[0, 1], [2, 3]])
             lambda: SparseArray.from_coordinates(COORDINATES, VALUES, SHAPE),
             ["values", "[2]", "[4]"],
         ),
+        (
+            lambda: SparseArray.from_dense(scipy.sparse.csr_array(np.eye(3))),
+            ["x", "dense", "csr_array", "from_scipy"],
+        ),
+        (lambda: BATCHED.asformat(CSC), ["asformat", "batched, (2,)", "jax.vmap"]),
+        (lambda: BATCHED.todense(), ["batched, (2,)"]),
+        (lambda: BATCHED.to_scipy(), ["to_scipy", "batched, (2,)"]),
         (lambda: SparseArray.from_coordinates(COORDINATES.T[0], VALUES, SHAPE), ["2-d", "[2]"]),
         (lambda: SparseArray.from_coordinates(COORDINATES, VALUES[:2], (3, 4, 5)), ["CSR", "COO"]),
         (

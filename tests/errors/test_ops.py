@@ -18,6 +18,7 @@ from sgap_jax import (
     SparseArray,
     Unfused,
     choose_schedule,
+    einsum,
     gsddmm,
     gspmm,
     row_max,
@@ -32,6 +33,7 @@ from sgap_jax import (
 A = array(BATTERY["every_length"], jnp.float32)  # 34 x 33
 M, K = A.shape
 B = jnp.ones((K, 4), jnp.float32)
+HEADS = jax.vmap(lambda s: A * s)(jnp.arange(3, dtype=jnp.float32))
 Q, KEYS = jnp.ones((2, M, 4, 8)), jnp.ones((2, K, 2, 8))
 
 
@@ -58,6 +60,13 @@ def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
         (lambda: sddmm(A, jnp.ones((M, 4)), B, scale=1j), ValueError, ["scale", "complex"]),
         (lambda: sddmm(A, jnp.ones((M, 4)), B, scale="x"), TypeError, ["x"]),
         (lambda: spmm(A, A.T), TypeError, ["spmm", "B", "dense", "SparseArray"]),
+        (lambda: A @ A.T.to_scipy(), TypeError, ["B", "dense", "csc_array", "B.todense()"]),
+        (lambda: spmm(A, A.T.to_bcoo()), TypeError, ["spmm", "B", "dense", "BCOO"]),
+        (lambda: einsum("ij,jk->ik", A, A.T.to_scipy()), TypeError, ["'jk'", "csc_array"]),
+        (lambda: A * B[:, 0], ValueError, ["scalar", "(33,)", "einsum('ij,j->ij', A, s)"]),
+        (lambda: np.asarray(A), TypeError, ["A.todense()"]),
+        (lambda: spmm(HEADS, B), ValueError, ["spmm", "A", "batched, (3,)", "jax.vmap"]),
+        (lambda: einsum("ij,jk->ik", HEADS, B), ValueError, ["'ij'", "batched, (3,)"]),
         (lambda: spmm(A, B, schedule=Schedule()), NotImplementedError, ["Schedule"]),
         (lambda: gspmm(B, B), TypeError, ["gspmm", "A", "SparseArray"]),
         (lambda: gspmm(A, B[1:]), ValueError, ["gspmm", "X", "[33, n]", "[32, 4]"]),
@@ -109,11 +118,12 @@ def test_message(call, error, words):
 def test_a_dtype_without_a_kernel_names_what_would_run(dtype):
     a, b = A.astype(dtype), B.astype(dtype)
     for schedule in (None, CpuTile()):
-        with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\)"):
+        with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\), or use einsum"):
             spmm(a, b, schedule=schedule)
     np.testing.assert_allclose(
         spmm(a, b, schedule=Reference()), a.todense() @ b, rtol=1e-5, atol=1e-5
     )
+    np.testing.assert_allclose(einsum("ij,jk->ik", a, b), a.todense() @ b, rtol=1e-5, atol=1e-5)
 
 
 def test_more_than_two_dimensions():

@@ -7,7 +7,22 @@ import pytest
 from battery import BATTERY, array
 from differentiable_ops import close, normal
 
-from sgap_jax import BCSR, COO, CSC, CVS, SparseArray, row_sum, sddmm, sparse_softmax, spmm
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSR,
+    CVS,
+    SparseArray,
+    einsum,
+    gspmm,
+    info,
+    row_sum,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
 
 CASE = BATTERY["empty_rows_at_both_ends"]
 M, K = CASE.shape
@@ -72,3 +87,38 @@ def test_nan_in_the_padding_reaches_nothing():
 
     for f in (weighted, softmax):
         assert np.isfinite(jax.grad(f)(jnp.asarray(0.5)))
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(8)], ids=str)
+def test_programs_with_symbolic_sizes(format):
+    A = array(CASE, jnp.float32).asformat(format)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    rows, columns = normal(M, 3).astype(jnp.float32), normal(K, 3).astype(jnp.float32)
+
+    def f(A, X, Y):
+        S = sparse_softmax(sddmm(A, X, Y, weighted=True))
+        P = gspmm(A, Y, reduce="max") + gspmm(A, Y, op="copy", reduce="mean") + A @ Y
+        return row_sum(S), P, A.T @ X, einsum("ij,jr,jr->ir", A, Y, Y)
+
+    def loss(v, A, X, Y):
+        return sum(jnp.sum(jnp.sin(x)) for x in f(A.with_values(v), X, Y))
+
+    def program(A, X, Y):
+        return f(A, X, Y), jax.grad(loss, (0, 2, 3))(A.values, A, X, Y)
+
+    n, z, b = jax.export.symbolic_shape("n, z, b")
+    leaves, tree = jax.tree.flatten(A)
+    count = A.values.shape[0]
+    sizes = [tuple(z if size == count else size for size in x.shape) for x in leaves]
+    some = jax.tree.unflatten(tree, map(jax.ShapeDtypeStruct, sizes, [x.dtype for x in leaves]))
+    wide = [jax.ShapeDtypeStruct((x.shape[0], n), x.dtype) for x in (rows, columns)]
+    exported = jax.export.export(jax.jit(program), disabled_checks=allowed)(some, *wide)
+    got, expected = exported.call(A, rows, columns), program(A, rows, columns)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), got, expected)
+
+    heads = jnp.stack([rows[:, None], 2 * rows[:, None]])
+    square = SparseArray.from_dense(np.eye(M), dtype=jnp.float32).asformat(format)
+    attend = jax.jit(jax.grad(lambda q: jnp.sum(jnp.sin(sparse_attention(q, q, q, square)))))
+    any_batch = jax.ShapeDtypeStruct((b, *heads.shape[1:]), heads.dtype)
+    exported = jax.export.export(attend, disabled_checks=allowed)(any_batch)
+    np.testing.assert_allclose(exported.call(heads), attend(heads), rtol=1e-6)

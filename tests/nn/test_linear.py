@@ -183,7 +183,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"inputs must have shape \[..., 12\], got \[5, 13\]"):
         made()(jnp.ones((5, 13)))
     dense = nnx.Linear(3, 4, rngs=rngs)
-    with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1"):
+    with pytest.raises(ValueError, match="expected a number from 0 to 1 for Linear, got None"):
         nn.SparseLinear.from_dense(dense)
     with pytest.raises(TypeError, match="layer must be an nnx.Linear, got SparseLinear"):
         nn.SparseLinear.from_dense(made(), 0.5)
