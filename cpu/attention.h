@@ -76,6 +76,7 @@ struct AttentionBackwardArgs : AttentionProblem {
   const int64_t* piece_begin;  // [pieces + 1] block rows
   void* sums;     // [group, keys, padded_depth + padded_value_depth], or null: dk and dv themselves
   void* dq_sums;  // [group * heads of a key head, rows, padded_depth], or null: dq itself
+  void* deltas;   // [group * heads of a key head, rows], written in the first phase
   uint8_t* added;  // [group, keys]: whether that has been written
 
   // task = in each group: of copying k, then v, then (phase * its key heads + key head) * pieces +

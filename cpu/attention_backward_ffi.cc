@@ -113,7 +113,8 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const int64_t q_rows = args.heads / args.key_heads * args.rows;  // of a key head
   const bool partial = pieces > 1 && element != ffi::ByteWidth(type);
   const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
-  const int64_t bytes = sum_bytes + dq_bytes + args.keys;
+  const int64_t delta_bytes = q_rows * int64_t(element);
+  const int64_t bytes = sum_bytes + dq_bytes + delta_bytes + args.keys;
   args.pieces = pieces;
   args.group = batch * args.key_heads;
   if (pack && !SharesKeys(in, batch)) {
@@ -128,7 +129,9 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   args.sums = pack ? memory : nullptr;
   memory += args.group * sum_bytes;
   args.dq_sums = dq_bytes > 0 ? memory : nullptr;
-  args.added = reinterpret_cast<uint8_t*>(memory + args.group * dq_bytes);
+  memory += args.group * dq_bytes;
+  args.deltas = memory;
+  args.added = reinterpret_cast<uint8_t*>(memory + args.group * delta_bytes);
   call->pieces = CutPieces(args.offsets, blocks, pieces);
   args.piece_begin = call->pieces.data();
   return ParallelPhases(

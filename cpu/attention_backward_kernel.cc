@@ -1,31 +1,8 @@
+#include "attention_pieces.h"
 #include "attention_rows.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
-
-// What a task does: its row piece against its key piece, in all heads that share a head of keys.
-struct BackwardPlace {
-  int64_t phase, slot;  // slot: of the key head, among those of its group
-  int64_t batch, key_head;
-  int64_t block_begin, block_end;
-  int32_t key_begin, key_end;
-  bool whole;  // there is one key piece: whatever the structure, all keys are in it
-};
-
-inline BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTask& own) {
-  const int64_t slot = own.task / args.pieces % own.count, piece = own.task % args.pieces;
-  const int64_t phase = own.task / args.pieces / own.count, head = own.first + slot;
-  const int64_t key_piece = (piece + phase) % args.pieces;
-  return {phase,
-          slot,
-          head / args.key_heads,
-          head % args.key_heads,
-          args.piece_begin[piece],
-          args.piece_begin[piece + 1],
-          int32_t(args.keys * key_piece / args.pieces),
-          int32_t(args.keys * (key_piece + 1) / args.pieces),
-          args.pieces == 1};
-}
 
 // Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
 // about to be in the cache then.
@@ -47,41 +24,13 @@ void Clear(Acc* row, int64_t depth) {
 template <typename Acc>
 struct BackwardRows {
   const Acc* q;     // [rows, padded_depth], times the scale
-  const Acc* dout;  // [rows, padded_value_depth]
+  const Acc* dout;  // [rows, padded_value_depth], dout_row apart
   const Acc* lse;   // [rows], +inf for a row that has none; of delta and this a vector is read
   const Acc* delta;
-  Acc* dq;     // [rows, padded_depth], without the scale
+  Acc* dq;     // [rows, padded_depth], dq_row apart, without the scale
   Acc* dbias;  // of the first row at vector 0, or null
+  int64_t dout_row, dq_row;
 };
-
-// The next vectors of [begin, end) that follow each other and whose keys are in the task's piece.
-// Nothing is assumed about their order: nobody has checked a traced structure.
-struct Run {
-  int64_t begin, end;
-};
-
-inline Run NextRun(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t begin,
-                   int64_t end) {
-  if (place.whole) return {begin, end};
-  constexpr int kStep = kVectorBytes / 4;
-  using Numbers = Vector<uint32_t, kStep>;
-  const auto width = uint32_t(place.key_end - place.key_begin);
-  const auto inside = [&](int64_t p) {
-    return uint32_t(args.indices[p]) - uint32_t(place.key_begin) < width;
-  };
-  const auto count = [&](int64_t p) {
-    Numbers columns;
-    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
-    const Numbers found = columns - uint32_t(place.key_begin) < width ? Numbers{} + 1 : Numbers{};
-    return FoldLanes<1, uint32_t, kStep>(found)[0];
-  };
-  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
-  while (begin < end && !inside(begin)) ++begin;
-  int64_t stop = begin;
-  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
-  while (stop < end && inside(stop)) ++stop;
-  return {begin, stop};
-}
 
 template <typename Acc, int kRows>
 void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& place,
@@ -94,8 +43,8 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
   alignas(64) Acc slopes[kMostKeys * kRows];
   Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
   ScoreBlock<Acc, kRows> block;
-  Tile::Interleave(rows.q, args.padded_depth, left_q);
-  Tile::Interleave(rows.dout, args.padded_value_depth, left_dout);
+  Tile::Interleave(rows.q, args.padded_depth, args.padded_depth, left_q);
+  Tile::Interleave(rows.dout, rows.dout_row, args.padded_value_depth, left_dout);
   const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
   while (run.begin < run.end) {
     const int64_t p = run.begin;
@@ -123,9 +72,10 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
         for (int r = 0; r < at.lanes; ++r) target[r] = slopes[Tile::At(j, r)];
       }
     }
-    Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq);
-    Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout);
-    Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q);
+    Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq, rows.dq_row);
+    Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout,
+                  rows.dout_row);
+    Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q, args.padded_depth);
     run.begin += block.count;
     if (run.begin == run.end) run = NextRun(args, place, run.end, end);
   }
@@ -150,19 +100,24 @@ KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const Backw
           args.key_heads * args.value_depth, added};
 }
 
-// delta of the rows of a pass: dout is theirs.
+// Of the heads that a group has: the place of one.
+inline int64_t SlotOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                          int64_t head) {
+  const int64_t heads = args.heads / args.key_heads;
+  return place.slot * heads + head % heads;
+}
+
+// delta of the rows of a pass, whose dout is given, `stride` apart.
 template <typename T>
 void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Accumulator<T>* dout,
-            int rows, Accumulator<T>* delta) {
+            int64_t stride, Accumulator<T>* delta) {
   using Acc = Accumulator<T>;
   constexpr int kSize = kLanes<T>;
   const int64_t first = at.row * args.heads + at.head;
   const T* out =
       static_cast<const T*>(args.out) + at.batch * args.out_stride + first * args.value_depth;
   const Acc* dlse = static_cast<const Acc*>(args.dlse) + at.batch * args.dlse_stride + first;
-  for (int r = 0; r < rows; ++r, dout += args.padded_value_depth) {
-    delta[r] = 0;
-    if (r >= at.height) continue;
+  for (int64_t r = 0; r < at.height; ++r, dout += stride) {
     const T* own = out + r * args.heads * args.value_depth;
     Vector<Acc, kSize> sums = {};
     int64_t d = 0;
@@ -184,8 +139,7 @@ struct PartialRows {
   PartialRows(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
     using Acc = Accumulator<T>;
     if (args.dq_sums) {
-      const int64_t heads = args.heads / args.key_heads;
-      const int64_t slot = place.slot * heads + head % heads;
+      const int64_t slot = SlotOfHead(args, place, head);
       first = static_cast<Acc*>(args.dq_sums) + slot * args.rows * args.padded_depth;
       stride = args.padded_depth;
     } else {
@@ -207,6 +161,7 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
   T* dq_head = static_cast<T*>(args.dq) + batch * args.rows * q_row + head * args.depth;
   const PartialRows<T> partial(args, place, head);
+  Acc* deltas = static_cast<Acc*>(args.deltas) + SlotOfHead(args, place, head) * args.rows;
   alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
   Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
   for (int64_t block = place.block_begin; block < place.block_end; ++block) {
@@ -218,31 +173,49 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       const int64_t row = at.row * args.heads + head;
       LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), q);
-      LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
-                  args.padded_value_depth, Acc(1), dout);
+      // Of whole rows of accumulators dout is read, and dq added up, where they are.
+      BackwardRows<Acc> rows{
+          q, dout, lse, delta, dq, nullptr, args.padded_value_depth, args.padded_depth};
+      bool in_place = false;
+      if constexpr (std::is_same_v<T, Acc>) {
+        in_place = !args.sums && at.height == kRows;
+        if (in_place) {
+          rows.dout = dout_head + at.row * out_row;
+          rows.dout_row = out_row;
+          rows.dq = partial.first + at.row * partial.stride;
+          rows.dq_row = partial.stride;
+          for (int r = 0; r < (first ? kRows : 0); ++r)
+            Clear(rows.dq + r * rows.dq_row, args.depth);
+        }
+      }
+      if (!in_place) {
+        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
+                    args.padded_value_depth, Acc(1), dout);
+        LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride,
+                      first ? 0 : at.height, args.depth, kRows, args.padded_depth, Acc(1), dq);
+      }
       const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + row;
+      if (first) Deltas<T>(args, at, rows.dout, rows.dout_row, deltas + at.row);
       for (int r = 0; r < kRows; ++r) {
         const bool inside = r < at.height;
         lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
         if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
+        delta[r] = inside ? deltas[at.row + r] : Acc(0);
       }
-      Deltas<T>(args, at, dout, kRows, delta);
-      LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride, first ? 0 : at.height,
-                    args.depth, kRows, args.padded_depth, Acc(1), dq);
-      Acc* dbias = static_cast<Acc*>(args.dbias);
-      if (dbias) dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+      rows.dbias = static_cast<Acc*>(args.dbias);
+      if (rows.dbias)
+        rows.dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
       AskForPass(args, at, /*next=*/true, q_head, q_row, args.depth);
       AskForPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
-      AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
-      AskForPass(args, at, /*next=*/!first, partial.first, partial.stride, args.depth);
-      const BackwardRows<Acc> rows{q, dout, lse, delta, dq, dbias};
+      if (first) AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
+      AskForPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
       BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
       for (int64_t r = 0; r < at.height; ++r) {
-        const Acc* sum = dq + r * args.padded_depth;
+        const Acc* sum = rows.dq + r * rows.dq_row;
         const int64_t i = at.row + r;
         if (last) {
           StoreRow<T>(sum, args.depth, Acc(args.scale), dq_head + i * q_row);
-        } else {
+        } else if (!in_place) {
           StoreRow<Acc>(sum, args.depth, Acc(1), partial.first + i * partial.stride);
         }
       }

@@ -30,7 +30,7 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
   Block block;
   const int64_t depth = state.depth;
   for (int64_t i = 0; i < kRows * depth; ++i) state.sums[i] = 0;
-  Tile::Interleave(rows, args.padded_depth, left);
+  Tile::Interleave(rows, args.padded_depth, args.padded_depth, left);
   V peak = V{} + Block::kLeast, total = {};
   for (int64_t p = begin; p < end; p += block.count) {
     block.Compute(args, at, left, p, end);
@@ -58,7 +58,7 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
       Store<Acc, kSize>(block.scores + i, terms);
       total += terms;
     }
-    Tile::AddKeys(block.scores, block.values, block.count, depth, state.sums);
+    Tile::AddKeys(block.scores, block.values, block.count, depth, state.sums, depth);
   }
   for (int r = 0; r < kRows; ++r) {
     state.peaks[r] = peak[r * kPart];

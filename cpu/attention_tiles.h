@@ -26,12 +26,13 @@ struct AttentionTile {
   // Where the score of a key in a row is.
   static int At(int key, int row) { return key / kPart * kSize + row * kPart + key % kPart; }
 
-  // rows [kRows, depth] -> left [depth / kPart, kSize]: parts of kPart numbers, transposed.
-  static void Interleave(const Acc* rows, int64_t depth, Acc* left) {
+  // rows [kRows, depth], `stride` apart -> left [depth / kPart, kSize]: parts of kPart numbers,
+  // transposed.
+  static void Interleave(const Acc* rows, int64_t stride, int64_t depth, Acc* left) {
     for (int64_t d = 0; d < depth; d += kSize) {
       V x[kRows];
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) x[r] = Load<Acc, kSize>(rows + r * depth + d);
+      for (int r = 0; r < kRows; ++r) x[r] = Load<Acc, kSize>(rows + r * stride + d);
       ExchangeParts<kRows / 2>(x);
 #pragma GCC unroll 16
       for (int s = 0; s < kRows; ++s) Store<Acc, kSize>(left + d * kRows + s * kSize, x[s]);
@@ -136,12 +137,12 @@ struct AttentionTile {
   }
 
   static void AddKeys(const Acc* weights, const Acc* const* keys, int count, int64_t depth,
-                      Acc* target) {
+                      Acc* target, int64_t stride) {
     int64_t at = 0;
     for (; at + kTile * kSize <= depth; at += kTile * kSize) {
-      AddKeysAt<kTile>(weights, keys, count, at, target, depth);
+      AddKeysAt<kTile>(weights, keys, count, at, target, stride);
     }
-    for (; at < depth; at += kSize) AddKeysAt<1>(weights, keys, count, at, target, depth);
+    for (; at < depth; at += kSize) AddKeysAt<1>(weights, keys, count, at, target, stride);
   }
 
   // keys[key][at ..] += sum over r of weights(key, r) * rows[r, at ..], kColumns vectors.
@@ -172,12 +173,12 @@ struct AttentionTile {
   }
 
   static void AddRows(const Acc* weights, Acc* const* keys, int count, int64_t depth,
-                      const Acc* rows) {
+                      const Acc* rows, int64_t stride) {
     int64_t at = 0;
     for (; at + kTile * kSize <= depth; at += kTile * kSize) {
-      AddRowsAt<kTile>(weights, keys, count, at, rows, depth);
+      AddRowsAt<kTile>(weights, keys, count, at, rows, stride);
     }
-    for (; at < depth; at += kSize) AddRowsAt<1>(weights, keys, count, at, rows, depth);
+    for (; at < depth; at += kSize) AddRowsAt<1>(weights, keys, count, at, rows, stride);
   }
 
   // Every lane: the greatest of its row's lanes. NaN is passed over.

@@ -237,7 +237,8 @@ def _backward_cpu(
     avals = ctx.avals_in
     batch = ctx.avals_out[0].shape[0]
     _, plan = _plan((*avals[2:5], avals[10], batch), shape, vector_length, schedule)
-    attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces, pack=plan.packed)
+    attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces)
+    attrs |= dict(pack=plan.backward_packed)
     target = "sgap_attention_backward_cvs_v1"
     return ffi_lowering(target, ctx, operands[:11], avals[:11], **attrs, **of)
 

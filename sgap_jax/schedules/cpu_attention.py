@@ -10,16 +10,17 @@ from sgap_jax.schedules.problem import Problem
 _LANES = {"float64": 8}  # of the widest vector, else 16
 _COPIED_USES = 8  # of a key by vectors, in all heads that share it
 _PAGE = 4096  # bytes: rows so far apart meet in the same sets of a first-level cache
-_LEAST_SHARE = 8  # of which a head's rows reach at least an eighth
 _TASKS = 8  # at once, and not more: rows are loaded once more for each further piece
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlan:
-    """packed: copy K and V of some heads at a time to rows that follow each other, widened, and
-    add dK and dV up likewise. pieces: of the rows and of the keys, in the backward pass."""
+    """packed: copy K and V of some heads at a time to rows that follow each other, widened;
+    backward_packed: in the backward pass, where dK and dV are added up likewise; pieces: of the
+    rows and of the keys, there."""
 
     packed: bool
+    backward_packed: bool
     pieces: int
 
 
@@ -30,9 +31,13 @@ def attention_plan(
     key_batch is 1 where the sequences share them.
 
     The kernels read whole vectors of the accumulator, so what is narrower or ends within a vector
-    is copied. Else K and V are read, and dK and dV added up, where they are, but for heads that
-    crowd into few sets of a cache: with 16 heads of 64 numbers the forward pass took 1.3 times and
-    the backward pass 1.9 times as long as with copies, with 8 as long (measured on Zen 5).
+    is copied. Else K and V are read, and dK and dV added up, where they are, but for rows of a head
+    that crowd into a part of a cache's sets: where they lie a multiple of a page apart and a key is
+    used 8 times, or, in the backward pass, half a page and 16 times. With 16 heads of 64 numbers or
+    8 of 128 and 13 to 26 uses copies then take 0.8 to 1.0 of the time forward and 0.5 to 0.7
+    backward; half a page apart (8 of 64, 16 of 32) and 26 uses 1.0 and 0.7; a quarter apart (4, 12
+    and 20 of 64) 1.0 and 1.0. Rows of half the distance (2 of 512) have nothing to gain, nor keys
+    that are used less (in float32 on Zen 5, one thread).
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
@@ -42,8 +47,9 @@ def attention_plan(
     else:
         uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
     whole = not any(width % lanes for width in widths) and not problem.dtype.endswith("16")
-    crowded = any(
-        _LEAST_SHARE * width * wide < math.gcd(key_heads * width * wide, _PAGE) for width in widths
-    )
+    apart = [math.gcd(key_heads * width * wide, _PAGE) for width in widths]
+    apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
+    packed = max(apart) == _PAGE and uses >= _COPIED_USES
+    backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
     pieces = min(-(-_TASKS // max(batch * key_heads, 1)), rows // length, keys)
-    return AttentionPlan(not whole or (crowded and uses >= _COPIED_USES), max(pieces, 1))
+    return AttentionPlan(not whole or packed, not whole or backward, max(pieces, 1))

@@ -328,12 +328,19 @@ def test_the_pieces_of_gradients_are_tasks_for_some_threads():
 
 
 def test_keys_are_copied_where_that_is_needed_or_pays():
-    assert not any(plan(n, n, 1, 1).packed for n in (1, 4, 8, 12, 20))
-    assert plan(16, 16, 1, 1).packed and plan(4, 16, 1, 4).packed
-    assert not plan(16, 16, 1, 1, nnz=512 * 4).packed  # a key is used 4 times
-    assert not plan(16, 16, 1, 1, width=256).packed  # an eighth of the sets and more
-    assert plan(4, 4, 1, 1, width=40).packed and plan(4, 4, 1, 1, dtype="bfloat16").packed
-    assert plan(8, 8, 1, 1, width=24, dtype="float64").packed is False
+    def packed(heads, uses=64, **of):
+        found = plan(heads, heads, 1, 1, nnz=512 * uses, **of)
+        return found.packed, found.backward_packed
+
+    assert {packed(n) for n in (1, 4, 12, 20)} == {(False, False)}
+    # Half a page apart and a page apart; used often, and less.
+    assert packed(8) == packed(24) == packed(16, width=32) == packed(4, width=128) == (False, True)
+    assert packed(16) == packed(8, width=128) == packed(16, width=256) == (True, True)
+    assert packed(8, uses=12) == packed(16, uses=4) == (False, False) != packed(16, uses=12)
+    assert packed(2, width=512) == (False, False)  # rows of half a page
+    assert plan(4, 16, 1, 4).packed
+    assert packed(4, width=40) == packed(4, dtype="bfloat16") == (True, True)
+    assert packed(8, width=24, dtype="float64") == (False, False)
 
 
 def test_keys_that_many_sequences_share_are_copied_once():
