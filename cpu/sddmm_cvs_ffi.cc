@@ -7,6 +7,7 @@
 #include "isa.h"
 #include "parallel.h"
 #include "sddmm_cvs.h"
+#include "sddmm_factors.h"
 
 namespace sgap {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 namespace ffi = xla::ffi;
 
 std::string CheckSddmmCvs(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                          ffi::AnyBuffer y, ffi::AnyBuffer out) {
+                          ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
+                          ffi::AnyBuffer out) {
   const ffi::DataType type = x.element_type();
   if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
   std::string error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize});
@@ -22,19 +24,20 @@ std::string CheckSddmmCvs(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::A
   if (!(error = Mismatch("indices", indices, ffi::S32, {kAnySize})).empty()) return error;
   const int64_t m = x.dimensions()[1], d = x.dimensions()[2];
   if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
-  const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
-  if (!(error = UnlikeBatches("x and y", x_batch, y_batch)).empty()) return error;
-  const int64_t batch = x_batch == 1 ? y_batch : x_batch, vectors = indices.dimensions()[0];
+  const int64_t batch = out.dimensions().size() > 0 ? out.dimensions()[0] : -1;
+  const int64_t vectors = indices.dimensions()[0];
   if (!(error = Mismatch("values", out, type, {batch, vectors, kAnySize})).empty()) return error;
   const int64_t length = out.dimensions()[2];
   if (!(error = BadLength(length)).empty()) return error;
-  return Mismatch("offsets", offsets, ffi::S32, {(m + length - 1) / length + 1});
+  error = Mismatch("offsets", offsets, ffi::S32, {(m + length - 1) / length + 1});
+  return error.empty() ? BadFactors(x, y, weights, scale, out) : error;
 }
 
 ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                            ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out,
+                            ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
+                            ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
                             int64_t chunk_nonzeros) {
-  std::string error = CheckSddmmCvs(offsets, indices, x, y, *out);
+  std::string error = CheckSddmmCvs(offsets, indices, x, y, weights, scale, *out);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return Failed("sddmm: " + error);
 
@@ -52,6 +55,7 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
   args.length = out->dimensions()[2];
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
   args.y_stride = y.dimensions()[0] == 1 ? 0 : y.dimensions()[1] * args.d;
+  SetFactors(weights, scale, args);
   args.chunk_vectors = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.chunks = (args.vectors + args.chunk_vectors - 1) / args.chunk_vectors;
   const int64_t batch = out->dimensions()[0];
@@ -64,14 +68,17 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmCvs, SddmmCvsHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
-                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
-                                  .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
-                                  .Ret<ffi::AnyBuffer>()  // values [batch, vectors, V]
-                                  .Attr<int64_t>("chunk_nonzeros"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    SddmmCvs, SddmmCvsHandler,
+    ffi::Ffi::Bind()
+        .Ctx<ffi::ThreadPool>()
+        .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+        .Arg<ffi::AnyBuffer>()  // indices [vectors]
+        .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
+        .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+        .Arg<ffi::AnyBuffer>()  // weights [batch or 1, vectors or 0, V or 0]
+        .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
+        .Ret<ffi::AnyBuffer>()  // values [batch, vectors, V]
+        .Attr<int64_t>("chunk_nonzeros"));
 
 }  // namespace sgap

@@ -122,20 +122,21 @@ struct VectorDots {
 
   // The vectors of [columns, end) up to the first at a column from `limit` on, to `target`, kRows
   // numbers each. Returns where it stopped.
-  template <int kWidth>
+  template <int kWidth, bool kPlain>
   __attribute__((noinline)) const int32_t* RunShort(const int32_t* columns, const int32_t* end,
-                                                    int64_t limit, T* target) const {
+                                                    int64_t limit,
+                                                    Results<T, kPlain> target) const {
     const VectorDots dots = *this;  // a copy: stores cannot change it
-    for (; columns < end && *columns < limit; columns += kColumns, target += kSize) {
+    for (; columns < end && *columns < limit; columns += kColumns, target = target + kSize) {
       int32_t padded[kColumns];
       const int32_t* from = columns;
       if (end - columns < kColumns) from = Padded(columns, int(end - columns), padded);
       const Sum sums = dots.template ShortDots<kWidth>(from);
       if (from == padded) {
-        StorePartial<T, kSize>(target, sums, int(end - columns) * kRows);
+        target.template PutPartial<kSize>(sums, int(end - columns) * kRows);
         return end;
       }
-      Store<T, kSize>(target, sums);
+      target.template Put<kSize>(sums);
     }
     return columns;
   }
@@ -155,20 +156,10 @@ struct VectorDots {
   }
 };
 
-// The first `count` columns of sums, kRows numbers each, to every `length` elements.
-template <typename T, int kRows>
-void StoreParts(T* target, Vector<Accumulator<T>, kLanes<T>> sums, int count, int64_t length) {
-  T results[kLanes<T>];
-  Store<T, kLanes<T>>(results, sums);
-  for (int c = 0; c < count; ++c, target += length) {
-    __builtin_memcpy(target, results + c * kRows, sizeof(T) * kRows);
-  }
-}
-
 // kRows rows of x from `x` on, and of each vector those from `row` on. Returns where it stopped.
-template <typename T, int kRows>
+template <typename T, int kRows, bool kPlain>
 int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
-                  T* out) {
+                  Results<T, kPlain> results) {
   using Dots = VectorDots<T, kRows>;
   constexpr int kColumns = Dots::kColumns, kSize = Dots::kSize;
   Dots dots;
@@ -178,39 +169,39 @@ int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row,
   const bool whole = args.length == kRows;
   if (kRows > 1 && whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
     const int32_t *first = args.indices + range.begin, *end = args.indices + range.end;
-    T* target = out + range.begin * kRows;
+    const auto target = results + range.begin * kRows;
     return (args.d == 2 * kSize ? dots.template RunShort<2>(first, end, range.limit, target)
                                 : dots.template RunShort<4>(first, end, range.limit, target)) -
            args.indices;
   }
   int64_t p = range.begin;
-  T* target = out + p * args.length + row;
+  auto target = results + (p * args.length + row);
   for (; p < range.end && args.indices[p] < range.limit;
-       p += kColumns, target += kColumns * args.length) {
+       p += kColumns, target = target + kColumns * args.length) {
     const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
     const int32_t* columns = args.indices + p;
     int32_t padded[kColumns];
     if (count < kColumns) columns = Dots::Padded(columns, count, padded);
     const auto sums = dots.Run(columns);
     if (whole && count == kColumns) {
-      Store<T, kSize>(target, sums);
+      target.template Put<kSize>(sums);
     } else if (kColumns == 2 && kRows > 1 && count == 2) {
       for (int c = 0; c < 2; ++c) {
-        Store<T, kSize / 2>(target + c * args.length, Half<Accumulator<T>, kSize>(sums, c));
+        (target + c * args.length).template Put<kSize / 2>(Half<Accumulator<T>, kSize>(sums, c));
       }
     } else if (whole) {
-      StorePartial<T, kSize>(target, sums, count * kRows);
+      target.template PutPartial<kSize>(sums, count * kRows);
     } else {
-      StoreParts<T, kRows>(target, sums, count, args.length);
+      target.template PutGroups<kRows, kSize>(sums, count, args.length);
     }
   }
   return p < range.end ? p : range.end;
 }
 
 // A range of block row `block`, all rows of its vectors. Returns where it stopped.
-template <typename T>
+template <typename T, bool kPlain>
 int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block,
-                  VectorRange range, T* out) {
+                  VectorRange range, Results<T, kPlain> results) {
   const int64_t first = block * args.length, below = args.m - first;
   const int64_t rows = below < args.length ? below : args.length;  // that x has
   const bool packed =
@@ -221,11 +212,11 @@ int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t bloc
     const T* x_row = x + (first + row) * args.d;
     const auto run = [&](auto rows_of_run) {
       taken = decltype(rows_of_run)::value;
-      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, out);
+      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, results);
     };
     const auto run_packed = [&](auto groups) {
       taken = PackedRows<T, decltype(groups)::value>::kRows;
-      stop = PackedDots<T, decltype(groups)::value>(args, x_row, y, row, range, out);
+      stop = PackedDots<T, decltype(groups)::value>(args, x_row, y, row, range, results);
     };
     if (packed && left >= PackedRows<T, 4>::kRows) {
       run_packed(std::integral_constant<int, 4>());
@@ -242,7 +233,7 @@ int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t bloc
     }
   }
   for (int64_t p = range.begin; rows < args.length && p < stop; ++p) {
-    for (int64_t r = rows; r < args.length; ++r) out[p * args.length + r] = T{};
+    for (int64_t r = rows; r < args.length; ++r) results.out[p * args.length + r] = T{};
   }
   return stop;
 }
@@ -258,20 +249,10 @@ int64_t WindowColumns(const SddmmCvsArgs& args, int64_t blocks) {
   return fit > least ? fit : least;
 }
 
-template <typename T>
-void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
-  const int64_t batch = task / args.chunks, chunk = task % args.chunks;
-  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
-  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
-  T* out = static_cast<T*>(args.out) + batch * args.vectors * args.length;
-  const int64_t blocks = (args.m + args.length - 1) / args.length;
-  const int64_t begin = chunk * args.chunk_vectors;
-  const int64_t stop =
-      args.vectors - begin < args.chunk_vectors ? args.vectors : begin + args.chunk_vectors;
-  const int64_t stored = args.d == 0 ? 0 : args.offsets[blocks];
-  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
-  for (int64_t i = end * args.length; i < stop * args.length; ++i) out[i] = T{};
-  if (begin == end) return;
+// The vectors [begin, end), none of which is padding.
+template <typename T, bool kPlain>
+void StoredDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+                int64_t blocks, Results<T, kPlain> results) {
   int64_t block = RowOfEntry(args.offsets, blocks, begin);
   const int64_t window = WindowColumns<T>(args, blocks);
   const int64_t most = window < args.k ? kWindowBlocks : 1;
@@ -288,11 +269,30 @@ void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
       more = false;
       for (int64_t i = 0; i < count; ++i) {
         if (at[i] >= ends[i]) continue;
-        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, out);
+        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, results);
         more |= at[i] < ends[i];
       }
     }
   }
+}
+
+template <typename T>
+void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, chunk = task % args.chunks;
+  const int64_t numbers = args.vectors * args.length;
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
+  T* out = static_cast<T*>(args.out) + batch * numbers;
+  const int64_t blocks = (args.m + args.length - 1) / args.length;
+  const int64_t begin = chunk * args.chunk_vectors;
+  const int64_t stop =
+      args.vectors - begin < args.chunk_vectors ? args.vectors : begin + args.chunk_vectors;
+  const int64_t stored = args.d == 0 ? 0 : args.offsets[blocks];
+  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
+  for (int64_t i = end * args.length; i < stop * args.length; ++i) out[i] = T{};
+  if (begin == end) return;
+  WithResults(args, out, numbers, batch,
+              [&](auto results) { StoredDots(args, x, y, begin, end, blocks, results); });
 }
 
 }  // namespace

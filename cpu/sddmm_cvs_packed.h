@@ -3,6 +3,7 @@
 // sums over lanes are left.
 #pragma once
 
+#include "results.h"
 #include "sddmm_cvs.h"
 #include "sddmm_dots.h"
 
@@ -126,9 +127,9 @@ struct PackedRows {
 };
 
 // kRows rows of x from `x` on at all vectors of a range, and of each vector those from `row` on.
-template <typename T, int kGroups>
+template <typename T, int kGroups, bool kPlain>
 int64_t PackedDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
-                   T* out) {
+                   Results<T, kPlain> target) {
   using Rows = PackedRows<T, kGroups>;
   using Acc = Accumulator<T>;
   constexpr int kRows = Rows::kRows, kMost = kPackedSums / kGroups;
@@ -142,12 +143,19 @@ int64_t PackedDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row
   const auto run = [&](auto columns_of_run) {
     constexpr int kColumns = decltype(columns_of_run)::value;
     const int32_t* columns = args.indices + p;
-    T* target = out + p * args.length + row;
+    auto at = target + (p * args.length + row);
     const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
     p += kColumns;
     if constexpr (std::is_same_v<T, Acc>) {
       if (count == kColumns && args.length == kRows) {
-        return rows.template Run<kColumns>(columns, target);
+        rows.template Run<kColumns>(columns, at.out);
+        if constexpr (!kPlain) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kColumns * kRows; i += Rows::kSize) {
+            (at + i).template Put<Rows::kSize>(Load<Acc, Rows::kSize>(at.out + i));
+          }
+        }
+        return;
       }
     }
     int32_t padded[kColumns];
@@ -155,10 +163,10 @@ int64_t PackedDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row
     Acc results[kColumns * kRows];
     rows.template Run<kColumns>(padded, results);
     constexpr int kPiece = kRows < Rows::kSize ? kRows : Rows::kSize;
-    for (int c = 0; c < count; ++c, target += args.length) {
+    for (int c = 0; c < count; ++c, at = at + args.length) {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; r += kPiece) {
-        Store<T, kPiece>(target + r, Load<Acc, kPiece>(results + c * kRows + r));
+        (at + r).template Put<kPiece>(Load<Acc, kPiece>(results + c * kRows + r));
       }
     }
   };

@@ -8,6 +8,7 @@
 #include "isa.h"
 #include "parallel.h"
 #include "sddmm.h"
+#include "sddmm_factors.h"
 
 namespace sgap {
 namespace {
@@ -20,7 +21,8 @@ constexpr int64_t kPrefetchFrom = 768 << 10, kPrefetchTo = 12 << 20;
 constexpr int64_t kPrefetchBytes = 8 << 10;  // so far ahead
 
 std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                       ffi::AnyBuffer y, ffi::AnyBuffer out) {
+                       ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
+                       ffi::AnyBuffer out) {
   const ffi::DataType type = x.element_type();
   if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
   std::string error;
@@ -31,10 +33,9 @@ std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyB
   if (!(error = Mismatch("x", x, type, {kAnySize, m, kAnySize})).empty()) return error;
   const int64_t d = x.dimensions()[2];
   if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
-  const int64_t x_batch = x.dimensions()[0], y_batch = y.dimensions()[0];
-  if (!(error = UnlikeBatches("x and y", x_batch, y_batch)).empty()) return error;
-  const int64_t batch = x_batch == 1 ? y_batch : x_batch;
-  return Mismatch("values", out, type, {batch, indices.dimensions()[0]});
+  const int64_t batch = out.dimensions().size() > 0 ? out.dimensions()[0] : -1;
+  error = Mismatch("values", out, type, {batch, indices.dimensions()[0]});
+  return error.empty() ? BadFactors(x, y, weights, scale, out) : error;
 }
 
 // Rows of y that neighbouring entries spread over, from a few samples: all for a random matrix, few
@@ -62,9 +63,10 @@ int64_t PrefetchEntries(int64_t element, const SddmmArgs& args) {
 }
 
 ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                         ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::Result<ffi::AnyBuffer> out,
+                         ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
+                         ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
                          int64_t chunk_nonzeros) {
-  std::string error = CheckSddmm(offsets, indices, x, y, *out);
+  std::string error = CheckSddmm(offsets, indices, x, y, weights, scale, *out);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return Failed("sddmm: " + error);
 
@@ -81,6 +83,7 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
   args.nnz = indices.dimensions()[0];
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
   args.y_stride = y.dimensions()[0] == 1 ? 0 : args.k * args.d;
+  SetFactors(weights, scale, args);
   args.chunk_nonzeros = chunk_nonzeros;
   args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
   const int64_t batch = out->dimensions()[0];
@@ -100,6 +103,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmCsr, SddmmHandler,
                                   .Arg<ffi::AnyBuffer>()  // indices [nnz]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
                                   .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+                                  .Arg<ffi::AnyBuffer>()  // weights [batch or 1, nnz or 0]
+                                  .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
                                   .Ret<ffi::AnyBuffer>()  // values [batch, nnz]
                                   .Attr<int64_t>("chunk_nonzeros"));
 

@@ -1,3 +1,4 @@
+#include "results.h"
 #include "row_search.h"
 #include "sddmm.h"
 #include "sddmm_dots.h"
@@ -8,9 +9,9 @@ namespace {
 
 // Entries [begin, end). Few sums at a time: with as many as a vector has lanes, over rows of x as
 // they come, each entry would load its own row of x (measured: a quarter slower).
-template <typename Row, bool kPrefetch, typename T>
+template <typename Row, bool kPrefetch, typename T, bool kPlain>
 __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin,
-                                       int64_t end, T* out) {
+                                       int64_t end, Results<T, kPlain> results) {
   constexpr int kGroup = DotGroup<T>::kSize;
   const int32_t *const offsets = args.offsets, *const columns = args.indices;
   const int64_t width = Row::Width(args.d), stored = offsets[args.m];
@@ -27,9 +28,9 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
       row.template Dots<kPrefetch>(group, dots);
       const auto sums = AddLanes<T>(dots);
       if (group.count == kGroup) {
-        Store<T, kGroup>(out + p, sums);
+        (results + p).template Put<kGroup>(sums);
       } else {
-        StorePartial<T, kGroup>(out + p, sums, group.count);
+        (results + p).template PutPartial<kGroup>(sums, group.count);
       }
     }
     p = stop;
@@ -37,15 +38,15 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
 }
 
 // Whether d is one of these numbers of vectors: then all is done.
-template <int... kVectors, typename T>
+template <int... kVectors, typename T, bool kPlain>
 bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args, const T* x,
-                 const T* y, int64_t begin, int64_t end, T* out) {
+                 const T* y, int64_t begin, int64_t end, Results<T, kPlain> results) {
   const auto run = [&](auto vectors) {
     using Row = HeldRow<decltype(vectors)::value, T>;
     if (args.prefetch_entries > 0) {
-      RowDots<Row, true>(args, x, y, begin, end, out);
+      RowDots<Row, true>(args, x, y, begin, end, results);
     } else {
-      RowDots<Row, false>(args, x, y, begin, end, out);
+      RowDots<Row, false>(args, x, y, begin, end, results);
     }
     return true;
   };
@@ -53,8 +54,9 @@ bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args,
 }
 
 // d of 1 to 4: there is more to gain from short code than from vectors.
-template <int kWidth, typename T>
-void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end, T* out) {
+template <int kWidth, typename T, bool kPlain>
+void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+                Results<T, kPlain> results) {
   for (int64_t p = begin, r = RowOfEntry(args.offsets, args.m, begin); p < end; ++r) {
     const int64_t stop = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
     const T* left = x + r * kWidth;
@@ -62,9 +64,24 @@ void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, in
       const T* right = y + size_t(args.indices[p]) * kWidth;
       T sum = left[0] * right[0];
       for (int c = 1; c < kWidth; ++c) sum += left[c] * right[c];
-      out[p] = sum;
+      results.PutScalar(p, sum);
     }
   }
+}
+
+// Entries [begin, end), none of which is padding.
+template <typename T, bool kPlain>
+void EntryDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+               Results<T, kPlain> results) {
+  if constexpr (sizeof(T) >= 4) {
+    if (args.d == 1) return NarrowDots<1>(args, x, y, begin, end, results);
+    if (args.d == 2) return NarrowDots<2>(args, x, y, begin, end, results);
+    if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, results);
+    if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, results);
+  }
+  constexpr std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> kVectors;
+  if (HeldRowDots(kVectors, args, x, y, begin, end, results)) return;
+  RowDots<AnyRow<T>, false>(args, x, y, begin, end, results);
 }
 
 template <typename T>
@@ -80,15 +97,8 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t p = end; p < stop; ++p) out[p] = T{};
   if (begin == end) return;
-  if constexpr (sizeof(T) >= 4) {
-    if (args.d == 1) return NarrowDots<1>(args, x, y, begin, end, out);
-    if (args.d == 2) return NarrowDots<2>(args, x, y, begin, end, out);
-    if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, out);
-    if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, out);
-  }
-  constexpr std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> kVectors;
-  if (HeldRowDots(kVectors, args, x, y, begin, end, out)) return;
-  RowDots<AnyRow<T>, false>(args, x, y, begin, end, out);
+  WithResults(args, out, args.nnz, batch,
+              [&](auto results) { EntryDots(args, x, y, begin, end, results); });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// SDDMM over CSR, values[p] = X[row of p, :] . Y[column_indices[p], :], as points {<x nnz|row, c
-// col>, r}: r lanes share the d features, c consecutive ones of every r * c each, and reduce in
-// parallel. No two groups add to one number: the same bits at each call.
+// SDDMM over CSR, values[p] = X[row of p, :] . Y[column_indices[p], :] (times factors.cuh), as
+// points {<x nnz|row, c col>, r}: r lanes share the d features, c consecutive ones of every r * c
+// each, and reduce in parallel. No two groups add to one number: the same bits at each call.
 //
 // kColumns   c, features of one load; kVector: d is a multiple of it, so they are one vector
 // kGroup     r, lanes that reduce together
@@ -11,6 +11,7 @@
 // Accumulates in float32, float64 for float64.
 #pragma once
 
+#include "factors.cuh"
 #include "group.cuh"
 #include "row_search.cuh"
 
@@ -90,7 +91,9 @@ struct Dots {
 
   // values[0] to values[left - 1], at most kAtOnce of them, from the parts of all lanes, which call
   // together.
-  __device__ void StoreSums(Accumulator<T> (&sums)[kAtOnce], T* values, unsigned left) const {
+  template <class Factors>
+  __device__ void StoreSums(Accumulator<T> (&sums)[kAtOnce], const Factors& factors, T* values,
+                            unsigned left) const {
     enum { kLanes = kGroup < kAtOnce ? 1 : kGroup / kAtOnce };  // that end with the same sum
     enum { kSums = kGroup < kAtOnce ? kAtOnce / kGroup : 1 };   // that a lane ends with
     group.ReduceSpread(sums);
@@ -98,19 +101,26 @@ struct Dots {
 #pragma unroll
     for (unsigned j = 0; j < kSums; ++j) {
       const unsigned i = group.lane / kLanes * kSums + j;
-      if (i < left) Narrow(sums[j], values[i]);
+      if (i < left) {
+        Accumulator<T> own[1] = {sums[j]};
+        factors.From(i).Multiply(own);
+        Narrow(own[0], values[i]);
+      }
     }
   }
 };
 
 // {<g nnz, c col>, r}: a group owns kNonzeros consecutive nonzeros, whatever their rows.
-template <class T, int kNonzeros, int kColumns, int kGroup, int kAtOnce, int kBlock, bool kVector>
+template <class T, int kNonzeros, int kColumns, int kGroup, int kAtOnce, int kBlock, bool kVector,
+          bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SddmmNnzKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-                   const T* __restrict__ x, const T* __restrict__ y, T* __restrict__ values,
-                   long long m, long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long products) {
+                   const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
+                   const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
+                   long long nnz, long long d, long long x_stride, long long y_stride,
+                   long long weights_stride, long long scale_stride, long long products) {
   const Dots<T, kColumns, kGroup, kAtOnce, kVector> dots{{}, unsigned(d)};
+  const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
   const Size stored = row_offsets[m];
   const bool any = m > 0 && first < stored;  // the same in all lanes of the group
@@ -121,6 +131,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     ClearPadding<kBlock>(out, stored, nnz);
     if (!any) continue;
     const T *x_product = x + product * x_stride, *y_product = y + product * y_stride;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
     unsigned row = first_row;
 #pragma unroll 1
     for (unsigned p = unsigned(first); p < last; p += kAtOnce) {
@@ -136,7 +147,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       }
       Accumulator<T> sums[kAtOnce] = {};
       dots.Add([&](int i) { return x_rows[i]; }, y_rows, sums);
-      dots.StoreSums(sums, out + p, last - p);
+      dots.StoreSums(sums, factors.From(p), out + p, last - p);
     }
   }
 }
@@ -145,14 +156,16 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 // after row. A lane's features of X, kKept loads of them, stay in registers for all nonzeros of
 // a row; with kKept = 0 they are too many and are loaded again.
 template <class T, int kRows, int kShare, int kColumns, int kGroup, int kKept, int kAtOnce,
-          int kBlock, bool kVector>
+          int kBlock, bool kVector, bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SddmmRowKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-                   const T* __restrict__ x, const T* __restrict__ y, T* __restrict__ values,
-                   long long m, long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long products) {
+                   const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
+                   const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
+                   long long nnz, long long d, long long x_stride, long long y_stride,
+                   long long weights_stride, long long scale_stride, long long products) {
   using Lanes = Dots<T, kColumns, kGroup, kAtOnce, kVector>;
   const Lanes dots{{}, unsigned(d)};
+  const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup;
   const unsigned stride = unsigned(kShare) * kAtOnce, start = unsigned(group % kShare) * kAtOnce;
   const Size first_row = group / kShare * kRows;
@@ -161,6 +174,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     T* out = values + product * nnz;
     ClearPadding<kBlock>(out, row_offsets[m], nnz);
     const T* y_product = y + product * y_stride;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
 #pragma unroll 1
     for (unsigned row = unsigned(first_row < m ? first_row : m); row < end_row; ++row) {
       const unsigned last = row_offsets[row + 1];
@@ -184,7 +198,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         } else {
           dots.Add([&](int) { return x_row; }, y_rows, sums);
         }
-        dots.StoreSums(sums, out + p, last - p);
+        dots.StoreSums(sums, factors.From(p), out + p, last - p);
         p += stride;
       }
     }

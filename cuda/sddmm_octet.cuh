@@ -1,7 +1,8 @@
-// SDDMM over CVS(V) on tensor cores, values[p, v] = X[V b + v, :] . Y[column_indices[p], :] for the
-// vectors p of block row b: the 1-D octet tiling of vectorSparse, section 6.3, for the mma of sm_80
-// and later. Rows of Y are the 16 rows of an mma and rows of X its 8 columns, so that V = 8 wastes
-// nothing; with V < 8 columns are idle, and V = 16 and 32 are 2 and 4 of them for each row of Y.
+// SDDMM over CVS(V) on tensor cores, values[p, v] = X[V b + v, :] . Y[column_indices[p], :] (times
+// factors.cuh) for the vectors p of block row b: the 1-D octet tiling of vectorSparse, section 6.3,
+// for the mma of sm_80 and later. Rows of Y are the 16 rows of an mma and rows of X its 8 columns,
+// so that V = 8 wastes nothing; with V < 8 columns are idle, and V = 16 and 32 are 2 and 4 of them
+// for each row of Y.
 //
 // Fragments come from global memory as they are. A row's features are read in the order that suits
 // the loads, the same for X and Y. With g = lane / 4, t = lane % 4 and c features a load, a lane
@@ -23,6 +24,7 @@
 // entries from row_offsets[ceil(m / V)] on get zero. Accumulates in float32.
 #pragma once
 
+#include "factors.cuh"
 #include "mma.cuh"
 #include "row_search.cuh"
 
@@ -134,12 +136,15 @@ struct OctetDots {
     for (int r = 0; r < kRows; ++r) own[r] = sums[i][r / 2][2 * half + r % 2];
   }
 
-  // The same to memory; of all rows of the vector the first `rows` exist.
-  __device__ static void Store(const Sums& sums, int i, int half, unsigned rows, T* vector) {
+  // The same, times `factors`, to memory; of all rows of the vector the first `rows` exist.
+  template <class Factors>
+  __device__ static void Store(const Sums& sums, int i, int half, unsigned rows,
+                               const Factors& factors, T* vector) {
     const unsigned row = threadIdx.x % 4 * kRows;
     if (row >= kLength) return;
     float own[kRows];
     Pick(sums, i, half, own);
+    factors.From(row).Multiply(own);
     Pack<unsigned, kRows / kInWord> words = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -177,16 +182,19 @@ struct WindowColumns {
   }
 };
 
-template <class T, int kLength, int kVectors, int kStep, int kStages, int kBlock, bool kVector>
+template <class T, int kLength, int kVectors, int kStep, int kStages, int kBlock, bool kVector,
+          bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(
     kBlock,
     (OctetDots<T, kLength, kVectors, kStep, kStages, kVector>::kHeld <= 80 ? 512 : 256) / kBlock)
     SddmmOctetKernel(const Index* __restrict__ row_offsets,
                      const Index* __restrict__ column_indices, const T* __restrict__ x,
-                     const T* __restrict__ y, T* __restrict__ values, long long m,
+                     const T* __restrict__ y, const T* __restrict__ weights,
+                     const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                      long long vectors, long long d, long long x_stride, long long y_stride,
-                     long long products) {
+                     long long weights_stride, long long scale_stride, long long products) {
   using Dots = OctetDots<T, kLength, kVectors, kStep, kStages, kVector>;
+  const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned lane = threadIdx.x % 32, g = lane / 4;
   const unsigned first = (blockIdx.x * (kBlock / 32) + threadIdx.x / 32) * kVectors;
   const unsigned end = first + kVectors < vectors ? first + kVectors : unsigned(vectors);
@@ -198,6 +206,7 @@ __global__ void __launch_bounds__(
   const unsigned first_row = any ? RowByWarp(row_offsets, 0, rows, Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     T* out = values + product * vectors * kLength;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
     const unsigned padding = first < stored ? stored : first;
 #pragma unroll 1
     for (Size at = Size(padding) * kLength + lane; at < Size(end) * kLength; at += 32) out[at] = {};
@@ -228,7 +237,8 @@ __global__ void __launch_bounds__(
       for (unsigned i = 0; i < Dots::kLoaded; ++i) {
         const unsigned at = first + 8 * i + g;
         if (p <= at && at < stop) {
-          Dots::Store(sums, i / 2, i % 2, left, out + Size(at) * kLength);
+          const Size place = Size(at) * kLength;
+          Dots::Store(sums, i / 2, i % 2, left, factors.From(place), out + place);
         }
       }
       p = stop;

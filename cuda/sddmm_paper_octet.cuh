@@ -1,5 +1,5 @@
 // SDDMM with column vectors as vectorSparse, sections 6.3 and 6.4, has it on mma.m8n8k4 (TCU-based
-// 1-D octet tiling; Figure 14): X Y^T in tiles of V rows x 32 vectors, float16.
+// 1-D octet tiling; Figure 14): X Y^T (times factors.cuh) in tiles of V rows x 32 vectors, float16.
 //
 // One warp is a block and computes one tile: 64 features a step, of its V rows of X and of the rows
 // of Y that the vectors name, 8 vectors at a time. The operands are exchanged: rows of Y are the
@@ -109,12 +109,14 @@ __device__ inline void ReduceOctets(float (&sums)[4][kSets][8], float (&vector)[
   }
 }
 
-template <int kVectorLength, bool kShuffle, bool kVector>
+template <int kVectorLength, bool kShuffle, bool kVector, bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(32, 8)
     SddmmPaperOctetKernel(const Index* __restrict__ row_offsets,
                           const Index* __restrict__ column_indices, const float16* __restrict__ x,
-                          const float16* __restrict__ y, float16* __restrict__ values, long long m,
-                          long long nnz, long long d, long long x_stride, long long y_stride,
+                          const float16* __restrict__ y, const float16* __restrict__ weights,
+                          const float* __restrict__ scale, float16* __restrict__ values,
+                          long long m, long long nnz, long long d, long long x_stride,
+                          long long y_stride, long long weights_stride, long long scale_stride,
                           long long products) {
   enum { kTileN = 32, kTileK = 64, kSets = kShuffle ? 1 : 2 };
   const unsigned block_rows = unsigned((m + kVectorLength - 1) / kVectorLength);
@@ -123,10 +125,12 @@ __global__ void __launch_bounds__(32, 8)
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);
   const unsigned first = any ? row_offsets[blockIdx.x] : 0;
   const unsigned last = any ? row_offsets[blockIdx.x + 1] : 0;
+  const Factors<float16, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned t = threadIdx.x % 4, place = threadIdx.x % 16 / 4 * 8 + threadIdx.x / 16 * 4 + t;
   const float16* x_row = x + (first_row + t) * d;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     float16* out = values + product * nnz;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
     if (blockIdx.y == 0) ClearPadding<32>(out, Size(row_offsets[block_rows]) * kVectorLength, nnz);
     for (Size window = first + Size(blockIdx.y) * kTileN; window < last;
          window += Size(gridDim.y) * kTileN) {
@@ -154,12 +158,18 @@ __global__ void __launch_bounds__(32, 8)
       }
       float found[8];
       ReduceOctets(sums, found);
-      float vector[kVectorLength];
+      if (place < vectors) {
+        const Size at = (window + place) * kVectorLength;
+        float vector[kVectorLength];
 #pragma unroll
-      for (int v = 0; v < kVectorLength; ++v) {
-        vector[v] = v < rows ? found[v] : 0.0f;  // not times zero: Y may have NaN
+        for (int v = 0; v < kVectorLength; ++v) vector[v] = found[v];
+        factors.From(at).Multiply(vector);
+#pragma unroll
+        for (int v = 0; v < kVectorLength; ++v) {
+          vector[v] = v < rows ? vector[v] : 0.0f;  // not times zero: Y may have NaN
+        }
+        StoreTogether(out + at, vector);
       }
-      if (place < vectors) StoreTogether(out + (window + place) * kVectorLength, vector);
     }
   }
 }

@@ -1,7 +1,8 @@
 // SDDMM over column vectors of V rows on CUDA cores, values[p, v] = X[V b + v, :] . Y[column of p,
-// :] with b the block row of vector p: the 1-D subwarp tiling of vectorSparse, section 6.1. The
-// lanes of a subwarp share the d features, kColumns consecutive ones of every kSubwarp * kColumns
-// each; each has sums of its own for kAtOnce vectors, which are then reduced by shuffles.
+// :] (times factors.cuh) with b the block row of vector p: the 1-D subwarp tiling of vectorSparse,
+// section 6.1. The lanes of a subwarp share the d features, kColumns consecutive ones of every
+// kSubwarp * kColumns each; each has sums of its own for kAtOnce vectors, which are then reduced by
+// shuffles.
 //
 // kLength    V
 // kRows      rows of X of a lane: V, or a part where the sums of all do not fit in registers. The
@@ -50,7 +51,9 @@ struct VectorDots {
 
   // out[v], out[V + v], ... of the first `left` vectors, from the parts of all lanes, which call
   // together; zeros in the rows that do not exist.
-  __device__ void StoreSums(Sums& sums, T* out, unsigned rows, unsigned left) const {
+  template <class Factors>
+  __device__ void StoreSums(Sums& sums, const Factors& factors, T* out, unsigned rows,
+                            unsigned left) const {
     constexpr int kCount = kAtOnce * kRows;
     constexpr int kLanes = kSubwarp > kCount ? kSubwarp / kCount : 1;  // with the same sums
     constexpr int kOwn = kSubwarp > kCount ? 1 : kCount / kSubwarp;
@@ -61,10 +64,14 @@ struct VectorDots {
     for (int s = 0; s < kOwn; s += kWidth) {
       const unsigned first = group.lane / kLanes * kOwn + s, v = first % kRows;
       if (first / kRows >= left) continue;
+      const Size place = Size(first / kRows) * kLength + v;
       Accumulator<T> own[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) own[j] = v + j < rows ? sums[s + j] : 0;
-      Store<true>(out + Size(first / kRows) * kLength + v, unsigned(kWidth), own);
+      for (int j = 0; j < kWidth; ++j) own[j] = sums[s + j];
+      factors.From(place).Multiply(own);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) own[j] = v + j < rows ? own[j] : 0;
+      Store<true>(out + place, unsigned(kWidth), own);
     }
   }
 
@@ -75,16 +82,19 @@ struct VectorDots {
 };
 
 template <class T, int kLength, int kRows, int kWindow, int kColumns, int kSubwarp, int kAtOnce,
-          int kBlock, bool kVector>
+          int kBlock, bool kVector, bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
     SddmmSubwarpKernel(const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices, const T* __restrict__ x,
-                       const T* __restrict__ y, T* __restrict__ values, long long m,
-                       long long vectors, long long d, long long x_stride, long long y_stride,
+                       const T* __restrict__ y, const T* __restrict__ weights,
+                       const Accumulator<T>* __restrict__ scale, T* __restrict__ values,
+                       long long m, long long vectors, long long d, long long x_stride,
+                       long long y_stride, long long weights_stride, long long scale_stride,
                        long long products) {
   constexpr unsigned kParts = kLength / kRows;
   using Lanes = VectorDots<T, kLength, kRows, kColumns, kSubwarp, kAtOnce, kVector>;
   const Lanes lanes{{}, unsigned(d)};
+  const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const Size subwarp = (Size(blockIdx.x) * kBlock + threadIdx.x) / kSubwarp;
   const unsigned part = unsigned(subwarp % kParts) * kRows;
   const unsigned blocks = unsigned((m + kLength - 1) / kLength);
@@ -97,6 +107,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
     ClearPadding<kBlock>(out, stored * kLength, vectors * kLength);
     if (!any) continue;
     const T *x_product = x + product * x_stride, *y_product = y + product * y_stride;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
     unsigned block = first_block, p = unsigned(first);
 #pragma unroll 1
     while (p < last) {
@@ -116,7 +127,8 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
         for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
         Accumulator<T> sums[kAtOnce * kRows] = {};
         lanes.Add(x_rows, rows, y_rows, sums);
-        lanes.StoreSums(sums, out + Size(p) * kLength + part, row < m ? rows : 0, end - p);
+        const Size at = Size(p) * kLength + part;
+        lanes.StoreSums(sums, factors.From(at), out + at, row < m ? rows : 0, end - p);
       }
       p = end;
     }

@@ -1,5 +1,6 @@
 // SDDMM with column vectors on tensor cores, the classic way: X Y^T in tiles of V rows x 32 vectors
-// as vectorSparse, section 6.2, has it (TCU-based 1-D warp tiling; Figures 12 (b) and 13).
+// (times factors.cuh) as vectorSparse, section 6.2, has it (TCU-based 1-D warp tiling; Figures 12
+// (b) and 13).
 //
 // One warp is a block and computes one tile: 64 features a step of its V rows of X, as the left
 // operand of wmma m8n32k16, and of the rows of Y that 32 vectors name, as the right one. Both go
@@ -70,25 +71,30 @@ struct SddmmWarpTile {
   }
 
   // The vector of this lane.
-  __device__ void StoreVector(T* values, unsigned rows) const {
+  template <class Factors>
+  __device__ void StoreVector(const Factors& factors, T* values, unsigned rows) const {
     float vector[kVectorLength];
 #pragma unroll
+    for (int v = 0; v < kVectorLength; ++v) vector[v] = sums[v * kSumPitch + threadIdx.x];
+    factors.Multiply(vector);
+#pragma unroll
     for (int v = 0; v < kVectorLength; ++v) {
-      // Not times zero: there may be NaN in Y.
-      vector[v] = v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f;
+      vector[v] = v < rows ? vector[v] : 0.0f;  // not times zero: there may be NaN in Y
     }
     StoreTogether(values, vector);
   }
 };
 
-template <class T, int kVectorLength, bool kVector>
+template <class T, int kVectorLength, bool kVector, bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(32, 16)
     SddmmWarpKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-                    const T* __restrict__ x, const T* __restrict__ y, T* __restrict__ values,
-                    long long m, long long nnz, long long d, long long x_stride, long long y_stride,
-                    long long products) {
+                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
+                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
+                    long long nnz, long long d, long long x_stride, long long y_stride,
+                    long long weights_stride, long long scale_stride, long long products) {
   using Tile = SddmmWarpTile<T, kVectorLength>;
   __shared__ __align__(32) Tile tile;
+  const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned block_rows = unsigned((m + kVectorLength - 1) / kVectorLength);
   const bool any = blockIdx.x < block_rows;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
@@ -97,6 +103,7 @@ __global__ void __launch_bounds__(32, 16)
   const unsigned last = any ? row_offsets[blockIdx.x + 1] : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     T* out = values + product * nnz;
+    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
     if (blockIdx.y == 0) ClearPadding<32>(out, Size(row_offsets[block_rows]) * kVectorLength, nnz);
     for (Size window = first + Size(blockIdx.y) * Tile::kTileN; window < last;
          window += Size(gridDim.y) * Tile::kTileN) {
@@ -116,7 +123,8 @@ __global__ void __launch_bounds__(32, 16)
       StoreFragment(tile.sums, Tile::kSumPitch, sums);
       __syncwarp();
       if (threadIdx.x < vectors) {
-        tile.StoreVector(out + (window + threadIdx.x) * kVectorLength, rows);
+        const Size at = (window + threadIdx.x) * kVectorLength;
+        tile.StoreVector(factors.From(at), out + at, rows);
       }
       __syncwarp();
     }

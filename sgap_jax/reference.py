@@ -34,13 +34,22 @@ def spmm(
     return C
 
 
-def sddmm(row_offsets: Offsets, column_indices: Offsets, X: ArrayLike, Y: ArrayLike) -> NDArray:
-    """c[p] = X[i, :] . Y[j, :] for the p-th stored entry (i, j); zero in the padding."""
+def sddmm(
+    row_offsets: Offsets,
+    column_indices: Offsets,
+    X: ArrayLike,
+    Y: ArrayLike,
+    weights: ArrayLike | None = None,
+    scale: float = 1.0,
+) -> NDArray:
+    """c[p] = scale * weights[p] * (X[i, :] . Y[j, :]) for the p-th stored entry (i, j); zero in the
+    padding."""
     X, Y = np.asarray(X, np.float64), np.asarray(Y, np.float64)
     out = np.zeros(len(column_indices))
     for i in range(len(row_offsets) - 1):
         for p in range(row_offsets[i], row_offsets[i + 1]):
-            out[p] = np.sum(X[i] * Y[column_indices[p]])
+            weight = 1.0 if weights is None else np.asarray(weights, np.float64)[p]
+            out[p] = scale * weight * np.sum(X[i] * Y[column_indices[p]])
     return out
 
 

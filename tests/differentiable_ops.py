@@ -197,10 +197,12 @@ OPS = {
         lambda v, B: dense_vectors(v, BLOCKS) @ B,
         (normal(*BLOCKS.values.shape), normal(K, 5)),
     ),
-    "sddmm_blocks": (
-        lambda X, Y, s: sddmm(BLOCKS, X, Y, schedule=row_schedule(s)).values,
-        lambda X, Y: sampled_vectors(X @ Y.T, BLOCKS),
-        (normal(M, 4), normal(K, 4)),
+    "sddmm_blocks_weighted": (
+        lambda v, X, Y, s: (
+            sddmm(BLOCKS.with_values(v), X, Y, weighted=True, schedule=row_schedule(s)).values
+        ),
+        lambda v, X, Y: v * sampled_vectors(X @ Y.T, BLOCKS),
+        (normal(*BLOCKS.values.shape), normal(M, 4), normal(K, 4)),
     ),
     "einsum_mttkrp": (
         lambda v, X, Y, s: einsum("ijk,jr,kr->ir", TENSOR.with_values(v), X, Y),

@@ -2,9 +2,10 @@
 
 import numpy as np
 import sddmm_oracle
-from battery import cast
+from battery import BATTERY, cast
 from emulated_launch import emulate
 from tolerance import assert_within
+from vector_cases import encoded
 
 from sgap_jax import Problem
 from sgap_jax.runtime import sddmm_paper_cuda, spmm_paper_cuda
@@ -29,17 +30,24 @@ def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
     return C
 
 
-def sampled(case, arrays, tile, dtype, X, Y, change=None, **where):
+def sampled(case, arrays, tile, dtype, X, Y, weights=None, scale=None, change=None, **where):
     """values [batch, vectors, V] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded."""
     offsets, indices, _ = arrays
-    X, Y = cast(X, dtype), cast(Y, dtype)
-    batch = max(len(X), len(Y))
+    dense, shapes = sddmm_oracle.launched(dtype, X, Y, weights, scale)
+    batch = max(len(x) for x in dense)
     problem = problem_of("sddmm", case, tile, arrays, dtype, X.shape[2], batch)
-    call = sddmm_paper_cuda.launch_plan(problem, tile, (len(X), len(Y)))
+    call = sddmm_paper_cuda.launch_plan(problem, tile, shapes)
     call = call if change is None else change(call)
     shape = (batch, len(indices), tile.vector_length)
-    (values,) = emulate(call, (offsets, indices, X, Y), [(shape, X.dtype)], **where)
+    (values,) = emulate(call, (offsets, indices, *dense), [(shape, dense[0].dtype)], **where)
     return values
+
+
+def check_sampled_factors(tile, dtype):
+    arrays, entries, place = encoded(BATTERY["every_length"], tile.vector_length)
+    run = lambda *operands: sampled(entries, arrays, tile, dtype, *operands)
+    X, Y = sddmm_oracle.operands(entries, 9)
+    sddmm_oracle.check_factors(entries, place, arrays[2], dtype, X, Y, run)
 
 
 def assert_sampled(values, entries, place, dtype, X, Y):

@@ -3,7 +3,7 @@
 import numpy as np
 from battery import BATTERY, cast
 from emulated_launch import emulate
-from sddmm_oracle import operands
+from sddmm_oracle import check_factors, launched, operands
 from sddmm_oracle import oracle as sampled_oracle
 from spmm_oracle import dense_operand, oracle
 from tolerance import assert_within
@@ -56,15 +56,16 @@ def check_product(name, tile, dtype, n, transpose, **where):
     assert_within(C[0], *oracle(case, dtype, B, transpose))
 
 
-def sampled(arrays, case, tile, dtype, X, Y, change=None, **where):
+def sampled(arrays, case, tile, dtype, X, Y, weights=None, scale=None, change=None, **where):
     """values [batch, vectors, V] of the kernel; X [Bx, m, d], Y [By, k, d]."""
     offsets, indices, values = arrays
-    X, Y = cast(X, dtype), cast(Y, dtype)
-    batch = max(len(X), len(Y))
+    dense, shapes = launched(dtype, X, Y, weights, scale)
+    batch = max(len(x) for x in dense)
     problem = problem_of("sddmm", case.shape, values, X.shape[2], dtype, batch)
-    call = sddmm_subwarp_cuda.launch_plan(problem, tile, (len(X), len(Y)))
+    call = sddmm_subwarp_cuda.launch_plan(problem, tile, shapes)
     call = call if change is None else change(call)
-    return emulate(call, (offsets, indices, X, Y), [((batch, *values.shape), X.dtype)], **where)[0]
+    outputs = [((batch, *values.shape), dense[0].dtype)]
+    return emulate(call, (offsets, indices, *dense), outputs, **where)[0]
 
 
 def sampled_is_right(values, case, place, dtype, X, Y):
@@ -79,6 +80,12 @@ def check_sampled(name, tile, dtype, d, **where):
     X, Y = operands(case, d)
     values = sampled(arrays, case, tile, dtype, X[None], Y[None], **where)
     sampled_is_right(values[0], case, place, dtype, X, Y)
+
+
+def check_sampled_factors(tile, dtype):
+    arrays, case, place = encoded(BATTERY["every_length"], tile.vector_length)
+    run = lambda *operands: sampled(arrays, case, tile, dtype, *operands)
+    check_factors(case, place, arrays[2], dtype, *operands(case, 5), run)
 
 
 def check_infinity(tile, transpose):

@@ -2,12 +2,13 @@
 what holds for the results."""
 
 import numpy as np
-from battery import Case, cast, rounded
+from battery import Case, cast
 from conftest import row_schedule
+from sddmm_oracle import oracle as sampled_oracle
 from spmm_oracle import dense_operand, oracle
-from tolerance import assert_within, sum_bound
+from tolerance import assert_within
 
-from sgap_jax import BCSR, CVS, SparseArray, reference, sddmm, spmm
+from sgap_jax import BCSR, CVS, SparseArray, sddmm, spmm
 
 
 def encoded(case, length, padding=3, width=None):
@@ -62,18 +63,18 @@ def spmm_is_right(arrays, case, dtype, n, transpose, schedule=None):
     assert_within(C, *oracle(case, dtype, B, transpose))
 
 
-def sddmm_is_right(arrays, case, place, dtype, d, schedule=None):
+def sddmm_is_right(arrays, case, place, dtype, d, schedule=None, weighted=False):
+    """With `weighted` the values are weights, -0.75 the scale."""
     rng = np.random.default_rng(d)
     X, Y = rng.standard_normal((case.shape[0], d)), rng.standard_normal((case.shape[1], d))
     A = vectors(arrays, case, dtype)
-    C = sddmm(A, cast(X, dtype), cast(Y, dtype), schedule=row_schedule(schedule))
+    X, Y, schedule = cast(X, dtype), cast(Y, dtype), row_schedule(schedule)
+    scale = -0.75 if weighted else None
+    C = sddmm(A, X, Y, weighted=weighted, scale=scale, schedule=schedule)
     assert C.dtype == dtype and C.format == A.format and C.values.shape == A.values.shape
-    X, Y = rounded(X, dtype), rounded(Y, dtype)
-    structure = (case.row_offsets, case.column_indices)
+    factors = (case.values, scale) if weighted else ()
     expected, bound = np.zeros(A.nnz), np.zeros(A.nnz)
-    expected[place] = reference.sddmm(*structure, X, Y)
-    magnitude = reference.sddmm(*structure, np.abs(X), np.abs(Y))
-    bound[place] = sum_bound(expected[place], magnitude, d, dtype)
+    expected[place], bound[place] = sampled_oracle(case, dtype, X, Y, *factors)
     assert_within(C.values.reshape(-1), expected, bound)  # what is no entry is exactly zero
 
 

@@ -9,8 +9,6 @@ platform's kernels.
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
@@ -30,16 +28,6 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
 def as_stored(A: SparseArray, values: Any) -> Any:
     """The values of A's entries, in the order of CSR or CSC, as A stores them."""
     return vectors.collect(A, values) if A.format.block_shape else values
-
-
-def stored_values(A: SparseArray) -> Any:
-    """A's values, zero in the padding and past the end of the matrix: NaN there would reach
-    gradients. A is of `by_rows`."""
-    if A.format.vector_length is None:
-        stored = positions(A.nnz) < A.row_offsets[-1]
-    else:
-        stored = (vectors.positions(A)[1] < A.shape[0]).reshape(A.values.shape)
-    return jnp.where(stored, A.values, jnp.zeros((), A.dtype))
 
 
 class Entries:

@@ -75,12 +75,15 @@ class Composition:
             self.columns = jnp.broadcast_to(column_indices[:, None], self.stored)
         self.scale, self.is_causal, self.schedule = scale, is_causal, derived(schedule)
 
-    def sampled(self, x: Any, y: Any) -> Any:
-        """X Y^T at the entries: [B, L, H, d] and [B, S, Hk, d] -> [B, H, ...]."""
+    def sampled(self, x: Any, y: Any, scale: float | None = None) -> Any:
+        """(scale) X Y^T at the entries: [B, L, H, d] and [B, S, Hk, d] -> [B, H, ...]."""
         x, y = _heads(x), _heads(_repeated(y, x.shape[2]))
         batch = joint_batch(x.shape[0], y.shape[0])
         x, y = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, y))
-        one = lambda x, y: sddmm(self.A, x, y, schedule=self.schedule).values  # noqa: E731
+
+        def one(x: Any, y: Any) -> Any:
+            return sddmm(self.A, x, y, scale=scale, schedule=self.schedule).values
+
         return jax.vmap(jax.vmap(one))(x, y)
 
     def product(self, p: Any, y: Any, transpose: bool = False) -> Any:
@@ -107,7 +110,7 @@ class Composition:
 
     def scores(self, q: Any, k: Any, bias: Any, lengths: Any) -> Any:
         """s of the entries, -inf where they are masked or none: [B, H, ...]."""
-        s = self.sampled(q, k) * jnp.asarray(self.scale, q.dtype)
+        s = self.sampled(q, k, self.scale)
         if not absent(bias):
             shape = (joint_batch(s.shape[0], bias.shape[0]), *s.shape[1:])
             s = jnp.broadcast_to(s, shape) + jnp.broadcast_to(bias, shape)
@@ -190,11 +193,11 @@ def tangent(*operands: Any, **params: Any) -> list:
     batch = joint_batch(*(x.shape[0] for x in operands[:13]))
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
     zero = jnp.zeros((), q.dtype)
-    ds, scale = jnp.zeros_like(p), jnp.asarray(of.scale, q.dtype)
+    ds = jnp.zeros_like(p)
     if not absent(dq):
-        ds = ds + scale * of.sampled(dq, k)
+        ds = ds + of.sampled(dq, k, of.scale)
     if not absent(dk):
-        ds = ds + scale * of.sampled(q, dk)
+        ds = ds + of.sampled(q, dk, of.scale)
     if not absent(dbias):
         ds = ds + jnp.broadcast_to(dbias, p.shape)
     ds = jnp.where(p == 0, zero, p * ds)

@@ -26,9 +26,10 @@ from sgap_jax.primitives._define import (
     row_of_entry,
     structure,
 )
-from sgap_jax.primitives._vectors import Entries, by_rows, stored_values
+from sgap_jax.primitives._vectors import Entries, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.runtime.sddmm_operands import OperandShapes
 from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
@@ -47,7 +48,7 @@ def sddmm(
         C[i, j] = scale * sum_l X[i, l] Y[j, l]      (times A[i, j] with `weighted`)
 
     Differentiable to any order in X, Y, scale and, with `weighted`, in A.values; the gradients in X
-    and Y are products of SpMM.
+    and Y are products of SpMM, that in A.values is an SDDMM.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR. Its structure says which entries are computed;
@@ -60,9 +61,9 @@ def sddmm(
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y (and A with
-      `weighted`). Sums over d are carried in float32 (float64 for float64) and rounded once, before
-      `scale` and the weights multiply them; the result is the same bits at each call, on the CPU
-      for any number of threads. Padding entries of A get zero.
+      `weighted`). Sums over d are carried in float32 (float64 for float64), multiplied there by the
+      weights and then by `scale`, and rounded once; the result is the same bits at each call, on
+      the CPU for any number of threads. Padding entries of A get zero, whatever their values.
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -92,92 +93,133 @@ def _sddmm(
     values = bind_sddmm(
         left[None].astype(dtype),
         right[None].astype(dtype),
+        base.values[None].astype(dtype) if weighted else None,
+        None if scale is None else scale.astype(accumulator(dtype)).reshape(1, 1),
         *structure(base),
         shape=base.shape,
         vector_length=base.format.vector_length,
         schedule=schedule,
     )[0]
-    if scale is not None:
-        values = values * scale.astype(dtype)
-    if weighted:
-        values = values * stored_values(base).astype(dtype)
     return join_blocks(A, values)
 
 
-# Operands of the primitive: x [B|1, m, d], y [B|1, k, d], row_offsets [m+1], column_indices [nnz],
-# column_offsets [k+1], row_indices [nnz], permutation [nnz]; the last three serve the derivatives.
-# With `vector_length` V they are those of CVS(V), and the result is [B, vectors, V].
+# Operands of the primitive: x [B|1, m, d], y [B|1, k, d], weights [B|1, nnz], scale [B|1, 1] of the
+# accumulator's dtype, row_offsets [m+1], column_indices [nnz], column_offsets [k+1], row_indices
+# [nnz], permutation [nnz]; the last three serve the derivatives. Absent weights, or an absent
+# scale, are [1, 0]. With `vector_length` V the arrays are those of CVS(V), weights and result are
+# [B, vectors, V], and absent weights [1, 0, 0].
 
 
-def bind_sddmm(*operands: Any, **params: Any) -> Any:
-    return bind(sddmm_p, *operands, **params)
+def bind_sddmm(x: Any, y: Any, weights: Any, scale: Any, *arrays: Any, **params: Any) -> Any:
+    """The primitive, with None for absent weights or an absent scale."""
+    if weights is None:
+        rank = 2 if params["vector_length"] is None else 3
+        weights = jnp.zeros((1,) + (0,) * (rank - 1), x.dtype)
+    if scale is None:
+        scale = jnp.zeros((1, 0), accumulator(x.dtype))
+    return bind(sddmm_p, x, y, weights, scale, *arrays, **params)
+
+
+def _absent(factor: Any) -> bool:
+    return 0 in factor.shape[1:]
 
 
 def _abstract_eval(
     x: Any,
     y: Any,
+    weights: Any,
+    scale: Any,
     *arrays: Any,
     shape: tuple[int, int],
     vector_length: int | None,
     schedule: Any,
 ) -> Any:
-    assert x.dtype == y.dtype and x.ndim == y.ndim == 3 and x.shape[2] == y.shape[2]
+    assert x.dtype == y.dtype == weights.dtype and scale.dtype == accumulator(x.dtype)
+    assert x.ndim == y.ndim == 3 and x.shape[2] == y.shape[2]
     assert (x.shape[1], y.shape[1]) == shape
-    vector = () if vector_length is None else (vector_length,)
-    stored = (joint_batch(x.shape[0], y.shape[0]), arrays[1].shape[0])
-    return out_aval(x, stored + vector, x.dtype)
+    stored = arrays[1].shape + (() if vector_length is None else (vector_length,))
+    assert weights.shape[1:] in (stored, (0,) * len(stored)) and scale.shape[1:] in ((0,), (1,))
+    return out_aval(x, (_batch(x, y, weights, scale), *stored), x.dtype)
+
+
+def _batch(*data: Any) -> int:
+    return joint_batch(*(x.shape[0] for x in data))
 
 
 def _entries(
-    x: Any, y: Any, *arrays: Any, shape: tuple[int, int], vector_length: int, schedule: Any
+    x: Any,
+    y: Any,
+    weights: Any,
+    scale: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: int,
+    schedule: Any,
 ) -> Any:
     entries = Entries(arrays, shape, vector_length)
+    own = None if _absent(weights) else entries.values(weights)
     params = dict(shape=shape, vector_length=None, schedule=schedule)
-    return entries.vectors(bind_sddmm(x, y, *structure(entries.array), **params))
+    return entries.vectors(bind_sddmm(x, y, own, scale, *structure(entries.array), **params))
 
 
 def _reference(
-    x: Any, y: Any, *arrays: Any, shape: tuple[int, int], vector_length: None, schedule: Any
+    x: Any,
+    y: Any,
+    weights: Any,
+    scale: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: None,
+    schedule: Any,
 ) -> Any:
     offsets, indices, *_ = arrays
     nnz = indices.shape[0]
     if nnz == 0 or 0 in shape:
-        return jnp.zeros((joint_batch(x.shape[0], y.shape[0]), nnz), x.dtype)
+        return jnp.zeros((_batch(x, y, weights, scale), nnz), x.dtype)
     rows = row_of_entry(offsets, nnz)
     wide = accumulator(x.dtype)
     products = x[:, jnp.minimum(rows, shape[0] - 1)].astype(wide) * y[:, indices].astype(wide)
     stored = rows < shape[0]
-    return jnp.where(stored, products.sum(-1), 0).astype(x.dtype)
+    sums = _multiplied(products.sum(-1), weights, scale)
+    return jnp.where(stored, sums, 0).astype(x.dtype)
+
+
+def _multiplied(sums: Any, weights: Any, scale: Any) -> Any:
+    """What weights and scale, where there are any, make of wide sums [B, ...]."""
+    if not _absent(weights):
+        sums = sums * weights.astype(sums.dtype)
+    if not _absent(scale):
+        sums = sums * scale.reshape(-1, *(1 for _ in sums.shape[1:]))
+    return sums
 
 
 def _kernel_operands(
-    ctx: Any, x: Any, y: Any, arrays: Any, shape: tuple[int, int], length: int | None, platform: str
+    ctx: Any, data: tuple, arrays: Any, shape: tuple[int, int], length: int | None, platform: str
 ) -> tuple[Problem, tuple, tuple]:
     """What the kernels of all platforms are asked, their operands, and the avals of these."""
-    x_aval, y_aval, *avals = ctx.avals_in
+    data_avals, avals = ctx.avals_in[:4], ctx.avals_in[4:]
     problem = Problem(
         "sddmm",
         shape,
         nnz=avals[1].shape[0] * (length or 1),
-        n=x_aval.shape[2],
-        batch=joint_batch(x_aval.shape[0], y_aval.shape[0]),
-        dtype=x_aval.dtype.name,
+        n=data_avals[0].shape[2],
+        batch=_batch(*data_avals),
+        dtype=data_avals[0].dtype.name,
         format=str(CSR if length is None else CVS(length)),
         platform=platform,
     )
-    return problem, (*arrays[:2], x, y), (*avals[:2], x_aval, y_aval)
+    return problem, (*arrays[:2], *data), (*avals[:2], *data_avals)
 
 
 def _cpu(
     ctx: Any,
-    x: Any,
-    y: Any,
-    *arrays: Any,
+    *operands: Any,
     shape: tuple[int, int],
     vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cpu")
+    data, arrays = operands[:4], operands[4:]
+    problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
     return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
@@ -185,51 +227,60 @@ def _cpu(
 
 def _cuda(
     ctx: Any,
-    x: Any,
-    y: Any,
-    *arrays: Any,
+    *operands: Any,
     shape: tuple[int, int],
     vector_length: int | None,
     schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = _kernel_operands(ctx, x, y, arrays, shape, vector_length, "cuda")
-    plans, products = VECTOR_PLANS["sddmm"], (avals[2].shape[0], avals[3].shape[0])
+    data, arrays = operands[:4], operands[4:]
+    problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cuda")
+    plans, shapes = VECTOR_PLANS["sddmm"], OperandShapes(*(aval.shape for aval in avals[2:]))
     tile = resolve(schedule, problem, AtomicParallelism, *plans)
     if isinstance(tile, AtomicParallelism):
         if vector_length is not None:
             return None  # points are of entries
-        call = launch_plan(problem, tile, products)
+        call = launch_plan(problem, tile, shapes)
     else:
-        call = plans[type(tile)](problem, tile, products)
+        call = plans[type(tile)](problem, tile, shapes)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
-    # d(X Y^T) = dX Y^T + X dY^T
-    x, y, *arrays = primals
-    dx, dy = tangents
+    # The result is linear in each of x, y, weights and scale.
+    data, arrays = primals[:4], primals[4:]
+    of = [(*data[:i], tangent, *data[i + 1 :]) for i, tangent in enumerate(tangents)]
     return (
-        bind_sddmm(x, y, *arrays, **params),
-        None if dx is None else bind_sddmm(dx, y, *arrays, **params),
-        None if dy is None else bind_sddmm(x, dy, *arrays, **params),
+        bind_sddmm(*primals, **params),
+        *(
+            None if tangent is None else bind_sddmm(*each, *arrays, **params)
+            for tangent, each in zip(tangents, of, strict=True)
+        ),
     )
 
 
 def _transpose(
-    cotangent: Any, x: Any, y: Any, *arrays: Any, schedule: Any, **of: Any
+    cotangent: Any, x: Any, y: Any, weights: Any, scale: Any, *arrays: Any, schedule: Any, **of: Any
 ) -> tuple[int, Any]:
-    # With the sparse dC: dX = dC Y and dY = dC^T X
+    wide = accumulator(cotangent.dtype)
+    if is_linear_operand(weights):
+        return 2, bind_sddmm(x, y, cotangent, scale, *arrays, schedule=schedule, **of)
+    if is_linear_operand(scale):
+        unscaled = bind_sddmm(x, y, weights, None, *arrays, schedule=schedule, **of)
+        terms = unscaled.astype(wide) * cotangent.astype(wide)
+        return 3, terms.sum(range(1, terms.ndim))[:, None]
+    # With the sparse dC, times weights and scale: dX = dC Y and dY = dC^T X
     from sgap_jax.primitives import spmm  # the pair is closed under transposition
 
+    values = _multiplied(cotangent.astype(wide), weights, scale).astype(cotangent.dtype)
     to_y = is_linear_operand(y)
     params = dict(transpose=to_y, schedule=derived(schedule))
     dense = x if to_y else y
-    return int(to_y), bind(spmm.spmm_p, cotangent, dense, *arrays, **of, **params)
+    return int(to_y), bind(spmm.spmm_p, values, dense, *arrays, **of, **params)
 
 
 sddmm_p = define(
     "sddmm",
-    data=2,
+    data=4,
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

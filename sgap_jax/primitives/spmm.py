@@ -307,7 +307,8 @@ def _transpose(
     from sgap_jax.primitives import sddmm  # the pair is closed under transposition
 
     left, right = (x, cotangent) if transpose else (cotangent, x)
-    return 0, sddmm.bind_sddmm(left, right, *arrays, **of, schedule=derived(schedule))
+    params = dict(schedule=derived(schedule))
+    return 0, sddmm.bind_sddmm(left, right, None, None, *arrays, **of, **params)
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:

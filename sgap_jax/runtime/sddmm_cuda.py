@@ -2,7 +2,8 @@
 (cuda/sddmm.cuh)."""
 
 from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.runtime.kernel_source import TYPES
+from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
@@ -19,40 +20,31 @@ _INT = 2**31 - 1
 
 
 def launch_plan(
-    problem: Problem, schedule: AtomicParallelism, products: tuple[int, int] = (1, 1)
+    problem: Problem, schedule: AtomicParallelism, shapes: OperandShapes = PLAIN
 ) -> KernelCall:
-    """The launch of values = X Y^T at the entries, for operands as the kernel takes them.
+    """The launch of values = X Y^T at the entries, times weights and scale (`sddmm_call`).
 
     Inputs: row_offsets [m+1], column_indices [nnz], X [Bx, m, d], Y [By, k, d] with d = problem.n.
-    Output: values [batch, nnz] in the operands' dtype; nothing needs to be zeroed.
+    Output: values [batch, nnz] in the operands' dtype.
 
     Args:
       problem: op "sddmm" on "cuda"; `batch` is that of the result.
       schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
-      products: (Bx, By), each 1 or the batch.
-
-    Operands start at multiples of 16 bytes, as all XLA buffers do.
+      shapes: those of the operands of `sddmm_call`.
     """
     schedule.check(problem)
-    (m, k), d, col = problem.shape, problem.n, int(schedule.col)
+    d, col = problem.n, int(schedule.col)
     kernel, constants = _kernel(schedule, problem)
     constants += [schedule.block_size, d % col == 0]
-    operand = TYPES[problem.dtype]
-    pointers = ["const int", "const int", f"const {operand}", f"const {operand}", operand]
-    scalars = (
-        m,
+    return sddmm_call(
+        "sddmm.cuh",
+        kernel,
+        constants,
+        problem,
         problem.nnz,
-        d,
-        m * d if products[0] > 1 else 0,
-        k * d if products[1] > 1 else 0,
-        problem.batch,
-    )
-    return KernelCall(
-        source=instantiation("sddmm.cuh", kernel, constants, pointers, len(scalars)),
-        kernel=kernel,
-        grid=(schedule.blocks(problem), 1, grid_z(problem.batch)),
-        block=(schedule.block_size, 1, 1),
-        scalars=scalars,
+        shapes,
+        blocks=(schedule.blocks(problem), 1),
+        threads=schedule.block_size,
     )
 
 

@@ -2,52 +2,42 @@
 cuda/sddmm_paper_octet.cuh)."""
 
 from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.runtime.kernel_source import TYPES
+from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.warp import WarpTile, tile_blocks
 
 
 def launch_plan(
-    problem: Problem, tile: WarpTile | PaperOctetTile, products: tuple[int, int] = (1, 1)
+    problem: Problem, tile: WarpTile | PaperOctetTile, shapes: OperandShapes = PLAIN
 ) -> KernelCall:
-    """The launch of values = X Y^T at the vectors, for operands as the kernel takes them.
+    """The launch of values = X Y^T at the vectors, times weights and scale (`sddmm_call`).
 
     Inputs: row_offsets [ceil(m/V)+1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
-    d = problem.n. Output: values [batch, vectors, V] in the operands' dtype; nothing needs to be
-    zeroed.
+    d = problem.n. Output: values [batch, vectors, V] in the operands' dtype.
 
     Args:
       problem: op "sddmm" on "cuda", of format CVS(V); `nnz` counts numbers, `batch` is that of the
         result.
       tile: as its `check` allows.
-      products: (Bx, By), each 1 or the batch.
-
-    Operands start at multiples of 16 bytes, as all XLA buffers do.
+      shapes: those of the operands of `sddmm_call`.
     """
     tile.check(problem)
-    (m, k), d = problem.shape, problem.n
-    constants: list[str | int] = [tile.vector_length, d % 8 == 0]
+    constants: list[str | int] = [tile.vector_length, problem.n % 8 == 0]
     if isinstance(tile, WarpTile):
         header, kernel = "sddmm_warp.cuh", "SddmmWarpKernel"
         constants.insert(0, TYPES[problem.dtype])
     else:
         header, kernel = "sddmm_paper_octet.cuh", "SddmmPaperOctetKernel"
         constants.insert(1, tile.partials == "shuffle")
-    reads = f"const {TYPES[problem.dtype]}"
-    pointers = ["const int", "const int", reads, reads, TYPES[problem.dtype]]
-    scalars = (
-        m,
+    return sddmm_call(
+        header,
+        kernel,
+        constants,
+        problem,
         problem.nnz,
-        d,
-        m * d if products[0] > 1 else 0,
-        k * d if products[1] > 1 else 0,
-        problem.batch,
-    )
-    return KernelCall(
-        source=instantiation(header, kernel, constants, pointers, len(scalars)),
-        kernel=kernel,
-        grid=(*tile_blocks(problem, tile.vector_length), grid_z(problem.batch)),
-        block=(32, 1, 1),
-        scalars=scalars,
+        shapes,
+        blocks=tile_blocks(problem, tile.vector_length),
+        threads=32,
     )

@@ -17,7 +17,7 @@ from sgap_jax.schedules.schedule import Schedule
 from sgap_jax.schedules.subwarp import SubwarpTile
 from sgap_jax.schedules.warp import WarpTile
 
-# (problem, schedule, products) -> launch
+# (problem, schedule, products or, of sddmm, shapes of operands) -> launch
 VECTOR_PLANS: dict[str, dict[type[Schedule], Callable[..., KernelCall]]] = {
     "spmm": {
         OctetTile: spmm_octet_cuda.launch_plan,

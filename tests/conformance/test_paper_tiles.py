@@ -8,6 +8,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import PaperOctetTile, Problem, Schedule, ScheduleError, WarpTile
 from sgap_jax.runtime import nvrtc, sddmm_paper_cuda, spmm_paper_cuda
+from sgap_jax.runtime.sddmm_operands import OperandShapes
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PLANS = {"spmm": spmm_paper_cuda.launch_plan, "sddmm": sddmm_paper_cuda.launch_plan}
@@ -29,11 +30,15 @@ def test_every_kernel_compiles_without_spills_or_local_memory(op, arch):
     require_nvrtc()
     for i, (tile, n) in enumerate(itertools.product(SPMM if op == "spmm" else SDDMM, (128, 127))):
         dtype = tile.dtypes[i % len(tile.dtypes)]
-        source = PLANS[op](problem_of(op, tile, dtype, n), tile).source
-        registers, stack, spills = resources(source, arch)
-        assert (stack, spills) == (0, 0), f"{tile} for {op}, n = {n}"
-        # A warp is a block, of which a multiprocessor has at most 32: 64 registers would do.
-        assert registers <= (128 if isinstance(tile, WarpTile) else 200), f"{tile} for {op}"
+        plans = [PLANS[op](problem_of(op, tile, dtype, n), tile)]
+        if op == "sddmm" and n == 128:
+            factors = OperandShapes(weights=(1, 20_000, tile.vector_length), scale=(1, 1))
+            plans.append(PLANS[op](problem_of(op, tile, dtype, n), tile, factors))
+        for plan in plans:
+            registers, stack, spills = resources(plan.source, arch)
+            assert (stack, spills) == (0, 0), f"{tile} for {op}, n = {n}"
+            # A warp is a block, of which a multiprocessor has at most 32: 64 registers would do.
+            assert registers <= (128 if isinstance(tile, WarpTile) else 200), f"{tile} for {op}"
 
 
 def test_the_kernels_have_the_instructions_and_the_loads_of_the_paper():
@@ -103,7 +108,7 @@ def test_launches():
         assert plan.scalars == (1001, 128, 0, 0, 1)
         plan = sddmm_paper_cuda.launch_plan(sddmm, tile)
         # section 6.4: ceil(M / V) x ceil(N / 32), N the columns of A
-        assert (plan.grid, plan.scalars) == ((126, 29, 1), (1001, 160_000, 128, 0, 0, 1))
+        assert (plan.grid, plan.scalars) == ((126, 29, 1), (1001, 160_000, 128, 0, 0, 0, 0, 1))
         # No row has more vectors than there are.
         few = dataclasses.replace(sddmm, nnz=8 * 40)
         assert sddmm_paper_cuda.launch_plan(few, tile).grid == (126, 2, 1)

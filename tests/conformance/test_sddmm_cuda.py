@@ -11,6 +11,7 @@ from tolerance import DTYPES
 from sgap_jax import Problem, Schedule, choose_schedule, legal_points
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes
 from sgap_jax.schedules.kernels import algorithm
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -18,6 +19,8 @@ PROBLEM = Problem("sddmm", (1000, 900), 20_000, n=128, platform="cuda")
 POINTS = list(legal_points(PROBLEM))
 # float32 as it is most often, and the rest.
 VARIANTS = [("float32", 128), *itertools.product(DTYPES, (128, 127, 32, 513))]
+WEIGHTED, SCALED = OperandShapes(weights=(1, 20_000)), OperandShapes(scale=(1, 1))
+FACTORS = (PLAIN, WEIGHTED, SCALED, OperandShapes(weights=(1, 20_000), scale=(1, 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +28,8 @@ def _nvrtc():
     require_nvrtc()
 
 
-def check_registers(point, problem, arch):
-    registers, stack, spills = resources(launch_plan(problem, point).source, arch)
+def check_registers(point, problem, arch, shapes=PLAIN):
+    registers, stack, spills = resources(launch_plan(problem, point, shapes).source, arch)
     assert (stack, spills) == (0, 0), f"{point} for {problem}"
     assert registers <= 64, f"{point} for {problem}"
 
@@ -41,7 +44,8 @@ def test_every_point_compiles_without_spills_or_local_memory(arch, family):
         i = zlib.crc32(str(point).encode())
         if ARCHITECTURES[i % 3] == arch:
             dtype, d = VARIANTS[i // 3 % len(VARIANTS)]
-            check_registers(point, dataclasses.replace(PROBLEM, dtype=dtype, n=d), arch)
+            problem = dataclasses.replace(PROBLEM, dtype=dtype, n=d)
+            check_registers(point, problem, arch, FACTORS[i // 64 % 4])
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -51,7 +55,8 @@ def test_the_points_of_most_registers_stay_within_64(arch):
         check_registers(Schedule.parse(text), dataclasses.replace(PROBLEM, n=d), arch)
     for d in (128, 127, 126, 8):
         problem = dataclasses.replace(PROBLEM, n=d)
-        check_registers(choose_schedule(problem), problem, arch)
+        for shapes in (PLAIN, FACTORS[-1]):
+            check_registers(choose_schedule(problem), problem, arch, shapes)
 
 
 def test_vectors_where_the_features_allow_them():
@@ -79,14 +84,14 @@ def constants(text, **changes):
 
 
 def test_constants():
-    # nonzeros, columns, lanes, at once, block, vector
+    # nonzeros, columns, lanes, at once, block, vector, weighted, scaled
     assert constants("{<3 nnz, 2 col>, 2} worker_dim_r=1/2") == (
         "SddmmNnzKernel",
-        ["6", "2", "2", "2", "256", "true"],
+        ["6", "2", "2", "2", "256", "true", "false", "false"],
     )
     # rows, groups a row, columns, lanes, loads kept, at once, block, vector
     row = "{<2 row, 4 col>, 8} worker_dim_r=1/4 block_size=128"
-    assert constants(row, n=33)[1] == ["8", "1", "4", "8", "2", "2", "128", "false"]
+    assert constants(row, n=33)[1] == ["8", "1", "4", "8", "2", "2", "128", *3 * ["false"]]
     assert constants("{<1/32 row, 1 col>, 8}", n=64)[1][1:6] == ["4", "1", "8", "8", "2"]
     assert constants("{<1/32 row, 1 col>, 8}", n=1000)[1][4] == "0"
     # Numbers that would overflow in the kernel stay below 2^31.
@@ -106,11 +111,27 @@ def test_launches():
     assert (nnz.grid, nnz.block, nnz.zero) == ((79, 1, 1), (256, 1, 1), ())
     assert (row.grid, row.zero) == ((16, 1, 1), ())  # 500 groups
     assert (split.grid, split.block) == ((250, 1, 1), (128, 1, 1))  # 4000 groups, 16 in a block
-    assert nnz.scalars == (1000, 20_000, 128, 0, 0, 1)
+    assert nnz.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1)
     many = dataclasses.replace(PROBLEM, batch=70_000)
-    both = launch_plan(many, POINTS[0], (70_000, 70_000))
-    assert both.grid[2] == 65535 and both.scalars[3:] == (1000 * 128, 900 * 128, 70_000)
-    assert launch_plan(many, POINTS[0], (1, 70_000)).scalars[3:5] == (0, 900 * 128)
+    own = OperandShapes((70_000,), (70_000,), (70_000, 20_000), (70_000, 1))
+    all = launch_plan(many, POINTS[0], own)
+    assert all.grid[2] == 65535
+    assert all.scalars[3:] == (1000 * 128, 900 * 128, 20_000, 1, 70_000)
+    assert launch_plan(many, POINTS[0], OperandShapes(y=(70_000,))).scalars[3:5] == (0, 900 * 128)
+    assert launch_plan(many, POINTS[0], WEIGHTED).scalars[3:7] == (0, 0, 0, 0)
+
+
+def test_what_multiplies_the_sums_is_a_constant_of_the_kernel():
+    flags = [
+        launch_plan(PROBLEM, POINTS[0], s).source.split(">(")[0].split(", ")[-2:] for s in FACTORS
+    ]
+    false, true = "false", "true"
+    assert flags == [[false, false], [true, false], [false, true], [true, true]]
+    loads = [
+        nvrtc.ptx(launch_plan(PROBLEM, POINTS[0], s).source, "compute_90", (INCLUDE,)).count("ld.")
+        for s in FACTORS
+    ]
+    assert loads[0] < min(loads[1:3]) and max(loads[1:3]) < loads[3]
 
 
 def test_an_empty_problem_has_a_launch_too():

@@ -10,6 +10,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 from sgap_jax import OctetTile, Problem, Schedule, ScheduleError, choose_schedule
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.sddmm_octet_cuda import launch_plan
+from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes
 from sgap_jax.schedules.octet_sddmm import registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -46,7 +47,9 @@ def test_a_sample_of_the_tiles_compiles_without_spills_or_local_memory(arch):
     full = [pair for pair in LEGAL if registers(*pair) in (78, 80, 158, 160)]
     rank = lambda pair: zlib.crc32(f"{pair} {arch}".encode())
     for i, (tile, dtype) in enumerate(sorted(full, key=rank)[:5] + sorted(LEGAL, key=rank)[:5]):
-        source = launch_plan(problem_of(tile, dtype=dtype, n=(64, 36, 31)[i % 3]), tile).source
+        shapes = (PLAIN, OperandShapes(weights=(1, 20_000, 8), scale=(1, 1)))[i % 2]
+        problem = problem_of(tile, dtype=dtype, n=(64, 36, 31)[i % 3])
+        source = launch_plan(problem, tile, shapes).source
         used, stack, spills = resources(source, arch)
         assert (stack, spills) == (0, 0), f"{tile} for {dtype}"
         assert used <= (128 if registers(tile, dtype) <= 80 else 255), f"{tile} for {dtype}"
@@ -72,21 +75,23 @@ def test_launches():
     plan = launch_plan(PROBLEM, OctetTile(8, tile_n=32, tile_k=64))
     # 20000 vectors in windows of 32, four of them in a block
     assert (plan.grid, plan.block, plan.zero) == ((157, 1, 1), (128, 1, 1), ())
-    assert plan.scalars == (1000, 20_000, 64, 0, 0, 1)
-    assert "SddmmOctetKernel<sgap::bfloat16, 8, 32, 64, 1, 128, true>" in plan.source
+    assert plan.scalars == (1000, 20_000, 64, 0, 0, 0, 0, 1)
+    assert "SddmmOctetKernel<sgap::bfloat16, 8, 32, 64, 1, 128, true, false, false>" in plan.source
     odd = dataclasses.replace(PROBLEM, n=63, dtype="float32")
     tile = OctetTile(8, tile_n=16, tile_k=16, stages=2, tf32=True)
-    assert "<float, 8, 16, 16, 2, 128, false>" in launch_plan(odd, tile).source
+    assert "<float, 8, 16, 16, 2, 128, false, false, false>" in launch_plan(odd, tile).source
     many = dataclasses.replace(PROBLEM, batch=70_000)
-    both = launch_plan(many, OctetTile(8), (70_000, 70_000))
-    assert both.grid[2] == 65535 and both.scalars[3:] == (1000 * 64, 900 * 64, 70_000)
-    assert launch_plan(many, OctetTile(8), (1, 70_000)).scalars[3:5] == (0, 900 * 64)
+    own = OperandShapes((70_000,), (70_000,), (70_000, 20_000, 8), (70_000, 1))
+    all = launch_plan(many, OctetTile(8), own)
+    assert all.grid[2] == 65535
+    assert all.scalars[3:] == (1000 * 64, 900 * 64, 160_000, 1, 70_000)
+    assert launch_plan(many, OctetTile(8), OperandShapes(y=(70_000,))).scalars[3:5] == (0, 900 * 64)
 
 
 @pytest.mark.parametrize(("tile_k", "d", "vector"), [(16, 4, True), (32, 4, False), (48, 12, True)])
 def test_a_load_is_one_vector_where_the_features_are_a_multiple_of_it(tile_k, d, vector):
     source = launch_plan(dataclasses.replace(PROBLEM, n=d), OctetTile(8, tile_k=tile_k)).source
-    assert (", true>" in source) == vector
+    assert (", true, false, false>" in source) == vector
 
 
 def test_an_empty_problem_has_a_launch_too():

@@ -14,6 +14,7 @@ from sgap_jax import choose_schedule as choose
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.default_calls import OF_VECTORS, default_calls
 from sgap_jax.runtime.precompiled import ARCHITECTURES
+from sgap_jax.runtime.sddmm_operands import OperandShapes
 from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules.subwarp import LENGTHS
 
@@ -35,9 +36,10 @@ def of(length, op="spmm", permuted=False, n=128, dtype="float32", m=1000, vector
     )
 
 
-def plan(problem, tile=None, products=(1, 1)):
+def plan(problem, tile=None, *operands):
+    """`operands`: the products of spmm, the shapes of sddmm."""
     tile = choose(problem) if tile is None else tile
-    return VECTOR_PLANS[problem.op][type(tile)](problem, tile, products)
+    return VECTOR_PLANS[problem.op][type(tile)](problem, tile, *operands)
 
 
 def stay_in_registers(sources, arch):
@@ -60,6 +62,10 @@ def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
         sources.append(plan(of(length, op, permuted, 128, dtype), SubwarpTile(length)).source)
         tile = SubwarpTile(length, subwarp=32, block_size=512)
         sources.append(plan(of(length, op, permuted, other, dtype), tile).source)
+        if op == "sddmm":
+            factors = OperandShapes(weights=(1, 20_000, length), scale=(1, 1))
+            problem = of(length, op, permuted, 128, dtype)
+            sources.append(plan(problem, SubwarpTile(length), factors).source)
     stay_in_registers(sources, arch)
 
 
@@ -106,13 +112,13 @@ def test_launches():
     assert narrow.grid == (500, 2, 1) and narrow.scalars == (1000, 128, 900, 0, 0, 2, 1)
     # 1250 windows of 16 vectors, two halves of 4 rows each
     sampled = plan(of(8, "sddmm"), tile)
-    assert sampled.grid == (157, 1, 1) and sampled.scalars == (1000, 20_000, 128, 0, 0, 1)
+    assert sampled.grid == (157, 1, 1) and sampled.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1)
     many = of(8, batch=70_000)
     batched = plan(many, tile, (70_000, 1))
     assert batched.grid[2] == 65535 and batched.scalars[2:] == (160_000, 0, 2, 70_000)
     assert plan(many, tile, (1, 70_000)).scalars[2:4] == (0, 900 * 128)
-    both = plan(of(8, "sddmm", batch=3), tile, (3, 3))
-    assert both.scalars[3:] == (1000 * 128, 900 * 128, 3)
+    both = plan(of(8, "sddmm", batch=3), tile, OperandShapes((3,), (3,), (3, 20_000, 8)))
+    assert both.scalars[3:] == (1000 * 128, 900 * 128, 160_000, 0, 3)
 
 
 def constants(problem, tile):

@@ -61,5 +61,6 @@ def test_a_far_row_of_y_is_not_a_near_one(point):
     call = sddmm_cuda.launch_plan(problem, Schedule.parse(point))
     arrays = [np.array([0, 1], np.int32), np.array([2**30], np.int32)]
     arrays += [np.ones((1, 8), np.float32), np.ones((4, 8), np.float32)]
+    arrays += 2 * [np.zeros(0, np.float32)]
     with pytest.raises(Fault, match="out of bounds"):
         emulate(call, arrays, [((1,), np.float32)])

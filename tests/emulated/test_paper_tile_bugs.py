@@ -8,7 +8,7 @@ import sddmm_oracle
 import spmm_oracle
 from battery import BATTERY
 from cuda_sources import require_nvrtc
-from paper_tiles import assert_sampled, product, sampled
+from paper_tiles import assert_sampled, check_sampled_factors, product, sampled
 from tolerance import assert_within
 from vector_cases import encoded
 
@@ -61,8 +61,8 @@ SDDMM_BUGS = [
     ("sddmm_warp.cuh", "tile.Multiply(sums);\n        __syncwarp();", "tile.Multiply(sums);", WARP),
     (
         "sddmm_warp.cuh",
-        "v < rows ? sums[v * kSumPitch + threadIdx.x] : 0.0f",
-        "sums[v * kSumPitch + threadIdx.x]",
+        "v < rows ? vector[v] : 0.0f",
+        "vector[v]",
         WARP,
     ),
     ("sddmm_warp.cuh", "if (threadIdx.x < vectors) {", "{", WARP),
@@ -92,7 +92,7 @@ SDDMM_BUGS = [
         "(16 - 16 * (j % 2));\n  }\n  if",
         REG,
     ),
-    ("sddmm_paper_octet.cuh", "if (place < vectors) StoreTogether", "StoreTogether", REG),
+    ("sddmm_paper_octet.cuh", "if (place < vectors) {", "{", REG),
     ("mma_m8n8k4.cuh", "m8n8k4.row.col", "m8n8k4.row.row", REG),
 ]
 
@@ -131,3 +131,27 @@ def test_planted_bugs_of_sampled_products_are_caught(header, right, wrong, tile,
         assert not np.delete(values.reshape(-1), place).any()
 
     planted(header, right, wrong, check)
+
+
+FACTOR_BUGS = [
+    ("sddmm_warp.cuh", "factors.From(at)", "factors", WARP),
+    (
+        "sddmm_warp.cuh",
+        "all_factors.Of(product, weights_stride, scale_stride)",
+        "all_factors",
+        WARP,
+    ),
+    ("sddmm_warp.cuh", "factors.Multiply(vector);", "", WARP),
+    ("sddmm_paper_octet.cuh", "factors.From(at)", "factors", REG),
+    (
+        "sddmm_paper_octet.cuh",
+        "all_factors.Of(product, weights_stride, scale_stride)",
+        "all_factors",
+        REG,
+    ),
+]
+
+
+@pytest.mark.parametrize(("header", "right", "wrong", "tile"), FACTOR_BUGS)
+def test_planted_bugs_of_factors_are_caught(header, right, wrong, tile, planted):
+    planted(header, right, wrong, lambda: check_sampled_factors(tile, "float16"))

@@ -9,7 +9,7 @@ import spmm_oracle
 from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
 from emulator import Fault
-from paper_tiles import assert_sampled, product, sampled
+from paper_tiles import assert_sampled, check_sampled_factors, product, sampled
 from tolerance import assert_within
 from vector_cases import encoded
 
@@ -121,6 +121,11 @@ def test_batches_of_sampled_products(tile, dtype, own):
     values = sampled(entries, arrays, tile, dtype, X, Y, change=few)
     for i in range(batch):
         assert_sampled(values[i], entries, place, dtype, X[i % len(X)], Y[i % len(Y)])
+
+
+@pytest.mark.parametrize(("tile", "dtype"), SAMPLED, ids=str)
+def test_weights_and_scale(tile, dtype):
+    check_sampled_factors(tile, dtype)
 
 
 def test_windows_of_a_long_row_in_one_block():

@@ -5,11 +5,11 @@ import zlib
 
 import numpy as np
 import pytest
-from battery import BATTERY, cast
+from battery import BATTERY
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from emulator import Fault
-from sddmm_oracle import operands, oracle
+from sddmm_oracle import check_factors, launched, operands, oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points
@@ -44,15 +44,15 @@ def _nvrtc():
     require_nvrtc()
 
 
-def sampled(case, point, dtype, X, Y, change=None, **where):
+def sampled(case, point, dtype, X, Y, weights=None, scale=None, change=None, **where):
     """values [batch, nnz] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded to dtype."""
-    X, Y = cast(X, dtype), cast(Y, dtype)
-    batch = max(len(X), len(Y))
-    problem = Problem("sddmm", case.shape, case.nnz, X.shape[2], batch, dtype, platform="cuda")
-    call = launch_plan(problem, point, (len(X), len(Y)))
+    dense, shapes = launched(dtype, X, Y, weights, scale)
+    batch, d = max(len(x) for x in dense), X.shape[2]
+    problem = Problem("sddmm", case.shape, case.nnz, d, batch, dtype, platform="cuda")
+    call = launch_plan(problem, point, shapes)
     call = call if change is None else change(call)
-    inputs = (case.row_offsets, case.column_indices, X, Y)
-    (values,) = emulate(call, inputs, [((batch, case.nnz), X.dtype)], **where)
+    inputs = (case.row_offsets, case.column_indices, *dense)
+    (values,) = emulate(call, inputs, [((batch, case.nnz), dense[0].dtype)], **where)
     return values
 
 
@@ -103,6 +103,43 @@ def test_batches(point, own):
     values = sampled(case, point, "float32", X, Y, change=few)
     for i in range(batch):
         assert_within(values[i], *oracle(case, "float32", X[i % len(X)], Y[i % len(Y)]))
+
+
+def check_entry_factors(point, dtype, change=None):
+    case = BATTERY["padded"]
+    place = np.arange(case.stored)
+    weights = np.full(case.nnz, np.nan)
+    weights[place] = np.random.default_rng(0).standard_normal(case.stored)
+    run = lambda *operands: sampled(case, point, dtype, *operands, change=change)
+    check_factors(case, place, weights, dtype, *operands(case, 6), run)
+
+
+@pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
+def test_weights_and_scale(point):
+    few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 1))
+    i = REPRESENTATIVES.index(point)
+    check_entry_factors(point, DTYPES[i], few if i % 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong", "point"),
+    [
+        ("factors.cuh", "weights + numbers, scale", "weights, scale", 0),
+        ("factors.cuh", "weights + product * weights_stride", "weights", 0),
+        ("factors.cuh", "scale + product * scale_stride", "scale", 0),
+        ("factors.cuh", "sums[j] *= Widen(own.at[j])", "sums[j] += Widen(own.at[j])", 0),
+        ("factors.cuh", "sums[j] *= all", "sums[j] *= all * all", 0),
+        (
+            "sddmm.cuh",
+            "factors.From(p), out + p, last - p);\n        p",
+            "factors, out + p, last - p);\n        p",
+            2,
+        ),
+        ("sddmm.cuh", "factors.From(i).Multiply", "factors.Multiply", 2),
+    ],
+)
+def test_planted_bugs_of_factors_are_caught(header, right, wrong, point, planted):
+    planted(header, right, wrong, lambda: check_entry_factors(REPRESENTATIVES[point], "float16"))
 
 
 @pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
@@ -167,7 +204,7 @@ def test_the_sums_of_a_group_are_the_same_bits_wherever_their_nonzeros_stand():
         ("group.cuh", "if (halves > kCount)", "if (halves > 2)", 3, "every_length"),
         ("sddmm.cuh", "at < d ? d - at : 0", "kColumns", 1, "every_length"),
         ("sddmm.cuh", "s + 1 < kKept", "s < kKept", 2, "every_length"),
-        ("sddmm.cuh", "if (i < left) Narrow", "Narrow", 1, "every_length"),
+        ("sddmm.cuh", "if (i < left) {", "{", 1, "every_length"),
         ("sddmm.cuh", "entries[p + i < last ? p + i : last - 1]", "entries[p + i]", 1, "full"),
         ("sddmm.cuh", "stored - first < kNonzeros ? stored :", "", 1, "padded"),
         ("sddmm.cuh", "p = stored + thread", "p = nnz", 2, "padded"),

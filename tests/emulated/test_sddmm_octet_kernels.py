@@ -5,11 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
-from battery import BATTERY, cast
+from battery import BATTERY
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from emulator import Fault
-from sddmm_oracle import operands, vector_oracle
+from octet_oracle import tf32
+from sddmm_oracle import check_factors, launched, operands, vector_oracle
 from tolerance import assert_within
 from vector_cases import encoded
 
@@ -35,17 +36,18 @@ def _nvrtc():
     require_nvrtc()
 
 
-def sampled(arrays, shape, tile, dtype, X, Y, change=None, **where):
+def sampled(arrays, shape, tile, dtype, X, Y, weights=None, scale=None, change=None, **where):
     """values [batch, vectors, V] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded."""
-    X, Y = cast(X, dtype), cast(Y, dtype)
+    dense, shapes = launched(dtype, X, Y, weights, scale)
     offsets, indices, values = arrays
-    batch = max(len(X), len(Y))
+    batch = max(len(x) for x in dense)
     problem = Problem("sddmm", shape, values.size, X.shape[2], batch, dtype)
     format = f"CVS({values.shape[1]})"
     problem = dataclasses.replace(problem, format=format, platform="cuda")
-    call = launch_plan(problem, tile, (len(X), len(Y)))
+    call = launch_plan(problem, tile, shapes)
     call = call if change is None else change(call)
-    (found,) = emulate(call, (offsets, indices, X, Y), [((batch, *values.shape), X.dtype)], **where)
+    outputs = [((batch, *values.shape), dense[0].dtype)]
+    (found,) = emulate(call, (offsets, indices, *dense), outputs, **where)
     return found
 
 
@@ -99,6 +101,31 @@ def test_batches(own):
             one = values[i].reshape(-1)
             bound = vector_oracle(case, place, one.size, "float16", X[i % len(X)], Y[i % len(Y)])
             assert_within(one, *bound)
+
+
+def check_vector_factors(length, dtype, tile=TILES[1]):
+    arrays, case, place = encoded(BATTERY["every_length"], length)
+    X, Y = (tf32(x) if dtype == "float32" else x for x in operands(case, 9))
+    run = lambda *operands: sampled(arrays, case.shape, of(tile, length, dtype), dtype, *operands)
+    check_factors(case, place, arrays[2], dtype, X, Y, run)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_weights_and_scale(length):
+    i = LENGTHS.index(length)
+    check_vector_factors(length, DTYPES[i % 3], TILES[i % 4])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("factors.From(row).Multiply", "factors.Multiply"),
+        ("left, factors.From(place), out", "left, factors, out"),
+        ("all_factors.Of(product, weights_stride, scale_stride)", "all_factors"),
+    ],
+)
+def test_planted_bugs_of_factors_are_caught(right, wrong, planted):
+    planted("sddmm_octet.cuh", right, wrong, lambda: check_vector_factors(8, "float16"))
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -2,7 +2,7 @@
 
 import pytest
 from cuda_sources import require_nvrtc
-from subwarp_tiles import check_infinity, check_product, check_sampled
+from subwarp_tiles import check_infinity, check_product, check_sampled, check_sampled_factors
 
 from sgap_jax import SubwarpTile
 
@@ -40,6 +40,11 @@ def features(name):
     check_sampled(name, SubwarpTile(8, tile_k=16, subwarp=4), "float32", 9)
 
 
+def factors(dtype):
+    """Of V = 8, whose rows two subwarps share in float64."""
+    check_sampled_factors(SubwarpTile(8, tile_n=8, subwarp=4), dtype)
+
+
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "check", "of"),
     [
@@ -70,7 +75,16 @@ def features(name):
         # rows of B past the end of the matrix
         (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
         (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
-        (SDDMM, "v + j < rows ? sums[s + j] : 0", "sums[s + j]", rows_of_x, "every_length"),
+        (SDDMM, "v + j < rows ? own[j] : 0", "own[j]", rows_of_x, "every_length"),
+        (SDDMM, "factors.From(place)", "factors", factors, "float16"),
+        (SDDMM, "factors.From(at)", "factors", factors, "float16"),
+        (
+            SDDMM,
+            "all_factors.Of(product, weights_stride, scale_stride)",
+            "all_factors",
+            factors,
+            "float16",
+        ),
         (SDDMM, "if (v + 1 < rows) x_row += d", "x_row += d", rows_of_x, "every_length"),
         (SDDMM, "row < m ? row : m - 1", "row", rows_of_x, "every_length"),
         (SDDMM, "row < m ? rows : 0", "rows", rows_of_x, "every_length"),

@@ -16,6 +16,7 @@ from subwarp_tiles import (
     check_infinity,
     check_product,
     check_sampled,
+    check_sampled_factors,
     problem_of,
     product,
     sampled,
@@ -108,6 +109,13 @@ def test_every_dtype_and_width_of_features(dtype):
         tile = SubwarpTile(4, tile_k=4 * columns, subwarp=4)
         for d in (columns * 7, columns * 7 + 1):
             check_sampled("padded", tile, dtype, d)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_weights_and_scale_of_sddmm(length):
+    i = LENGTHS.index(length)
+    tile = SubwarpTile(length, tile_n=4, subwarp=(2, 8, 32)[i % 3], block_size=64)
+    check_sampled_factors(tile, DTYPES[i % 4])
 
 
 def test_code_for_older_architectures():
@@ -216,7 +224,8 @@ def test_offsets_that_nobody_checked_end_and_stay_within_bounds(op):
         if op == "sddmm":
             problem = dataclasses.replace(problem, op="sddmm")
             call = sddmm_subwarp_cuda.launch_plan(problem, tile)
-            inputs, out = (offsets, indices, np.ones((m, 4), "f4"), np.ones((k, 4), "f4")), values
+            X, Y, absent = np.ones((m, 4), "f4"), np.ones((k, 4), "f4"), np.zeros(0, "f4")
+            inputs, out = (offsets, indices, X, Y, absent, absent), values
         else:
             call = spmm_subwarp_cuda.launch_plan(problem, tile)
             inputs = (values, offsets, indices, places, np.ones((shape[1], 4), "f4"))
@@ -267,7 +276,8 @@ def test_a_far_row_is_not_a_near_one(op):
         call = sddmm_subwarp_cuda.launch_plan(
             dataclasses.replace(problem, op="sddmm"), SubwarpTile(1)
         )
-        inputs, out = (one, at, memory, memory), [((1, 1, 1), np.float32)]
+        absent = np.zeros(0, np.float32)
+        inputs, out = (one, at, memory, memory, absent, absent), [((1, 1, 1), np.float32)]
     else:
         call = spmm_subwarp_cuda.launch_plan(problem, SubwarpTile(1))
         inputs, out = (values, one, at, np.zeros(1, np.int32), memory), [((1, 1, 8), np.float32)]

@@ -76,7 +76,8 @@ def test_octet_tiles_of_sddmm(dtype):
         tile = OctetTile(length, 16 * (1 + i % 2), 32 * (1 + i % 2), tf32=dtype == "float32")
         A, d = vectors(arrays, case, dtype), 24 + i % 2
         X, Y = (cast(integers(size, d, seed=i), dtype) for size in case.shape)
-        same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values, tile)
+        factors = dict(weighted=i % 2 == 1, scale=0.5 if i % 3 else None)
+        same_bits(lambda s, A=A, X=X, Y=Y, f=factors: sddmm(A, X, Y, schedule=s, **f).values, tile)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -99,7 +100,11 @@ def test_defaults(dtype):
         case = BATTERY[name]
         X, Y = (cast(integers(size, d, seed=1), dtype) for size in case.shape)
         same_bits(lambda s, c=case, Y=Y: spmm(integer_array(c, dtype), Y, schedule=s))
-        same_bits(lambda s, c=case, X=X, Y=Y: sddmm(array(c, dtype), X, Y, schedule=s).values)
+        same_bits(
+            lambda s, c=case, X=X, Y=Y, w=d > 1: (
+                sddmm(integer_array(c, dtype), X, Y, weighted=w, schedule=s).values
+            )
+        )
         same_bits(
             lambda s, c=case, Y=Y: gspmm(integer_array(c, dtype), Y, reduce="max", schedule=s)
         )
@@ -126,4 +131,4 @@ def test_vectors(dtype, length):
         X, Y = (cast(integers(size, n, seed=1), dtype) for size in case.shape)
         same_bits(lambda s, A=A, Y=Y: spmm(A, Y, schedule=s), tile)
         same_bits(lambda s, A=A, X=X: spmm(A, X, transpose=True, schedule=s), tile)
-        same_bits(lambda s, A=A, X=X, Y=Y: sddmm(A, X, Y, schedule=s).values)
+        same_bits(lambda s, A=A, X=X, Y=Y, w=n == 6: sddmm(A, X, Y, weighted=w, schedule=s).values)

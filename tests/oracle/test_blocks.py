@@ -49,7 +49,7 @@ def test_battery(name):
     n, d = (int(size) for size in draw.choice([0, 1, 2, 5, 16, 33], 2))
     spmm_is_right(arrays, case, dtypes[0], n, False, schedule)
     spmm_is_right(arrays, case, dtypes[1], n, True, schedule)
-    sddmm_is_right(arrays, case, place, dtypes[2], d, schedule)
+    sddmm_is_right(arrays, case, place, dtypes[2], d, schedule, weighted=i % 2 == 1)
     rows_are_right(arrays, case, place, dtypes[3], schedule)
 
 
@@ -58,7 +58,7 @@ def test_in_the_emulator(request):
     arrays, case, place = encoded(BATTERY["padded"], 4, width=4)
     spmm_is_right(arrays, case, "float32", 5, False, schedule)
     spmm_is_right(arrays, case, "float32", 5, True, schedule)
-    sddmm_is_right(arrays, case, place, "float32", 5, schedule)
+    sddmm_is_right(arrays, case, place, "float32", 5, schedule, weighted=True)
     rows_are_right(arrays, case, place, "float32", schedule)
 
 

@@ -31,17 +31,17 @@ def test_battery(name, length):
         sizes = [int(size) for size in draw.choice(COLUMNS, 3)]
         spmm_is_right(arrays, case, dtypes[0], sizes[0], False, schedule)
         spmm_is_right(arrays, case, dtypes[1], sizes[1], True, schedule)
-        sddmm_is_right(arrays, case, place, dtypes[2], sizes[2], schedule)
+        sddmm_is_right(arrays, case, place, dtypes[2], sizes[2], schedule, draw.random() < 0.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 5, 8, 16, 32])
 def test_every_width(length, dtype):
     arrays, case, place = encoded(BATTERY["every_length"], length)
-    for n in COLUMNS[(0 if dtype == "float32" else 1) :: 1 if dtype == "float32" else 3]:
+    for i, n in enumerate(COLUMNS[dtype != "float32" :: 1 if dtype == "float32" else 3]):
         spmm_is_right(arrays, case, dtype, n, False)
         spmm_is_right(arrays, case, dtype, n, True)
-        sddmm_is_right(arrays, case, place, dtype, n)
+        sddmm_is_right(arrays, case, place, dtype, n, weighted=i % 2 == 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,8 +51,8 @@ def test_sampled_products_by_windows_of_columns(length, dtype):
     arrays, case, place = encoded(from_row_lengths("dense", 210, [130, 0, 7, 201, 90] * 5), length)
     assert 3 * case.nnz > case.shape[0] * case.shape[1]
     d = 1024 // np.dtype(jnp.dtype(dtype)).itemsize
-    for schedule in (CpuTile(), CpuTile(nonzeros=300)):
-        sddmm_is_right(arrays, case, place, dtype, d + 3, schedule)
+    for schedule, weighted in ((CpuTile(), False), (CpuTile(nonzeros=300), True)):
+        sddmm_is_right(arrays, case, place, dtype, d + 3, schedule, weighted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,6 +63,8 @@ def test_sampled_products_of_block_rows_of_few_and_many_vectors(length, dtype):
     arrays, case, place = encoded(from_row_lengths("uneven", 90, lengths), length)
     for d in (32, 64, 101) if length < 32 else (37, 515):
         sddmm_is_right(arrays, case, place, dtype, d)
+        if d in (64, 37):
+            sddmm_is_right(arrays, case, place, dtype, d, weighted=True)
     A, rng = vectors(arrays, case, dtype), np.random.default_rng(0)
     X, Y = (cast(rng.standard_normal((n, 64)), dtype) for n in case.shape)
     chunks = (CpuTile(), CpuTile(nonzeros=7 * length))
@@ -95,6 +97,7 @@ def test_as_entries(length):
     spmm_is_right(arrays, case, "float32", 5, False, Reference())
     spmm_is_right(arrays, case, "bfloat16", 5, True, Reference())
     sddmm_is_right(arrays, case, place, "float32", 5, Reference())
+    sddmm_is_right(arrays, case, place, "float16", 5, Reference(), weighted=True)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, Reference()], ids=str)
@@ -191,6 +194,9 @@ def test_schedules():
         ("spmm", dict(chunk_nonzeros=0), "chunk_nonzeros"),
         ("sddmm", dict(offsets=3), "offsets"),
         ("sddmm", dict(chunk_nonzeros=-1), "chunk_nonzeros"),
+        ("sddmm", dict(weights=(1, 4, 2)), "weights"),
+        ("sddmm", dict(weights=(2, 5, 2)), "weights"),
+        ("sddmm", dict(scale=(3, 1)), "scale"),
     ],
 )
 def test_a_handler_refuses_what_does_not_fit(target, change, words):
@@ -204,7 +210,8 @@ def test_a_handler_refuses_what_does_not_fit(target, change, words):
         operands = (jnp.ones((1, 5, 2), jnp.float32), *map(index, ("offsets", "indices")))
         operands, out = (*operands, index("permutation"), y), x
     else:
-        operands = (index("offsets"), index("indices"), x, y)
+        factors = [jnp.ones(sizes.get(n, (1, 0)), jnp.float32) for n in ("weights", "scale")]
+        operands = (index("offsets"), index("indices"), x, y, *factors)
         out = jnp.ones((1, 5, 2), jnp.float32)
     call = jax.ffi.ffi_call(f"sgap_{target}_cvs_v1", jax.ShapeDtypeStruct(out.shape, out.dtype))
     with pytest.raises(Exception, match=f"{target}: {words}"):

@@ -1,0 +1,73 @@
+"""What the launches of all SDDMM kernels share: operands, scalars, and constants of these."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.schedules.problem import Problem
+
+
+@dataclass(frozen=True)
+class OperandShapes:
+    """Shapes of X [Bx, m, d], Y [By, k, d], weights [Bw, ...] like the values, and scale [Bs, 1].
+
+    Each batch is 1 or that of the result; of X and Y nothing else is looked at. Weights or scale
+    without elements are absent.
+    """
+
+    x: tuple[int, ...] = (1,)
+    y: tuple[int, ...] = (1,)
+    weights: tuple[int, ...] = (1, 0)
+    scale: tuple[int, ...] = (1, 0)
+
+
+PLAIN = OperandShapes()
+
+
+def sddmm_call(
+    header: str,
+    kernel: str,
+    constants: Sequence[str | int],
+    problem: Problem,
+    entries: int,
+    shapes: OperandShapes,
+    *,
+    blocks: tuple[int, int],
+    threads: int,
+) -> KernelCall:
+    """The launch of a kernel that computes values = X Y^T, times weights and scale.
+
+    Inputs: row_offsets, column_indices, X, Y, weights in the operands' dtype, scale in the
+    accumulator's. Output: values, which need not be zeroed.
+
+    Args:
+      constants: the kernel's own; whether there are weights and a scale follows them.
+      entries: what the kernel takes as the number of its entries.
+      blocks: the grid in x and y; z is products.
+      threads: of a block.
+
+    Operands start at multiples of 16 bytes, as all XLA buffers do.
+    """
+    (m, k), d, operand = problem.shape, problem.n, TYPES[problem.dtype]
+    reads, wide = f"const {operand}", "double" if problem.dtype == "float64" else "float"
+    pointers = ["const int", "const int", reads, reads, reads, f"const {wide}", operand]
+    factors = [math.prod(shapes.weights) > 0, math.prod(shapes.scale) > 0]
+    scalars = (
+        m,
+        entries,
+        d,
+        m * d if shapes.x[0] > 1 else 0,
+        k * d if shapes.y[0] > 1 else 0,
+        math.prod(shapes.weights[1:]) if shapes.weights[0] > 1 else 0,
+        math.prod(shapes.scale[1:]) if shapes.scale[0] > 1 else 0,
+        problem.batch,
+    )
+    return KernelCall(
+        source=instantiation(header, kernel, [*constants, *factors], pointers, len(scalars)),
+        kernel=kernel,
+        grid=(*blocks, grid_z(problem.batch)),
+        block=(threads, 1, 1),
+        scalars=scalars,
+    )
