@@ -119,7 +119,7 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
       name: of KERNELS.
       sparse: (values, shape) of A.
       levels: its index arrays.
-      dense: arrays of B, C, ...
+      dense: arrays of B, C, ..., as they lie in memory.
       shape: of the result.
       shared: levels of A that the result has, with dense ones under them.
     """
@@ -135,7 +135,10 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
     values, extents = sparse
     outer = [*levels[:shared], *[()] * (len(shape) - shared)] if shared else ()
     operands = [tensor(out, shape, outer, keep), tensor(values, extents, levels, keep)]
-    operands += [tensor(x, x.shape, keep=keep) for x in dense]
+    columns = [letter for letter, f in KERNELS[name][1].items() if f.endswith(":1,0")]
+    for letter, x in zip("BCDE", dense, strict=False):
+        # An array of a matrix stored by columns has the other shape.
+        operands.append(tensor(x, x.shape[::-1] if letter in columns else x.shape, keep=keep))
     pointers = [ctypes.byref(x) for x in operands]
 
     def call(alive=(keep, kernels)):
