@@ -13,7 +13,7 @@ from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 from sgap_jax.schedules.select import choose_schedule
-from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
 from sgap_jax.schedules.unfused import Unfused
 
 
@@ -70,7 +70,7 @@ def _on_cuda(problem: Problem) -> Iterator[Schedule]:
         for lanes, share, octet in itertools.product((8, 16, 32), (1, 2, 4, 8), (False, True)):
             if lanes * share <= BLOCK:
                 yield AttentionTile(lanes, share, octet)
-    elif problem.vector_length is not None and problem.op in ("spmm", "sddmm"):
+    elif problem.vector_length in LENGTHS and problem.op in ("spmm", "sddmm"):
         yield from _tiles(problem, problem.vector_length)
     else:
         yield from _points(problem)

@@ -7,10 +7,10 @@ import functools
 import hashlib
 import json
 import math
-import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
@@ -23,9 +23,10 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.runtime.cache import content_key, default_folder, replace_file
+from sgap_jax.runtime.native import info
 from sgap_jax.schedules.candidates import candidate_schedules
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Schedule
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 _SAMPLE = 1e-3  # seconds, at least: many calls of a short operation
 _ROUNDS = 5  # at least, for those that stay
@@ -82,8 +83,9 @@ def tune(
     Calls are jitted with the operands as arguments and timed in turns; the slow ones drop out
     early. A schedule must beat the first candidate by 2% to be chosen over it. For an operation of
     this package (also in a `functools.partial` with plain arguments) what was found is kept on disk
-    beside the compiled kernels (SGAP_CACHE_DIR), for the same pattern, shapes, dtypes, machine and
-    versions; a function of one's own is timed anew.
+    in the folder `tuned` beside the compiled kernels (SGAP_CACHE_DIR), for the same pattern,
+    shapes, dtypes, machine, instruction set, cores and versions; a function of one's own is timed
+    anew.
 
     Args:
       run: called as run(*operands, schedule=...): `spmm`, `sddmm`, `sparse_attention`, ..., or a
@@ -93,7 +95,8 @@ def tune(
         for `einsum`; None is a candidate too. Without them `candidate_schedules` of the problem
         that `run` first asks a kernel for.
       deterministic: of these only schedules that give the same bits at each call.
-      seconds: of measurement, about, beyond compiling each candidate once.
+      seconds: of measurement, beyond compiling each candidate and three calls of it; more where
+        five rounds of a short operation take longer. What was found in less is measured again.
       again: measure even where a result is kept.
 
     Returns:
@@ -101,20 +104,26 @@ def tune(
       sums), so any of them is right for other operands too.
 
     Raises:
-      TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed).
-      ValueError: no candidates, or `seconds` is not positive.
+      TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed) or no array,
+        or the candidates are not several.
+      ValueError: no candidates, `run` returns no array, or `seconds` is not positive.
       NotImplementedError: no kernels on this platform to choose from; or no operation in `run` is
         asked to obey `schedule`. What `run` raises for a candidate that the caller named.
 
     Source: Sgap, section 7.2 (tuning over group, block and tile sizes).
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(operands)):
+    leaves = (*jax.tree.leaves(operands), jnp.zeros(()))  # the last is traced within a jit
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
             "tune: operands must be concrete arrays; call it outside jit, grad and vmap"
         )
+    if any(isinstance(leaf, str) for leaf in leaves):
+        raise TypeError("tune: operands must be arrays; give the others by functools.partial")
     if not (isinstance(seconds, int | float) and seconds > 0):
         raise ValueError(f"tune: seconds must be positive, got {seconds!r}")
     if candidates is not None:
+        if isinstance(candidates, Schedule) or not isinstance(candidates, Iterable):
+            raise TypeError(f"tune: candidates must be several schedules, got {candidates!r}")
         chosen = tuple(dict.fromkeys(candidates))
         if not chosen:
             raise ValueError("tune: candidates must name at least one schedule")
@@ -127,11 +136,11 @@ def tune(
             "there is nothing to choose"
         )
     path = _path(run, operands, problem, own)
-    if path is not None and not again and (kept := _read(path, own)) is not None:
+    if path is not None and not again and (kept := _read(path, own, seconds)) is not None:
         return kept
-    tuned = _timed(run, operands, own, seconds)
+    tuned = _timed(run, operands, own, seconds, all_of_them=False)
     if path is not None:
-        _write(path, tuned)
+        _write(path, tuned, seconds)
     return tuned
 
 
@@ -158,6 +167,9 @@ def _problem(run: Callable, operands: tuple) -> Problem:
         jax.jit(lambda *x: _values(run(*x, schedule=_Ask()))).lower(*operands)
     except _Asked as asked:
         return asked.problem
+    except NotImplementedError as error:
+        if str(_Ask()) not in str(error):
+            raise
     raise NotImplementedError(
         "tune: no operation in `run` asks a kernel to obey `schedule`; pass it on, or name the "
         "candidates"
@@ -173,27 +185,39 @@ def _values(results: Any) -> Any:
     )
 
 
-def _timed(run: Callable, operands: tuple, candidates: tuple, seconds: float) -> Tuned:
-    def call_of(schedule: Any) -> Callable[[int], float]:
-        jitted = jax.jit(lambda *x: _values(run(*x, schedule=schedule)))
-        jax.block_until_ready(jitted(*operands))  # compiles it
-        return functools.partial(_sample, jitted, operands)
-
-    samples = {schedule: call_of(schedule) for schedule in candidates}
+def _timed(
+    run: Callable, operands: tuple, candidates: tuple, seconds: float, all_of_them: bool = True
+) -> Tuned:
+    """`all_of_them`: else those after the first may be refused by what else `run` does."""
+    operands = jax.device_put(operands)  # once, not at each call
+    samples: dict[Any, Callable[[int], float]] = {}
+    for schedule in candidates:
+        jitted = jax.jit(lambda *x, schedule=schedule: _values(run(*x, schedule=schedule)))
+        try:
+            result = jitted(*operands)  # compiles it
+        except (ScheduleError, NotImplementedError):
+            if all_of_them or not samples:
+                raise
+            continue
+        if not jax.tree.leaves(result):
+            raise ValueError("tune: `run` must return arrays: what is not returned does not run")
+        jax.block_until_ready(result)
+        samples[schedule] = functools.partial(_sample, jitted, operands)
     calls = {
         schedule: math.ceil(_SAMPLE / max(sample(1), 1e-6)) for schedule, sample in samples.items()
     }
     found = {schedule: [sample(calls[schedule])] for schedule, sample in samples.items()}
-    left, end = _within(found, candidates, _SLOW), time.perf_counter() + seconds
+    left, start = _within(found, samples, _SLOW), time.perf_counter()
     rounds, order = 1, random.Random(0)
-    while rounds < _ROUNDS or (len(left) > 1 and time.perf_counter() < end):
+    least = 2 if calls[candidates[0]] == 1 else _ROUNDS  # of long calls
+    while rounds < least or (len(left) > 1 and time.perf_counter() - start < seconds):
         order.shuffle(left)  # what a call leaves in caches and on the heap is to fall on all
         for schedule in left:
             found[schedule].append(samples[schedule](calls[schedule]))
         rounds += 1
         if rounds >= _ROUNDS:
             left = _within(found, left, _CLOSE)
-    ratios, default = _ratios(found, candidates), candidates[0]
+    ratios, default = _ratios(found, samples), candidates[0]
     usual = statistics.median(found[default])
     times = sorted(((x, ratio * usual) for x, ratio in ratios.items()), key=lambda item: item[1])
     best = min(ratios, key=lambda schedule: ratios[schedule])
@@ -242,10 +266,11 @@ def _path(run: Callable, operands: tuple, problem: Problem, candidates: tuple) -
     leaves, tree = jax.tree.flatten(operands)
     # Index arrays say which entries are stored: their content is part of the question.
     arrays = [(x.shape, str(x.dtype), _digest(x)) for x in map(jnp.asarray, leaves)]
-    device = _device(leaves)
-    here = (platform.node(), device.platform, device.device_kind, os.cpu_count())
+    devices = [str(getattr(x, "sharding", "")) for x in leaves]
+    here = (platform.node(), info()["cpu_isa"], info()["cpu_threads"], _device(leaves).device_kind)
     versions = (version("sgap_jax"), jax.__version__)
-    question = (name, problem, [str(c) for c in candidates], str(tree), arrays, here, versions)
+    names = [str(schedule) for schedule in candidates]
+    question = (name, problem, names, str(tree), arrays, devices, here, versions)
     return folder / "tuned" / f"{content_key('tuned', repr(question))}.json"
 
 
@@ -256,31 +281,37 @@ def _digest(x: Any) -> str:
 
 
 def _name(run: Any) -> str | None:
-    """A public operation, with the arguments that a partial gives it; else None."""
-    given: dict[str, Any] = {}
+    """An operation of this package, with the plain arguments that a partial gives it; else None."""
+    given: tuple = ()
     if isinstance(run, functools.partial):
-        if run.args:
+        given = (*run.args, *sorted(run.keywords.items()))
+        plain = (*run.args, *run.keywords.values())
+        if not all(type(x) in (bool, int, float, str, type(None)) for x in plain):
             return None
-        run, given = run.func, run.keywords
-    plain = all(type(x) in (bool, int, float, str, type(None)) for x in given.values())
-    ours = getattr(run, "__module__", "").startswith("sgap_jax.primitives.")
-    return f"{run.__qualname__}{sorted(given.items())}" if ours and plain else None
+        run = run.func
+    module = sys.modules.get(getattr(run, "__module__", None) or "")
+    name = getattr(run, "__name__", "")
+    ours = module is not None and module.__name__.startswith("sgap_jax.primitives.")
+    return f"{name}{given}" if ours and getattr(module, name, None) is run else None
 
 
-def _read(path: Path, candidates: tuple) -> Tuned | None:
-    """What is kept there; None where there is nothing, or not what this module writes."""
+def _read(path: Path, candidates: tuple, seconds: float) -> Tuned | None:
+    """What is kept there; None where there is nothing, what took less time than is given now, or
+    not what this module writes."""
     try:
         kept = json.loads(path.read_bytes())
         known = {str(schedule): schedule for schedule in candidates}
-        times = tuple((known[name], float(seconds)) for name, seconds in kept["times"])
-        return Tuned(known[kept["schedule"]], times, candidates[0])
+        times = tuple((known[name], float(each)) for name, each in kept["times"])
+        tuned = Tuned(known[kept["schedule"]], times, candidates[0])
+        whole = all(0 < each < math.inf for _, each in times) and tuned.speedup > 0
+        return tuned if whole and kept["seconds"] >= seconds else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, tuned: Tuned) -> None:
-    times = [[str(schedule), seconds] for schedule, seconds in tuned.times]
-    kept = {"schedule": str(tuned.schedule), "times": times}
+def _write(path: Path, tuned: Tuned, seconds: float) -> None:
+    times = [[str(schedule), each] for schedule, each in tuned.times]
+    kept = {"schedule": str(tuned.schedule), "times": times, "seconds": seconds}
     try:
         replace_file(path, json.dumps(kept, indent=1).encode())
     except OSError:

@@ -109,12 +109,39 @@ def test_a_slow_spell_counts_against_nobody(monkeypatch):
     assert tuned.speedup == pytest.approx(1 / 0.9) and tuned.schedule == TILES[2]
 
 
+def test_what_else_a_step_runs_may_refuse_candidates(samples):
+    def both(A, B, X, *, schedule):
+        product = spmm(A, B, schedule=schedule)
+        return product, sddmm(A, X, B, schedule=schedule)
+
+    tuned = tune(both, pattern(), dense(30, 20), dense(40, 20), seconds=1e-3)
+    assert {schedule.columns for schedule, _ in tuned.times} == {0} and len(tuned.times) > 1
+
+
+def test_a_sample_waits_and_is_of_one_call(monkeypatch):
+    clock, order = [0.0], []
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+
+    def wait(result):
+        clock[0] += 3.0 * (order[-1] == "called")
+        order.append("waited")
+        return result
+
+    def call(x):
+        order.append("called")
+        return [x]
+
+    monkeypatch.setattr(module.jax, "block_until_ready", wait)
+    assert module._sample(call, (dense(1),), 4) == 3.0
+    assert order == ["called", "waited"] * 4 + ["waited"]
+
+
 def test_what_is_far_behind_is_not_timed_for_long(samples):
     many = tuple(CpuTile(nonzeros=n) for n in range(1, 101))
     seconds = {tile: 1.0 if tile == many[5] else 50.0 for tile in many}
     assert tune(taking(seconds), dense(1) * 0, candidates=many, seconds=1e-9).schedule == many[5]
-    # One call and one sample each; after that the default and the fastest.
-    assert len(samples) == 2 * len(many) + 2 * (module._ROUNDS - 1)
+    # One call and one sample each; after that a round of the default and the fastest.
+    assert len(samples) == 2 * len(many) + 2
 
 
 def test_integers_are_timed_and_index_arrays_are_not(samples):
@@ -191,12 +218,12 @@ def problem_of(A, n):
     return Problem("spmm", A.shape, nnz, n, format=str(A.format))
 
 
-def test_what_was_found_is_kept_by_pattern(folder, samples):
+def test_what_was_found_is_kept_by_pattern(folder, samples, monkeypatch):
     A, B = pattern(), dense(30, 20)
 
     def measured(*operands, run=spmm, **how):
         samples.clear()
-        tuned = tune(run, *operands, seconds=1e-3, **how)
+        tuned = tune(run, *operands, **{"seconds": 1e-3} | how)
         return tuned, bool(samples)
 
     first, timed = measured(A, B)
@@ -208,11 +235,28 @@ def test_what_was_found_is_kept_by_pattern(folder, samples):
     assert measured(A, dense(40, 20), run=functools.partial(spmm, transpose=True))[1]
     assert measured(A, B, again=True)[1]
     assert not measured(A, B)[1]
-    own = lambda A, B, *, schedule: spmm(A, B, schedule=schedule)
+    assert measured(A, B, seconds=2e-3)[1] and not measured(A, B)[1], "found in less time"
+    partial = functools.partial(einsum, "ij,jk->ik")
+    assert measured(A, B, run=partial)[1] and not measured(A, B, run=partial)[1]
+    monkeypatch.setattr(module, "info", lambda: {"cpu_isa": "other", "cpu_threads": 1})
+    assert measured(A, B)[1], "another machine"
+
+    @functools.wraps(spmm)
+    def own(A, B, *, schedule):
+        return spmm(A, B, schedule=schedule)
+
     assert measured(A, B, run=own)[1] and measured(A, B, run=own)[1], "a function of one's own"
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"times": [], "schedule": "CpuTile()"}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"times": [], "schedule": "CpuTile(columns=0, nonzeros=8192)", "seconds": 9}',
+    ],
+)
 def test_a_damaged_file_is_measured_again(folder, samples, damage):
     A, B = pattern(), dense(30, 20)
     tune(spmm, A, B, seconds=1e-3)
@@ -237,6 +281,16 @@ def test_errors():
     A, B = pattern(), dense(30, 4)
     with pytest.raises(TypeError, match="concrete arrays"):
         jax.jit(lambda B: tune(spmm, A, B).schedule and B)(B)
+    with pytest.raises(TypeError, match="concrete arrays"):
+        jax.jit(lambda x: tune(spmm, A, B).schedule and x)(1.0)
+    with pytest.raises(TypeError, match="functools.partial"):
+        tune(einsum, "ij,jk->ik", A, B)
+    with pytest.raises(NotImplementedError, match="name the candidates"):
+        tune(functools.partial(einsum, "ij,ik,jk,k->ij"), A, dense(40, 4), B, dense(4))
+    with pytest.raises(TypeError, match="several schedules"):
+        tune(spmm, A, B, candidates=CpuTile())
+    with pytest.raises(ValueError, match="must return arrays"):
+        tune(lambda A, B, *, schedule: None, A, B, candidates=[None])
     with pytest.raises(ValueError, match="at least one"):
         tune(spmm, A, B, candidates=[])
     for seconds in (0, -1.0, "2"):
@@ -248,6 +302,11 @@ def test_errors():
         tune(sparse_softmax, A, candidates=[CpuTile(columns=16)])
     with pytest.raises(ValueError, match="B must have shape"):
         tune(spmm, A, B[1:])
+
+
+def test_vectors_without_tiles_have_points():
+    problem = Problem("spmm", (9, 9), 81, 4, format="CVS(3)", platform="cuda")
+    assert len(candidate_schedules(problem)) > 10
 
 
 PROBLEMS = [
