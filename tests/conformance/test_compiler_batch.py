@@ -158,3 +158,16 @@ def test_integers_and_batches_of_none():
     np.testing.assert_array_equal(found, jnp.stack([f(v) for v in values]))
     assert found.dtype == jnp.int32
     assert jax.jit(jax.vmap(f))(values[:0]).shape == (0, 9, 5)
+
+
+def test_a_batch_of_values_within_one_of_other_operands():
+    A, values, (B, c) = problem("ij,jk,k->ik", CSR)
+    B, c = jnp.stack([B, B + 1]), jnp.stack([c[0], c[1]])
+
+    def all_of(schedule):
+        f = product("ij,jk,k->ik", A, "sum", schedule)
+        inner = jax.vmap(f, (0, 0, None))
+        return jax.jit(with_gradient(jax.vmap(inner, (None, 0, 0))))(values, B, c)
+
+    for found, expected in zip(all_of(None), all_of(Reference()), strict=True):
+        np.testing.assert_array_equal(found, expected)
