@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 INT32_MAX = 2**31 - 1
 
@@ -37,8 +38,8 @@ def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     return sizes
 
 
-def check_nnz(nnz: int, what: str) -> None:
-    if nnz > INT32_MAX:
+def check_nnz(nnz: Any, what: str) -> None:
+    if not export.is_symbolic_dim(nnz) and nnz > INT32_MAX:
         raise NotImplementedError(
             f"{what}: index arrays are int32, so nnz goes up to {INT32_MAX}, got {nnz}"
         )

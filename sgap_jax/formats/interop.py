@@ -233,6 +233,7 @@ def to_bcsr(A: SparseArray) -> Any:
 
     if A.ndim != 2:
         raise ValueError(f"SparseArray.to_bcsr: expected a matrix, got shape {A.shape}")
+    convert.require_unbatched(A, "SparseArray.to_bcsr: A")
     csr = A.asformat(CSR)
     return BCSR(
         (csr.values, csr.column_indices, csr.row_offsets),

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
@@ -20,6 +21,11 @@ def check_heads(
     q, k, v = (jnp.asarray(x) for x in (q, k, v))
     if q.ndim not in (3, 4):
         raise ValueError(f"{op}: q must have shape [B, L, H, D] or [L, H, D], got {list(q.shape)}")
+    if any(export.is_symbolic_dim(size) for x in (q, k, v) for size in x.shape[-2:]):
+        raise NotImplementedError(
+            f"{op}: heads and features have the program's sizes, got q {list(q.shape)}, "
+            f"k {list(k.shape)} and v {list(v.shape)}; export with concrete ones"
+        )
     batched, B = q.ndim == 4, q.shape[:-3]
     *_, L, H, D = q.shape
     for name, x in (("k", k), ("v", v)):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
@@ -47,8 +48,9 @@ def sddmm(
 
         C[i, j] = scale * sum_l X[i, l] Y[j, l]      (times A[i, j] with `weighted`)
 
-    Differentiable to any order in X, Y, scale and, with `weighted`, in A.values; the gradients in X
-    and Y are products of SpMM, that in A.values is an SDDMM.
+    Differentiable to any order in X, Y, scale and, with `weighted`, in A.values, whose gradient is
+    an SDDMM; those in X and Y are products of SpMM with the cotangent times weights and scale, in
+    the dtype of the result.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR. Its structure says which entries are computed;
@@ -66,7 +68,7 @@ def sddmm(
       the CPU for any number of threads. Padding entries of A get zero, whatever their values.
 
     Raises:
-      TypeError: A is not a SparseArray, or schedule is not a Schedule.
+      TypeError: A is not a SparseArray, schedule is not a Schedule, or weighted is not a bool.
       ValueError: X, Y or scale has the wrong shape; ScheduleError for an illegal schedule.
       NotImplementedError: no kernel for this dtype or platform with this schedule.
 
@@ -78,8 +80,16 @@ def sddmm(
     check_schedule("sddmm", schedule)
     X = check_dense("sddmm", "X", X, (A.shape[0], "d"))
     Y = check_dense("sddmm", "Y", Y, (A.shape[1], X.shape[1]))
+    if not isinstance(weighted, bool | np.bool_):
+        raise TypeError(
+            f"sddmm: weighted must be a bool, got {type(weighted).__name__}; the weights are A's "
+            "values: A.with_values(w)"
+        )
     if scale is not None:
         scale = check_scale("sddmm", scale)
+        dtype = jnp.result_type(X, Y, A.values) if weighted else jnp.result_type(X, Y)
+        if jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(scale.dtype, jnp.integer):
+            raise ValueError(f"sddmm: scale must be an integer for {dtype}, got {scale.dtype}")
     return A.with_values(_sddmm(A, X, Y, scale, weighted=bool(weighted), schedule=schedule))
 
 
@@ -265,8 +275,11 @@ def _transpose(
     if is_linear_operand(weights):
         return 2, bind_sddmm(x, y, cotangent, scale, *arrays, schedule=schedule, **of)
     if is_linear_operand(scale):
-        unscaled = bind_sddmm(x, y, weights, None, *arrays, schedule=schedule, **of)
-        terms = unscaled.astype(wide) * cotangent.astype(wide)
+        # As weights, which are not read in the padding; in the accumulator's dtype, in which the
+        # sums that the scale multiplies fit.
+        own = _multiplied(cotangent.astype(wide), weights, jnp.zeros((1, 0), wide))
+        x, y, schedule = x.astype(wide), y.astype(wide), derived(schedule)
+        terms = bind_sddmm(x, y, own, None, *arrays, schedule=schedule, **of)
         return 3, terms.sum(range(1, terms.ndim))[:, None]
     # With the sparse dC, times weights and scale: dX = dC Y and dY = dC^T X
     from sgap_jax.primitives import spmm  # the pair is closed under transposition

@@ -107,6 +107,7 @@ BATCHED = jax.tree.map(lambda x: jnp.stack([x, x]), build())
         (lambda: BATCHED.asformat(CSC), ["asformat", "batched, (2,)", "jax.vmap"]),
         (lambda: BATCHED.todense(), ["batched, (2,)"]),
         (lambda: BATCHED.to_scipy(), ["to_scipy", "batched, (2,)"]),
+        (lambda: BATCHED.to_bcsr(), ["to_bcsr", "batched, (2,)"]),
         (lambda: SparseArray.from_coordinates(COORDINATES.T[0], VALUES, SHAPE), ["2-d", "[2]"]),
         (lambda: SparseArray.from_coordinates(COORDINATES, VALUES[:2], (3, 4, 5)), ["CSR", "COO"]),
         (

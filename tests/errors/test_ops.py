@@ -65,6 +65,11 @@ def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
         (lambda: einsum("ij,jk->ik", A, A.T.to_scipy()), TypeError, ["'jk'", "csc_array"]),
         (lambda: A * B[:, 0], ValueError, ["scalar", "(33,)", "einsum('ij,j->ij', A, s)"]),
         (lambda: np.asarray(A), TypeError, ["A.todense()"]),
+        (
+            lambda: sddmm(A, jnp.ones((M, 4)), B, weighted=A.values),
+            TypeError,
+            ["weighted", "with_values(w)"],
+        ),
         (lambda: spmm(HEADS, B), ValueError, ["spmm", "A", "batched, (3,)", "jax.vmap"]),
         (lambda: einsum("ij,jk->ik", HEADS, B), ValueError, ["'ij'", "batched, (3,)"]),
         (lambda: spmm(A, B, schedule=Schedule()), NotImplementedError, ["Schedule"]),

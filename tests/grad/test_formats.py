@@ -85,7 +85,10 @@ def test_nan_in_the_padding_reaches_nothing():
     def softmax(c):
         return jnp.sum(sparse_softmax(A, scale=c).values ** 2)
 
-    for f in (weighted, softmax):
+    def infinite_where_padded(c):
+        return jnp.sum(jnp.sqrt(sddmm(A, abs(X), abs(Y), scale=c).values))
+
+    for f in (weighted, softmax, infinite_where_padded):
         assert np.isfinite(jax.grad(f)(jnp.asarray(0.5)))
 
 
@@ -122,3 +125,19 @@ def test_programs_with_symbolic_sizes(format):
     any_batch = jax.ShapeDtypeStruct((b, *heads.shape[1:]), heads.dtype)
     exported = jax.export.export(attend, disabled_checks=allowed)(any_batch)
     np.testing.assert_allclose(exported.call(heads), attend(heads), rtol=1e-6)
+
+
+def test_symbolic_sizes_of_a_structure_made_inside_and_of_heads():
+    A, f32, i32 = array(CASE, jnp.float32), jnp.float32, jnp.int32
+    n, z = jax.export.symbolic_shape("n, z")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    total = lambda v, o, i: row_sum(SparseArray.from_arrays(v, o, i, shape=CASE.shape))
+    sizes = [jax.ShapeDtypeStruct(*x) for x in (((z,), f32), ((M + 1,), i32), ((z,), i32))]
+    exported = jax.export.export(jax.jit(total), disabled_checks=allowed)(*sizes)
+    arrays = A.values, A.row_offsets, A.column_indices
+    np.testing.assert_allclose(exported.call(*arrays), row_sum(A), rtol=1e-6)
+    square = SparseArray.from_dense(np.eye(M), dtype=f32)
+    attend = jax.jit(lambda q: sparse_attention(q, q, q, square))
+    for shape in ((1, M, n, 8), (1, M, 2, n)):
+        with pytest.raises(NotImplementedError, match="heads and features have the program's"):
+            jax.export.export(attend)(jax.ShapeDtypeStruct(shape, f32))

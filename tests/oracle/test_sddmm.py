@@ -72,6 +72,16 @@ def test_a_sum_beyond_float16_is_weighed_before_it_is_rounded(backend):
     run = lambda **factors: sddmm(A, X, Y, schedule=row_schedule(backend), **factors).values
     assert np.isinf(run()).all()
     assert (run(weighted=True) == 2**8).all() and (run(scale=2**-10) == 2**8).all()
+    # A gradient of the factors fits likewise, also where no cotangent reaches some sums.
+    left = jnp.arange(case.nnz, dtype=jnp.float32) % 2
+    total = lambda v, s: jnp.sum(  # noqa: E731
+        left
+        * sddmm(
+            A.with_values(v), X, Y, weighted=True, scale=s, schedule=row_schedule(backend)
+        ).values.astype(jnp.float32)
+    )
+    dv, ds = jax.grad(total, (0, 1))(A.values, jnp.float32(2.0**-10))
+    assert (dv.astype(jnp.float32) == left * 2**8).all() and ds == 2**8 * left.sum()
     # In float16 the weights times this scale are zero.
     assert (run(weighted=True, scale=2.0**-20) == 2.0**-12).all()
 
