@@ -2,9 +2,7 @@
 
 import dataclasses
 import re
-
-import numpy as np
-from jax import export
+from numbers import Integral
 
 _OPS = (
     "spmm",
@@ -53,6 +51,8 @@ class Problem:
         if self.platform == "gpu":
             raise ValueError("Problem: platform: expected 'cuda' or 'rocm', got 'gpu'")
         if not isinstance(self.dtype, str):
+            import numpy as np  # a wheel's build asks for schedules, and has none
+
             object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
         if not isinstance(self.format, str):
             object.__setattr__(self, "format", str(self.format))
@@ -61,7 +61,7 @@ class Problem:
     def symbolic(self) -> bool:
         """Whether a size is a symbol of `jax.export`, which rules cannot compare."""
         sizes = (*self.shape, self.nnz, self.n, self.batch)
-        return any(export.is_symbolic_dim(size) for size in sizes)
+        return not all(isinstance(size, Integral) for size in sizes)
 
     @property
     def vector_length(self) -> int | None:
