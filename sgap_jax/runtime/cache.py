@@ -143,7 +143,6 @@ class CubinCache:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Writes a file that readers see whole or not at all; OSError where that cannot be."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
     try:
         with os.fdopen(descriptor, "wb") as file:

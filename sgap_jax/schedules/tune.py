@@ -245,17 +245,19 @@ def _within(found: Mapping, left: Iterable, factor: float) -> list:
 
 def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
     """Seconds of a call. On a CPU calls that are under way together would share its cores."""
+    in_turn = _device(operands).platform == "cpu"  # asked here: it takes as long as a short call
     start = time.perf_counter()
     for _ in range(calls):
         result = jitted(*operands)
-        if _device(result).platform == "cpu":
+        if in_turn:
             jax.block_until_ready(result)
     jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls
 
 
 def _device(arrays: Any) -> Any:
-    return next(iter(jnp.asarray(jax.tree.leaves(arrays)[0]).devices()))
+    leaves = jax.tree.leaves(arrays) or [jnp.zeros(())]  # without operands: the default device
+    return next(iter(jnp.asarray(leaves[0]).devices()))
 
 
 def _path(run: Callable, operands: tuple, problem: Problem, candidates: tuple) -> Path | None:
@@ -313,6 +315,7 @@ def _write(path: Path, tuned: Tuned, seconds: float) -> None:
     times = [[str(schedule), each] for schedule, each in tuned.times]
     kept = {"schedule": str(tuned.schedule), "times": times, "seconds": seconds}
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, json.dumps(kept, indent=1).encode())
     except OSError:
         return  # a folder that cannot be written: the next process measures again

@@ -132,7 +132,10 @@ def test_a_sample_waits_and_is_of_one_call(monkeypatch):
         return [x]
 
     monkeypatch.setattr(module.jax, "block_until_ready", wait)
+    device = lambda _: order.append("asked") or jax.devices("cpu")[0]
+    monkeypatch.setattr(module, "_device", device)
     assert module._sample(call, (dense(1),), 4) == 3.0
+    assert order.pop(0) == "asked"  # once, before the clock runs
     assert order == ["called", "waited"] * 4 + ["waited"]
 
 
