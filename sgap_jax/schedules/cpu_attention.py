@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 from sgap_jax.schedules.problem import Problem
 
 _LANES = {"float64": 8}  # of the widest vector, else 16
 _COPIED_USES = 8  # of a key by vectors, in all heads that share it
 _PAGE = 4096  # bytes: rows so far apart meet in the same sets of a first-level cache
-_TASKS = 8  # at once, and not more: rows are loaded once more for each further piece
+_TASKS = 8  # at once, of one head or few
+_PIECE_COST = 1 / 16  # of the time: each further piece loads the rows once more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,5 +53,21 @@ def attention_plan(
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
     packed = max(apart) == _PAGE and uses >= _COPIED_USES
     backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
-    pieces = min(-(-_TASKS // max(batch * key_heads, 1)), rows // length, keys)
-    return AttentionPlan(not whole or packed, not whole or backward, max(pieces, 1))
+    pieces = _pieces(max(batch * key_heads, 1), min(rows // length, keys))
+    return AttentionPlan(not whole or packed, not whole or backward, pieces)
+
+
+def _pieces(heads: int, most: int) -> int:
+    """Pieces in which the tasks of `heads` heads fill the machine's processors (not the threads of
+    a process, so that its number of threads does not decide how sums round).
+
+    With 4 heads on 2 processors one piece takes 0.88 to 0.99 of the time of two, with one head two
+    take 0.63 of the time of one and 0.83 of that of eight, with 3 heads two take 0.86 of the time
+    of one (lengths 2048 and 4096, 90% and 95%, float32 on Zen 5).
+    """
+    threads = min(os.cpu_count() or 1, _TASKS)
+
+    def time(pieces: int) -> float:  # of a phase's rounds
+        return -(-heads * pieces // threads) / pieces * (1 + _PIECE_COST * (pieces - 1))
+
+    return min(range(1, max(min(most, _TASKS), 1) + 1), key=time)

@@ -315,16 +315,23 @@ def test_heads_too_wide_for_the_kernels_say_so():
     np.testing.assert_allclose(sparse_attention(x, x, x, A, schedule=Unfused()), 1, rtol=1e-6)
 
 
-def plan(heads, key_heads, key_batch, batch, width=64, dtype="float32", nnz=512 * 64):
+def plan(heads, key_heads, key_batch, batch, width=64, dtype="float32", nnz=512 * 64, rows=512):
     problem = Problem(
-        "attention", (512, 512), nnz, n=width, dtype=dtype, batch=batch * heads, platform="cpu"
+        "attention", (rows, 512), nnz, n=width, dtype=dtype, batch=batch * heads, platform="cpu"
     )
     return attention_plan(problem, key_heads, key_batch, batch, (width, width))
 
 
-def test_the_pieces_of_gradients_are_tasks_for_some_threads():
-    assert [plan(1, 1, n, 64).pieces for n in (1, 64)] == [1, 1]
-    assert plan(4, 4, 1, 1).pieces == 2 and plan(8, 1, 1, 1).pieces == 8
+def test_the_pieces_of_gradients_are_tasks_for_the_processors(monkeypatch):
+    def pieces(processors, *heads):
+        monkeypatch.setattr("os.cpu_count", lambda: processors)
+        return [plan(n, n, 1, 1).pieces for n in heads]
+
+    assert pieces(None, 1, 4) == pieces(1, 1, 4) == [1, 1]
+    assert pieces(2, 1, 2, 3, 4, 64) == [2, 1, 2, 1, 1]
+    assert pieces(64, 1, 2, 3, 4, 8, 64) == pieces(8, 1, 2, 3, 4, 8, 64) == [8, 4, 5, 2, 1, 1]
+    assert plan(8, 1, 1, 1).pieces == 8 and plan(1, 1, 1, 64).pieces == 1
+    assert plan(1, 1, 1, 1, rows=3).pieces == 3
 
 
 def test_keys_are_copied_where_that_is_needed_or_pays():
