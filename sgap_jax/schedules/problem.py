@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from numbers import Integral
+from numbers import Integral, Number
+from typing import Any
 
 _OPS = (
     "spmm",
@@ -13,6 +14,16 @@ _OPS = (
     "row_max",
     "row_broadcast",
     "attention",
+)
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# As dtypes and formats print; patterns, since neither NumPy nor JAX is here (see __post_init__).
+_DTYPES = re.compile(
+    r"bool|u?int(2|4|8|16|32|64)|bfloat16|float(16|32|64)|float[468]_\w+|complex(64|128)"
+)
+_SIZE = "[1-9][0-9]*"
+_FORMATS = re.compile(
+    rf"CSR|CSC|COO(\(order=.+\))?|CSF\({_SIZE}(, order=.+)?\)|Format\(.+\)"
+    rf"|(CVS\({_SIZE}\)|BCSR\({_SIZE}, {_SIZE}\))(\.transposed)?"
 )
 
 
@@ -29,10 +40,11 @@ class Problem:
       batch: products that share the structure.
       dtype: the dtype of the values, or its name, which is kept.
       format: the format of the sparse operand, or its name, which is kept.
-      platform: "cpu", "cuda", "rocm", "tpu", ...: "gpu" does not say which.
+      platform: "cpu", "cuda", "rocm" or "tpu": "gpu" does not say which.
       permuted: the values are reached through a permutation, as in A^T B.
 
-    Raises ValueError for another op and for the platform "gpu".
+    Raises ValueError for a name of none of these, and for a size that is not an integer from 0 on
+    (nor a symbol of `jax.export`).
     """
 
     op: str
@@ -46,16 +58,29 @@ class Problem:
     permuted: bool = False
 
     def __post_init__(self) -> None:
-        if self.op not in _OPS:
-            raise ValueError(f"Problem: op: expected one of {', '.join(_OPS)}, got {self.op!r}")
-        if self.platform == "gpu":
-            raise ValueError("Problem: platform: expected 'cuda' or 'rocm', got 'gpu'")
+        self._check("op", self.op in _OPS, f"one of {', '.join(_OPS)}")
+        known = self.platform in _PLATFORMS
+        self._check("platform", known, f"one of {', '.join(_PLATFORMS)}")
         if not isinstance(self.dtype, str):
             import numpy as np  # a wheel's build asks for schedules, and has none
 
-            object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+            try:
+                object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+            except TypeError:
+                self._check("dtype", False, "a dtype or its name")
+        self._check("dtype", _DTYPES.fullmatch(self.dtype), "a dtype that JAX has, as 'float32'")
         if not isinstance(self.format, str):
             object.__setattr__(self, "format", str(self.format))
+        self._check("format", _FORMATS.fullmatch(self.format), "a Format or what it prints as")
+        pair = isinstance(self.shape, tuple) and len(self.shape) == 2
+        self._check("shape", pair and all(map(_is_size, self.shape)), "(m, k)")
+        for name in ("nnz", "n", "batch"):
+            self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
+
+    def _check(self, name: str, right: Any, expected: str) -> None:
+        if not right:
+            got = getattr(self, name)
+            raise ValueError(f"Problem: {name}: expected {expected}, got {got!r}")
 
     @property
     def symbolic(self) -> bool:
@@ -68,3 +93,10 @@ class Problem:
         """V where the sparse operand is in CVS(V), r in BCSR(r, c), which runs as vectors."""
         vectors = re.match(r"(?:CVS|BCSR)\((\d+)", self.format)
         return int(vectors[1]) if vectors else None
+
+
+def _is_size(size: Any) -> bool:
+    """Whether a size is one, or a symbol, which has no kind that is known here."""
+    if isinstance(size, Integral):
+        return int(size) >= 0
+    return not isinstance(size, Number | str | None)

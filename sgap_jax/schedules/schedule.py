@@ -80,7 +80,7 @@ class Reference(Schedule):
             ),
             "sddmm": (
                 "products[p, :] = X[row of p, :] * Y[column_indices[p], :]   for all p at once\n"
-                "values = sum(products, axis=1)"
+                "values = sum(products, axis=1) * weights * scale       where these are given"
             ),
         }.get(problem.op, "segment reductions over the row of each entry")
 

@@ -2,12 +2,29 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tolerance import DTYPES
 
-from sgap_jax import BCSR, CVS, OctetTile, Problem, ScheduleError, choose_schedule
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    Compressed,
+    Dense,
+    Format,
+    OctetTile,
+    Problem,
+    Reference,
+    ScheduleError,
+    choose_schedule,
+)
 from sgap_jax.runtime import spmm_octet_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan
 from sgap_jax.schedules.kernels import ROW_OPS, TILED
@@ -32,16 +49,43 @@ def test_dtypes_and_formats_may_be_given_as_values():
     assert choose_schedule(blocks) == choose_schedule(named) == OctetTile(8, stages=2)
 
 
+def test_every_name_of_a_dtype_and_a_format_is_taken():
+    of = partial(Problem, "spmm", (64, 64), np.int64(99))
+    for dtype in (bool, jnp.int4, jnp.uint8, jnp.float8_e4m3fn, jnp.bfloat16, jnp.complex128):
+        assert of(dtype=dtype) == of(dtype=jnp.dtype(dtype).name)
+    some = (CSR, CSC, COO, CVS(16), BCSR(2, 4), CSF(2), Format((Compressed, Dense)))
+    for format in (*some, *(format.transposed for format in some)):
+        assert of(format=format) == of(format=str(format))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"op": "sparse_attention"}, "op: expected one of .* attention, got 'sparse_attention'"),
-        ({"platform": "gpu"}, "expected 'cuda' or 'rocm', got 'gpu'"),
+        ({"platform": "gpu"}, "platform: expected one of cpu, cuda, rocm, tpu, got 'gpu'"),
+        ({"platform": "CUDA"}, "platform: expected one of cpu, cuda, rocm, tpu, got 'CUDA'"),
+        ({"dtype": "f4"}, "dtype: expected a dtype that JAX has, .*, got 'f4'"),
+        ({"dtype": "float"}, "dtype: .* got 'float'"),
+        ({"dtype": object}, "dtype: .* got 'object'"),
+        ({"dtype": 32}, "dtype: expected a dtype or its name, got 32"),
+        ({"format": "csr"}, "format: expected a Format or what it prints as, got 'csr'"),
+        ({"format": "CVS(0)"}, "format: .* got 'CVS"),
+        ({"format": "BCSR(8)"}, "format: .* got 'BCSR"),
+        ({"nnz": -1}, "nnz: expected an integer from 0 on, got -1"),
+        ({"n": 1.5}, "n: expected an integer from 0 on, got 1.5"),
+        ({"batch": None}, "batch: expected an integer from 0 on, got None"),
+        ({"shape": (64, -1)}, r"shape: expected \(m, k\), got \(64, -1\)"),
+        ({"shape": (64,)}, r"shape: expected \(m, k\), got \(64,\)"),
     ],
 )
-def test_names_that_no_rule_knows_are_refused(changes, message):
+def test_names_and_sizes_that_no_rule_knows_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Problem(**{"op": "spmm", "shape": (64, 64), "nnz": 99, **changes})
+
+
+def test_the_reference_explains_weights_and_scale():
+    loops = Reference().explain(Problem("sddmm", (64, 64), 99, n=8))
+    assert "sum(products, axis=1) * weights * scale" in loops
 
 
 @pytest.mark.parametrize("op", COLUMNS)
