@@ -43,9 +43,11 @@ def sddmm(
     scale: float = 1.0,
 ) -> NDArray:
     """c[p] = scale * weights[p] * (X[i, :] . Y[j, :]) for the p-th stored entry (i, j); zero in the
-    padding."""
+    padding, and everywhere if X and Y have no columns."""
     X, Y = np.asarray(X, np.float64), np.asarray(Y, np.float64)
     out = np.zeros(len(column_indices))
+    if X.shape[1] == 0:
+        return out
     for i in range(len(row_offsets) - 1):
         for p in range(row_offsets[i], row_offsets[i + 1]):
             weight = 1.0 if weights is None else np.asarray(weights, np.float64)[p]

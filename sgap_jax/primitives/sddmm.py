@@ -100,6 +100,8 @@ def _sddmm(
     dtype = jnp.result_type(X, Y, A.values) if weighted else jnp.result_type(X, Y)
     base, swapped = by_rows(A)
     left, right = (Y, X) if swapped else (X, Y)
+    if X.shape[1] == 0:  # empty sums are zeros, and stay so: no kernel sees 0 * infinity
+        weighted, scale = False, None
     values = bind_sddmm(
         left[None].astype(dtype),
         right[None].astype(dtype),

@@ -8,7 +8,7 @@ from conftest import row_schedule
 from sddmm_oracle import operands, oracle
 from tolerance import DTYPES, assert_within
 
-from sgap_jax import COO, CSC, sddmm
+from sgap_jax import COO, CSC, CVS, sddmm
 
 FEATURES = [0, 1, 2, 3, 4, 7, 8, 16, 17, 31, 64, 96, 130]
 
@@ -84,6 +84,22 @@ def test_a_sum_beyond_float16_is_weighed_before_it_is_rounded(backend):
     assert (dv.astype(jnp.float32) == left * 2**8).all() and ds == 2**8 * left.sum()
     # In float16 the weights times this scale are zero.
     assert (run(weighted=True, scale=2.0**-20) == 2.0**-12).all()
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_no_features_are_zeros_whatever_multiplies_them(length, backend):
+    A = array(BATTERY["padded"], jnp.float32, None if length is None else CVS(length))
+    A = A.with_values(jnp.full(A.values.shape, jnp.inf, jnp.float32))
+    X, Y = (jnp.ones((n, 0), jnp.float32) for n in A.shape)
+
+    def product(v, s):
+        return sddmm(
+            A.with_values(v), X, Y, weighted=True, scale=s, schedule=row_schedule(backend)
+        ).values
+
+    C, pull = jax.vjp(product, A.values, jnp.float32(jnp.inf))
+    for zeros in (C, *pull(jnp.ones_like(C))):
+        assert not np.any(zeros)
 
 
 def test_weights_of_no_entries():
