@@ -53,7 +53,15 @@ def define(
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
-    reference_rule = mlir.lower_fun(reference, multiple_results)
+
+    def plain_rule(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
+        # Plain JAX asks every step on operands with explicit sharding for that of its result: here
+        # they are taken whole, as by a kernel.
+        whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
+        rule = mlir.lower_fun(partial(function, **params), multiple_results)
+        return rule(ctx.replace(avals_in=whole), *operands)
+
+    reference_rule = partial(plain_rule, reference)
 
     def of_vectors(params: dict) -> bool:
         return entries is not None and params["vector_length"] is not None
@@ -87,7 +95,7 @@ def define(
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         if of_vectors(params):
             assert entries is not None
-            return mlir.lower_fun(partial(entries, **params), multiple_results)(ctx, *operands)
+            return plain_rule(entries, ctx, *operands, **params)
         schedule = params["schedule"]
         if not (schedule is None or isinstance(schedule, Reference)):
             raise NotImplementedError(

@@ -1,5 +1,7 @@
 """shard_map over two devices, and the gradients of replicated operands."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,14 +10,14 @@ from differentiable_ops import CASES, close, function_of, normal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import spmm
+from sgap_jax import Reference, gspmm, row_max, sddmm, sparse_softmax, spmm
 
 A = array(BATTERY["skewed"], jnp.float64)
 B = normal(A.shape[1], 6)
 
 
-def product(v, B):
-    return spmm(A.with_values(v), B)
+def product(v, B, schedule=None):
+    return spmm(A.with_values(v), B, schedule=schedule)
 
 
 @pytest.fixture
@@ -71,17 +73,37 @@ def test_automatic_sharding_gives_the_right_result(mesh):
     close(jax.jit(product)(A.values, b), product(A.values, B))
 
 
-def test_explicit_sharding():
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_explicit_sharding(schedule):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    run = jax.jit(partial(product, schedule=schedule))
     with jax.set_mesh(mesh):
         b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
-        close(jax.jit(product)(A.values, b), product(A.values, B))
+        close(run(A.values, b), product(A.values, B))
 
 
-def test_gradients_under_explicit_sharding():
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_gradients_under_explicit_sharding(schedule):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
-    loss = lambda v, B: jnp.sum(product(v, B) ** 2)
+    loss = lambda v, B: jnp.sum(product(v, B, schedule) ** 2)
     expected = jax.grad(loss, (0, 1))(A.values, B)
     with jax.set_mesh(mesh):
         b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
         close(jax.jit(jax.grad(loss, (0, 1)))(A.values, b), expected)
+
+
+def test_the_reference_of_other_ops_under_explicit_sharding():
+    S = array(BATTERY["skewed"], jnp.float64)
+    X = normal(S.shape[0], 6)
+
+    def f(A, X, Y):
+        with_weights = sddmm(A, X, Y, weighted=True, schedule=Reference())
+        P = sparse_softmax(with_weights, schedule=Reference())
+        return row_max(P, schedule=Reference()), gspmm(P, Y, reduce="max", schedule=Reference())
+
+    loss = lambda v, X, Y: sum(jnp.sum(jnp.sin(x)) for x in f(S.with_values(v), X, Y))
+    expected = jax.grad(loss, (0, 1, 2))(S.values, X, B)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x, b = (jax.device_put(y, NamedSharding(mesh, P(None, "x"))) for y in (X, B))
+        close(jax.jit(jax.grad(loss, (0, 1, 2)))(S.values, x, b), expected)
