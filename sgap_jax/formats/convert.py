@@ -23,6 +23,14 @@ def require_unbatched(A: SparseArray, what: str) -> None:
     batch = A.values.shape[: -1 - len(A.format.stored_shape(A.shape))]
     if batch:
         raise ValueError(f"{what} is batched, {batch}; map over it with jax.vmap")
+    arrays = [*(x for level in A.index_arrays for x in level), *(A.transposed or ())]
+    odd = next((x for x in arrays if x.ndim != 1), None)
+    if odd is not None:
+        raise ValueError(
+            f"{what} has index arrays of {odd.ndim} dimensions, {odd.shape}, and values "
+            f"{A.values.shape}; where a batch shares its values, map over it with jax.vmap, and "
+            "dataclasses.replace(A, values=None, index_arrays=0, transposed=0) as its in_axes"
+        )
 
 
 def require_matrix(A: SparseArray, what: str) -> None:
