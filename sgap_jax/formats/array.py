@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checks, construct, convert, interop
+from sgap_jax.formats import checks, construct, convert, interop, operators, parts
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
 
 Dtype = DTypeLike | None
@@ -254,6 +254,20 @@ class SparseArray:
         """
         return convert.asformat(self, format, max_fill_in)
 
+    def sum(self, axis: int | None = None) -> jax.Array:
+        """The sum of all entries, or of each column (axis=0) or row (axis=1 or -1) of a matrix.
+
+        Dense, in the dtype of `jnp.sum`: integers and bool widen. Floats narrower than float32 are
+        added up in float32 and rounded once. Differentiable in the values; ignores padding.
+        ValueError for another axis, NotImplementedError for an axis of a tensor.
+        """
+        return parts.total(self, axis)
+
+    def diagonal(self) -> jax.Array:
+        """[min(m, k)] of a matrix, in its dtype: the entries (i, i), zero where none is stored.
+        Differentiable in the values."""
+        return convert.diagonal(self)
+
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
         return convert.todense(self)
@@ -302,18 +316,51 @@ class SparseArray:
             raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
         return spmm(self, np.transpose(other), transpose=True).T
 
-    def __mul__(self, scalar: ArrayLike) -> SparseArray:
-        """A * s for a scalar s (Python, NumPy or JAX, traced or not). ValueError otherwise."""
-        return replace(self, values=self.values * checks.check_scalar(scalar, "SparseArray * s"))
+    def __add__(self, other: Any) -> SparseArray:
+        """A + B for two of one shape and format; what either stores is stored, zeros included.
+
+        Of one pattern (the same index arrays) the values are added, also where it is traced; other
+        patterns must be concrete. Values may be traced always. ValueError otherwise;
+        NotImplementedError for a dense or another sparse B.
+        """
+        return operators.add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> SparseArray:
+        """A - B, as A + B."""
+        return operators.subtract(self, other)
+
+    def __rsub__(self, other: Any) -> SparseArray:
+        return -operators.subtract(self, other)
+
+    def __mul__(self, other: Any) -> SparseArray:
+        """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
+
+        A * B stores what both store, for two of one shape and format as in A + B. ValueError
+        otherwise.
+        """
+        return operators.multiply(self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: ArrayLike) -> SparseArray:
         """A / s for a scalar s. ValueError otherwise."""
-        return replace(self, values=self.values / checks.check_scalar(scalar, "SparseArray / s"))
+        return operators.divide(self, scalar)
 
     def __neg__(self) -> SparseArray:
         return replace(self, values=-self.values)
+
+    def __getitem__(self, index: slice) -> SparseArray:
+        """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
+        where negative, cut at the ends. IndexError for any other index.
+
+        Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
+        of BCSR(r, c) of r.
+        """
+        return parts.rows(self, index)
+
+    __iter__ = None  # without this, list(A) would ask for A[0] and be empty
 
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.

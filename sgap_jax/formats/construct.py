@@ -163,13 +163,13 @@ def assemble(
         sizes = vectors.grid(shape, format)
     return {
         "values": values,
-        **_index_fields(levels, sizes, format),
+        **index_fields(levels, sizes, format),
         "shape": shape,
         "format": format,
     }
 
 
-def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
+def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
     """index_arrays and transposed of sorted, unique level coordinates."""
     offsets = count_offsets(levels[0], sizes[0]) if len(levels) == 2 else None
     if format.is_coordinate:
@@ -182,9 +182,11 @@ def _index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) ->
     transposed = None
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
-    # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
     fields = {"index_arrays": index_arrays, "transposed": transposed}
-    return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
+    # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
+    # Under jit too the structure stays concrete: a sum may be added to again.
+    with jax.ensure_compile_time_eval():
+        return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
 
 
 def _fiber_tree(

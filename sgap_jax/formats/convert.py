@@ -67,6 +67,35 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
 
+def stored_levels(A: SparseArray, what: str) -> list[np.ndarray]:
+    """Of each level, the coordinate of every entry (vector, block) that is not padding, in order.
+
+    Raises ValueError where the structure is traced or batched.
+    """
+    if checks.is_traced(*(x for level in A.index_arrays for x in level)):
+        raise ValueError(
+            f"{what}: the structure is traced, and how much the result stores is a static size; "
+            "call it outside jit and use with_values inside"
+        )
+    require_unbatched(A, f"{what}: A")
+    if A.format.dense_modes:
+        raise NotImplementedError(f"{what}: {A.format}; the nearest is A.asformat(COO)")
+    if A.format.block_shape:
+        offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
+        return [construct.expand_offsets(offsets), indices[: int(offsets[-1])]]
+    if A.format.is_coordinate:
+        used = int(A.index_arrays[0][0][1])
+        return [np.asarray(level[-1])[:used] for level in A.index_arrays]
+    return fibers.numpy_entries(A)[1]
+
+
+def level_sizes(shape: tuple[int, ...], format: Format) -> list[int]:
+    """How many coordinates each level may have: for vectors and blocks, those of the grid."""
+    if format.block_shape:
+        return vectors.grid(shape, format)
+    return [shape[mode] for mode in format.modes]
+
+
 def _fiber_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     """Of the flat values, where dense modes are under the stored ones."""
     stored, modes = prefix(A), A.format.modes
@@ -114,13 +143,27 @@ def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
 
 
 def todense(A: SparseArray) -> jax.Array:
-    """Scatter-add of the values (traced structure may hold duplicates); padding is dropped."""
-    target = jnp.zeros(A.shape, A.dtype).at[coordinates(A)]
+    return _scattered(A, A.shape, coordinates(A))
+
+
+@jax.jit
+def diagonal(A: SparseArray) -> jax.Array:
+    require_matrix(A, "diagonal")
+    rows, columns = coordinates(A)
+    length = min(A.shape)
+    return _scattered(A, (length,), (jnp.where(rows == columns, rows, length),))
+
+
+def _scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
+    """Scatter-add of the values (traced structure may hold duplicates); what is outside `shape`,
+    padding among it, is dropped."""
+    target = jnp.zeros(shape, A.dtype).at[where]
     return (target.max if A.dtype == jnp.bool_ else target.add)(A.values.reshape(-1), mode="drop")
 
 
 def row_lengths(A: SparseArray) -> jax.Array:
     require_matrix(A, "row_lengths")
+    require_unbatched(A, "SparseArray.row_lengths: A")
     if A.format.block_shape:
         A = vectors.expand(A)
     if A.format.modes[0] == 0:
@@ -225,9 +268,7 @@ def _check_concrete(A: SparseArray) -> None:
     require_stored(A.format, A.ndim, what)
     block = A.format.block_shape
     checks.check_values(A.values, None, what, block)
-    sizes = [A.shape[mode] for mode in A.format.modes]
-    if block:
-        sizes = vectors.grid(A.shape, A.format)
+    sizes = level_sizes(A.shape, A.format)
     if A.format.is_coordinate:
         used, levels = _check_coordinates(A, sizes, what)
         if A.ndim != 2:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct, convert, fibers, vectors
+from sgap_jax.formats import checks, construct, convert, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
@@ -175,13 +175,9 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
         A = vectors.expand(A)
     if A.format.dense_modes:
         A = A.asformat(COO)
-    if A.format.is_coordinate:
-        used = int(A.index_arrays[0][0][1])
-        levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
-    else:
-        used, levels = fibers.numpy_entries(A)
+    levels = convert.stored_levels(A, what)
     coordinates = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
-    return np.asarray(A.values)[:used], coordinates
+    return np.asarray(A.values)[: len(levels[0])], coordinates
 
 
 def widen(values: np.ndarray) -> np.ndarray:

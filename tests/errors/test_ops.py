@@ -21,6 +21,7 @@ from sgap_jax import (
     einsum,
     gsddmm,
     gspmm,
+    masks,
     row_max,
     row_sum,
     sddmm,
@@ -117,6 +118,50 @@ def test_message(call, error, words):
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+PATTERNS = dataclasses.replace(
+    A,
+    index_arrays=jax.tree.map(lambda x: jnp.stack([x, x]), A.index_arrays),
+    transposed=jax.tree.map(lambda x: jnp.stack([x, x]), A.transposed),
+)
+X = jnp.ones((M, 4), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda A: A @ B,
+        lambda A: spmm(A, X, transpose=True),
+        lambda A: spmv(A, B[:, 0]),
+        lambda A: sddmm(A, X, B),
+        lambda A: gspmm(A, B, reduce="max"),
+        lambda A: gsddmm(A, X, B),
+        lambda A: sparse_softmax(A),
+        lambda A: row_sum(A),
+        lambda A: row_max(A),
+        lambda A: einsum("ij,jk->ik", A, B),
+        lambda A: attend(pattern=A),
+        lambda A: A + array(BATTERY["every_length"], jnp.float32),
+        lambda A: A[1:],
+        lambda A: A.sum(),
+        lambda A: A.diagonal(),
+        lambda A: A.todense(),
+        lambda A: A.row_lengths,
+        lambda A: A.asformat(CSC),
+        lambda A: A.to_scipy(),
+        lambda A: masks.causal(A),
+    ],
+)
+def test_a_batch_of_patterns_without_one_of_values(call):
+    with pytest.raises(ValueError, match=r"2 dimensions, \(2, 35\), and values .*jax\.vmap"):
+        call(PATTERNS)
+
+
+def test_what_that_message_advises_runs():
+    axes = dataclasses.replace(A, values=None, index_arrays=0, transposed=0)
+    out = jax.vmap(lambda A: A @ B, in_axes=(axes,))(PATTERNS)
+    np.testing.assert_array_equal(out, jnp.stack([A @ B] * 2))
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])

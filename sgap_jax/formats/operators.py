@@ -1,0 +1,140 @@
+"""Arithmetic of a `SparseArray` with a scalar, or with another of its shape and format.
+
+Arrays of one pattern combine their values as they lie. Of two patterns the places in the result are
+found once, in NumPy; the values move there by one gather or scatter, and may be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks, construct, convert
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+def add(A: SparseArray, B: Any) -> SparseArray:
+    return A if _is_zero(B) else _union(A, B, jnp.add, "+")
+
+
+def subtract(A: SparseArray, B: Any) -> SparseArray:
+    return A if _is_zero(B) else _union(A, B, jnp.subtract, "-")
+
+
+def multiply(A: SparseArray, B: Any) -> SparseArray:
+    if not isinstance(B, type(A)):
+        return replace(A, values=A.values * checks.check_scalar(B, "SparseArray * s"))
+    what = "SparseArray * SparseArray"
+    if _one_pattern(A, B, what):
+        return replace(A, values=A.values * B.values)
+    levels, of_a, of_b = _places(A, B, what)
+    both, from_a, from_b = np.intersect1d(of_a, of_b, assume_unique=True, return_indices=True)
+    values = _products(A.values, B.values, from_a.astype(np.int32), from_b.astype(np.int32))
+    return _stored(A, [level[both] for level in levels], values)
+
+
+def divide(A: SparseArray, s: Any) -> SparseArray:
+    if isinstance(s, type(A)):
+        raise NotImplementedError(
+            "SparseArray / SparseArray: 0 / 0 where neither stores an entry; the nearest, for "
+            "arrays of one pattern, is A.with_values(A.values / B.values)"
+        )
+    return replace(A, values=A.values / checks.check_scalar(s, "SparseArray / s"))
+
+
+def _is_zero(x: Any) -> bool:
+    """The 0 that Python's sum() begins with."""
+    return isinstance(x, int | float) and x == 0
+
+
+def _union(A: SparseArray, B: Any, combine: Callable, sign: str) -> SparseArray:
+    if not isinstance(B, type(A)):
+        nearest = (
+            "with SparseArray.from_scipy, from_bcoo or from_bcsr of it"
+            if hasattr(B, "todense")
+            else f"A.todense() {sign} x, or A.with_values(A.values {sign} x) where entries are"
+        )
+        raise NotImplementedError(
+            f"SparseArray {sign} {type(B).__name__}: the nearest is {nearest}"
+        )
+    what = f"SparseArray {sign} SparseArray"
+    if _one_pattern(A, B, what):
+        return replace(A, values=combine(A.values, B.values))
+    levels, of_a, of_b = _places(A, B, what)
+    values = _filled(A.values, B.values, of_a, of_b, combine=combine, count=len(levels[0]))
+    return _stored(A, levels, values)
+
+
+@partial(jax.jit, static_argnames=("combine", "count"))
+def _filled(a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: int) -> jax.Array:
+    def spread(x: Any, place: Any) -> jax.Array:
+        zeros = jnp.zeros((count, *x.shape[1:]), x.dtype)
+        own = x[: place.shape[0]]  # without padding
+        return zeros.at[place].set(own, unique_indices=True, indices_are_sorted=True)
+
+    return combine(spread(a, of_a), spread(b, of_b))
+
+
+@jax.jit
+def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
+    return a[from_a] * b[from_b]
+
+
+def _one_pattern(A: SparseArray, B: SparseArray, what: str) -> bool:
+    """Whether the two have the same index arrays, padding included; by identity where traced."""
+    if A.shape != B.shape:
+        raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
+    if A.format != B.format:
+        raise ValueError(
+            f"{what}: expected two of one format, got {A.format} and {B.format}; "
+            f"use B.asformat({A.format})"
+        )
+    pairs = [
+        pair
+        for levels in zip(A.index_arrays, B.index_arrays, strict=True)
+        for pair in zip(*levels, strict=True)
+    ]
+    same = all(x is y for x, y in pairs)
+    if same and A.values.shape == B.values.shape:
+        return True
+    if not same and checks.is_traced(*(x for pair in pairs for x in pair)):
+        raise ValueError(
+            f"{what}: their index arrays are traced, and not the same: whether the patterns are "
+            "equal cannot be seen; where they are, pass the values of one, A.with_values(v)"
+        )
+    convert.require_unbatched(A, f"{what}: the first")
+    convert.require_unbatched(B, f"{what}: the second")
+    return same or all(x.shape == y.shape and np.array_equal(x, y) for x, y in pairs)
+
+
+def _places(
+    A: SparseArray, B: SparseArray, what: str
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Level coordinates of what either stores, each once and in order, and where in them the
+    entries (vectors, blocks) of A and those of B are."""
+    first, second = (convert.stored_levels(X, what) for X in (A, B))
+    levels = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+    key = levels[0].astype(np.int64)
+    for depth, level in enumerate(levels[1:]):
+        if depth:  # the rank of the path so far: two coordinates fit a key, three do not
+            key = np.unique(key, return_inverse=True)[1].reshape(-1)
+        key = key << 32 | level
+    # With an index the sort is stable: of two sorted sequences, one merge.
+    _, where, place = np.unique(key, return_index=True, return_inverse=True)
+    place = place.reshape(-1).astype(np.int32)
+    return [level[where] for level in levels], place[: len(first[0])], place[len(first[0]) :]
+
+
+def _stored(A: SparseArray, levels: Sequence[np.ndarray], values: jax.Array) -> SparseArray:
+    """An array like A that stores these, in order."""
+    checks.check_nnz(values.size, "SparseArray")
+    sizes = convert.level_sizes(A.shape, A.format)
+    return replace(A, values=values, **construct.index_fields(list(levels), sizes, A.format))

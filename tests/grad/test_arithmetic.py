@@ -1,0 +1,57 @@
+"""Values of sums, products and parts of sparse arrays under grad, jit and vmap, against the dense
+twin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array
+from differentiable_ops import close
+
+from sgap_jax import BCSR, CSR, SparseArray
+
+CASE = BATTERY["padded"]
+M, K = CASE.shape
+OTHER = np.random.default_rng(1).random((M, K)) < 0.3
+
+
+@pytest.mark.parametrize("format", [CSR, BCSR(2, 4)], ids=str)
+def test_the_dense_twin(format):
+    A, B = array(CASE, jnp.float64, format), SparseArray.from_dense(OTHER * 1.0, format=format)
+
+    def f(v, w):
+        A_, B_ = A.with_values(v), B.with_values(w)
+        C = A_ - B_ * 2.0
+        return C.todense(), (A_ * B_).todense(), C[2:4].todense(), A_.T.diagonal(), *sums(C, C.sum)
+
+    def sums(C, total):
+        return total(), total(axis=0), total(axis=-1)
+
+    def twin(v, w):
+        a, b = A.with_values(v).todense(), B.with_values(w).todense()
+        c = a - 2 * b
+        return c, a * b, c[2:4], jnp.diagonal(a), *sums(c, c.sum)
+
+    scalar = lambda f: lambda *x: sum(jnp.sum(jnp.sin(y)) for y in f(*x))
+    values = A.values, B.values
+    close(jax.jit(f)(*values), twin(*values))
+    close(jax.jit(jax.grad(scalar(f), (0, 1)))(*values), jax.grad(scalar(twin), (0, 1))(*values))
+    batch = jnp.stack([values[0], -values[0]])
+    mapped = [jax.vmap(f, (0, None)) for f in (f, twin)]
+    close(jax.jit(mapped[0])(batch, values[1]), mapped[1](batch, values[1]))
+
+
+def test_traced_structure_of_one_pattern():
+    A = array(CASE, jnp.float64)
+
+    def f(A, w):
+        B = A.with_values(w)
+        return (A + B - A * B).values.sum(where=jnp.arange(A.nnz) < CASE.stored), B.sum(0)
+
+    w = jnp.arange(A.nnz, dtype=jnp.float64)
+    expected = f(A, w)
+    close(jax.jit(f)(A, w), expected)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), A)
+    mapped = jax.jit(jax.vmap(f, (0, None)))(both, w)
+    close(jax.tree.map(lambda x: x[1], mapped), expected)
+    assert (both + both).values.shape == both.values.shape  # a batch of one pattern

@@ -1,0 +1,162 @@
+"""Sums, differences and products of two sparse arrays, parts and sums of one, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array
+
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, row_sum
+
+FORMATS = [CSR, CSC, COO, COO.transposed, CSF(2), CVS(4), CVS(3).transposed, BCSR(4, 3)]
+FORMATS += [BCSR(2, 5).transposed]
+formats = pytest.mark.parametrize("format", FORMATS, ids=str)
+# The sizes that matter: nothing, padding (NaN), rows without entries.
+CASES = ["no_rows", "no_columns", "no_entries", "only_padding", "padded", "one_column"]
+
+
+def pair(shape, dtype=np.float64):
+    """Two of small integers, which add up exactly, one with a row and a column without entries."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape) * (rng.random(shape) < 0.4) for _ in range(2))
+    a[2], b[:, 1] = 0, 0
+    return a.astype(dtype), b.astype(dtype)
+
+
+def same(A, dense):
+    A.checked()
+    np.testing.assert_array_equal(dense_of(A), dense)
+
+
+def dense_of(A):
+    """In NumPy: every shape is a compilation otherwise."""
+    if not A.format.block_shape:
+        return A.to_scipy().toarray()
+    height, width = (*A.format.block_shape, 1)[:2]
+    offsets, columns = map(np.asarray, A.index_arrays[1])
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    out = np.zeros((outer + height, inner + width), A.dtype)
+    for b in range(len(offsets) - 1):
+        for p in range(offsets[b], offsets[b + 1]):
+            block = np.asarray(A.values[p]).reshape(height, width)
+            at = b * height, columns[p] * width
+            out[at[0] : at[0] + height, at[1] : at[1] + width] = block
+    return np.transpose(out[:outer, :inner], A.format.modes)
+
+
+@formats
+def test_two_patterns(format):
+    a, b = pair((10, 7))
+    A, B = (SparseArray.from_dense(x, format=format) for x in (a, b))
+    for C, dense in ((A + B, a + b), (A - B, a - b), (A * B, a * b)):
+        assert (C.shape, C.format, C.dtype) == (A.shape, format, A.dtype)
+        same(C, dense)
+    # What is stored: the union and the intersection, zeros that come about included.
+    if not format.block_shape:
+        assert (A + B).nnz == (A - B).nnz == np.count_nonzero((a != 0) | (b != 0))
+        assert (A * B).nnz == np.count_nonzero((a != 0) & (b != 0))
+    same(A.T + B.T, (a + b).T)
+    same(sum([A, B, A]), 2 * a + b)
+    same(0 - A, -a)
+
+
+@formats
+def test_one_pattern(format):
+    a, _ = pair((10, 7))
+    A = SparseArray.from_dense(a, format=format)
+    C = A + A.with_values(3 * A.values)
+    assert C.index_arrays is A.index_arrays and C.transposed is A.transposed
+    same(C, 4 * a)
+    apart = SparseArray.from_dense(a, format=format)  # equal index arrays, not the same
+    D = A - apart * 3
+    assert D.index_arrays is A.index_arrays
+    same(D, -2 * a)
+    same(A * apart, a * a)
+    squared = jax.jit(lambda A: (A * A + A).values)(A)  # traced, and the same
+    np.testing.assert_array_equal(squared, A.values**2 + A.values)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_padding_and_nothing(name):
+    case = BATTERY[name]
+    dense, A = case.dense(), array(case, jnp.float64)
+    other = np.zeros(case.shape)
+    other[::2] = 1
+    B = SparseArray.from_dense(other)
+    same(A + B, dense + other)
+    same(B - A, other - dense)
+    same(A * B, dense * other)
+    same(A + A, 2 * dense)
+    for axis in (None, 0, 1):
+        np.testing.assert_allclose(A.sum(axis), dense.sum(axis), rtol=1e-14)
+    np.testing.assert_array_equal(A.diagonal(), dense.diagonal())
+    m = case.shape[0]
+    for cut in (slice(1, m - 1), slice(-2, 99), slice(0, 0)):
+        same(A[cut], dense[cut])
+
+
+def test_three_modes():
+    a, b = pair((3, 4, 5))
+    for format in (COO, CSF(3), CSF(3, order=(2, 0, 1))):
+        A, B = (SparseArray.from_dense(x, format=format) for x in (a, b))
+        same(A + B, a + b)
+        same(A * B, a * b)
+        same(A[1:], a[1:])
+        assert A.sum() == a.sum()
+    v, w = (SparseArray.from_dense(x[0, 0], format=COO) for x in (a, b))
+    same(v - w, (a - b)[0, 0])
+    same(v[2:], a[0, 0, 2:])
+    assert v.sum(0) == v.sum(-1) == a[0, 0].sum()
+
+
+@formats
+def test_rows_sums_and_diagonal(format):
+    a, _ = pair((10, 7))
+    A = SparseArray.from_dense(a, format=format)
+    for axis in (None, 0, -1):
+        np.testing.assert_array_equal(A.sum(axis), a.sum(axis))
+    np.testing.assert_array_equal(A.T.sum(-2), a.sum(1))
+    np.testing.assert_array_equal(A.diagonal(), a.diagonal())
+    np.testing.assert_array_equal(A.T.diagonal(), a.diagonal())
+    assert A[:] is A and A[-99:99] is A
+    side = (*format.block_shape, 1, 1)[format.modes.index(0)]
+    for i, j in ((side, 2 * side), (side, 99), (-10, 5 // side * side), (9, 3), (50, 60)):
+        R = A[i:j]
+        assert (R.shape, R.format) == (a[i:j].shape, format)
+        same(R, a[i:j])
+
+
+def test_dtypes():
+    a, b = pair((6, 5), np.int8)
+    for dtype in (jnp.int8, jnp.bool_, jnp.complex64, jnp.bfloat16):
+        x, y = (jnp.asarray(x.astype(dtype)) for x in (a, b))
+        A, B = SparseArray.from_dense(x), SparseArray.from_dense(y)
+        for C, expected in ((A + B, x + y), (A * B, x * y)):
+            assert C.dtype == expected.dtype
+            np.testing.assert_array_equal(C.todense(), expected)
+        np.testing.assert_array_equal(A.diagonal(), jnp.diagonal(x))
+        for axis in (None, 1):
+            expected = jnp.sum(x, axis)
+            assert A.sum(axis).dtype == expected.dtype
+            np.testing.assert_array_equal(A.sum(axis), expected)
+    with jax.numpy_dtype_promotion("standard"):
+        C = SparseArray.from_dense(a) + SparseArray.from_dense(b.astype(np.float32))
+    assert C.dtype == jnp.float32
+    same(C, a + b.astype(np.float32))
+
+
+def test_narrow_sums_are_carried_in_float32():
+    # In float16 the sum stays at 2048, and what overflows on the way does not come back.
+    A = SparseArray.from_dense(np.ones((1, 4096), np.float16))
+    assert A.sum() == A.sum(1)[0] == A.T.sum(0)[0] == 4096
+    B = A.with_values(A.values.at[:2].set(40000).at[2:4].set(-40000))
+    assert B.sum() == B.sum(-1)[0] == 4092
+
+
+def test_nan_stays_where_it_is_stored():
+    a = np.array([[np.nan, 0, 1], [0, np.inf, 0]])
+    A, B = SparseArray.from_dense(a), SparseArray.from_dense(np.eye(2, 3, 1))
+    np.testing.assert_array_equal((A * B).todense(), np.zeros((2, 3)))
+    np.testing.assert_array_equal((A - B).todense(), a - np.eye(2, 3, 1))
+    np.testing.assert_array_equal(A.sum(0), [np.nan, np.inf, 1])
+    assert np.isnan(A.sum()) and A[1:].sum() == np.inf and row_sum(A[1:])[0] == np.inf
