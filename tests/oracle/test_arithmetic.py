@@ -109,8 +109,8 @@ def test_three_modes():
     assert v.sum(0) == v.sum(-1) == a[0, 0].sum()
 
 
-@formats
-def test_rows_sums_and_diagonal(format):
+@pytest.mark.parametrize("format", [CSR, COO, CSF(2), CVS(3).transposed, BCSR(4, 3)], ids=str)
+def test_sums_and_diagonal(format):
     a, _ = pair((10, 7))
     A = SparseArray.from_dense(a, format=format)
     for axis in (None, 0, -1):
@@ -118,6 +118,12 @@ def test_rows_sums_and_diagonal(format):
     np.testing.assert_array_equal(A.T.sum(-2), a.sum(1))
     np.testing.assert_array_equal(A.diagonal(), a.diagonal())
     np.testing.assert_array_equal(A.T.diagonal(), a.diagonal())
+
+
+@formats
+def test_rows(format):
+    a, _ = pair((10, 7))
+    A = SparseArray.from_dense(a, format=format)
     assert A[:] is A and A[-99:99] is A
     side = (*format.block_shape, 1, 1)[format.modes.index(0)]
     for i, j in ((side, 2 * side), (side, 99), (-10, 5 // side * side), (9, 3), (50, 60)):
