@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from sgap_jax.formats import interop, vectors
+from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR
 from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.row_reduce import row_sum
@@ -19,26 +20,48 @@ from sgap_jax.primitives.row_reduce import row_sum
 def add_self_loops(A: SparseArray) -> SparseArray:
     """A + I in CSR: every node also hears itself. What the diagonal held gets one more.
 
+    Differentiable in A's values. Under jit too: of a structure that is traced, whose entries on the
+    diagonal cannot be counted, the result has room for A.nnz + n entries, padding last.
+
     Args:
-      A: square, of any format, with a concrete structure; its values may be traced.
+      A: [n, n] of any format, its values and its structure traced or not.
 
     Returns:
       A SparseArray in CSR of A's dtype.
 
     Raises:
-      TypeError: A is not a SparseArray. ValueError: A is not square, or its structure is traced.
+      TypeError: A is not a SparseArray. ValueError: A is not square.
 
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
     check_square("add_self_loops", A)
-    A = vectors.expand(A) if A.format.block_shape else A
-    # The values may be traced, so they are not given to what must see the coordinates.
-    places = replace(A, values=np.zeros(A.nnz, np.float32))
-    rows, columns = interop.to_numpy(places, "add_self_loops")[1]
-    nodes = np.arange(A.shape[0])
-    coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
-    values = jnp.append(A.values[: len(rows)], jnp.ones(A.shape[0], A.dtype))
-    return SparseArray.from_coordinates(coordinates, values, A.shape, format=CSR)
+    traced = is_traced(*jax.tree.leaves((A.index_arrays, A.transposed)))
+    # A structure that can be looked at stays so, also where the values are traced.
+    with nullcontext() if traced else jax.ensure_compile_time_eval():
+        numbers = structure.positions(A.values.size).reshape(A.values.shape)
+        S = replace(A, values=numbers).asformat(CSR)
+        offsets, columns, entry, loop = _with_diagonal(S.row_offsets, S.column_indices)
+        used = columns.shape[0] if traced else int(offsets[-1])
+    values = jnp.zeros(used, A.dtype).at[entry].set(A.values.reshape(-1)[S.values], mode="drop")
+    values = values.at[loop].add(jnp.ones((), A.dtype))
+    return SparseArray.from_arrays(values, offsets, columns[:used], shape=(A.shape[0], A.shape[1]))
+
+
+@jax.jit
+def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any]:
+    """Offsets and columns of CSR with the diagonal; where each entry is among them (padding: past
+    the end), and where each row's own one."""
+    n, count = offsets.shape[0] - 1, columns.shape[0]
+    place, row = structure.positions(count), structure.segment_of_entry(offsets, count)
+    stored, zeros = place < offsets[-1], jnp.zeros(n, jnp.int32)
+    times = lambda seen: zeros.at[row].add((stored & seen).astype(jnp.int32))  # noqa: E731
+    missing = 1 - times(columns == row)
+    before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(missing, dtype=jnp.int32))
+    entry = place + before[row] + jnp.where(columns > row, missing[row], 0)
+    entry = jnp.where(stored, entry, count + n)
+    loop = offsets[:-1] + before[:-1] + times(columns < row)
+    whole = jnp.zeros(count + n, jnp.int32).at[entry].set(columns, mode="drop")
+    return offsets + before, whole.at[loop].set(structure.positions(n)), entry, loop
 
 
 def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArray:
@@ -51,15 +74,16 @@ def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArr
 
     Args:
       A: square, of any format; entries are edge weights (1 for an edge) of a floating dtype. Row i
-        stores an entry (i, j) for each edge along which j sends to i.
+        stores an entry (i, j) for each edge along which j sends to i. Traced or not, as for
+        `add_self_loops`.
       self_loops: add I; without it, D^-1/2 A D^-1/2.
 
     Returns:
-      A SparseArray in CSR of A's dtype; sums and roots in float32 at least.
+      A SparseArray in CSR of A's dtype; sums and roots in float32 at least. Differentiable in A's
+      values.
 
     Raises:
-      TypeError: A is not a SparseArray. ValueError: A is not square or has integer entries, or
-        (with self_loops) a structure that is traced.
+      TypeError: A is not a SparseArray. ValueError: A is not square or has integer entries.
 
     Source: Kipf and Welling, ICLR 2017, equation 2 and section 2.
     """
