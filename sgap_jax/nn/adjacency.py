@@ -105,10 +105,10 @@ def _inverse_root(x: jax.Array) -> jax.Array:
     return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, x, jnp.ones_like(x))), 0)
 
 
-def check_square(op: str, A: Any) -> None:
-    check_sparse(op, "A", A)
+def check_square(op: str, A: Any, name: str = "A") -> None:
+    check_sparse(op, name, A)
     if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{op}: A must be square, got shape {A.shape}")
+        raise ValueError(f"{op}: {name} must be square, got shape {A.shape}")
 
 
 def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) -> Any:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.nn.structure import check_format
 from sgap_jax.primitives import attention_unfused as unfused
 from sgap_jax.primitives._define import accumulator, check_sparse, structure
@@ -20,14 +21,14 @@ Pattern = SparseArray | Sequence[SparseArray]
 
 
 def check_patterns(op: str, pattern: Pattern | None) -> list[SparseArray]:
-    """One pattern, one for each head, or none."""
+    """One pattern, one for each head, or none, in CSR or CVS(V)."""
     if pattern is None:
         return []
     patterns = list(pattern) if isinstance(pattern, Sequence) else [pattern]
     for one in patterns:
         check_sparse(op, "pattern", one)
         check_format(op, one.format)
-    return patterns
+    return [split_blocks(one) for one in patterns]
 
 
 def weight_dropout(key: Any, rate: float, broadcast: bool) -> Callable[[jax.Array, int], jax.Array]:

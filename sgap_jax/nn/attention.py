@@ -119,8 +119,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         found = []
         for structure, (shape, format) in zip(self.structures, self.kinds, strict=True):
             arrays = stored_arrays(structure)
-            block = () if format.vector_length is None else (format.vector_length,)
-            values = jnp.zeros((*arrays["column_indices"].shape, *block), jnp.float32)
+            size = (*arrays["column_indices"].shape, *format.block_shape)
+            values = jnp.zeros(size, jnp.float32)
             found.append(of_index_arrays(arrays, values, shape, format))
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
 from sgap_jax.nn.graph_conv import GLOROT
-from sgap_jax.nn.linear import ZEROS, with_bias
+from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.gsddmm import gsddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
@@ -46,6 +46,7 @@ class GraphAttention(nnx.Module):
         Glorot's uniform distribution as in the paper.
       schedule: of the operations on the graph; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`) and of the dropout (stream `dropout`).
+      kernel_metadata, bias_metadata: of the parameters, a sharding for example.
 
     Called with (graph, x) and the keywords deterministic and rngs: graph is a SparseArray [n, n] of
     which only the structure is read, x is [..., n, in_features] or a SparseArray [n, in_features].
@@ -84,20 +85,25 @@ class GraphAttention(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | None = None,
         rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = NO_METADATA,
+        bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         check_schedule("GraphAttention", schedule)
         if heads < 1:
             raise ValueError(f"GraphAttention: heads must be positive, got {heads}")
         width = heads * out_features
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, width), param_dtype))
+        self.kernel = nnx.Param(
+            kernel_init(rngs.params(), (in_features, width), param_dtype), **kernel_metadata
+        )
         ends = [kernel_init(rngs.params(), (heads, out_features), param_dtype) for _ in range(2)]
         self.to_attention, self.from_attention = (nnx.Param(end) for end in ends)
         size = width if concat else out_features
         bias = bias_init(rngs.params(), (size,), param_dtype) if use_bias else None
-        self.bias = nnx.data(None) if bias is None else nnx.Param(bias)
-        self.dropout = nnx.Dropout(dropout_rate, deterministic=deterministic, rngs=rngs)
-        self.feature_dropout = nnx.Dropout(
-            feature_dropout_rate, deterministic=deterministic, rngs=rngs
+        self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
+        # Without dropout no keys, as in nnx.MultiHeadAttention: the state is numbers only.
+        self.dropout, self.feature_dropout = (
+            nnx.Dropout(rate, deterministic=deterministic, rngs=rngs if rate > 0 else None)
+            for rate in (dropout_rate, feature_dropout_rate)
         )
         self.in_features = in_features
         self.out_features = out_features
@@ -118,7 +124,7 @@ class GraphAttention(nnx.Module):
         deterministic: bool | None = None,
         rngs: Any = None,
     ) -> jax.Array:
-        check_square("GraphAttention", graph)
+        check_square("GraphAttention", graph, "graph")
         x = check_features("GraphAttention", graph, x, self.in_features)
         bias = None if self.bias is None else self.bias[...]
         to, frm = self.to_attention[...], self.from_attention[...]

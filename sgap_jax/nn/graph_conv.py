@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.adjacency import check_features, numbers, with_numbers
-from sgap_jax.nn.linear import ZEROS, with_bias
+from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
@@ -37,6 +37,7 @@ class GraphConv(nnx.Module):
         Glorot's uniform distribution as in the paper.
       schedule: of the product with G; None lets `choose_schedule` pick.
       rngs: of the parameters (stream `params`).
+      kernel_metadata, bias_metadata: of the parameters, a sharding for example.
 
     Called with (graph, x): graph is a SparseArray [m, n], x is [..., n, in_features] or a
     SparseArray [n, in_features] (a bag of words, say).
@@ -65,13 +66,15 @@ class GraphConv(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | None = None,
         rngs: nnx.Rngs,
+        kernel_metadata: Mapping[str, Any] = NO_METADATA,
+        bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         check_schedule("GraphConv", schedule)
         self.kernel = nnx.Param(
-            kernel_init(rngs.params(), (in_features, out_features), param_dtype)
+            kernel_init(rngs.params(), (in_features, out_features), param_dtype), **kernel_metadata
         )
         bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
-        self.bias = nnx.data(None) if bias is None else nnx.Param(bias)
+        self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
         self.in_features = in_features
         self.out_features = out_features
         self.use_bias = use_bias

@@ -15,6 +15,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.prune import prune
 from sgap_jax.nn.structure import (
@@ -29,7 +30,7 @@ from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
 ZEROS = nnx.initializers.zeros_init()
-_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
 class SparseLinear(nnx.Module):
@@ -37,9 +38,10 @@ class SparseLinear(nnx.Module):
 
         y = x W^T + b,   W [out_features, in_features] sparse, x [..., in_features]
 
-    W's stored entries are the parameter `values` ([nnz], or [vectors, V] for CVS(V)). Where they
-    are is state of the type `Structure`: saved with the layer and not trained. The product is an
-    `spmm`, the gradient in `values` an `sddmm`: training forms nothing of W's dense size.
+    W's stored entries are the parameter `values` ([nnz], [vectors, V] for CVS(V), [blocks, r, c]
+    for BCSR(r, c)). Where they are is state of the type `Structure`: saved with the layer and not
+    trained. The product is an `spmm`, the gradient in `values` an `sddmm`: training forms nothing
+    of W's dense size.
 
     A new layer has its entries at random places. For a trained one see `from_dense`, and
     `MaskedLinear` for pruning while it trains. A new layer of the same shape, sparsity and format
@@ -48,8 +50,9 @@ class SparseLinear(nnx.Module):
     Args:
       in_features: size of the last axis of x.
       out_features: size of the last axis of y.
-      sparsity: share of the entries (CVS(V): of the vectors) that are not stored, from 0 to 1.
-      format: of W: CSR or CVS(V), whose vectors are V consecutive outputs of one input.
+      sparsity: share of the entries (vectors, blocks) that are not stored, from 0 to 1.
+      format: of W: CSR, CVS(V), whose vectors are V consecutive outputs of one input, or
+        BCSR(r, c), whose blocks are r consecutive outputs of c consecutive inputs.
       use_bias, dtype, param_dtype, bias_init, promote_dtype: as in `nnx.Linear`.
       values_init: initializer, called with the shape of the values; None is LeCun's normal
         distribution for the (1 - sparsity) in_features inputs that an output has on average.
@@ -63,9 +66,10 @@ class SparseLinear(nnx.Module):
 
     Raises:
       ValueError: sparsity is out of range, or x has another last axis than in_features.
-      NotImplementedError: a format that is not CSR or CVS(V).
+      NotImplementedError: another format.
 
-    Source: Gale et al., SC20 (sparse weights in deep learning); vectorSparse, section 7 (CVS).
+    Source: Gale et al., SC20 (sparse weights in deep learning); vectorSparse, sections 7 (CVS) and
+    8 (blocks).
     """
 
     values: nnx.Param
@@ -86,8 +90,8 @@ class SparseLinear(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | None = None,
         rngs: nnx.Rngs,
-        values_metadata: Mapping[str, Any] = _NO_METADATA,
-        bias_metadata: Mapping[str, Any] = _NO_METADATA,
+        values_metadata: Mapping[str, Any] = NO_METADATA,
+        bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         check_schedule("SparseLinear", schedule)
         check_format("SparseLinear", format)
@@ -97,8 +101,9 @@ class SparseLinear(nnx.Module):
         bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
         W = random_structure(rngs.params(), shape, sparsity, format, "SparseLinear")
         init = values_init or scaled_normal(in_features, sparsity)
-        W = W.with_values(init(value_key, W.values.shape, param_dtype))
-        self._store(W, bias, values_metadata, bias_metadata)
+        # An initializer may wrap what it returns in metadata, a sharding for example.
+        values = init(value_key, W.values.shape, param_dtype)
+        self._store(W, values, bias, values_metadata, bias_metadata)
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.promote_dtype = promote_dtype
@@ -107,14 +112,15 @@ class SparseLinear(nnx.Module):
     def _store(
         self,
         W: SparseArray,
+        values: Any,
         bias: Any,
-        values_metadata: Mapping[str, Any] = _NO_METADATA,
-        bias_metadata: Mapping[str, Any] = _NO_METADATA,
+        values_metadata: Mapping[str, Any] = NO_METADATA,
+        bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         self.out_features, self.in_features = W.shape
         self.use_bias = bias is not None
         self.format = W.format
-        self.values = nnx.Param(W.values, **values_metadata)
+        self.values = nnx.Param(values, **values_metadata)
         self.structure = structure_of(W)
         self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
 
@@ -129,8 +135,8 @@ class SparseLinear(nnx.Module):
 
         Args:
           layer: `nnx.Linear` with concrete parameters (kernel [in_features, out_features]).
-          sparsity: share of the entries (CVS(V): of the vectors) to drop.
-          format: CSR or CVS(V); None is the MaskedLinear's, or CSR.
+          sparsity: share of the entries (vectors, blocks) to drop.
+          format: CSR, CVS(V) or BCSR(r, c); None is the MaskedLinear's, or CSR.
 
         Raises:
           TypeError: layer is not an `nnx.Linear`.
@@ -142,21 +148,10 @@ class SparseLinear(nnx.Module):
             raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
         mask, own = getattr(layer, "mask", None), getattr(layer, "format", CSR)
         format = check_format(op, own if format is None else format)
-        kernel = layer.kernel[...]
-        if isinstance(kernel, jax.core.Tracer):
-            raise ValueError(f"{op}: layer: expected concrete parameters; call it outside jit")
-        W = np.asarray(kernel).T
-        kept = np.ones(W.shape, bool) if mask is None else np.asarray(mask[...]).T
-        if sparsity is not None:
-            pruned = prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
-        elif mask is None:
-            kind = type(layer).__name__
-            raise ValueError(f"{op}: sparsity: expected a number from 0 to 1 for {kind}, got None")
-        elif format not in (own, CSR):
+        if mask is not None and sparsity is None and format not in (own, CSR):
             raise ValueError(f"{op}: format: expected {own}, that of the mask, or CSR")
-        else:
-            places = np.argwhere(kept)
-            pruned = SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
+        given = None if mask is None else mask[...]
+        pruned = pruned_weight(op, layer.kernel[...], given, sparsity, format)
         bias = None if layer.bias is None else layer.bias[...]
         return cls.from_weight(pruned, bias, dtype=layer.dtype, promote_dtype=layer.promote_dtype)
 
@@ -170,8 +165,8 @@ class SparseLinear(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | None = None,
     ) -> SparseLinear:
-        """The layer with this weight [out_features, in_features] in CSR or CVS(V), and this bias
-        [out_features] or none."""
+        """The layer with this weight [out_features, in_features] in CSR, CVS(V) or BCSR(r, c), and
+        this bias [out_features] or none."""
         op = "SparseLinear.from_weight"
         check_sparse(op, "W", W)
         check_format(op, W.format)
@@ -188,7 +183,7 @@ class SparseLinear(nnx.Module):
             schedule=schedule,
             rngs=nnx.Rngs(0),
         )
-        made._store(W, None if bias is None else jnp.array(bias))
+        made._store(W, W.values, None if bias is None else jnp.array(bias))
         return made
 
     @property
@@ -224,6 +219,27 @@ class SparseLinear(nnx.Module):
         )
         W = of_index_arrays(stored_arrays(self.structure), values, self._shape, self.format)
         return linear("SparseLinear", inputs, W, bias, self.schedule)
+
+
+def pruned_weight(
+    op: str, kernel: Any, mask: Any, sparsity: float | None, format: Format
+) -> SparseArray:
+    """K^T [out_features, in_features], pruned to a sparsity, or to what the mask keeps."""
+    if is_traced(kernel, mask):
+        raise ValueError(f"{op}: expected concrete parameters, got tracers; call it outside jit")
+    if sparsity is None and mask is None:
+        raise ValueError(f"{op}: sparsity: expected a number from 0 to 1 without a mask, got None")
+    W = np.asarray(kernel).T
+    kept = np.ones(W.shape, bool) if mask is None else np.asarray(mask).T
+    if kept.shape != W.shape or kept.dtype != bool:
+        raise ValueError(
+            f"{op}: mask must be bool of shape {list(W.shape[::-1])}, got "
+            f"{list(kept.shape[::-1])} of {kept.dtype}"
+        )
+    if sparsity is not None:
+        return prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
+    places = np.argwhere(kept)
+    return SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
 
 
 def scaled_normal(in_features: int, sparsity: float) -> Initializer:

@@ -10,10 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sgap_jax.formats.levels import CSR, Format
-from sgap_jax.formats.vectors import block_rows
+from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import with_bias
 from sgap_jax.nn.structure import Structure, check_format
 from sgap_jax.primitives._define import accumulator
+
+# What a dense layer tells about itself, to make one like it.
+_OPTIONS = (
+    *("in_features", "out_features", "use_bias", "dtype", "param_dtype", "precision"),
+    *("dot_general", "promote_dtype", "preferred_element_type"),
+)
 
 
 def sparsity_schedule(
@@ -70,7 +76,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     Args:
       W: dense [m, k] of a real floating dtype; of equal norms those first by rows stay.
       sparsity: share of groups to drop, from 0 to 1: a number or a scalar array.
-      format: CSR, whose groups are entries, or CVS(V): column vectors of V rows.
+      format: CSR, whose groups are entries, CVS(V): column vectors of V rows, or BCSR(r, c):
+        blocks.
 
     Returns:
       bool [m, k]. Norms are compared in float32 at least (`prune` takes float64).
@@ -78,25 +85,25 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     Raises:
       ValueError: W is not a real matrix. NotImplementedError: another format.
 
-    Source: Zhu and Gupta (2017), section 3; vectorSparse, section 7.1 (grain V x 1).
+    Source: Zhu and Gupta (2017), section 3; vectorSparse, sections 7.1 (grain V x 1), 8 (blocks).
     """
     W = jnp.asarray(W)
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(
             f"magnitude_mask: W: expected a real matrix, got shape {W.shape} of {W.dtype}"
         )
-    length = check_format("magnitude_mask", format).vector_length or 1
-    (m, k), rows = W.shape, block_rows(W.shape[0], length)
+    height, width = tile(check_format("magnitude_mask", format))
+    (m, k), (down, across) = W.shape, grid(W.shape, format)
     wide = W.astype(accumulator(W.dtype))
-    padded = jnp.pad(wide, ((0, rows * length - m), (0, 0)))
-    norms = jnp.square(padded).reshape(rows, length, k).sum(1).reshape(-1)
+    padded = jnp.pad(wide, ((0, down * height - m), (0, across * width - k)))
+    norms = jnp.square(padded).reshape(down, height, across, width).sum((1, 3)).reshape(-1)
     kept = (1 - sparsity) * norms.size
     kept = round(kept) if isinstance(kept, (int, float)) else jnp.round(kept).astype(jnp.int32)
     # NaN, which compares with nothing, sorts last.
     order = jnp.argsort(-norms, stable=True)
     rank = jnp.zeros(norms.size, jnp.int32).at[order].set(jnp.arange(norms.size, dtype=jnp.int32))
-    mask = jnp.repeat((rank < kept).reshape(rows, k), length, axis=0)
-    return mask[:m]
+    mask = jnp.repeat((rank < kept).reshape(down, across), height, axis=0)
+    return jnp.repeat(mask, width, axis=1)[:m, :k]
 
 
 class MaskedLinear(nnx.Linear):
@@ -112,7 +119,7 @@ class MaskedLinear(nnx.Linear):
     Args:
       in_features, out_features, rngs and the options of `nnx.Linear`, which this is one of.
       format: which weights are masked together: CSR one at a time, CVS(V) V consecutive outputs of
-        one input.
+        one input, BCSR(r, c) r consecutive outputs of c consecutive inputs.
 
     Source: Zhu and Gupta, "To prune, or not to prune" (2017), section 3.
     """
@@ -129,6 +136,18 @@ class MaskedLinear(nnx.Linear):
         super().__init__(in_features, out_features, rngs=rngs, **options)
         self.format = check_format("MaskedLinear", format)
         self.mask = Structure(jnp.ones((in_features, out_features), bool))
+
+    @classmethod
+    def from_dense(cls, layer: nnx.Linear, *, format: Format = CSR) -> MaskedLinear:
+        """The layer with a trained dense one's options and a copy of its parameters; nothing is
+        masked yet."""
+        op = f"{cls.__name__}.from_dense"
+        if not isinstance(layer, nnx.Linear):
+            raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
+        options = {name: getattr(layer, name) for name in _OPTIONS}
+        made = cls(format=format, rngs=nnx.Rngs(0), **options)
+        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
+        return made
 
     @property
     def sparsity(self) -> jax.Array:

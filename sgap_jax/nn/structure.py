@@ -26,16 +26,20 @@ class Structure(nnx.Variable):
 
 
 def check_format(op: str, format: Any) -> Format:
-    """CSR or CVS(V), the formats of weights and patterns."""
+    """CSR, CVS(V) or BCSR(r, c), the formats of weights and patterns."""
     if not isinstance(format, Format):
         raise TypeError(f"{op}: format must be a Format, got {type(format).__name__}")
-    if format != CSR and (format.vector_length is None or format.order is not None):
-        raise NotImplementedError(f"{op}: no {format} here; the nearest are CSR and CVS(V)")
+    block = len(format.block_shape)
+    by_rows = format.levels[: len(format.levels) - block] == CSR.levels and format.order is None
+    if not by_rows or block > 2:
+        raise NotImplementedError(
+            f"{op}: no {format} here; the nearest are CSR, CVS(V) and BCSR(r, c)"
+        )
     return format
 
 
 def index_arrays(A: SparseArray) -> dict[str, Any]:
-    """The index arrays of a CSR or CVS(V) array, by rows and by columns."""
+    """The index arrays of one of those formats, by rows and by columns."""
     assert A.transposed is not None
     return dict(zip(_NAMES, (A.row_offsets, A.column_indices, *A.transposed), strict=True))
 
@@ -61,15 +65,14 @@ def of_index_arrays(
 def random_structure(
     key: Any, shape: tuple[int, int], sparsity: float, format: Format, op: str
 ) -> SparseArray:
-    """As many entries (vectors) as `prune` keeps, at places each equally likely; values zero.
+    """As many entries (vectors, blocks) as `prune` keeps, at places each equally likely; values
+    zero.
 
     Under jit and eval_shape too: how many there are is static, where they are is not.
     """
-    rows = vectors.block_rows(shape[0], format.vector_length or 1)
     kept = kept_groups(op, shape, format, sparsity)
-    offsets, indices = _random_places(key, rows, shape[1], kept)
-    block = () if format.vector_length is None else (format.vector_length,)
-    values = jnp.zeros((kept, *block), jnp.float32)
+    offsets, indices = _random_places(key, *vectors.grid(shape, format), kept)
+    values = jnp.zeros((kept, *format.block_shape), jnp.float32)
     return SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
 
 

@@ -208,7 +208,7 @@ def test_wrong_arguments_are_named():
         layer(x, pattern=[pattern, pattern])
     with pytest.raises(TypeError, match=f"{op}: pattern must be a SparseArray"):
         layer(x, pattern=np.ones((L, L)))
-    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+    with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
         layer(x, pattern=pattern.asformat(COO))
     with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 4, 12, 12\]"):
         layer(x, mask=jnp.ones((3, 1, 1, L)))

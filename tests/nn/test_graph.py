@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.test_util import check_grads
 
-from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, nn
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, nn
 
 N, IN, OUT = 11, 6, 5
 
@@ -70,7 +70,7 @@ def test_self_loops():
     close(ints.todense(), (A != 0) + np.eye(N))
 
 
-@pytest.mark.parametrize("format", [CSC, CSF(2), BCSR(3, 2)])
+@pytest.mark.parametrize("format", [CSC, CVS(2)])
 def test_adjacency_under_jit(format):
     """Of a traced structure with room for every loop, of one that is captured as it is outside."""
     A = directed()
@@ -93,8 +93,9 @@ def test_adjacency_under_jit(format):
 
 def test_normalization_is_differentiable_in_the_edge_weights():
     A = SparseArray.from_dense(directed())
-    normalize = jax.jit(lambda v, A: nn.normalize_adjacency(A.with_values(v)).values)
-    check_grads(lambda v: normalize(v, A), (A.values,), order=2, eps=1e-5)
+    check_grads(
+        lambda v: nn.normalize_adjacency(A.with_values(v)).values, (A.values,), order=2, eps=1e-5
+    )
 
 
 def test_padding_stays_out():
@@ -265,6 +266,15 @@ class Net(nnx.Module):
         return self.second(graph, jax.nn.elu(self.first(graph, x)))
 
 
+def test_metadata_and_state():
+    options = dict(kernel_metadata=dict(tag="k"), bias_metadata=dict(tag="b"))
+    for layer in (convolution(**options), attention(**options)):
+        assert (layer.kernel.tag, layer.bias.tag) == ("k", "b")
+        # Without dropout there are no keys, which few serializations take.
+        leaves = jax.tree.leaves(nnx.state(layer))
+        assert {leaf.dtype for leaf in leaves} == {np.dtype(np.float64)}
+
+
 def test_jit_grad_and_vmap_of_a_network():
     net, G, X = Net(nnx.Rngs(0), dropout=0.0), graph(), jnp.asarray(features())
     loss = lambda net, graph, x: jnp.sum(net(graph, x) ** 2)
@@ -283,7 +293,7 @@ def test_wrong_arguments_are_named():
     wide = SparseArray.from_dense(directed()[:4])
     for layer in (convolution(), attention()):
         op = type(layer).__name__
-        with pytest.raises(TypeError, match=f"{op}: (graph|A) must be a SparseArray"):
+        with pytest.raises(TypeError, match=f"{op}: graph must be a SparseArray"):
             layer(directed(), X)
         with pytest.raises(ValueError, match=rf"{op}: x must have shape \[..., 11, 6\]"):
             layer(A, X[:, :4])
@@ -291,7 +301,7 @@ def test_wrong_arguments_are_named():
             layer(A, X[:4])
         with pytest.raises(ValueError, match="x must have shape"):
             layer(A, X[0])
-    with pytest.raises(ValueError, match="A must be square"):
+    with pytest.raises(ValueError, match="graph must be square"):
         attention()(wide, X)
     for function in (nn.add_self_loops, nn.normalize_adjacency):
         with pytest.raises(ValueError, match=f"{function.__name__}: A must be square"):

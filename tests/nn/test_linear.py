@@ -8,9 +8,10 @@ from flax import nnx
 from jax.test_util import check_grads
 from tolerance import assert_within, sum_bound
 
-from sgap_jax import COO, CSC, CSR, CVS, Reference, SparseArray, nn, prune
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, Reference, SparseArray, nn, prune
 
-FORMATS = {"CSR": CSR, "CVS(8)": CVS(8), "CVS(3)": CVS(3)}  # 3 does not divide the 20 outputs
+# Vectors and blocks that do not divide the 20 outputs or the 12 inputs.
+FORMATS = {"CSR": CSR, "CVS(8)": CVS(8), "BCSR(3, 5)": BCSR(3, 5)}
 
 
 @pytest.fixture(params=FORMATS)
@@ -161,6 +162,13 @@ def test_from_dense_with_nothing_dropped_is_the_layer():
     close(nn.SparseLinear.from_dense(dense, 0.0)(inputs(4)), dense(inputs(4)))
 
 
+def test_metadata_of_the_parameters():
+    init = nnx.with_metadata(nnx.initializers.normal(), tag="i")
+    layer = made(CVS(8), values_init=init, bias_metadata=dict(tag="b"))
+    assert (layer.values.tag, layer.bias.tag) == ("i", "b")
+    close(layer(inputs(3)), inputs(3) @ layer.weight.todense().T)
+
+
 def test_from_weight_and_a_schedule():
     W = prune(np.random.default_rng(0).standard_normal((20, 12)), CVS(8), sparsity=0.5)
     bias = jnp.arange(20.0)
@@ -173,8 +181,8 @@ def test_wrong_arguments_are_named():
     rngs = nnx.Rngs(0)
     with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1, got 1.5"):
         nn.SparseLinear(3, 4, sparsity=1.5, rngs=rngs)
-    for format in (CSC, COO, CVS(8).transposed):
-        with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+    for format in (CSC, COO, CVS(8).transposed, BCSR(2, 2).transposed):
+        with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
             nn.SparseLinear(3, 4, sparsity=0.5, format=format, rngs=rngs)
     with pytest.raises(TypeError, match="format must be a Format, got str"):
         nn.SparseLinear(3, 4, sparsity=0.5, format="csr", rngs=rngs)
@@ -183,7 +191,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match=r"inputs must have shape \[..., 12\], got \[5, 13\]"):
         made()(jnp.ones((5, 13)))
     dense = nnx.Linear(3, 4, rngs=rngs)
-    with pytest.raises(ValueError, match="expected a number from 0 to 1 for Linear, got None"):
+    with pytest.raises(ValueError, match="expected a number from 0 to 1 without a mask, got None"):
         nn.SparseLinear.from_dense(dense)
     with pytest.raises(TypeError, match="layer must be an nnx.Linear, got SparseLinear"):
         nn.SparseLinear.from_dense(made(), 0.5)

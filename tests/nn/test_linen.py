@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx, serialization
 
-from sgap_jax import CSC, CSR, CVS, SparseArray, nn
+from sgap_jax import BCSR, CSC, CSR, CVS, SparseArray, nn
 from sgap_jax.nn import linen as snn
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 10, 6)))
@@ -23,7 +23,7 @@ def pure(layer):
     return nnx.to_pure_dict(nnx.state(layer, nnx.Param))
 
 
-@pytest.mark.parametrize("format", [CSR, CVS(4)])
+@pytest.mark.parametrize("format", [CSR, BCSR(2, 4)])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_sparse_linear(format, use_bias):
     options = dict(sparsity=0.5, format=format, use_bias=use_bias, **FLOAT64)
@@ -55,8 +55,44 @@ def test_from_dense(format):
     close(layer.apply(variables, X), nn.SparseLinear.from_dense(twin, 0.6, format=format)(X))
     with pytest.raises(ValueError, match="call it outside jit"):
         jax.jit(lambda p: snn.SparseLinear.variables_from_dense(p, 0.6))(params)
-    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+    with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
         snn.SparseLinear.variables_from_dense(params, 0.6, format=CSC)
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = snn.MaskedLinear(8, BCSR(4, 3), name="up", **FLOAT64)(x)
+        return snn.MaskedLinear(4, BCSR(4, 3), use_bias=False, **FLOAT64)(x)
+
+
+def test_masked_linear_and_pruning():
+    variables = Net().init(KEY, X)
+    pruned = jax.jit(lambda v, s: snn.prune_step(v, s, format=BCSR(4, 3)))(variables, 0.5)
+    assert pruned["params"].keys() == variables["params"].keys()
+    up, x = nn.MaskedLinear(6, 8, format=BCSR(4, 3), rngs=nnx.Rngs(0), **FLOAT64), X
+    down = nn.MaskedLinear(8, 4, format=BCSR(4, 3), use_bias=False, rngs=nnx.Rngs(0), **FLOAT64)
+    for name, twin in (("up", up), ("MaskedLinear_0", down)):
+        nnx.update(twin, variables["params"][name])
+        twin.prune_step(0.5)
+        close(pruned["structure"][name]["mask"], twin.mask[...])
+    close(Net().apply(pruned, x), down(up(x)))
+    loss = lambda params: jnp.sum(jnp.sin(Net().apply({**pruned, "params": params}, x)))
+    twins = nnx.grad(lambda up, down: jnp.sum(jnp.sin(down(up(x)))), argnums=(0, 1))(up, down)
+    got = jax.grad(loss)(variables["params"])
+    close((got["up"], got["MaskedLinear_0"]), tuple(nnx.to_pure_dict(twin) for twin in twins))
+    # What the mask keeps becomes the structure.
+    params, mask = pruned["params"]["up"], pruned["structure"]["up"]["mask"]
+    sparse = snn.SparseLinear.variables_from_dense(params, format=BCSR(4, 3), mask=mask)
+    close(snn.SparseLinear(8, 0.5, BCSR(4, 3), **FLOAT64).apply(sparse, x), up(x))
+    with pytest.raises(ValueError, match="prune_step: variables: expected the mask of a Masked"):
+        snn.prune_step({"params": variables["params"]}, 0.5)
+    with pytest.raises(ValueError, match=r"mask must be bool of shape \[6, 8\], got \[8, 6\]"):
+        snn.SparseLinear.variables_from_dense(params, mask=mask.T)
+    with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1 without a mask"):
+        snn.SparseLinear.variables_from_dense(params)
+    with pytest.raises(NotImplementedError, match="MaskedLinear: no CSC here"):
+        snn.MaskedLinear(3, CSC).init(KEY, X)
 
 
 def test_graph_conv():
@@ -93,7 +129,7 @@ def test_dropout_of_graph_attention():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+    with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
         snn.SparseLinear(3, 0.5, CSC).init(KEY, X)
     for layer in (snn.GraphConv(3), snn.GraphAttention(3)):
         with pytest.raises(ValueError, match=r"x must have shape \[..., 10, features\]"):

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from sgap_jax import CSC, CSR, CVS, nn, prune
+from sgap_jax import BCSR, CSC, CSR, CVS, nn, prune
 
 
 def test_schedule_is_the_papers_equation():
@@ -37,7 +37,7 @@ def test_schedule_refuses(options, words):
         nn.sparsity_schedule(**options)
 
 
-@pytest.mark.parametrize("format", [CSR, CVS(8), CVS(3)])
+@pytest.mark.parametrize("format", [CSR, CVS(8), BCSR(3, 4)])
 @pytest.mark.parametrize("sparsity", [0.0, 0.37, 0.9, 1.0])
 def test_mask_is_what_prune_keeps(format, sparsity):
     W = np.random.default_rng(0).standard_normal((20, 15))
@@ -57,7 +57,7 @@ def test_mask_of_ties_and_nan():
 def test_mask_refuses():
     with pytest.raises(ValueError, match="expected a real matrix"):
         nn.magnitude_mask(jnp.ones(3), 0.5)
-    with pytest.raises(NotImplementedError, match="nearest are CSR and CVS"):
+    with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
         nn.magnitude_mask(jnp.ones((3, 3)), 0.5, CSC)
 
 
@@ -67,19 +67,46 @@ def masked(format=None, **options):
     return nn.MaskedLinear(16, 24, format=format, rngs=nnx.Rngs(0), **options)
 
 
-def test_masked_layer_is_a_linear_layer_until_it_is_pruned():
-    layer = masked()
+@pytest.mark.parametrize("format", [CVS(4), BCSR(8, 3)])
+def test_masked_layer_is_a_linear_layer_until_it_is_pruned(format):
+    layer = masked(format)
     dense = nnx.Linear(16, 24, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 16)))
     np.testing.assert_array_equal(layer(x), dense(x))
     assert layer.sparsity == 0
     layer.prune_step(0.75)
-    assert layer.sparsity == pytest.approx(0.75)
+    assert layer.sparsity == pytest.approx(0.75, abs=0.05)  # blocks at the edge are smaller
+    kept = prune(dense.kernel[...].T, format, sparsity=0.75)
+    stored = kept.with_values(jnp.ones_like(kept.values)).todense().T
+    np.testing.assert_array_equal(layer.mask[...], stored)
     kernel = jnp.where(layer.mask[...], layer.kernel[...], 0)
     np.testing.assert_allclose(layer(x), x @ kernel + layer.bias[...].reshape(1, 1, -1), atol=1e-12)
     gradient = nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer)
     assert set(gradient) == {"kernel", "bias"}
     np.testing.assert_array_equal(gradient["kernel"][...] != 0, layer.mask[...])
+    twin = nnx.grad(lambda twin: jnp.sum(twin(x) ** 2))
+    dense.kernel[...], dense.bias[...] = kernel, layer.bias[...]
+    expected = twin(dense)["kernel"][...] * stored
+    np.testing.assert_allclose(gradient["kernel"][...], expected, rtol=1e-12)
+    sparse = nn.SparseLinear.from_dense(layer)
+    assert sparse.format == format
+    np.testing.assert_allclose(sparse(x), layer(x), atol=1e-12)
+    sampled = sparse.weight.with_values(twin(sparse)["values"][...]).todense().T
+    np.testing.assert_allclose(sampled, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_trained_layer_gets_a_mask():
+    dense = nnx.Linear(16, 24, dtype=jnp.bfloat16, use_bias=False, rngs=nnx.Rngs(5))
+    layer = nn.MaskedLinear.from_dense(dense, format=CVS(4))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 16)), jnp.float32)
+    assert layer(x).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(layer(x), dense(x))
+    layer.prune_step(0.5)
+    expected = nn.SparseLinear.from_dense(dense, 0.5, format=CVS(4)).weight
+    converted = nn.SparseLinear.from_dense(layer).weight
+    np.testing.assert_array_equal(converted.todense(), expected.todense())
+    with pytest.raises(TypeError, match="from_dense: layer must be an nnx.Linear, got Sequential"):
+        nn.MaskedLinear.from_dense(nnx.Sequential(layer))
 
 
 def test_a_masked_weight_comes_back_when_the_others_fall_below_it():
@@ -156,8 +183,9 @@ def test_train_prune_convert_and_train_on(as_optax_wants):
     assert sparse_loss < dense_loss < 0.5
 
 
-def test_conversion_keeps_zeros_that_the_mask_keeps():
-    layer = masked(CVS(4))
+@pytest.mark.parametrize("format", [CVS(4), BCSR(4, 2)])
+def test_conversion_keeps_zeros_that_the_mask_keeps(format):
+    layer = masked(format)
     layer.prune_step(0.5)
     layer.kernel[...] = jnp.zeros_like(layer.kernel[...])
     sparse = nn.SparseLinear.from_dense(layer)

@@ -1,0 +1,13 @@
+"""The layers of `sgap_jax.nn` for Flax linen: the same arguments, names of parameters and results.
+
+A structure is a variable of the collection "structure", beside "params": give both to `apply`, and
+"params" alone to the optimizer.
+"""
+
+from sgap_jax.nn.linen.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
+from sgap_jax.nn.linen.attention import SparseSelfAttention as SparseSelfAttention
+from sgap_jax.nn.linen.graph import GraphAttention as GraphAttention
+from sgap_jax.nn.linen.graph import GraphConv as GraphConv
+from sgap_jax.nn.linen.linear import MaskedLinear as MaskedLinear
+from sgap_jax.nn.linen.linear import SparseLinear as SparseLinear
+from sgap_jax.nn.linen.linear import prune_step as prune_step

@@ -1,0 +1,105 @@
+"""Graph layers for linen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from flax.nnx.nn.dtypes import promote_dtype
+from flax.typing import Dtype, Initializer
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
+from sgap_jax.nn.graph_attention import graph_attention
+from sgap_jax.nn.graph_conv import GLOROT, graph_conv
+from sgap_jax.nn.linear import ZEROS
+from sgap_jax.schedules import Schedule
+
+
+class GraphConv(linen.Module):
+    """A graph convolution, Y = G X W + b: see `sgap_jax.nn.GraphConv`.
+
+    Parameters `kernel` and `bias`.
+    """
+
+    features: int
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = GLOROT
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | None = None
+
+    @linen.compact
+    def __call__(self, graph: SparseArray, x: Any) -> jax.Array:
+        x = check_features("GraphConv", graph, x)
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        promote = lambda arrays: promote_dtype(arrays, dtype=self.dtype)  # noqa: E731
+        return graph_conv("GraphConv", graph, x, kernel, bias, promote, self.schedule)
+
+
+class GraphAttention(linen.Module):
+    """Graph attention (GAT): see `sgap_jax.nn.GraphAttention`.
+
+    Parameters `kernel`, `to_attention`, `from_attention` and `bias`; dropout draws from the stream
+    "dropout".
+    """
+
+    features: int
+    heads: int = 1
+    concat: bool = True
+    negative_slope: float = 0.2
+    dropout_rate: float = 0.0
+    feature_dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    kernel_init: Initializer = GLOROT
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | None = None
+
+    @linen.compact
+    def __call__(
+        self, graph: SparseArray, x: Any, *, deterministic: bool | None = None
+    ) -> jax.Array:
+        check_square("GraphAttention", graph, "graph")
+        x = check_features("GraphAttention", graph, x)
+        width = self.heads * self.features
+
+        def new(name: str, init: Initializer, *shape: int) -> Any:
+            return self.param(name, init, shape, self.param_dtype)
+
+        kernel = new("kernel", self.kernel_init, x.shape[-1], width)
+        to = new("to_attention", self.kernel_init, self.heads, self.features)
+        frm = new("from_attention", self.kernel_init, self.heads, self.features)
+        bias = None
+        if self.use_bias:
+            bias = new("bias", self.bias_init, width if self.concat else self.features)
+        stored, kernel, to, frm, bias = promote_dtype(
+            (numbers(x), kernel, to, frm, bias), dtype=self.dtype
+        )
+        rates = (self.dropout_rate, self.feature_dropout_rate)
+        if any(rates):  # as in linen, only dropout asks whether it is to be
+            deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
+        else:
+            deterministic = True
+        drop, drop_features = (linen.Dropout(rate, deterministic=deterministic) for rate in rates)
+        return graph_attention(
+            graph,
+            with_numbers(x, drop_features(stored)),
+            kernel,
+            to,
+            frm,
+            bias,
+            concat=self.concat,
+            negative_slope=self.negative_slope,
+            dropout=drop,
+            schedule=self.schedule,
+        )

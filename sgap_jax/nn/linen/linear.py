@@ -1,0 +1,137 @@
+"""Sparse and masked linear layers for linen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from flax.nnx.nn.dtypes import promote_dtype
+from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.typing import Dtype, Initializer, PrecisionLike
+
+from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.nn.linear import ZEROS, linear, pruned_weight, scaled_normal, with_bias
+from sgap_jax.nn.pruning import magnitude_mask
+from sgap_jax.nn.structure import check_format, index_arrays, of_index_arrays, random_structure
+from sgap_jax.schedules import Schedule
+
+
+class SparseLinear(linen.Module):
+    """A linear layer with a sparse weight, y = x W^T + b: see `sgap_jax.nn.SparseLinear`.
+
+    Parameters `values` and `bias`; variable `index_arrays` of the collection "structure". The
+    number of inputs is that of the first call.
+    """
+
+    features: int
+    sparsity: float
+    format: Format = CSR
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    values_init: Initializer | None = None
+    bias_init: Initializer = ZEROS
+    schedule: Schedule | None = None
+
+    @linen.compact
+    def __call__(self, inputs: Any) -> jax.Array:
+        inputs = jnp.asarray(inputs)
+        shape = (self.features, inputs.shape[-1])
+        format = check_format("SparseLinear", self.format)
+
+        def places() -> dict[str, Any]:
+            key = self.make_rng("params")
+            return index_arrays(random_structure(key, shape, self.sparsity, format, "SparseLinear"))
+
+        arrays = self.variable("structure", "index_arrays", places).value
+        size = (arrays["column_indices"].shape[0], *format.block_shape)
+        init = self.values_init or scaled_normal(shape[1], self.sparsity)
+        values = self.param("values", init, size, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        inputs, values, bias = promote_dtype((inputs, values, bias), dtype=self.dtype)
+        W = of_index_arrays(arrays, values, shape, format)
+        return linear("SparseLinear", inputs, W, bias, self.schedule)
+
+    @staticmethod
+    def variables_from_dense(
+        params: Any, sparsity: float | None = None, *, format: Format = CSR, mask: Any = None
+    ) -> dict[str, Any]:
+        """The variables of a SparseLinear that keeps the largest weights of a `linen.Dense`, or
+        those that the mask of a `MaskedLinear` keeps.
+
+        Args:
+          params: of the dense layer: kernel [in_features, features] and perhaps bias, concrete.
+          sparsity, format: which to keep, see `sgap_jax.prune`; the layer has the same ones.
+          mask: bool [in_features, features], made in `format`; without a sparsity all that it
+            keeps is kept.
+
+        Returns:
+          {"params": {values, bias}, "structure": {index_arrays}}.
+
+        Raises:
+          ValueError: neither a sparsity nor a mask, a mask of another shape, or traced arrays.
+        """
+        op = "SparseLinear.variables_from_dense"
+        W = pruned_weight(op, params["kernel"], mask, sparsity, check_format(op, format))
+        kept = {name: value for name, value in params.items() if name != "kernel"}
+        structure = {"index_arrays": index_arrays(W)}
+        return {"params": {**kept, "values": W.values}, "structure": structure}
+
+
+class MaskedLinear(linen.Module):
+    """A dense linear layer whose weights a mask switches off: see `sgap_jax.nn.MaskedLinear`.
+
+    Parameters `kernel` and `bias`, those of `linen.Dense`; variable `mask` of the collection
+    "structure", which `prune_step` sets.
+    """
+
+    features: int
+    format: Format = CSR
+    use_bias: bool = True
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    precision: PrecisionLike = None
+    kernel_init: Initializer = linen.initializers.lecun_normal()
+    bias_init: Initializer = ZEROS
+
+    @linen.compact
+    def __call__(self, inputs: Any) -> jax.Array:
+        check_format("MaskedLinear", self.format)
+        inputs = jnp.asarray(inputs)
+        shape = (inputs.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        mask = self.variable("structure", "mask", jnp.ones, shape, bool).value
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        kernel = jnp.where(mask, kernel, jnp.zeros((), kernel.dtype))
+        inputs, kernel, bias = promote_dtype((inputs, kernel, bias), dtype=self.dtype)
+        return with_bias(jnp.matmul(inputs, kernel, precision=self.precision), bias)
+
+
+def prune_step(variables: Any, sparsity: Any, *, format: Format = CSR) -> dict[str, Any]:
+    """The variables of a model with the mask of every `MaskedLinear` set anew, each by its own
+    magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced.
+
+    Args:
+      variables: {"params": ..., "structure": ...}, of one layer or of a whole model.
+      sparsity: share of the groups to drop.
+      format: whose groups: that of the layers.
+
+    Raises:
+      ValueError: no mask in `variables`.
+    """
+    structure = flatten_dict(variables.get("structure", {}))
+    params = flatten_dict(variables["params"])
+    masks = {}
+    for path, mask in structure.items():
+        kernel = params.get((*path[:-1], "kernel"))
+        if path[-1] == "mask" and kernel is not None and kernel.shape == mask.shape:
+            masks[path] = magnitude_mask(kernel.T, sparsity, format).T
+    if not masks:
+        raise ValueError("prune_step: variables: expected the mask of a MaskedLinear, got none")
+    return {**variables, "structure": unflatten_dict({**structure, **masks})}
