@@ -10,6 +10,7 @@ from flax import nnx
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.attend import Pattern, attend, check_patterns, weight_dropout
+from sgap_jax.nn.decoding import next_positions
 from sgap_jax.nn.structure import of_index_arrays, stored_arrays, structure_of
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
@@ -18,7 +19,7 @@ from sgap_jax.schedules import Schedule
 _OPTIONS = (
     *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
     *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision"),
-    *("use_bias", "normalize_qk"),
+    *("use_bias", "decode", "normalize_qk"),
 )
 
 
@@ -34,10 +35,11 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
     Args:
       num_heads, in_features, rngs and the options of `nnx.MultiHeadAttention`, among them
-        num_kv_heads (grouped queries), dropout_rate and normalize_qk.
-      pattern: SparseArray [query length, key length] in CSR or CVS(V), values not read, or one for
-        each head. None: it is given with each call, which is how layers share one.
-      schedule: of `sparse_attention`.
+        num_kv_heads (grouped queries), dropout_rate, normalize_qk and decode.
+      pattern: SparseArray [query length, key length] in CSR, CVS(V) or BCSR(r, c) (kept as CVS(r)),
+        values not read, or one for each head. None: it is given with each call, which is how layers
+        share one.
+      schedule: of `sparse_attention`, over whole sequences; decoding has the default.
 
     Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, is_causal,
     deterministic, rngs: inputs [..., length, features] as in `nnx.MultiHeadAttention`; `pattern` in
@@ -45,13 +47,23 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
     length], leaves out the entries of the pattern where it is false ([..., 1, 1, key length] masks
     padding); `is_causal` leaves out keys after the query.
 
+    With `decode` (of the layer, of a call, or by `nnx.view`) a call takes the next positions of a
+    sequence, one or several, and adds their keys and values to a cache, which `init_cache(shape of
+    the whole input, dtype)` makes; `cache_index` is the position of the first of them. The pattern
+    is that of the whole sequence, [length, length], of which a query at position i sees its row i
+    up to i: what the layer gives at once for a causal pattern, or with `is_causal`. The cache is a
+    state of the type `nnx.Cache`, in a dtype of its own; attention is in that of the query.
+    Positions past its end overwrite the last one, as in Flax.
+
     Returns:
       [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
       values).
 
     Raises:
-      TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit.
-      NotImplementedError: a pattern that is not CSR or CVS(V), `decode`, `sow_weights`.
+      TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit;
+        decoding, no cache, or without `is_causal` a pattern that is not causal (under jit, where it
+        is an argument or state, keys after the query are left out).
+      NotImplementedError: a pattern in another format, `sow_weights`.
 
     Source: vectorSparse, section 7.4 (the sparse transformer).
     """
@@ -141,10 +153,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         qkv_sharding: Any = None,
     ) -> jax.Array:
         op = type(self).__name__
-        if decode or (decode is None and self.decode):
-            raise NotImplementedError(
-                f"{op}: decode: no cache here; the nearest is a call with the pattern of one query"
-            )
+        decode = self.decode if decode is None else decode
         if sow_weights:
             raise NotImplementedError(
                 f"{op}: sow_weights: fused attention has none; the nearest is sddmm and "
@@ -154,6 +163,12 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
+        widths = (self.in_features, self.in_kv_features, self.in_kv_features)
+        given = (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v))
+        for (name, x), width in zip(given, widths, strict=True):
+            if x.ndim < 2 or x.shape[-1] != width:
+                want = f"[..., length, {width}]"
+                raise ValueError(f"{op}: {name} must have shape {want}, got {list(x.shape)}")
         patterns = check_patterns(op, pattern) or self.pattern
         if not patterns:
             raise ValueError(f"{op}: pattern: expected with the layer or with the call")
@@ -169,8 +184,31 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         if self.dropout_rate > 0 and not deterministic:
             drop_key = self._dropout_key(rngs)
             drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
-        x = attend(op, query, key, value, patterns, mask, is_causal, drop, self.schedule)
+        schedule = self.schedule
+        if decode:
+            key, value, patterns = self._from_cache(query, key, value, patterns, is_causal)
+            is_causal, schedule = False, None
+        x = attend(op, query, key, value, patterns, mask, is_causal, drop, schedule)
         return self.out(x, out_sharding=out_sharding)
+
+    def _from_cache(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        patterns: list[SparseArray],
+        is_causal: bool,
+    ) -> tuple[jax.Array, jax.Array, list[SparseArray]]:
+        """All keys and values so far, and the rows of the patterns that these queries see."""
+        op = type(self).__name__
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise ValueError(f"{op}: decode: no cache yet; init_cache(inputs.shape) makes one")
+        cached = (self.cached_key[...], self.cached_value[...])
+        index, new = self.cache_index[...], (key, value)
+        (key, value), rows = next_positions(op, cached, index, query, new, patterns, is_causal)
+        self.cached_key[...], self.cached_value[...] = key, value
+        self.cache_index[...] = index + query.shape[-3]
+        return key.astype(query.dtype), value.astype(query.dtype), rows
 
     def _dropout_key(self, rngs: Any) -> Any:
         rngs = self.rngs if rngs is None else rngs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from sgap_jax import COO, CSR, CVS, SparseArray, Unfused, nn
+from sgap_jax import BCSR, COO, CSR, CVS, SparseArray, Unfused, nn
 from sgap_jax.nn import linen as snn
 
 L, S, H, IN = 12, 10, 4, 8
@@ -75,7 +75,7 @@ def test_options_of_flax(options):
 
 def test_masks_and_causality():
     twin = dense()
-    pattern, seen = mask(L, L)
+    pattern, seen = mask(L, L, format=BCSR(4, 3))
     layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
     x, full = inputs(2, L, IN), seen[None, None]
     for shape in ((2, 1, 1, L), (2, H, L, L), (1, H, 1, L), (L, L), (L,), (2, 1, L, 1)):
@@ -214,8 +214,10 @@ def test_wrong_arguments_are_named():
         layer(x, mask=jnp.ones((3, 1, 1, L)))
     with pytest.raises(ValueError, match="inputs_k: expected with inputs_v"):
         layer(x, None, x)
-    with pytest.raises(NotImplementedError, match="decode: no cache here"):
-        layer(x, decode=True)
+    with pytest.raises(ValueError, match=rf"{op}: inputs_q must have shape \[..., length, 8\]"):
+        layer(x[..., 1:])
+    with pytest.raises(ValueError, match=r"inputs_v must have .* got \[2, 12, 7\]"):
+        layer(x, x, x[..., 1:])
     with pytest.raises(NotImplementedError, match="sow_weights: fused attention has none"):
         layer(x, sow_weights=True)
     with pytest.raises(ValueError, match="attention_fn is sparse_attention"):

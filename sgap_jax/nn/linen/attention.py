@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen
-from flax.typing import Dtype, Initializer
+from flax.typing import Dtype, Initializer, PrecisionLike
 
 from sgap_jax.nn.attend import Pattern, attend, check_patterns, weight_dropout
+from sgap_jax.nn.decoding import next_positions
 from sgap_jax.nn.linear import ZEROS
 from sgap_jax.schedules import Schedule
 
@@ -17,21 +18,28 @@ from sgap_jax.schedules import Schedule
 class SparseMultiHeadAttention(linen.Module):
     """Multi-head attention over a sparse pattern: see `sgap_jax.nn.SparseMultiHeadAttention`.
 
-    The parameters are those of `linen.MultiHeadDotProductAttention`. The pattern is given with each
-    call: pass it into `jit` as an argument.
+    The parameters are those of `linen.MultiHeadDotProductAttention`, and so is the order of the
+    arguments. The pattern is given with each call: pass it into `jit` as an argument. With `decode`
+    the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes it in
+    the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
     """
 
     num_heads: int
-    qkv_features: int | None = None
-    out_features: int | None = None
-    use_bias: bool = True
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
-    kernel_init: Initializer = linen.initializers.lecun_normal()
-    bias_init: Initializer = ZEROS
-    dropout_rate: float = 0.0
+    qkv_features: int | None = None
+    out_features: int | None = None
     broadcast_dropout: bool = True
+    dropout_rate: float = 0.0
     deterministic: bool | None = None
+    precision: PrecisionLike = None
+    kernel_init: Initializer = linen.initializers.lecun_normal()
+    out_kernel_init: Initializer | None = None
+    bias_init: Initializer = ZEROS
+    out_bias_init: Initializer | None = None
+    use_bias: bool = True
+    decode: bool = False
+    normalize_qk: bool = False
     schedule: Schedule | None = None
 
     @linen.compact
@@ -59,23 +67,45 @@ class SparseMultiHeadAttention(linen.Module):
             use_bias=self.use_bias,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
-            kernel_init=self.kernel_init,
-            bias_init=self.bias_init,
+            precision=self.precision,
         )
+        inits: dict[str, Any] = dict(kernel_init=self.kernel_init, bias_init=self.bias_init)
         query, key, value = (
-            linen.DenseGeneral(shape, name=name, **options)(inputs)
+            linen.DenseGeneral(shape, name=name, **inits, **options)(inputs)
             for name, inputs in (("query", inputs_q), ("key", inputs_k), ("value", inputs_v))
         )
+        if self.normalize_qk:
+            norm: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
+            query = linen.LayerNorm(name="query_ln", **norm)(query)
+            key = linen.LayerNorm(name="key_ln", **norm)(key)
         drop = None
         if self.dropout_rate > 0:
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
             if not deterministic:
                 rng = self.make_rng("dropout")
                 drop = weight_dropout(rng, self.dropout_rate, self.broadcast_dropout)
-        patterns = check_patterns(op, pattern)
-        x = attend(op, query, key, value, patterns, mask, is_causal, drop, self.schedule)
+        patterns, schedule = check_patterns(op, pattern), self.schedule
+        if self.decode:
+            made = self.has_variable("cache", "cached_key")
+            keys, values = (
+                self.variable("cache", name, jnp.zeros, x.shape, x.dtype)
+                for name, x in (("cached_key", key), ("cached_value", value))
+            )
+            at = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
+            if made:
+                cached, new, index = (keys.value, values.value), (key, value), at.value
+                whole, patterns = next_positions(op, cached, index, query, new, patterns, is_causal)
+                keys.value, values.value = whole
+                at.value = index + query.shape[-3]
+                key, value = (x.astype(query.dtype) for x in whole)
+                is_causal, schedule = False, None
+        x = attend(op, query, key, value, patterns, mask, is_causal, drop, schedule)
         features = self.out_features or inputs_q.shape[-1]
-        return linen.DenseGeneral(features, axis=(-2, -1), name="out", **options)(x)
+        inits = dict(
+            kernel_init=self.out_kernel_init or self.kernel_init,
+            bias_init=self.out_bias_init or self.bias_init,
+        )
+        return linen.DenseGeneral(features, axis=(-2, -1), name="out", **inits, **options)(x)
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):

@@ -1,0 +1,224 @@
+"""Decoding with a cache: row by row what the attention layers give for a whole sequence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from sgap_jax import BCSR, CSR, CVS, SparseArray, masks, nn
+from sgap_jax.nn import linen as snn
+
+L, H, IN = 12, 4, 8
+FLOAT64 = dict(param_dtype=jnp.float64)
+X = jnp.asarray(np.random.default_rng(1).standard_normal((2, L, IN)))
+
+
+def stored(seed=0):
+    return np.random.default_rng(seed).random((L, L)) < 0.3
+
+
+def patterns(format, each=False):
+    """(pattern, dense causal mask): entries above the diagonal too, where vectors have them; the
+    diagonal, as Flax has another answer for empty rows."""
+    made, seen = [], []
+    for seed in range(H if each else 1):
+        causal = np.tril(stored(seed) | np.eye(L, dtype=bool))
+        made.append(SparseArray.from_dense(causal.astype(np.float32), format=format))
+        ones = made[-1].with_values(jnp.ones_like(made[-1].values))
+        seen.append(np.tril(np.asarray(ones.todense())) != 0)
+    return made if each else made[0], jnp.asarray(np.stack(seen))[None]
+
+
+def attention_by_hand(query, key, value, mask=None, **unused):
+    """In float64, which Flax's own leaves for float32 (and in which the masks of its cache are)."""
+    mask = mask.astype(bool)
+    key, value = (jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2) for x in (key, value))
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) / np.sqrt(query.shape[-1])
+    weights = jax.nn.softmax(scores, where=jnp.broadcast_to(mask, scores.shape))
+    return jnp.einsum("...hqk,...khd->...qhd", weights, value)
+
+
+def close(a, b, tolerance=1e-9):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance
+        ),
+        a,
+        b,
+    )
+
+
+def as_flax_wants(function):
+    """Its decoding compares int64 with int32, its LayerNorm multiplies by Python's numbers."""
+
+    def run(*args, **options):
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **options)
+
+    return run
+
+
+def one_by_one(layer, x, masks=None, **options):
+    """[batch, length, ...]: each position in turn, in one compiled scan."""
+    graph, cache, rest = nnx.split(layer, nnx.Cache, ...)
+
+    @jax.jit
+    def run(cache, rest, x):
+        def step(cache, now):
+            layer = nnx.merge(graph, cache, rest)
+            y = layer(now[0][:, None], mask=now[1], **options)
+            return nnx.state(layer, nnx.Cache), y[:, 0]
+
+        rows = jnp.ones((x.shape[1], 1, 1, 1, 1), bool) if masks is None else masks
+        return jax.lax.scan(step, cache, (jnp.swapaxes(x, 0, 1), rows))
+
+    cache, y = run(cache, rest, x)
+    nnx.update(layer, cache)
+    return jnp.swapaxes(y, 0, 1)
+
+
+def layer_of(pattern, **options):
+    options = dict(decode=True, rngs=nnx.Rngs(0)) | FLOAT64 | options
+    return nn.SparseSelfAttention(H, IN, pattern=pattern, **options)
+
+
+@pytest.mark.parametrize("format, each, kv_heads", [(CSR, True, 2), (CVS(5), False, 4)])
+def test_positions_are_rows_of_the_whole(format, each, kv_heads):
+    pattern, seen = patterns(format, each)
+    twin = nnx.MultiHeadAttention(
+        *(H, IN), num_kv_heads=kv_heads, decode=True, rngs=nnx.Rngs(0), **FLOAT64,
+        attention_fn=attention_by_hand, bias_init=nnx.initializers.normal(),
+    )  # fmt: skip
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
+    assert layer.decode
+    layer.init_cache(X.shape, jnp.float64)
+    whole = twin(X, mask=seen, decode=False)
+    close(layer(X, is_causal=True, decode=False), whole)
+    close(one_by_one(layer, X, is_causal=True), whole)
+
+
+def test_several_positions_at_a_time():
+    layer = layer_of(patterns(BCSR(3, 2))[0])
+    layer.init_cache(X.shape, jnp.float64)
+    parts = [layer(X[:, a:b], is_causal=True) for a, b in ((0, 5), (5, 5), (5, L))]
+    close(jnp.concatenate(parts, axis=1), layer(X, is_causal=True, decode=False))
+    assert layer.cache_index[...] == L
+
+
+def test_the_cache_is_flaxs_and_past_its_end_the_last_position_is_overwritten():
+    pattern, seen = patterns(CSR)
+    twin = nnx.MultiHeadAttention(
+        H, IN, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_by_hand, **FLOAT64
+    )
+    layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
+    x = jnp.concatenate([X, 2 * X[:, :3]], axis=1)
+    rows = jnp.moveaxis(seen, 2, 0)[:, :, :, None]  # [L, 1, 1, 1, L]
+    rows = jnp.concatenate([rows, *3 * [rows[-1:]]])
+    for one in (layer, twin):
+        one.init_cache(X.shape, jnp.float64)
+    close(one_by_one(layer, x), as_flax_wants(one_by_one)(twin, x, rows))
+    assert layer.cache_index[...] == twin.cache_index[...] == L + 3
+    for name in ("cached_key", "cached_value"):
+        close(getattr(layer, name)[...], getattr(twin, name)[...])
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_cache_of_bfloat16(compute):
+    pattern, _ = patterns(CVS(4))
+    layer = layer_of(pattern, dtype=jnp.dtype(compute), param_dtype=jnp.float32)
+    x = X.astype(compute)
+    layer.init_cache(x.shape, jnp.bfloat16)
+    got = one_by_one(layer, x, is_causal=True)
+    assert got.dtype == compute and layer.cached_key[...].dtype == jnp.bfloat16
+    close(got, layer(x, is_causal=True, decode=False), 0.03)
+
+
+def test_masks_and_dropout():
+    pattern, _ = patterns(CVS(4))
+    layer = layer_of(pattern, dropout_rate=0.5, deterministic=True, num_kv_heads=2)
+    layer.init_cache(X.shape, jnp.float64)
+    padding = jnp.asarray(np.random.default_rng(2).random((2, 1, 1, L)) < 0.7)
+    whole = layer(X, mask=padding, is_causal=True, decode=False)
+    close(one_by_one(layer, X, jnp.stack(L * [padding]), is_causal=True), whole)
+    layer.init_cache(X.shape, jnp.float64)
+    draw = nnx.jit(lambda layer: layer(X[:, :7], is_causal=True, deterministic=False))
+    assert not np.allclose(*(draw(layer)[:, 0] for _ in range(2)))
+
+
+def test_gradients():
+    pattern, _ = patterns(CSR)
+    layer = layer_of(pattern)
+    layer.init_cache(X.shape, jnp.float64)
+    # In two calls, the second of which attends to keys that the first has made.
+    apart = lambda layer, x: jnp.concatenate([layer(x[:, :7]), layer(x[:, 7:])], axis=1)
+    at_once = lambda layer, x: layer(x, decode=False)
+    found = []
+    for of in (apart, at_once):
+        loss = lambda layer, x, of=of: jnp.sum(jnp.sin(of(layer, x)))
+        params, dx = nnx.jit(nnx.grad(loss, argnums=(0, 1)))(layer, X)
+        found.append((nnx.to_pure_dict(params), dx))
+    close(*found)
+
+
+def test_structures_that_are_traced_are_read_up_to_the_query():
+    whole = SparseArray.from_dense((stored() | np.eye(L, dtype=bool)).astype(np.float32))
+    layer = layer_of(None)
+    layer.init_cache(X.shape, jnp.float64)
+    decode = nnx.jit(lambda layer, x, pattern: layer(x, pattern=pattern))
+    got = jnp.concatenate([decode(layer, X[:, t : t + 1], whole) for t in range(L)], axis=1)
+    close(got, layer(X, pattern=masks.causal(whole), decode=False))
+    # Rows without keys, and no entries at all, give the bias of the output.
+    empty = SparseArray.from_dense(np.zeros((L, L), np.float32))
+    close(layer(X[:, :2], pattern=empty), jnp.zeros((2, 2, IN)))
+
+
+def test_linen():
+    pattern, seen = patterns(CVS(4))
+    options = dict(normalize_qk=True, decode=True, **FLOAT64)
+    twin = linen.MultiHeadDotProductAttention(H, attention_fn=attention_by_hand, **options)
+    layer = snn.SparseSelfAttention(H, **options)
+    variables = as_flax_wants(twin.init)(jax.random.key(0), X, mask=seen)
+    own = as_flax_wants(layer.init)(jax.random.key(0), X, pattern=pattern)
+    assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, variables)
+    params, caches = variables["params"], [own["cache"], variables["cache"]]
+
+    @as_flax_wants
+    @jax.jit
+    def both(caches, x, pattern, mask):
+        given = [dict(pattern=pattern, is_causal=True), dict(mask=mask)]
+        made = [
+            one.apply({"params": params, "cache": cache}, x, mutable=["cache"], **options)
+            for one, cache, options in zip((layer, twin), caches, given, strict=True)
+        ]
+        return [y for y, _ in made], [state["cache"] for _, state in made]
+
+    for t in range(L):
+        outs, caches = both(caches, X[:, t : t + 1], pattern, seen[:, :, t : t + 1])
+        close(*outs)
+    close(*caches)
+
+
+def test_wrong_arguments_are_named():
+    op = "SparseSelfAttention: decode"
+    pattern, _ = patterns(CSR)
+    layer = layer_of(pattern)
+    x = X[:, :1]
+    with pytest.raises(ValueError, match=rf"{op}: no cache yet; init_cache\(inputs.shape\)"):
+        layer(x)
+    layer.init_cache(X.shape, jnp.float64)
+    with pytest.raises(ValueError, match=rf"{op}: the cache takes .* \[2, up to 12, 4, 2\], got"):
+        layer(X[:1, :1])
+    with pytest.raises(ValueError, match=r"got \[2, 15, 4, 2\] for 15 queries"):
+        layer(jnp.concatenate([X, X[:, :3]], axis=1))
+    cross = nn.SparseMultiHeadAttention(H, IN, decode=True, rngs=nnx.Rngs(0), **FLOAT64)
+    cross.init_cache(X.shape, jnp.float64)
+    with pytest.raises(ValueError, match=r"got \[2, 2, 4, 2\] for 1 queries"):
+        cross(x, X[:, :2], pattern=pattern)
+    with pytest.raises(ValueError, match=rf"{op}: pattern must have shape \[12, 12\] .* \[3, 3\]"):
+        layer(x, pattern=masks.band(3, 1))
+    for wide in (masks.band(L, 3), patterns(CVS(4))[0]):
+        with pytest.raises(ValueError, match=f"{op}: pattern: expected no key after its query"):
+            layer(x, pattern=wide)
+        layer(x, pattern=wide, is_causal=True)
+    assert layer.cache_index[...] == 2
