@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sgap_jax.formats import structure
+from sgap_jax.formats import interop, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR
@@ -35,16 +35,22 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
     check_square("add_self_loops", A)
-    traced = is_traced(*jax.tree.leaves((A.index_arrays, A.transposed)))
-    # A structure that can be looked at stays so, also where the values are traced.
-    with nullcontext() if traced else jax.ensure_compile_time_eval():
-        numbers = structure.positions(A.values.size).reshape(A.values.shape)
-        S = replace(A, values=numbers).asformat(CSR)
+    n, numbers = A.shape[0], np.arange(A.values.size, dtype=np.int32)
+    if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
+        S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
         offsets, columns, entry, loop = _with_diagonal(S.row_offsets, S.column_indices)
-        used = columns.shape[0] if traced else int(offsets[-1])
-    values = jnp.zeros(used, A.dtype).at[entry].set(A.values.reshape(-1)[S.values], mode="drop")
-    values = values.at[loop].add(jnp.ones((), A.dtype))
-    return SparseArray.from_arrays(values, offsets, columns[:used], shape=(A.shape[0], A.shape[1]))
+        values = jnp.zeros(columns.shape, A.dtype)
+        values = values.at[entry].set(A.values.reshape(-1)[S.values], mode="drop")
+        values = values.at[loop].add(jnp.ones((), A.dtype))
+        return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
+    # The values may be traced, so what must see the coordinates gets the numbers of them.
+    with jax.ensure_compile_time_eval():
+        places = replace(A, values=numbers.reshape(A.values.shape))
+        entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
+    nodes = np.arange(n)
+    coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
+    values = jnp.append(A.values.reshape(-1)[entry], jnp.ones(n, A.dtype))
+    return SparseArray.from_coordinates(coordinates, values, A.shape)
 
 
 @jax.jit
