@@ -121,6 +121,10 @@ class Code:
 
     # Values.
 
+    def as_index(self, text: str) -> str:
+        """An i64."""
+        return text if self.index == "i64" else self.op(f"trunc i64 {text} to i32")
+
     def type(self, kind: str, lanes: int = 1) -> str:
         scalar = {INT: self.index, NUMBER: self.number, TRUTH: "i1"}[kind]
         return scalar if lanes == 1 else f"<{lanes} x {scalar}>"

@@ -115,7 +115,8 @@ class Workspace:
 
 @dataclasses.dataclass(frozen=True)
 class For:
-    """for (var = begin; var < end; var += step). `unit`: of UNITS, "unroll" or None (serial)."""
+    """for (var = begin; var < end; var += step). `unit`: of UNITS, "unroll" or None (serial).
+    `stream`: little of what it stores is used soon."""
 
     var: str
     begin: Expr
@@ -123,6 +124,7 @@ class For:
     body: tuple[Stmt, ...]
     step: int = 1
     unit: str | None = None
+    stream: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler import loopir
-from sgap_jax.compiler.llvm_apart import SumsApart
 from sgap_jax.compiler.llvm_code import INT, Value
+from sgap_jax.compiler.llvm_fills import Fills
 from sgap_jax.compiler.llvm_memory import Elements
 from sgap_jax.compiler.loopir import (
     Binary,
@@ -90,7 +90,7 @@ def print_llvm(function: Function, vector_bytes: int = 64) -> Module:
     attributes = (
         f'attributes #0 = {{ nounwind "prefer-vector-width"="{8 * vector_bytes}" '
         '"no-trapping-math"="true" }\n!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.full"}\n'
-        '!2 = distinct !{!2, !3}\n!3 = !{!"llvm.loop.unroll.disable"}\n'
+        '!2 = distinct !{!2, !3}\n!3 = !{!"llvm.loop.unroll.disable"}\n!4 = !{i32 1}\n'
     )
     text = "\n".join([heading, *texts, *sorted(declared), "", attributes])
     return Module(text, tuple(kernels), iterations, scratch)
@@ -156,7 +156,7 @@ def _phases(function: Function) -> list[_Phase]:
     return [*phases, _Phase(scalars, serial)] if serial else phases
 
 
-class _Writer(SumsApart):
+class _Writer(Fills):
     def __init__(self, function: Function, vector_bytes: int) -> None:
         super().__init__(function.index, function.accumulator, vector_bytes)
         self.function = function
@@ -182,8 +182,12 @@ class _Writer(SumsApart):
         if phase.loop is None:
             self.statements(phase.body)
         else:
-            first, last = (Value(INT, self._index(f"%{name}")) for name in ("first", "last"))
+            first, last = (Value(INT, self.as_index(f"%{name}")) for name in ("first", "last"))
             self.count(phase.loop.var, first, last, 1, lambda: self.statements(phase.body))
+        asked: list[str] = []
+        if self.streamed is not None:
+            asked = self.asked(self.streamed, 1 if phase.loop is None else _extent(phase.loop))
+            self.emit("fence seq_cst")  # others see what is on its way
         self.emit("ret void")
         inputs = {array.name for array in self.function.inputs}
         parameters = [
@@ -192,15 +196,12 @@ class _Writer(SumsApart):
         ]
         if self.scratch:
             parameters.append("ptr noalias %scratch")
-        body = "\n".join([*self.slots, *self.lines])
+        body = "\n".join([*self.slots, *asked, *self.lines])
         inner = (
             f"define internal void @{symbol}.body({', '.join(parameters)}, i64 %first, i64 %last) "
             f"noinline #0 {{\nentry:\n{body}\n}}\n"
         )
         return inner + self._entry(symbol, len(parameters))
-
-    def _index(self, name: str) -> str:
-        return name if self.index == "i64" else self.op(f"trunc i64 {name} to i32")
 
     def _entry(self, symbol: str, count: int) -> str:
         """The pointers of the table, of which none reaches into another's array."""

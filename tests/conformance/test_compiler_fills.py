@@ -1,0 +1,94 @@
+"""What clears large arrays past the caches: which loops, and what they store."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from compiled_loops import add, call, function, lanes, threads, times
+from compiled_operands import own_cache  # noqa: F401
+
+from sgap_jax import CSF
+from sgap_jax.compiler import assign, llvm_fills
+from sgap_jax.compiler.loopir import Float, Int, Load, Store, Var, accumulator_of
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.runtime import llvm
+
+ROWS, WIDTH = 60, 85  # rows begin at any place of a vector
+BEGINS = np.arange(ROWS) % 19
+LENGTHS = np.array([0, 1, 3, 15, 16, 17, 31, 32, 40, 66])[np.arange(ROWS) // 6]
+NEVER = "  %there = icmp ne i8 0, 0"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(llvm_fills, "_STREAMED_BYTES", 0)
+    llvm._compile.cache_clear()
+    yield
+    llvm._compile.cache_clear()
+
+
+def cleared(dtype):
+    """Each row is 7, but for a part that is cleared."""
+    row = times(Var("i"), Int(WIDTH))
+    first, last = (add(row, Load(name, Var("i"))) for name in ("begin", "end"))
+    part = lanes(last, Store("out", Var("e"), Float(0.0)), begin=first)
+    body = threads(
+        ROWS,
+        lanes(WIDTH, Store("out", add(row, Var("e")), Float(7.0))),
+        dataclasses.replace(part, stream=True),
+    )
+    places = [("begin", "int32", ROWS), ("end", "int32", ROWS)]
+    f = function("cleared", places, [("out", ROWS * WIDTH)], (body,), dtype)
+    return dataclasses.replace(f, accumulator=accumulator_of(dtype))
+
+
+def check(dtype):
+    ends = BEGINS + LENGTHS
+    operands = (x.astype(np.int32) for x in (BEGINS, ends))
+    (found,) = call(cleared(dtype), *operands, chunk=1, work=1 << 30)
+    places = np.arange(WIDTH)
+    inside = (BEGINS[:, None] <= places) & (places < ends[:, None])
+    found = np.asarray(found).astype(np.float64).reshape(ROWS, WIDTH)
+    np.testing.assert_array_equal(found, np.where(inside, 0.0, 7.0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+@pytest.mark.parametrize("vector_bytes", [16, None])
+def test_parts_of_rows(dtype, vector_bytes, small, monkeypatch):
+    if vector_bytes is not None:
+        monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
+    text = print_llvm(cleared(dtype), llvm._vector_bytes()).text
+    assert "!nontemporal" in text and "@mincore" in text and "fence seq_cst" in text
+    check(dtype)
+
+
+def test_pages_that_are_not_there(small, monkeypatch):
+    monkeypatch.setattr(llvm_fills.Fills, "asked", lambda *_: [NEVER])
+    check("float32")
+
+
+def test_planted_bug_is_caught(small, monkeypatch):
+    monkeypatch.setattr(llvm_fills.Fills, "_last", lambda *_, **__: None)
+    with pytest.raises(AssertionError):
+        check("float32")
+
+
+@pytest.mark.parametrize(
+    "rows,fibers,streams",
+    [(5000, 5000, True), (5000, 300_000, False), (500, 500, False)],
+)
+def test_large_results_of_few_fibers(rows, fibers, streams):
+    e = assign("ijk,kr->ijr", {"A": CSF(3)})
+    sizes = {"i": rows, "j": 300, "k": 50, "r": 16}
+    f = lower(cpu(e), sizes, (rows, fibers, fibers), "float32")
+    assert ("!nontemporal" in print_llvm(f).text) == streams
+
+
+def test_rows_that_are_stored_whole():
+    """Only what is between them is cleared, and little of it."""
+    e = assign("ijk,jr,kr->ir", {"A": CSF(3)})
+    sizes = {"i": 2_000_000, "j": 30, "k": 50, "r": 16}
+    f = lower(cpu(e), sizes, (2_000_000, 2_000_000, 2_000_000), "float32")
+    assert "!nontemporal" not in print_llvm(f).text
