@@ -20,7 +20,9 @@ def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     ops: dict[str, list[Row]] = {}
     for row in rows:
         op = row["schedule"].split()[0]
-        ops.setdefault(op if row["n"] == "1" else f"{op}, n = {row['n']}", []).append(row)
+        case = op if row["n"] == "1" else f"{op}, n = {row['n']}"
+        case += ", donated" * row["schedule"].endswith("donated")
+        ops.setdefault(case, []).append(row)
     body = []
     for op, own in ops.items():
         means = [mean(found) if (found := numbers(own, f"x_{peer}")) else None for peer in PEERS]

@@ -112,7 +112,7 @@ def tensor(values: np.ndarray, shape, levels=(), keep: list | None = None) -> Te
     return found
 
 
-def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
+def plan(name: str, sparse, levels, dense, shape, shared: int = 0, fresh: bool = False):
     """A call that computes into an array that exists, which is TACO's best.
 
     Args:
@@ -122,6 +122,7 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
       dense: arrays of B, C, ..., as they lie in memory.
       shape: of the result.
       shared: levels of A that the result has, with dense ones under them.
+      fresh: each call makes a new array, as calls whose results are kept do.
     """
     from benchmarks.peers.common import aligned
 
@@ -145,4 +146,9 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0):
         kernels.compute(*pointers)
         return out
 
-    return call
+    def afresh(alive=(keep, kernels)):
+        new = aligned(places)
+        kernels.compute(ctypes.byref(tensor(new, shape, outer)), *pointers[1:])
+        return new
+
+    return afresh if fresh else call
