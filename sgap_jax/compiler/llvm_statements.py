@@ -4,6 +4,7 @@ a branch or a loop that they take differently runs under a mask."""
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 
 from sgap_jax.compiler import loopir
@@ -119,8 +120,11 @@ class Statements(Expressions, abc.ABC):
         self.serial(loop, begin, end)
 
     def serial(self, loop: For, begin: Value, end: Value) -> None:
-        note = UNROLLED if loop.unit == "unroll" else ""
-        self.count(loop.var, begin, end, loop.step, lambda: self.statements(loop.body), note)
+        body = functools.partial(self.statements, loop.body)
+        self.count(loop.var, begin, end, loop.step, body, self.note(loop))
+
+    def note(self, loop: For) -> str:
+        return UNROLLED if loop.unit == "unroll" else ""
 
     def count(
         self,

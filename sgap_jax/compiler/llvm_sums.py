@@ -98,13 +98,18 @@ class Sums(Statements):
         return array.count * array.size > _FAR_BYTES
 
     def _step(self, loop: For) -> None:
-        for load, inner in gathers(loop).items() if self.ahead else ():
+        if self.ahead:
+            self.ask(loop, _AHEAD)
+        self.statements(loop.body)
+
+    def ask(self, loop: For, ahead: int) -> None:
+        """For what the body gathers, but for loops in it, so many iterations later."""
+        for load, inner in gathers(loop).items():
             array, places = self.arrays[load.array], self.arrays[inner.array]
             if not self.is_far(array) or places.kind != INT:
                 continue
-            later = Binary("+", inner.index, Int(_AHEAD))
+            later = Binary("+", inner.index, Int(ahead))
             there = Load(inner.array, Binary("min", later, Int(places.count - 1)))
             index = self.value(replaced(load.index, inner, there))
             if index.stride == 1:
                 self.prefetch(array, index)
-        self.statements(loop.body)

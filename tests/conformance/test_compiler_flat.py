@@ -172,3 +172,17 @@ def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, 9, 20_000), (70, 80, 99), rank)
     monkeypatch.setattr(llvm_lists, "_LEARNED", 0 if short else 99)
     assert ("llvm.prefetch" in print_llvm(function).text) == asks
+
+
+@pytest.mark.parametrize(
+    "rows, kinds", [((9, 20_000), "C"), ((20_000, 9), "B"), ((5000,) * 2, "BC")]
+)
+def test_fibers_ask_ahead_for_rows_of_their_own(rows, kinds, monkeypatch):
+    """Each row of four lines, and no place beyond the coordinates."""
+    monkeypatch.setattr(llvm_lists, "_LEARNED", 99)
+    function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, *rows), (70, 80, 99), 64)
+    lines = print_llvm(function).text.splitlines()
+    calls = [n for n, line in enumerate(lines) if "call void @llvm.prefetch" in line]
+    assert len(calls) % 4 == 0
+    asked = {re.search(r'%"(\w)"', "".join(lines[n - 2 : n])) for n in calls[::4]}
+    assert {found[1] for found in asked} == set(kinds)
