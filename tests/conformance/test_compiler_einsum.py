@@ -30,6 +30,8 @@ from sgap_jax import (
     spmm,
 )
 from sgap_jax.compiler import Schedule, assign
+from sgap_jax.primitives import einsum_loops
+from sgap_jax.primitives.einsum_expression import Expression
 from sgap_jax.runtime import llvm
 from sgap_jax.schedules.emulated import Emulated
 
@@ -115,6 +117,19 @@ def test_without_a_schedule_the_loops_are_compiled(subscripts, format, monkeypat
     plain = einsum(subscripts, *given, schedule=Reference())
     np.testing.assert_array_equal(dense_of(out), dense_of(plain))
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("slices, rows", [(0, 1), (5, 1), (104, 6), (5000, 16)])
+@pytest.mark.parametrize("output, fiber", [("ir", ("", 0)), ("fr", ("f", 2))])
+def test_few_slices_are_several_tasks_all_the_same(slices, rows, output, fiber):
+    sizes = {"*": 900, "i": slices, "j": 7, "k": 8, "r": 16, "f": 90}
+    factors = ("*", "jr", "kr") if output == "ir" else ("*", "kr")
+    used = "*ijkrf" if output == "fr" else "*ijkr"
+    expression = Expression(
+        "ijk", factors, output, tuple((x, sizes[x]) for x in used), CSF(3), fiber=fiber
+    )
+    found = einsum_loops.default_schedule(expression, "float32")
+    assert f", row, {rows if output == 'ir' else 16})" in str(found)
 
 
 def test_what_vectors_hold_beyond_the_matrix_reaches_nothing():
