@@ -1,19 +1,24 @@
 """What clears large arrays past the caches: which loops, and what they store."""
 
 import dataclasses
+import sys
 
+import jax
 import numpy as np
 import pytest
 from compiled_loops import add, call, function, lanes, threads, times
 from compiled_operands import own_cache  # noqa: F401
 
-from sgap_jax import CSF
+from sgap_jax import CSF, SparseArray, einsum
 from sgap_jax.compiler import assign, llvm_fills
 from sgap_jax.compiler.loopir import Float, Int, Load, Store, Var, accumulator_of
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.runtime import llvm
+
+pytest.importorskip("llvmlite")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plain stores there")
 
 ROWS, WIDTH = 60, 85  # rows begin at any place of a vector
 BEGINS = np.arange(ROWS) % 19
@@ -29,7 +34,7 @@ def small(monkeypatch):
     llvm._compile.cache_clear()
 
 
-def cleared(dtype):
+def cleared(dtype, index="int32"):
     """Each row is 7, but for a part that is cleared."""
     row = times(Var("i"), Int(WIDTH))
     first, last = (add(row, Load(name, Var("i"))) for name in ("begin", "end"))
@@ -41,13 +46,13 @@ def cleared(dtype):
     )
     places = [("begin", "int32", ROWS), ("end", "int32", ROWS)]
     f = function("cleared", places, [("out", ROWS * WIDTH)], (body,), dtype)
-    return dataclasses.replace(f, accumulator=accumulator_of(dtype))
+    return dataclasses.replace(f, accumulator=accumulator_of(dtype), index=index)
 
 
-def check(dtype):
+def check(*given):
     ends = BEGINS + LENGTHS
     operands = (x.astype(np.int32) for x in (BEGINS, ends))
-    (found,) = call(cleared(dtype), *operands, chunk=1, work=1 << 30)
+    (found,) = call(cleared(*given), *operands, chunk=1, work=1 << 30)
     places = np.arange(WIDTH)
     inside = (BEGINS[:, None] <= places) & (places < ends[:, None])
     found = np.asarray(found).astype(np.float64).reshape(ROWS, WIDTH)
@@ -64,6 +69,10 @@ def test_parts_of_rows(dtype, vector_bytes, small, monkeypatch):
     check(dtype)
 
 
+def test_positions_of_64_bits(small):
+    check("float32", "int64")
+
+
 def test_pages_that_are_not_there(small, monkeypatch):
     monkeypatch.setattr(llvm_fills.Fills, "asked", lambda *_: [NEVER])
     check("float32")
@@ -73,6 +82,29 @@ def test_planted_bug_is_caught(small, monkeypatch):
     monkeypatch.setattr(llvm_fills.Fills, "_last", lambda *_, **__: None)
     with pytest.raises(AssertionError):
         check("float32")
+
+
+def test_a_large_result_in_new_memory_and_in_memory_that_is_there():
+    m, n, r = 2200, 500, 16
+    rng = np.random.default_rng(0)
+    row, column, last = np.arange(m), rng.integers(0, n, m), rng.integers(0, 9, m)
+    A = SparseArray.from_coordinates(
+        np.stack([row, column, last], 1), np.ones(m, np.float32), (m, n, 9), format=CSF(3)
+    )
+    B = rng.standard_normal((9, r), dtype=np.float32)
+    want = np.zeros((m, n, r), np.float32)
+    want[row, column] = B[last]
+    product = lambda A, B, spare: einsum("ijk,kr->ijr", A, B)  # noqa: E731
+    into = jax.jit(product, donate_argnums=2, keep_unused=True)
+    assert "@mincore" in print_llvm(lower(*of_einsum(m, n, r))).text
+    out = jax.jit(lambda A, B: product(A, B, None))(A, B)
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(into(A, B, out + 1), want)
+
+
+def of_einsum(m, n, r):
+    sizes = {"i": m, "j": n, "k": 9, "r": r}
+    return cpu(assign("ijk,kr->ijr", {"A": CSF(3)})), sizes, (m, m, m), "float32"
 
 
 @pytest.mark.parametrize(
