@@ -28,7 +28,7 @@ class Schedule(schedules.Schedule):
         s = s.fuse(i, j, f).pos(f, fpos, "A").split(fpos, block, fpos1, 128)
         print(s)
 
-    Variables are `IndexVar`s or their names. A schedule says in which order the entries are
+    Variables are of type `IndexVar`, or names. A schedule says in which order the entries are
     visited and by whom, never what is computed. It prints as concrete index notation.
 
     Attributes:

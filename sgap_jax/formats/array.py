@@ -27,7 +27,8 @@ class SparseArray:
     """A sparse tensor: values [nnz] and, per level of its format, index arrays (int32).
 
     Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_bcoo`,
-    `from_bcsr` or `sgap_jax.read`; the bare constructor checks nothing (pytrees need that).
+    `from_bcsr` or `sgap_jax.read`; the bare constructor checks nothing (pytrees need that). The
+    arrays of each format::
 
         format  index_arrays
         CSR     ((), (row_offsets [m + 1], column_indices [nnz]))

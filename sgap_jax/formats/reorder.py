@@ -17,8 +17,8 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
     """A permutation p of the rows such that A[p] needs fewer vectors or blocks than A, if it can.
 
     Rows are sorted by the minima of four hashes over their columns (for BCSR(r, c), over their
-    block columns): two rows agree in one with the probability of |columns in both| / |columns in
-    either|, so that similar rows become neighbours. Of that order, the order by first column and
+    block columns): two rows agree in one with the probability (columns in both) / (columns in
+    either), so that similar rows become neighbours. Of that order, the order by first column and
     the given order the best is returned.
 
         B = SparseArray.from_scipy(A.to_scipy()[p], format=CVS(8));  C[p] = B X  where  C = A X

@@ -70,7 +70,7 @@ def fill_values(values: Any, place: np.ndarray, tiles: int, format: Format) -> j
 def fill_in(A: SparseArray, format: Format) -> float:
     """What A stores in vectors or blocks over what it stores now: 1 where its entries form them.
 
-        fill-in = r c |{(i // r, j // c) : (i, j) stored}| / nnz       (r = V and c = 1 for CVS(V))
+        fill-in = r c size({(i // r, j // c) : (i, j) stored}) / nnz   (r = V and c = 1 for CVS(V))
 
     Args:
       A: a concrete matrix of any format.

@@ -142,7 +142,7 @@ def longformer(
     """A sliding window, dilated if asked for, and tokens that see and are seen by all:
 
         (i, j) stored  <=>  i or j is a global token, or
-                            |i - j| <= dilation (window // 2)  and  (i - j) mod dilation = 0
+                            abs(i - j) <= dilation (window // 2)  and  (i - j) mod dilation = 0
 
     Source: Longformer (Beltagy et al. 2020), section 3.1.
     """
@@ -176,7 +176,7 @@ def bigbird(
     """Blocks of `block` positions: a sliding window, global ones and random ones. Of the blocks
     a = i // block and b = j // block,
 
-        (i, j) stored  <=>  a or b < global_blocks, or |a - b| <= window // 2, or b in R(a)
+        (i, j) stored  <=>  a or b < global_blocks, or abs(a - b) <= window // 2, or b in R(a)
 
     where R(a) are `random_blocks` others (or all, if there are fewer), drawn for each a.
 

@@ -88,7 +88,7 @@ def tune(
     anew.
 
     Args:
-      run: called as run(*operands, schedule=...): `spmm`, `sddmm`, `sparse_attention`, ..., or a
+      run: called as `run(*operands, schedule=...)`: `spmm`, `sddmm`, `sparse_attention`, ..., or a
         function that passes `schedule` on and does more, such as taking a gradient.
       operands: concrete arrays and SparseArrays: any pytrees.
       candidates: schedules to time, any that `run` takes, such as chains of `sgap_jax.compiler`
