@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from sgap_jax.compiler.arithmetic import names_in
 from sgap_jax.compiler.llvm_code import INT, NUMBER, Cell, Value
 from sgap_jax.compiler.llvm_lanes import Lanes
 from sgap_jax.compiler.llvm_patterns import Apart, factored, sums_apart
 from sgap_jax.compiler.llvm_statements import ROLLED
-from sgap_jax.compiler.loopir import For, Int, Search, Var
+from sgap_jax.compiler.loopir import Binary, Expr, For, Int, Search, Var
 from sgap_jax.compiler.patterns import gathers, parts
 
 # Sums at a time, as in cpu/sddmm_dots.h: rows of a few entries have not many more.
@@ -71,7 +72,7 @@ class SumsApart(Lanes):
                 far = any(self.is_far(self.arrays[load.array]) for load in gathers(terms))
                 few = end - begin <= (_MOST_FAR if far else _MOST) * self.native_lanes
                 searched = any(isinstance(part, Search) for part in parts(found.lets))
-                return few and found.store.index == Var(loop.var) and not searched
+                return few and _next_to_each_other(found.store.index, loop.var) and not searched
         return False
 
     @property
@@ -152,6 +153,14 @@ class SumsApart(Lanes):
         total = self.binary(found.op, self.value(found.start.value), total)
         place = self.value(found.store.index)
         self.store(self.arrays[found.store.array], place, total, None, False)
+
+
+def _next_to_each_other(index: Expr, var: str) -> bool:
+    """The places of neighbouring iterations."""
+    match index:
+        case Binary("+", base, Var(name)) if var not in names_in(base):
+            return name == var
+    return index == Var(var)
 
 
 def _int(value: int) -> Value:

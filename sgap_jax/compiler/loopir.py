@@ -200,11 +200,13 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A part of an array: (r, c) is array[row + column], where the sides say which these are."""
+    """A part of an array: (r, c) is array[offset + row + column], where the sides say which these
+    are."""
 
     array: str
     rows: Side
     columns: Side
+    offset: Expr = Int(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,8 +229,9 @@ class Mma:
 
 @dataclasses.dataclass(frozen=True)
 class MmaStore:
-    """target(r, c) = tile(r, c), or op= it, times the same element of `scale` where that is given;
-    where an Mma may be, of the columns that exist."""
+    """target(r, c) = tile(r, c), or op= it, times what `scale` has from `offset` on in the place
+    that the target has from its own on, where that is given; where an Mma may be, of the columns
+    that exist."""
 
     tile: str
     target: Matrix
@@ -238,6 +241,7 @@ class MmaStore:
     op: str | None = None
     atomic: bool = False
     scale: str | None = None
+    offset: Expr = Int(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,6 +305,11 @@ def integer(value: float, dtype: str) -> int:
     if math.isinf(value):
         return int(limits.max if value > 0 else limits.min)
     return int(value)
+
+
+def index_dtype(largest: int) -> str:
+    """`Function.index` where that is the largest size or product of sizes."""
+    return "int64" if largest >= 2**31 - 2**12 else "int32"
 
 
 def extent(loop: For) -> int:

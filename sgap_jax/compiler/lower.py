@@ -42,6 +42,7 @@ from sgap_jax.compiler.loopir import (
     Store,
     Var,
     accumulator_of,
+    index_dtype,
 )
 from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.octet import OctetNest, warp_nest
@@ -163,7 +164,7 @@ class _Lowering:
             (output,),
             body,
             wide,
-            "int64" if largest >= 2**31 - 2**12 else "int32",
+            index_dtype(largest),
         )
 
     def _inputs(self) -> tuple[Array, ...]:

@@ -39,7 +39,8 @@ def declared(statement: Mma | MmaStore) -> For:
         index = _element(statement.target, r, c)
         value: Expr = Load(statement.tile, place)
         if statement.scale is not None:
-            value = Binary("*", Load(statement.scale, index), value)
+            place = _within(statement.target, r, c)
+            value = Binary("*", Load(statement.scale, add(statement.offset, place)), value)
         body = Store(statement.target.array, index, value, statement.op, statement.atomic)
     columns = For(statement.loops[1], ZERO, statement.columns, (body,))
     return For(statement.loops[0], ZERO, Int(statement.shape[0]), (columns,))
@@ -53,12 +54,17 @@ def integers(statement: Mma | MmaStore) -> Iterator[Expr]:
         yield statement.depth
         matrices = (statement.left, statement.right)
     else:
+        yield statement.offset
         matrices = (statement.target,)
     for matrix in matrices:
-        yield from (matrix.rows.first, matrix.columns.first)
+        yield from (matrix.rows.first, matrix.columns.first, matrix.offset)
 
 
 def _element(matrix: Matrix, row: Expr, column: Expr) -> Expr:
+    return add(matrix.offset, _within(matrix, row, column))
+
+
+def _within(matrix: Matrix, row: Expr, column: Expr) -> Expr:
     return add(_number(matrix.rows, row), _number(matrix.columns, column))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgap_jax.compiler.loopir import Mma, MmaStore
+from sgap_jax.compiler.loopir import Expr, Int, Mma, MmaStore
 from sgap_jax.compiler.print_c import CText
 from sgap_jax.schedules import octet_sddmm
 from sgap_jax.schedules.octet import OctetTile
@@ -58,14 +58,17 @@ class TileText:
         if self.sampled:
             stride = max(right.rows.stride, right.columns.stride)
             arguments: list = [
-                *(left.array, expr(left.rows.first), left.rows.stride, right.array, stride),
+                *(self._at(left.array, left.offset), expr(left.rows.first), left.rows.stride),
+                *(self._at(right.array, right.offset), stride),
                 *(right.columns.gather, expr(right.columns.first), expr(mma.columns)),
                 *(expr(left.columns.first), expr(mma.depth)),
             ]
         else:
             arguments = [
-                *(left.array, right.rows.gather, expr(right.rows.first), expr(mma.depth)),
-                *(right.array, right.rows.stride, expr(right.columns.first), expr(mma.columns)),
+                *(self._at(left.array, left.offset), right.rows.gather),
+                *(expr(right.rows.first), expr(mma.depth)),
+                *(self._at(right.array, right.offset), right.rows.stride),
+                *(expr(right.columns.first), expr(mma.columns)),
             ]
         return f"{mma.tile}.Multiply({', '.join(map(str, arguments))});"
 
@@ -81,15 +84,18 @@ class TileText:
             raise ValueError(f"{name}: a tile to {target.array}, which is {out}, by {store.op}")
         if self.sampled:
             arguments: list = [
-                store.scale or "nullptr",
+                self._at(store.scale, store.offset) if store.scale else "nullptr",
                 expr(target.columns.first),
                 expr(store.columns),
             ]
         else:
             arguments = [expr(target.rows.first), target.rows.stride]
             arguments += [expr(target.columns.first), expr(store.columns)]
-        written = ", ".join(map(str, [target.array, *arguments]))
+        written = ", ".join(map(str, [self._at(target.array, target.offset), *arguments]))
         return f"{store.tile}.Store<{put}>({written});"
+
+    def _at(self, array: str, offset: Expr) -> str:
+        return array if offset == Int(0) else f"{array} + {self.text.expr(offset)}"
 
     @property
     def _whole(self) -> str:

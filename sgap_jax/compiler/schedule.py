@@ -275,6 +275,7 @@ class Schedule(schedules.Schedule):
         sizes: Mapping[str, int] | None = None,
         nnz: int | None = None,
         dtype: str = "float32",
+        batch: Mapping[str, int] | None = None,
     ) -> str:
         """The loop nest as C-like text, for reading.
 
@@ -282,11 +283,13 @@ class Schedule(schedules.Schedule):
           sizes: extents of indices, by name; of the others 1000, or what `bound` says.
           nnz: stored entries; None: 10,000.
           dtype: of the numbers.
+          batch: operands that have a batch under `vmap`, by name, and its length: the loops are
+            those of all its elements, and the output has one part for each.
 
-        Raises ValueError for an index that the expression lacks, ScheduleError or
+        Raises ValueError for an index or an operand that the expression lacks, ScheduleError or
         NotImplementedError where the chain has no loops.
         """
-        return self.source("c", sizes, nnz, dtype)
+        return self.source("c", sizes, nnz, dtype, batch)
 
     def source(
         self,
@@ -294,13 +297,14 @@ class Schedule(schedules.Schedule):
         sizes: Mapping[str, int] | None = None,
         nnz: int | None = None,
         dtype: str = "float32",
+        batch: Mapping[str, int] | None = None,
     ) -> str:
         """The text that is compiled for "cuda" (CUDA C++) or for the CPU ("llvm", LLVM IR); "c" is
         that of `loops`. Otherwise as `loops`.
 
         Raises ValueError for another target, and as `loops`.
         """
-        return text.source(self, target, sizes, nnz, dtype)
+        return text.source(self, target, sizes, nnz, dtype, batch)
 
     def check(self, problem: Problem) -> None:
         raise NotImplementedError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sgap_jax.compiler.arithmetic import ZERO, multiply
 from sgap_jax.compiler.cin import Relation, Split
-from sgap_jax.compiler.expr import Access, IndexVar
+from sgap_jax.compiler.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.loopir import Array, Expr, Int, Load
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
 
@@ -24,6 +24,11 @@ def capacities(format: Format, sizes: Sequence[int], counts: Sequence[int]) -> t
             above, _ = next(lengths), next(extents)
         found.append(above)
     return tuple(found)
+
+
+def array_name(access: Access, expression: Assign) -> str:
+    """Of the numbers of an operand, or of the output."""
+    return f"{access.tensor}_vals" if access == expression.sparse else access.tensor
 
 
 class Storage:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import print_c, print_cuda, print_llvm
+from sgap_jax.compiler.batches import of_batch
 from sgap_jax.compiler.cin import Bound, Relation, Split
-from sgap_jax.compiler.expr import IndexVar
+from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import Function
 from sgap_jax.compiler.lower import Scheduled, lower
-from sgap_jax.compiler.storage import capacities
+from sgap_jax.compiler.storage import array_name, capacities
 
 EXAMPLE_SIZE, EXAMPLE_ENTRIES = 1000, 10_000
 
@@ -22,13 +23,33 @@ PRINTERS: dict[str, Callable[[Function], str]] = {
 
 
 def source(
-    schedule: Scheduled, target: str, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
+    schedule: Scheduled,
+    target: str,
+    sizes: Mapping[str, int] | None,
+    nnz: int | None,
+    dtype: str,
+    batch: Mapping[str, int] | None,
 ) -> str:
     """The text of a target, for these sizes."""
     if target not in PRINTERS:
         names = ", ".join(map(repr, PRINTERS))
         raise ValueError(f"Schedule.source: target: expected one of {names}, got {target!r}")
-    return PRINTERS[target](function(schedule, sizes, nnz, dtype))
+    found = function(schedule, sizes, nnz, dtype)
+    return PRINTERS[target](_of_batch(schedule.expression, found, batch) if batch else found)
+
+
+def _of_batch(expression: Assign, function: Function, batch: Mapping[str, int]) -> Function:
+    """With one part for each element of the operands that have a batch, and of the output."""
+    accesses = {x.tensor: x for x in expression.accesses if not x.pattern}
+    if unknown := sorted(set(batch) - set(accesses)):
+        raise ValueError(
+            f"Schedule.source: batch: no operand {unknown[0]!r}; there are {', '.join(accesses)}"
+        )
+    length, *others = set(batch.values())
+    if others or length < 1:
+        raise ValueError(f"Schedule.source: batch: expected one length from 1 on, got {batch}")
+    parts = {array_name(accesses[name], expression) for name in batch}
+    return of_batch(function, length, {*parts, expression.output.tensor})
 
 
 def function(

@@ -13,7 +13,7 @@ from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
-from sgap_jax.primitives import einsum_batch, einsum_loops
+from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives._define import (
     batch_rule,
     bind,
@@ -23,6 +23,7 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
+from sgap_jax.primitives.einsum_batch import joined
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers
 from sgap_jax.primitives.einsum_extremum import tangents_of_extremum
 from sgap_jax.primitives.einsum_plain import plain
@@ -207,8 +208,10 @@ def _kernel(
 # operand, level by level. Data with "*" are flat, and may be anything in the padding.
 
 
-def bind_einsum(*operands: Any, **params: Any) -> Any:
-    return bind(einsum_p, *operands, **params)
+def bind_einsum(*operands: Any, expression: Expression, schedule: Any) -> Any:
+    if not einsum_loops.has_chain(schedule):
+        expression = joined(expression)
+    return bind(einsum_p, *operands, expression=expression, schedule=schedule)
 
 
 def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any:
@@ -226,8 +229,7 @@ def _empty(expression: Expression) -> bool:
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
     symbolic = any(export.is_symbolic_dim(n) for aval in ctx.avals_in for n in aval.shape)
     if schedule is None and not symbolic:
-        one = einsum_batch.of_one(expression)
-        schedule = einsum_loops.default_schedule(one, ctx.avals_out[0].dtype)
+        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
     if schedule is None:
         return None
     if symbolic:
@@ -238,8 +240,7 @@ def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any
     if _empty(expression):
         function = partial(plain, expression=expression, schedule=schedule)
     else:
-        loops = partial(einsum_loops.cpu_loops, schedule=schedule)
-        function = partial(einsum_batch.one_by_one, loops, expression=expression)
+        function = partial(einsum_loops.cpu_loops, expression=expression, schedule=schedule)
     return jax_lowering(ctx, function, operands, ctx.avals_in)
 
 
@@ -297,9 +298,9 @@ def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tu
         attained=tuple(wide[len(expression.factors) :]),
         output=index + expression.output,
         sizes=tuple(sorted([*expression.sizes, (index, size)])),
+        batch=index + expression.batch,
     )
-    chain = einsum_loops.inherited(schedule, wider)
-    return bind_einsum(*moved, expression=wider, schedule=chain), 0
+    return bind_einsum(*moved, expression=wider, schedule=schedule), 0
 
 
 einsum_p = define(

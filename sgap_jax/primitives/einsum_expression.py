@@ -32,6 +32,8 @@ class Expression:
       attained: () or words of data that no derivative is taken in, of which the last is an extremum
         of the products of the others: only where these attain it, factors are multiplied.
       extremum: "max" or "min", with `attained`.
+      batch: indices that vmap has put before words, outermost first, and of which loops know
+        nothing: these are of one element of the batch (einsum_batch.py).
     """
 
     sparse: str
@@ -43,6 +45,7 @@ class Expression:
     fiber: tuple[str, int] = ("", 0)
     attained: tuple[str, ...] = ()
     extremum: str = ""
+    batch: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:

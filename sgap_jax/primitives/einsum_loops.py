@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.compiler import presets
+from sgap_jax.compiler.batches import of_batch
 from sgap_jax.compiler.derivatives import operands as read_by
 from sgap_jax.compiler.derivatives import same, sharing
 from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
@@ -21,9 +22,10 @@ from sgap_jax.compiler.loopir import INTEGERS, Function
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.print_cuda import launch_plan, started
 from sgap_jax.compiler.schedule import Schedule
-from sgap_jax.compiler.storage import capacities
+from sgap_jax.compiler.storage import array_name, capacities
 from sgap_jax.formats.levels import Format
 from sgap_jax.primitives._define import cast_lowering, derived, jax_lowering
+from sgap_jax.primitives.einsum_batch import of_one
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
 from sgap_jax.schedules import ScheduleError
@@ -89,14 +91,20 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
     return schedule.expression
 
 
+def has_chain(schedule: Any) -> bool:
+    """Whether a schedule is a chain of transformations."""
+    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    return isinstance(inner, Schedule)
+
+
 def inherited(schedule: Any, expression: Expression) -> Any:
-    """The schedule of a derivative, or of what vmap makes: that of the same expression among the
-    chain and those that it has for derivatives."""
+    """The schedule of a derivative: that of the same expression among the chain and those that it
+    has for derivatives, each of one element of a batch."""
     if isinstance(schedule, Emulated):
         return dataclasses.replace(schedule, schedule=inherited(schedule.schedule, expression))
     if not isinstance(schedule, Schedule):
         return derived(schedule)
-    asked = index_notation(expression)
+    asked = index_notation(of_one(expression))
     return None if asked is None else schedule.of(asked)
 
 
@@ -109,18 +117,26 @@ def _described(assign: Assign) -> str:
 def function_of(
     expression: Expression, schedule: Schedule, index_shapes: Sequence[tuple], dtype: Any
 ) -> Function:
-    """The loops of a schedule for arrays of these shapes."""
-    assign, sizes = check_loops(expression, schedule), dict(expression.sizes)
+    """The loops of a schedule for arrays of these shapes, for all elements of a batch."""
+    one, sizes = of_one(expression), dict(expression.sizes)
+    assign = check_loops(one, schedule)
     named: dict[str, int] = {}
-    for access, place in _places(expression, assign):
-        letters = expression.spelled(ENTRY if place is None else expression.words[place])
+    words = {assign.output.tensor: expression.output}  # of what the function reads and stores
+    for access, place in _places(one, assign):
+        letters = one.spelled(ENTRY if place is None else one.words[place])
         extents = (sizes[letter] for letter in letters)
         named |= zip((index.name for index in access.indices), extents, strict=True)
+        if place is not None:
+            words[array_name(access, assign)] = expression.words[place]
     format = expression.format
     coordinates = _coordinate_lengths(format, index_shapes)
     modes = [sizes[expression.sparse[mode]] for mode in format.modes]
     room = capacities(format, modes, coordinates)
-    return lower(schedule, named, room, jnp.dtype(dtype).name, "einsum")
+    function = lower(schedule, named, room, jnp.dtype(dtype).name, "einsum")
+    for index in reversed(expression.batch):
+        own = {name for name, word in words.items() if index in word}
+        function = of_batch(function, sizes[index], own)
+    return function
 
 
 def _places(expression: Expression, assign: Assign) -> list[tuple[Access, int | None]]:
@@ -147,7 +163,7 @@ def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> lis
     """The operands in the order of the function's inputs: index arrays stand before the values."""
     count = len(expression.words)
     found: list = []
-    for access, place in _places(expression, assign):
+    for access, place in _places(of_one(expression), assign):
         if access == assign.sparse:
             found += operands[count:]
         if place is not None:
@@ -164,7 +180,6 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax
     call = jax.ffi.ffi_call(
         llvm.TARGET,
         jax.ShapeDtypeStruct(expression.shape(expression.output), output.dtype),
-        vmap_method="sequential",
     )
     attributes = llvm.call_attributes(function, work=_products(expression))
     given = inputs_of(expression, schedule.expression, operands)
@@ -209,7 +224,7 @@ def cuda_lowering(
 
 def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
     """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
-    assign = index_notation(expression)
+    assign = index_notation(of_one(expression))
     if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
         return None
     if assign.output.format is not None:

@@ -10,7 +10,17 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from jaxprs import equations
 
-from sgap_jax import CSF, CSR, Compressed, Dense, Format, ScheduleError, SparseArray, einsum
+from sgap_jax import (
+    CSF,
+    CSR,
+    Compressed,
+    Dense,
+    Format,
+    Reference,
+    ScheduleError,
+    SparseArray,
+    einsum,
+)
 from sgap_jax.compiler import Schedule, assign, gradient
 from sgap_jax.schedules.emulated import Emulated
 
@@ -116,12 +126,38 @@ def test_an_operand_whose_gradient_is_no_expression_does_not_hinder_others():
         Schedule(alone).with_derivatives(Schedule(alone))
 
 
-def test_what_vmap_makes_runs_as_without_a_schedule(given):
+ENTRIES = Schedule(SPMM).reorder("i", "j", "k").fuse("i", "j", "f").pos("f", "p", "A")
+ENTRIES = ENTRIES.split("p", "p0", "p1", 8).parallelize("p0", "CPUThread", "Atomics")
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_vmap_runs_each_element_by_the_schedule_and_by_those_of_its_gradients(given, axes):
+    """Operands that elements share have a gradient that is a sum over the batch, to order 2."""
     A, x, dense = given
-    f = jax.vmap(product(A, ROWS.with_derivatives(IN_B)), (None, 0))
+    given = [
+        y if axis is None else jnp.stack([y, 2 * y, -y])
+        for y, axis in zip((A.values, x), axes, strict=True)
+    ]
+    both = lambda s: jax.vmap(product(A, s), axes)
+    loss = lambda s: lambda v, x: jnp.sum(both(s)(v, x) ** 3)
+    slope = lambda s: lambda v, x: sum(map(jnp.sum, jax.grad(loss(s), (0, 1))(v, x)))
+    second = lambda s: lambda *given: (both(s)(*given), *jax.grad(slope(s), (0, 1))(*given))
+    chain = ENTRIES.with_derivatives(IN_A, IN_B)
+    found = {s.statement for _, s in schedules(second(chain), *given) if s is not None}
+    assert found == {ENTRIES.statement, IN_A.statement, IN_B.statement}
+    for ours, theirs in zip(
+        *(jax.jit(second(s))(*given) for s in (chain, Reference())), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_gradient_without_a_chain_runs_as_one_expression_under_vmap(given):
+    A, x, _ = given
+    f = lambda v, x: jnp.sum(jax.vmap(product(A, ROWS), (None, 0))(v, x) ** 2)
     many = jnp.stack([x, 2 * x])
-    assert [s for _, s in schedules(f, A.values, many)] == [None]
-    np.testing.assert_array_equal(jax.jit(f)(A.values, many)[1], 2 * dense @ np.asarray(x))
+    every = [e.params for e in equations(jax.grad(f, (0, 1)), A.values, many)]
+    every = [p for p in every if "expression" in p]
+    assert {p["schedule"] is None: p["expression"].batch for p in every} == {False: "a", True: ""}
 
 
 def test_a_gpu_launches_the_gradients_that_have_a_schedule(given):
@@ -141,6 +177,12 @@ def test_a_gpu_launches_the_gradients_that_have_a_schedule(given):
     want = (cotangent @ np.asarray(x).T)[np.nonzero(dense)]
     np.testing.assert_array_equal(dv, want)
     assert len(launched) == 2  # that in A is plain JAX
+
+    each = lambda v, x: jnp.sum(jax.vmap(f)(v, x) ** 2)
+    slopes = jax.jit(jax.grad(each, (0, 1)))(jnp.stack([A.values, A.values]), jnp.stack([x, 2 * x]))
+    for n, (slope, want) in enumerate([(slopes[0], dv), (slopes[1], dx)]):
+        np.testing.assert_array_equal(slope, jnp.stack([want, [4, 2][n] * want]))
+    assert len(launched) == 4  # one of all elements
 
 
 def test_chains_that_are_of_no_gradient_are_refused():

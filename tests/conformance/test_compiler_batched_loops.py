@@ -1,0 +1,163 @@
+"""Scheduled loops for all elements of a batch, as vmap makes them: each element has its own sums,
+or they are added up; by the interpreter, machine code and CUDA kernels."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from compiled_loops import call
+from compiled_operands import own_cache  # noqa: F401
+from compiler_chains import octets_on_gpu, rows
+from compiler_tensors import Problem, numbers
+from cuda_sources import require_nvrtc, resources
+from emulated_launch import emulate, starts
+
+from sgap_jax import CSR, CVS
+from sgap_jax.compiler import Schedule, assign, batches, interp
+from sgap_jax.compiler.batches import of_batch
+from sgap_jax.compiler.loopir import GPU_BLOCK, Binary, SegReduce, Select
+from sgap_jax.compiler.lower import lower
+from sgap_jax.compiler.patterns import statements
+from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler.storage import array_name
+
+CHAINS = rows()
+ON_GPU = ("11", "13", "15 MTTKRP", "S1", "S3", "S4")
+SIZES = {"i": 17, "j": 6, "k": 5, "l": 3, "m": 2, "n": 2}
+EXTENTS = {"12": {"k": 128}, "14": {"j": 128}} | {
+    name: {"k": 4} for name in ("S1", "S2", "S3", "S4")
+}
+EXTENTS |= {name: {"i": 16, "k": 66} for name in ("V1", "V2")}
+SUMS = cpu(assign("ik,ij,jk->ik", {"A": CSR, "D": CSR}))
+FACTORS = (1, -2, 3)  # of the elements of a batch, which are otherwise alike
+LENGTH = len(FACTORS)
+
+
+def batched(schedule, name, summed, dtype="float32"):
+    """A function of a batch of the stored values, its inputs, and what is right."""
+    sizes = SIZES | EXTENTS.get(name, {})
+    problem = Problem(schedule.expression, sizes, density=0.4, spare=3, dtype=dtype)
+    function = lower(schedule, sizes, problem.positions, dtype, "kernel")
+    own = array_name(schedule.expression.sparse, schedule.expression)
+    inputs = {array.name: problem.inputs[array.name] for array in function.inputs}
+    inputs[own] = np.concatenate([n * inputs[own] for n in FACTORS]).astype(inputs[own].dtype)
+    (output,) = function.outputs
+    function = of_batch(function, LENGTH, {own} if summed else {own, output.name})
+    want = problem.want
+    if schedule.expression.reduction != "+":
+        want = np.concatenate([want, *(n * want for n in FACTORS[1:])])
+    elif summed:
+        want = sum(FACTORS) * want
+    else:
+        want = np.concatenate([n * want for n in FACTORS])
+    return function, inputs, want
+
+
+def interpreted(*about):
+    function, inputs, want = batched(*about)
+    (output,) = function.outputs
+    np.testing.assert_array_equal(np.float64(interp.run(function, inputs)[output.name]), want)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_every_chain_of_the_conformance_list(summed):
+    for name, schedule in CHAINS.items():
+        interpreted(schedule, name, summed)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_machine_code(summed):
+    """Entries to tasks with atomics, vectors, workspaces; sums over lanes side by side."""
+    pytest.importorskip("llvmlite")
+    for name in ("2", "3 positions", "4", "8 workspace", "sums"):
+        function, inputs, want = batched(CHAINS.get(name, SUMS), name, summed)
+        (found,) = call(function, *inputs.values())
+        np.testing.assert_array_equal(np.float64(found), want)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_on_a_gpu(summed):
+    """One launch; nothing of the chains needs more than registers."""
+    require_nvrtc()
+    octets = {name: octets_on_gpu()[name] for name in ("V1 columns", "V2 rows")}
+    gpu = {name: CHAINS[name] for name in ON_GPU} | octets
+    for n, (name, schedule) in enumerate(gpu.items()):
+        dtype = ("bfloat16" if name in octets else "float32") if n else "float64"
+        function, inputs, want = batched(
+            schedule, name[:2] if name in octets else name, summed, dtype
+        )
+        (out,) = function.outputs
+        call = launch_plan(function)
+        result = [((out.size,), numbers(out.dtype))]
+        (found,) = emulate(call, [*inputs.values(), *starts(function)], result)
+        np.testing.assert_array_equal(np.float64(found), np.float64(want.astype(found.dtype)))
+        if n % 3 == summed:
+            arch = ("sm_80", "sm_90", "sm_100")[n // 3]
+            assert resources(call.source, arch)[1:] == (0, 0), call.source
+
+
+def test_tasks_and_blocks_are_of_all_elements():
+    function, _, _ = batched(CHAINS["S4"], "S4", False)
+    one, _, _ = batched(CHAINS["S4"], "S4", True)
+    blocks = lambda f: next(s for s in f.body if getattr(s, "unit", None) == GPU_BLOCK)
+    assert blocks(function).end.value == LENGTH * blocks(one).end.value
+    (store,) = (s for s in statements(function.body) if isinstance(s, SegReduce))
+    assert isinstance(store.index, Select)  # a lane that takes no part is of no element
+    plain = dataclasses.replace(store, index=store.index.true)
+    moved = batches._Moved(store.index.false, {"C": 8}, None)(plain)
+    assert isinstance(moved.index.condition, Binary) and moved.index.condition.op == "<"
+
+
+def test_extrema_and_batches_of_batches():
+    schedule = cpu(assign("ij,jk->ik", {"A": CVS(4)}, reduction="max"))
+    problem = Problem(schedule.expression, SIZES, dtype="float64")
+    one = lower(schedule, SIZES, problem.positions, "float64")
+    several = of_batch(of_batch(one, 2, {"A_vals", "C"}), 3, {"B", "C"})
+    pairs = of_batch(of_batch(one, 2, {"A_vals", "C"}), 3, {"A_vals", "B", "C"})
+    given = problem.inputs
+    scaled = lambda x, *factors: np.concatenate([n * x for n in factors])
+    inputs = given | {"A_vals": scaled(given["A_vals"], 1, 2), "B": scaled(given["B"], 1, 2, 4)}
+    want = scaled(problem.want, 1, 2, 2, 4, 4, 8)
+    np.testing.assert_array_equal(interp.run(several, inputs)["C"], want)
+    inputs |= {"A_vals": np.tile(inputs["A_vals"], 3)}
+    np.testing.assert_array_equal(interp.run(pairs, inputs)["C"], want)
+
+
+def test_indices_are_as_wide_as_all_elements_need():
+    function, _, _ = batched(CHAINS["2"], "2", False)
+    assert function.index == "int32"
+    assert of_batch(function, 2**26, {"A_vals", "y"}).index == "int64"
+
+
+@pytest.mark.parametrize(
+    "right, wrong, summed",
+    [
+        ("_index", lambda self, array, index: index, False),  # all elements are the first
+        ("_part", batches._Moved._index, False),  # lanes that take no part are of an element
+        ("__call__", lambda self, node: node, True),  # the last element overwrites the others
+    ],
+)
+def test_planted_bugs_are_caught(right, wrong, summed, monkeypatch):
+    monkeypatch.setattr(batches._Moved, right, wrong)
+    with pytest.raises((AssertionError, interp.LoopFault)):
+        interpreted(CHAINS["S4"], "S4", summed)
+        interpreted(CHAINS["4"], "4", summed)
+
+
+def test_the_text_of_a_batch():
+    s = Schedule(assign("ij,j->i", {"A": CSR})).split("i", "i0", "i1", 2)
+    s = s.parallelize("i0", "CPUThread", "NoRaces")
+    text = s.loops({"i": 4, "j": 3}, nnz=5, batch={"A": 8})
+    for line in (
+        "for (int element_i0 = 0; element_i0 < 16; element_i0++) {  // CPUThread",
+        "const int element = element_i0 / 2;",
+        "sum += A_vals[element * 5 + j_pos] * B[j];",
+        "C[element * 4 + i] = sum;",
+    ):
+        assert line in text
+    with pytest.raises(ValueError, match="batch: no operand 'D'; there are A, B"):
+        s.loops(batch={"D": 8})
+    for wrong in ({"A": 8, "B": 4}, {"A": 0}):
+        with pytest.raises(ValueError, match="batch: expected one length from 1 on"):
+            s.source("llvm", batch=wrong)
