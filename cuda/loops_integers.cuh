@@ -49,6 +49,9 @@ struct AtomicInteger {
     Swap(at, reinterpret_cast<Size*>(at), value);
   }
 
+  __device__ static void Update(signed char* at, signed char value) { SwapByte(at, value); }
+  __device__ static void Update(unsigned char* at, unsigned char value) { SwapByte(at, value); }
+
  private:
   template <class A, class Bits>
   __device__ static void Swap(A* at, Bits* bits, A value) {
@@ -56,6 +59,19 @@ struct AtomicInteger {
     do {
       before = seen;
       seen = A(atomicCAS(bits, Bits(before), Bits(Combine()(before, value))));
+    } while (seen != before);
+  }
+
+  // A byte of an aligned word, which is there to its end; its other bytes go back as they were.
+  template <class A>
+  __device__ static void SwapByte(A* at, A value) {
+    const unsigned shift = unsigned(Size(at) % 4) * 8;
+    unsigned* word = reinterpret_cast<unsigned*>(Size(at) / 4 * 4);
+    unsigned seen = *reinterpret_cast<volatile unsigned*>(word), before;
+    do {
+      before = seen;
+      const unsigned byte = (unsigned char)(Combine()(A(before >> shift), value));
+      seen = atomicCAS(word, before, (before & ~(255u << shift)) | byte << shift);
     } while (seen != before);
   }
 };

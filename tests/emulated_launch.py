@@ -14,7 +14,7 @@ from cuda_sources import ptx
 from emulator import Memory, Program
 
 from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
-from sgap_jax.compiler.print_cuda import started
+from sgap_jax.compiler.print_cuda import rooms, started
 
 
 @functools.cache
@@ -55,8 +55,9 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
 
 def starts(function):
     """The operands of a compiled function's launch that its outputs start as."""
+    room = dict(zip(function.outputs, rooms(function), strict=True))
     return [
-        np.full(array.size, fill, getattr(ml_dtypes, array.dtype, array.dtype))
+        np.full(room[array], fill, getattr(ml_dtypes, array.dtype, array.dtype))
         for array, fill in started(function).items()
     ]
 

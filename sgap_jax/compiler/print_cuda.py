@@ -37,7 +37,7 @@ WRAPPED = {"+": "sgap::WrappedSum", "*": "sgap::WrappedProduct"}
 
 def launch_plan(function: Function) -> KernelCall:
     """The launch of a function: its operands are the inputs, then those of `started`, full of what
-    these start as; its results are the outputs, in order.
+    these start as; its results are the outputs, in order, all with the elements of `rooms`.
 
     Raises:
       NotImplementedError: no single launch does it: see `print_cuda`.
@@ -64,6 +64,17 @@ def started(function: Function) -> dict[Array, float]:
     return {x: loopir.integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
 
 
+def rooms(function: Function) -> tuple[int, ...]:
+    """How many elements a launch has room for in each output: whole words of 32 bits where threads
+    meet in fewer, because an atomic update takes such a word."""
+    atomic = any(
+        isinstance(s, loopir.SegReduce) or getattr(s, "atomic", False)
+        for s in statements(function.body)
+    )
+    each = 4 if atomic and function.accumulator in ("int8", "uint8") else 1
+    return tuple(-(-array.size // each) * each for array in function.outputs)
+
+
 def print_cuda(function: Function) -> str:
     """The function as CUDA C++ with the kernel `function.name`.
 
@@ -73,10 +84,9 @@ def print_cuda(function: Function) -> str:
     two pointers, to the same memory: a launch gives it as an operand and as a result.
 
     Raises:
-      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; an
-        atomic update of 8 bits; a store beside the loops of threads; a workspace that threads
-        share; a unit of the CPU; tiles of tensor cores that leave too few registers, or beside
-        loops of threads.
+      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
+        beside the loops of threads; a workspace that threads share; a unit of the CPU; tiles of
+        tensor cores that leave too few registers, or beside loops of threads.
       ValueError: more threads than a block has, a group that does not divide them, an update of an
         array that is narrower than the accumulator, or a name that is a word of C++.
     """
@@ -232,7 +242,6 @@ class CudaText(CText):
         self.check_update(store, store.op is not None and not own)
         place, value = f"{store.array}[{self.expr(store.index)}]", self.expr(store.value)
         if store.atomic and not own:
-            self.check_atomic(store)
             if store.op == "+" and not self.wraps:
                 return f"atomicAdd(&{place}, {value});"
             if store.op is None:
@@ -254,21 +263,14 @@ class CudaText(CText):
             raise ValueError(f"{self.function.name}: groups of {size} in {threads} threads")
         index, value = self.expr(reduce.index), self.expr(reduce.value)
         if isinstance(reduce, loopir.SegReduce):
-            self.check_atomic(reduce)
             kinds = f"{combine}, {size}, {self.integer}, {self.number}"
             return f"sgap::SegReduce<{kinds}>({reduce.array}, {index}, {value});"
-        if reduce.atomic:
-            self.check_atomic(reduce)
         access = "" if reduce.atomic else f", sgap::Alone<{combine}>"
         return f"sgap::GroupReduce<{combine}, {size}{access}>(&{reduce.array}[{index}], {value});"
 
     @property
     def results(self) -> tuple[str, ...]:
         return tuple(array.name for array in self.function.outputs)
-
-    def check_atomic(self, statement: Stmt) -> None:
-        if self.function.accumulator in ("int8", "uint8"):
-            raise self.refuse(statement, "threads that meet in 8 bits (int32 and int64 run so)")
 
     def check_update(
         self, statement: loopir.Store | loopir.GroupReduce | loopir.SegReduce, updates: bool

@@ -20,11 +20,11 @@ from sgap_jax.compiler.derivatives import same, sharing
 from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
 from sgap_jax.compiler.loopir import INTEGERS, Function
 from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_cuda import launch_plan, started
+from sgap_jax.compiler.print_cuda import launch_plan, rooms, started
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import array_name, capacities
 from sgap_jax.formats.levels import Format
-from sgap_jax.primitives._define import cast_lowering, derived, jax_lowering
+from sgap_jax.primitives._define import derived, jax_lowering
 from sgap_jax.primitives.einsum_batch import of_one
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
 from sgap_jax.runtime import launch, llvm, nvrtc
@@ -203,8 +203,9 @@ def cuda_lowering(
     avals = list(ctx.avals_in)
     shapes = [aval.shape for aval in avals[count:]]
     function = function_of(expression, schedule, shapes, out.dtype)
-    (output,) = function.outputs
-    result = out.update(dtype=jnp.dtype(output.dtype))
+    (output,), (room,) = function.outputs, rooms(function)
+    shape = out.shape if room == output.size else (room,)
+    result = out.update(dtype=jnp.dtype(output.dtype), shape=shape)
     given = inputs_of(expression, schedule.expression, operands)
     avals = inputs_of(expression, schedule.expression, avals)
     for fill in started(function).values():
@@ -219,7 +220,13 @@ def cuda_lowering(
         [result],
         compiler=nvrtc,
     )
-    return found if result.dtype == out.dtype else cast_lowering(ctx, found, result, out.dtype)
+    if (result.dtype, result.shape) == (out.dtype, out.shape):
+        return found
+
+    def stored(x: Any) -> Any:
+        return x.reshape(-1)[: output.size].reshape(out.shape).astype(out.dtype)
+
+    return jax_lowering(ctx, stored, [found], [result])
 
 
 def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
