@@ -33,6 +33,15 @@ struct Factors {
       for (int j = 0; j < kCount; ++j) sums[j] *= all;
     }
   }
+
+  // The same of the first `rows`, which a vector has in the matrix; the others become zero, and are
+  // not multiplied by it: there may be NaN in what they were made of.
+  template <int kCount>
+  __device__ void MultiplyRows(Accumulator<T> (&sums)[kCount], unsigned rows) const {
+    Multiply(sums);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sums[j] = j < rows ? sums[j] : 0;
+  }
 };
 
 }  // namespace sgap

@@ -163,11 +163,7 @@ __global__ void __launch_bounds__(32, 8)
         float vector[kVectorLength];
 #pragma unroll
         for (int v = 0; v < kVectorLength; ++v) vector[v] = found[v];
-        factors.From(at).Multiply(vector);
-#pragma unroll
-        for (int v = 0; v < kVectorLength; ++v) {
-          vector[v] = v < rows ? vector[v] : 0.0f;  // not times zero: Y may have NaN
-        }
+        factors.From(at).MultiplyRows(vector, rows);
         StoreTogether(out + at, vector);
       }
     }

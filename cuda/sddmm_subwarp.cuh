@@ -68,9 +68,7 @@ struct VectorDots {
       Accumulator<T> own[kWidth];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) own[j] = sums[s + j];
-      factors.From(place).Multiply(own);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) own[j] = v + j < rows ? own[j] : 0;
+      factors.From(place).MultiplyRows(own, rows > v ? rows - v : 0);
       Store<true>(out + place, unsigned(kWidth), own);
     }
   }

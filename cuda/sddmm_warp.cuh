@@ -76,11 +76,7 @@ struct SddmmWarpTile {
     float vector[kVectorLength];
 #pragma unroll
     for (int v = 0; v < kVectorLength; ++v) vector[v] = sums[v * kSumPitch + threadIdx.x];
-    factors.Multiply(vector);
-#pragma unroll
-    for (int v = 0; v < kVectorLength; ++v) {
-      vector[v] = v < rows ? vector[v] : 0.0f;  // not times zero: there may be NaN in Y
-    }
+    factors.MultiplyRows(vector, rows);
     StoreTogether(values, vector);
   }
 };

@@ -59,12 +59,7 @@ SDDMM_BUGS = [
     ("sddmm_warp.cuh", "__shfl_sync(~0u, index, j)", "index", WARP),
     ("sddmm_warp.cuh", "__syncwarp();\n        tile.Multiply(sums);", "tile.Multiply(sums);", WARP),
     ("sddmm_warp.cuh", "tile.Multiply(sums);\n        __syncwarp();", "tile.Multiply(sums);", WARP),
-    (
-        "sddmm_warp.cuh",
-        "v < rows ? vector[v] : 0.0f",
-        "vector[v]",
-        WARP,
-    ),
+    ("sddmm_warp.cuh", "MultiplyRows(vector, rows)", "Multiply(vector)", WARP),
     ("sddmm_warp.cuh", "if (threadIdx.x < vectors) {", "{", WARP),
     ("sddmm_warp.cuh", "ClearPadding<32>(", "if (false) ClearPadding<32>(", WARP),
     ("sddmm_paper_octet.cuh", "near_start ^ 32", "near_start", REG),
@@ -85,7 +80,7 @@ SDDMM_BUGS = [
         REG,
     ),
     ("sddmm_paper_octet.cuh", "second ? own[i] : own[i + 2], 2", "own[i], 2", REG),
-    ("sddmm_paper_octet.cuh", "vector[v] = v < rows ?", "vector[v] = true ?", REG),
+    ("sddmm_paper_octet.cuh", "MultiplyRows(vector, rows)", "Multiply(vector)", REG),
     (
         "mma.cuh",
         "(32 / kInWord * (j % kInWord));\n  }\n  if",
@@ -141,7 +136,7 @@ FACTOR_BUGS = [
         "all_factors",
         WARP,
     ),
-    ("sddmm_warp.cuh", "factors.Multiply(vector);", "", WARP),
+    ("sddmm_warp.cuh", "factors.MultiplyRows(vector, rows);", "", WARP),
     ("sddmm_paper_octet.cuh", "factors.From(at)", "factors", REG),
     (
         "sddmm_paper_octet.cuh",

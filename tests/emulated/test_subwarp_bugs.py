@@ -36,6 +36,11 @@ def rows_of_x(name):
     check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=4), "float32", 8)
 
 
+def parts_of_a_vector(name):
+    """Of which lanes have two rows each."""
+    check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=32), "float32", 8)
+
+
 def features(name):
     check_sampled(name, SubwarpTile(8, tile_k=16, subwarp=4), "float32", 9)
 
@@ -75,7 +80,8 @@ def factors(dtype):
         # rows of B past the end of the matrix
         (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
         (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
-        (SDDMM, "v + j < rows ? own[j] : 0", "own[j]", rows_of_x, "every_length"),
+        (SDDMM, "Rows(own, rows > v ? rows - v : 0)", "(own)", rows_of_x, "every_length"),
+        (SDDMM, "rows > v ? rows - v : 0", "rows", parts_of_a_vector, "every_length"),
         (SDDMM, "factors.From(place)", "factors", factors, "float16"),
         (SDDMM, "factors.From(at)", "factors", factors, "float16"),
         (
