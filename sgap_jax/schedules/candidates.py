@@ -1,5 +1,6 @@
 """The schedules worth timing for a problem: what `tune` tries when the caller names none."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
@@ -7,7 +8,7 @@ from typing import Any
 
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention_tile import BLOCK, AttentionTile
-from sgap_jax.schedules.cpu import CpuTile
+from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import Problem
@@ -21,10 +22,11 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
     """Legal schedules of a problem, the default first; some tens at most.
 
     On the CPU: chunks of 1024 to 32768 nonzeros; for spmm also tiles of 16 to 128 columns, packed
-    and not. On CUDA: for entries the points that Sgap found best somewhere (its Tables 1 and 5: 4,
-    8 and 32 lanes to a row or a window, by themselves or in tiles of 8 columns, and sequential
-    sums) with blocks of 128 and 256 threads; for column vectors octet tiles and subwarps; for
-    attention the lanes and shares of `AttentionTile`, and `Unfused`.
+    and not; each program once, as where one chunk has everything. On CUDA: for entries the points
+    that Sgap found best somewhere (its Tables 1 and 5: 4, 8 and 32 lanes to a row or a window, by
+    themselves or in tiles of 8 columns, and sequential sums) with blocks of 128 and 256 threads;
+    for column vectors octet tiles and subwarps; for attention the lanes and shares of
+    `AttentionTile`, and `Unfused`.
 
     Args:
       problem: what is asked.
@@ -32,9 +34,12 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
     """
     kinds = {"cpu": _on_cpu, "cuda": _on_cuda}
     found = [choose_schedule(problem), *kinds.get(problem.platform, lambda _: ())(problem)]
+    programs: dict[Any, Schedule] = {}
+    for schedule in found:
+        programs.setdefault(_program(schedule, problem), schedule)
     return tuple(
         schedule
-        for schedule in dict.fromkeys(found)
+        for schedule in programs.values()
         if _legal(schedule, problem) and (_same_bits(schedule, problem) or not deterministic)
     )
 
@@ -52,6 +57,18 @@ def _same_bits(schedule: Schedule, problem: Problem) -> bool:
     return problem.op != "spmm" or getattr(schedule, "deterministic", True)
 
 
+def _program(schedule: Schedule, problem: Problem) -> Any:
+    """The same for schedules that are one program for a problem."""
+    if not isinstance(schedule, CpuTile) or problem.symbolic:
+        return schedule
+    length = problem.vector_length or 1
+    if problem.op == "spmm" and problem.vector_length and all(found := scatter(problem, schedule)):
+        return found
+    # A chunk has entries and rows: one of all of them is the only task. Vectors may go beyond.
+    whole = problem.nnz + max(problem.shape) + length
+    return dataclasses.replace(schedule, nonzeros=min(schedule.nonzeros, whole))
+
+
 def _on_cpu(problem: Problem) -> Iterator[Schedule]:
     if problem.op == "attention":
         yield Unfused()
@@ -60,7 +77,7 @@ def _on_cpu(problem: Problem) -> Iterator[Schedule]:
         yield CpuTile(nonzeros=nonzeros)
     if problem.op == "spmm":
         columns = [c for c in (16, 32, 64, 128) if c < problem.n]
-        for tile, packed, nonzeros in itertools.product(columns, (True, False), (8192, 32768)):
+        for tile, packed, nonzeros in itertools.product(columns, (False, True), (8192, 32768)):
             yield CpuTile(columns=tile, nonzeros=nonzeros, packed=packed)
 
 

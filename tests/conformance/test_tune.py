@@ -34,6 +34,7 @@ from sgap_jax import (
 )
 from sgap_jax.compiler import Schedule as Chain
 from sgap_jax.compiler import assign
+from sgap_jax.schedules.cpu import scatter
 from sgap_jax.schedules.emulated import Emulated
 
 module = inspect.getmodule(tune)
@@ -114,7 +115,8 @@ def test_what_else_a_step_runs_may_refuse_candidates(samples):
         product = spmm(A, B, schedule=schedule)
         return product, sddmm(A, X, B, schedule=schedule)
 
-    tuned = tune(both, pattern(), dense(30, 20), dense(40, 20), seconds=1e-3)
+    A = pattern(shape=(80, 60))  # more than one task
+    tuned = tune(both, A, dense(60, 20), dense(80, 20), seconds=1e-3)
     assert {schedule.columns for schedule, _ in tuned.times} == {0} and len(tuned.times) > 1
 
 
@@ -174,30 +176,31 @@ def test_chains_of_the_compiler_are_candidates():
     assert {schedule for schedule, _ in tuned.times} == set(chains)
 
 
+M, K = 80, 60  # more than one task
 OPS = {
-    "spmm": lambda A: (spmm, A, dense(30, 20)),
-    "transposed": lambda A: (functools.partial(spmm, transpose=True), A, dense(40, 20)),
-    "spmv": lambda A: (spmv, A, dense(30)),
-    "sddmm": lambda A: (sddmm, A, dense(40, 8), dense(30, 8)),
-    "gspmm": lambda A: (functools.partial(gspmm, reduce="max"), A, dense(30, 8)),
-    "gsddmm": lambda A: (functools.partial(gsddmm, op="mul"), A, dense(40, 8), dense(30, 8)),
+    "spmm": lambda A: (spmm, A, dense(K, 20)),
+    "transposed": lambda A: (functools.partial(spmm, transpose=True), A, dense(M, 20)),
+    "spmv": lambda A: (spmv, A, dense(K)),
+    "sddmm": lambda A: (sddmm, A, dense(M, 8), dense(K, 8)),
+    "gspmm": lambda A: (functools.partial(gspmm, reduce="max"), A, dense(K, 8)),
+    "gsddmm": lambda A: (functools.partial(gsddmm, op="mul"), A, dense(M, 8), dense(K, 8)),
     "sparse_softmax": lambda A: (sparse_softmax, A),
     "row_sum": lambda A: (row_sum, A),
     "row_max": lambda A: (row_max, A),
     "attention": lambda A: (
         sparse_attention,
-        dense(1, 40, 2, 8),
-        dense(1, 30, 2, 8),
-        dense(1, 30, 2, 8),
+        dense(1, M, 2, 8),
+        dense(1, K, 2, 8),
+        dense(1, K, 2, 8),
         A,
     ),
-    "einsum": lambda A: (functools.partial(einsum, "ij,jk->ik"), A, dense(30, 4)),
+    "einsum": lambda A: (functools.partial(einsum, "ij,jk->ik"), A, dense(K, 4)),
 }
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_operation_is_tuned_and_means_the_same(op, samples):
-    run, *operands = OPS[op](pattern())
+    run, *operands = OPS[op](pattern(shape=(M, K)))
     tuned = tune(run, *operands, seconds=1e-3)
     assert samples and len(tuned.times) > 1
     chosen, expected = run(*operands, schedule=tuned.schedule), run(*operands)
@@ -344,6 +347,19 @@ def test_candidates_are_legal_and_few_and_the_default_is_first(problem):
         schedule.check(problem)
     atomics = problem.platform == "cuda" and problem.op == "spmm" and problem.format == "CSR"
     assert (len(same_bits) < len(every)) == atomics
+
+
+def test_no_program_is_a_candidate_twice():
+    """Chunks that have everything are one task; by rows of A there are none."""
+    small = candidate_schedules(Problem("spmm", (300, 200), 1500, 100))
+    assert len({(x.columns, x.packed) for x in small if x.nonzeros >= 2048}) == len(small) - 1
+    assert CpuTile(nonzeros=1024) in small and CpuTile() == small[0]
+    larger = candidate_schedules(Problem("spmm", (300, 200), 60_000, 8))
+    assert [x.nonzeros for x in larger] == [8192, 1024, 2048, 4096, 16384, 32768]
+    vectors = Problem("spmm", (64, 80), 6400, 64, format="CVS(8)", permuted=True)
+    by_rows = candidate_schedules(vectors)
+    assert len({scatter(vectors, tile) for tile in by_rows}) == len(by_rows) > 1
+    assert len({tile.nonzeros for tile in by_rows}) == 1
 
 
 def test_platforms_and_dtypes_without_kernels_have_no_choice():
