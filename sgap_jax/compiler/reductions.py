@@ -58,7 +58,7 @@ def plan_sums(movement: Movement, warp: tuple[IndexVar, ...]) -> Plan:
     for loop in crossed:
         if loop.unit is not None and loop.race == cin.NO_RACES:
             raise _race(movement, loop)
-    group = _group(movement, outside)
+    group = _group(movement, outside, (*outside, *crossed[: tracked is not None]))
     shared = [loop for loop in outside if not movement.owned(loop)]
     op = None if not shared and tracked is None else movement.expression.reduction
     atomic = _atomic(movement, shared, outside, group)
@@ -147,7 +147,10 @@ def _race(movement: Movement, loop: Forall) -> ScheduleError:
     )
 
 
-def _group(movement: Movement, outside: tuple[Forall, ...]) -> Group | None:
+def _group(
+    movement: Movement, outside: tuple[Forall, ...], storing: tuple[Forall, ...]
+) -> Group | None:
+    """`storing`: the loops around what is stored, a tracked one among them."""
     for loop in outside:
         reduced = loop.race in (cin.PARALLEL_REDUCTION, cin.TEMPORARY)
         if loop.group is None and not (reduced and loop.unit == GPU_THREAD):
@@ -167,14 +170,14 @@ def _group(movement: Movement, outside: tuple[Forall, ...]) -> Group | None:
                 f"group({loop.var}, {size}, {strategy}): `{movement.assignment}`: the elements of "
                 f"the output do not come in order along {loop.var} (Sgap, section 4.2)"
             )
-        _check_together(movement, loop, outside)
+        _check_together(movement, loop, storing)
         return Group(loop.var, size, strategy, atomic=False)
     return None
 
 
-def _check_together(movement: Movement, group: Forall, outside: tuple[Forall, ...]) -> None:
+def _check_together(movement: Movement, group: Forall, storing: tuple[Forall, ...]) -> None:
     """All lanes of a group go through the same loops around their collective."""
-    inner = outside[outside.index(group) + 1 :]
+    inner = storing[storing.index(group) + 1 :]
     for pos in movement.positions:
         first, _ = movement.relations.levels_of(pos)
         parents = movement.relations.levels[:first]

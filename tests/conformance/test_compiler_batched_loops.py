@@ -20,6 +20,7 @@ from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.patterns import statements
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.compiler.storage import array_name
 
 CHAINS = rows()
@@ -74,6 +75,7 @@ def test_machine_code(summed):
         function, inputs, want = batched(CHAINS.get(name, SUMS), name, summed)
         (found,) = call(function, *inputs.values())
         np.testing.assert_array_equal(np.float64(found), want)
+    assert ("group" in print_llvm(function).text) != summed  # side by side, and where they follow
 
 
 @pytest.mark.parametrize("summed", [False, True])

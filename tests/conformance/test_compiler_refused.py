@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from compiler_chains import SPMM, SPMV, positions
 from compiler_tensors import Problem
 from lowered_chains import COORDINATES, POSITIONS, SMALL, check, over
 
-from sgap_jax import BCSR, COO, CSC, ScheduleError
+from sgap_jax import BCSR, COO, CSC, CSR, Compressed, Dense, Format, ScheduleError
 from sgap_jax.compiler import cin, interp, loopir
 from sgap_jax.compiler.cin import Forall
 from sgap_jax.compiler.expr import assign
@@ -94,6 +95,38 @@ def test_groups_are_checked():
     refused(rows, "t .* in no GPUBlock loop")
     # Of two faults the outer loop's is named, whatever objects hash to.
     refused(with_loop(rows, "j", unit=loopir.GPU_BLOCK, race=cin.ATOMICS), "t .* in no GPUBlock")
+
+
+@pytest.mark.parametrize("group", [0, 4])
+def test_threads_reduce_together_where_all_of_them_are(group):
+    """Each with entries of its own below a dense level, or all along the same ones."""
+
+    def on_threads(s):
+        s = s.parallelize("b", loopir.GPU_BLOCK, cin.ATOMICS)
+        s = s.parallelize("t", loopir.GPU_THREAD, cin.PARALLEL_REDUCTION)
+        return s.group("t", group, cin.PARALLEL_REDUCTION) if group else s
+
+    below = assign("ijk,k->j", {"A": Format((Dense, Dense, Compressed))})
+    own = Schedule(below).fuse("j", "k", "f").pos("f", "p", "A").split("i", "b", "t", 4)
+    refused(on_threads(own), "inside of the loop of p, which is of another length for each")
+    shared = over(Schedule(assign("ij,jl->i", {"A": CSR})), "i", "j").split("fpos", "b", "p", 8)
+    check(
+        on_threads(shared.split("l", "lo", "t", 4).reorder("b", "t", "lo", "p")), SMALL | {"l": 8}
+    )
+
+
+def test_rows_that_are_stored_twice_have_no_run_to_themselves():
+    """A run within a task, and another of the same row in the next one."""
+    format = Format((Compressed(unique=False), Compressed))
+    s = over(Schedule(assign("ij->i", {"A": format})), "i", "j").split("fpos", "b", "p", 4)
+    s = s.parallelize("b", loopir.CPU_THREAD, cin.ATOMICS)
+    rows, offsets = np.array([0, 0, 2, 2, 2]), np.array([0, 2, 5, 6, 7, 12])
+    values = np.arange(1, 13, dtype=np.float32)
+    arrays = {"A1_pos": [0, 5], "A1_crd": rows, "A2_pos": offsets, "A2_crd": [0] * 12}
+    given = {name: np.array(x, np.int32) for name, x in arrays.items()} | {"A_vals": values}
+    function = lower(s, {"i": 3, "j": 4}, (5, 12), "float32")
+    want = np.bincount(np.repeat(rows, np.diff(offsets)), values)
+    np.testing.assert_array_equal(interp.run(function, given)["B"], want)
 
 
 def test_extents_are_checked():
