@@ -1,15 +1,29 @@
 """Sums over lanes that are stored entry by entry: several of them added up at a time."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_loops import add, at, call, function, lanes, times
 from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
 from sgap_jax.compiler import Schedule, assign, interp, llvm_apart
-from sgap_jax.compiler.loopir import CPU_VECTOR, Int
+from sgap_jax.compiler.loopir import (
+    CPU_VECTOR,
+    Float,
+    For,
+    Int,
+    Let,
+    Load,
+    Search,
+    Set,
+    Store,
+    Var,
+)
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_llvm import print_llvm
@@ -147,6 +161,49 @@ def test_as_the_interpreter():
     given = {a.name: np.asarray(x).reshape(-1) for a, x in zip(f.inputs, arrays, strict=True)}
     found = jax.jit(lambda *x: einsum(SAMPLED, *x, schedule=sampled()).values)(A, X, Y)
     np.testing.assert_array_equal(found, interp.run(f, given)["D"])
+
+
+# (the loop over sums, bytes of a vector): what is not added up in groups of four.
+OTHERS = {
+    "lanes from another": (For("p", Int(1), Int(5), (), unit=CPU_VECTOR), 64),
+    "lanes in steps": (For("p", Int(0), Int(4), (), 2, CPU_VECTOR), 64),
+    "three lanes": (For("p", Int(0), Int(3), (), unit=CPU_VECTOR), 64),
+    "more lanes than a vector has": (For("p", Int(0), Int(8), (), unit=CPU_VECTOR), 16),
+    "steps": (For("p", Int(0), Int(7), (), 2), 64),
+    "copies": (For("p", Int(0), Int(7), (), unit="unroll"), 64),
+    "in lanes": (For("p", Int(0), Int(6), ()), 64),
+    "searched": (For("p", Int(0), Int(7), ()), 64),
+    "far apart": (For("p", Int(0), Int(7), ()), 64),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_sums_of_other_loops_are_right(name, monkeypatch):
+    """out[p] = <X[p], y>, or of the row that a search finds, or in every second place; in lanes
+    the rows are shifted by theirs."""
+    loop, width = OTHERS[name]
+    monkeypatch.setattr(llvm, "_vector_bytes", lambda: width)
+    d, row, place, lane = Int(24), Var("p"), Var("p"), Var("r")
+    lets = ()
+    if name == "searched":
+        lets, row = (Let("i", Search("offsets", Int(0), Int(6), Var("p"))),), Var("i")
+    elif name == "far apart":
+        place = times(Int(2), Var("p"))
+    elif name == "in lanes":
+        row, place = add(lane, Var("p")), add(times(lane, Int(6)), Var("p"))
+    term = times(at("X", times(row, d), Var("k")), Load("y", Var("k")))
+    terms = lanes(d, Set("sum", add(Var("sum"), term)), var="k")
+    body = (*lets, Let("sum", Float(0.0), mutable=True), terms, Store("out", place, Var("sum")))
+    loop = dataclasses.replace(loop, body=body)
+    nest = lanes(4, loop, var="r") if name == "in lanes" else loop
+    inputs = [("offsets", "int32", 7), ("X", 9 * 24), ("y", 24)]
+    f = function("sums", inputs, [("out", 24, 0.0)], [nest], "float32")
+    draw = np.random.default_rng(0).integers(-3, 4, 9 * 24 + 24).astype(np.float32)
+    offsets = np.array([0, 1, 3, 3, 4, 6, 9], np.int32)
+    given = {"offsets": offsets, "X": draw[24:], "y": draw[:24]}
+    (found,) = call(f, *given.values())
+    np.testing.assert_array_equal(found, interp.run(f, given)["out"])
+    assert "group" not in print_llvm(f, width).text
 
 
 def shared_by_none(loop, name):
