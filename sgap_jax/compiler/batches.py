@@ -28,9 +28,9 @@ from sgap_jax.compiler.loopir import (
     Var,
     Workspace,
     extent,
-    index_dtype,
 )
 from sgap_jax.compiler.patterns import parts, statements
+from sgap_jax.compiler.widths import index_dtype
 
 _OUTERMOST = (CPU_THREAD, GPU_BLOCK)
 _NOBODY = Int(-1)  # the index of a lane that takes no part in a SegReduce

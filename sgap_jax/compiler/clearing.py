@@ -1,4 +1,4 @@
-"""Clearing a dense output row by row.
+"""Clearing what a function does not store: a dense output row by row, and padding.
 
 A dense output of which only some elements are stored holds the identity elsewhere. To fill all of
 it first is a pass of its own over memory, which the stores come back to when it has left the cache.
@@ -16,6 +16,7 @@ from sgap_jax.compiler.expr import IndexVar
 from sgap_jax.compiler.loopir import (
     CPU_THREAD,
     CPU_VECTOR,
+    Array,
     Binary,
     Expr,
     Float,
@@ -29,7 +30,7 @@ from sgap_jax.compiler.loopir import (
 from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.ranges import Ranges, Scope
 from sgap_jax.compiler.recovery import Recovery
-from sgap_jax.compiler.reductions import Plan
+from sgap_jax.compiler.reductions import IDENTITY, Plan
 
 # One coordinate in so many is stored, or the gaps are filled beforehand: in tiles of equal size,
 # where those of a few rows may all be in the hands of one thread.
@@ -51,6 +52,23 @@ class Clearing:
         self.row = self._row(movement)
         extents = [ranges.sizes[index.name] for index in self.expression.output.indices[1:]]
         self.size = math.prod(extents)  # of a row
+
+    def padding(self, output: Array) -> For | None:
+        """What clears the positions without an entry of an output that shares the structure, where
+        tasks of a CPU store each of the others once; None where the whole output is to be filled.
+        """
+        tasks = [loop.unit for loop in self.plan.path[:1]] == [CPU_THREAD]
+        if not tasks or not self.expression.shared or self.plan.op is not None:
+            return None
+        if self.storage is not None and self.storage.ragged:
+            return None  # what is beyond the matrix is not stored
+        used = self.ranges.level_range(0, self.expression.shared - 1, Scope()).high
+        dense = self.expression.dense_indices(self.expression.output)
+        each = math.prod(self.ranges.sizes[index.name] for index in dense)
+        name = self.recovery.fresh("padding")
+        clear = Store(output.name, Var(name), Float(IDENTITY[self.expression.reduction]))
+        begin = multiply(used, Int(each))
+        return For(name, begin, Int(output.size), (clear,), unit=CPU_VECTOR)
 
     def _row(self, movement: Movement) -> IndexVar | None:
         storage, output = self.storage, self.expression.output

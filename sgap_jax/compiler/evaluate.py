@@ -11,6 +11,7 @@ from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Expr, Function, Stmt
 from sgap_jax.compiler.ownership import Owners, RaceError
 from sgap_jax.compiler.print_c import INTEGER, NUMBER, TRUTH, TRUTHS, headline
+from sgap_jax.compiler.widths import integer
 
 COMBINE: dict[str | None, np.ufunc] = {"+": np.add, "max": np.maximum, "min": np.minimum}
 COMPARE = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
@@ -135,7 +136,7 @@ class Evaluator:
 
     def number_of(self, value: float) -> float:
         floats = self.accumulator.kind == "f"
-        return value if floats else loopir.integer(value, self.function.accumulator)
+        return value if floats else integer(value, self.function.accumulator)
 
     def integer(self, expr: Expr, lanes: Lanes) -> np.ndarray:
         return self.of_kind(INTEGER, "an integer", expr, lanes)

@@ -9,7 +9,8 @@ import dataclasses
 import math
 import struct
 
-from sgap_jax.compiler.loopir import INTEGERS, integer
+from sgap_jax.compiler.loopir import INTEGERS
+from sgap_jax.compiler.widths import integer
 
 INT, NUMBER, TRUTH = "int", "number", "truth"
 

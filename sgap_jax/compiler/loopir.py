@@ -9,9 +9,6 @@ Arrays are flat; an array of a narrow dtype is never read back after a rounded s
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import numpy as np
 
 # Units of parallel loops. A loop of a unit starts at zero, and its extent is a constant.
 CPU_THREAD = "CPUThread"  # iterations in any order, on any thread
@@ -292,24 +289,6 @@ class Function:
     body: tuple[Stmt, ...]
     accumulator: str = "float32"  # or float64, or one of INTEGERS
     index: str = "int32"  # or int64: where a size or a product of sizes does not fit
-
-
-def accumulator_of(dtype: str) -> str:
-    """What numbers of a dtype are added up in."""
-    return dtype if dtype in ("float64", *INTEGERS) else "float32"
-
-
-def integer(value: float, dtype: str) -> int:
-    """A Float among integers."""
-    limits = np.iinfo(dtype)
-    if math.isinf(value):
-        return int(limits.max if value > 0 else limits.min)
-    return int(value)
-
-
-def index_dtype(largest: int) -> str:
-    """`Function.index` where that is the largest size or product of sizes."""
-    return "int64" if largest >= 2**31 - 2**12 else "int32"
 
 
 def extent(loop: For) -> int:

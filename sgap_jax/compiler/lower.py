@@ -9,12 +9,8 @@ position from its parent's; what is defined may be out of range, and is guarded 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Protocol
 
-from sgap_jax.compiler.arithmetic import (
-    multiply,
-)
 from sgap_jax.compiler.cin import (
     Assignment,
     Body,
@@ -29,20 +25,13 @@ from sgap_jax.compiler.explicit import positions_explicit
 from sgap_jax.compiler.expr import Assign
 from sgap_jax.compiler.heads import Heads
 from sgap_jax.compiler.loopir import (
-    CPU_THREAD,
-    CPU_VECTOR,
     Array,
     Float,
-    For,
     Function,
     If,
-    Int,
     Let,
     Stmt,
-    Store,
     Var,
-    accumulator_of,
-    index_dtype,
 )
 from sgap_jax.compiler.movement import Movement
 from sgap_jax.compiler.octet import OctetNest, warp_nest
@@ -55,6 +44,7 @@ from sgap_jax.compiler.statements import Statements
 from sgap_jax.compiler.storage import Storage
 from sgap_jax.compiler.tiles import Tiles, without_vectors
 from sgap_jax.compiler.tracking import Tracking
+from sgap_jax.compiler.widths import accumulator_of, index_dtype
 from sgap_jax.schedules.schedule import ScheduleError
 
 MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
@@ -142,7 +132,7 @@ class _Lowering:
         output, wide = self._output(), accumulator_of(self.dtype)
         inputs = self._inputs()
         scope = Scope()
-        if (padding := self._padding(output)) is not None:
+        if (padding := self.clearing.padding(output)) is not None:
             scope.emit(padding)
             output = dataclasses.replace(output, fill=None)
         if self.clearing.row is not None:
@@ -182,21 +172,6 @@ class _Lowering:
         added = plan.op is not None or plan.group is not None
         dtype = accumulator_of(self.dtype) if added else self.dtype
         return Array(access.tensor, dtype, self.statements.room(access), plan.fill, numbers=True)
-
-    def _padding(self, output: Array) -> For | None:
-        """On a CPU, what clears the positions without an entry where all others are stored once;
-        None where the whole output is to be filled."""
-        on_threads = isinstance(self.body, Forall) and self.body.unit == CPU_THREAD
-        if not on_threads or not self.expression.shared or self.plan.op is not None:
-            return None
-        if self.storage is not None and self.storage.ragged:
-            return None  # what is beyond the matrix is not stored
-        used = self.ranges.level_range(0, self.expression.shared - 1, Scope()).high
-        dense = self.expression.dense_indices(self.expression.output)
-        begin = multiply(used, Int(math.prod(self.sizes[index.name] for index in dense)))
-        name = self.recovery.fresh("padding")
-        clear = Store(output.name, Var(name), Float(IDENTITY[self.expression.reduction]))
-        return For(name, begin, Int(output.size), (clear,), unit=CPU_VECTOR)
 
     def _largest_fusion(self) -> int:
         fused = [r.fused for r in self.relations.all if isinstance(r, Fuse)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sgap_jax.compiler import loopir
 from sgap_jax.compiler.loopir import Binary, Expr, Function, Stmt
 from sgap_jax.compiler.mma import declared
+from sgap_jax.compiler.widths import integer
 
 # What the text needs to compile as C99. A maximum is NaN where one side is.
 PRELUDE = """\
@@ -138,7 +139,7 @@ class CText:
 
     def literal(self, value: float) -> str:
         if self.wraps:
-            number = loopir.integer(value, self.function.accumulator)
+            number = integer(value, self.function.accumulator)
             suffix = "LL" if self.function.accumulator == "int64" else ""
             lowest = f"({number + 1}{suffix} - 1)"  # a sign is no part of a literal
             return lowest if number < 0 else f"{number}{suffix}"

@@ -15,6 +15,7 @@ from sgap_jax.compiler.loopir import GPU_THREAD, Array, Expr, Function, Stmt
 from sgap_jax.compiler.patterns import statements
 from sgap_jax.compiler.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.compiler.print_mma import TileText
+from sgap_jax.compiler.widths import integer
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 
@@ -61,7 +62,7 @@ def started(function: Function) -> dict[Array, float]:
     """The outputs that start as another number than zero, and that number."""
     fills = {array: array.fill for array in function.outputs if array.fill}
     whole = {array for array in fills if array.dtype in loopir.INTEGERS}
-    return {x: loopir.integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
+    return {x: integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
 
 
 def rooms(function: Function) -> tuple[int, ...]:

@@ -6,17 +6,24 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 
-from sgap_jax.compiler import cin, collectives, intrinsics, legality, nest, text, workspaces
-from sgap_jax.compiler.cin import Body, Forall, Relation, SuchThat, children, parents
+from sgap_jax.compiler import (
+    cin,
+    collectives,
+    intrinsics,
+    legality,
+    nest,
+    text,
+    transformations,
+    workspaces,
+)
+from sgap_jax.compiler.calls import Var, Vars, access_of, variable, variables, written
+from sgap_jax.compiler.cin import Body, Forall, SuchThat
 from sgap_jax.compiler.derivatives import check_gradient, same
 from sgap_jax.compiler.expr import Access, Assign, Factor, IndexVar, Tensor
 from sgap_jax.compiler.provenance import Provenance
 from sgap_jax.schedules import Problem
 from sgap_jax.schedules import schedule as schedules
 from sgap_jax.schedules.schedule import ScheduleError
-
-Var = IndexVar | str
-Vars = Var | tuple[Var, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,23 +100,7 @@ class Schedule(schedules.Schedule):
         """The loops of a perfect nest, in another order; those not named stay where they are."""
 
         def change() -> SuchThat:
-            wanted = [_var(var) for var in order]
-            if len(set(wanted)) < len(wanted) or not wanted:
-                raise ScheduleError("expected variables, each once")
-            for var in wanted:
-                legality.loop_of(self.statement, var)
-            first = next(x for x in nest.loops(self.statement.body) if x.var in wanted)
-            loops, inside = nest.chain(first)
-            there = [loop for loop in loops if loop.var in wanted]
-            if len(there) < len(wanted):
-                absent = next(v for v in wanted if v not in [loop.var for loop in there])
-                raise ScheduleError(
-                    f"{absent} and {first.var} are not in one perfect nest: another statement "
-                    "stands between their loops"
-                )
-            fresh = iter(sorted(there, key=lambda loop: wanted.index(loop.var)))
-            loops = [next(fresh) if loop.var in wanted else loop for loop in loops]
-            return self._with(first.var, lambda _: nest.wrap(loops, inside))
+            return transformations.reorder(self.statement, [variable(var) for var in order])
 
         return self._step("reorder", order, change)
 
@@ -118,7 +109,7 @@ class Schedule(schedules.Schedule):
 
         def change() -> SuchThat:
             legality.check_size("the size of a tile", size)
-            return self._tile(cin.Split(_var(var), _var(outer), _var(inner), size))
+            return self._tile(cin.Split(variable(var), variable(outer), variable(inner), size))
 
         return self._step("split", (var, outer, inner, size), change)
 
@@ -127,7 +118,7 @@ class Schedule(schedules.Schedule):
 
         def change() -> SuchThat:
             legality.check_size("the number of parts", parts)
-            return self._tile(cin.Divide(_var(var), _var(outer), _var(inner), parts))
+            return self._tile(cin.Divide(variable(var), variable(outer), variable(inner), parts))
 
         return self._step("divide", (var, outer, inner, parts), change)
 
@@ -135,15 +126,8 @@ class Schedule(schedules.Schedule):
         """Two directly nested loops become one over the pairs, in the same order."""
 
         def change() -> SuchThat:
-            relation = cin.Fuse(_var(outer), _var(inner), _var(fused))
-            legality.check_fuse(self.provenance(), self.statement, relation.outer, relation.inner)
-            legality.check_fresh(self.provenance(), relation.fused)
-
-            def both(loop: Forall) -> Body:
-                assert isinstance(loop.body, Forall)
-                return Forall(relation.fused, loop.body.body)
-
-            return self._with(relation.outer, both, relation)
+            relation = cin.Fuse(variable(outer), variable(inner), variable(fused))
+            return transformations.fuse(self.provenance(), self.statement, relation)
 
         return self._step("fuse", (outer, inner, fused), change)
 
@@ -152,10 +136,10 @@ class Schedule(schedules.Schedule):
         several that were fused. `access` may be given as the name of the operand."""
 
         def change() -> SuchThat:
-            legality.serial_loop(self.statement, _var(coordinate))
-            found = self._access(access)
-            legality.check_pos(self.expression, self.provenance(), _var(coordinate), found)
-            return self._rename(cin.Pos(_var(coordinate), _var(position), found))
+            legality.serial_loop(self.statement, variable(coordinate))
+            found = access_of(self.expression, access)
+            legality.check_pos(self.expression, self.provenance(), variable(coordinate), found)
+            return self._rename(cin.Pos(variable(coordinate), variable(position), found))
 
         return self._step("pos", (coordinate, position, access), change)
 
@@ -164,9 +148,9 @@ class Schedule(schedules.Schedule):
 
         def change() -> SuchThat:
             graph = self.provenance()
-            legality.serial_loop(self.statement, _var(position))
-            legality.check_coord(graph, _var(position))
-            return self._rename(cin.Coord(_var(position), _var(coordinate)))
+            legality.serial_loop(self.statement, variable(position))
+            legality.check_coord(graph, variable(position))
+            return self._rename(cin.Coord(variable(position), variable(coordinate)))
 
         return self._step("coord", (position, coordinate), change)
 
@@ -175,11 +159,11 @@ class Schedule(schedules.Schedule):
 
         def change() -> SuchThat:
             legality.check_size("the extent", size)
-            legality.serial_loop(self.statement, _var(var))
-            known = self.provenance().constant(_var(var))
+            legality.serial_loop(self.statement, variable(var))
+            known = self.provenance().constant(variable(var))
             if known not in (None, size):
                 raise ScheduleError(f"the extent of {var} is {known}")
-            return self._rename(cin.Bound(_var(var), _var(bounded), size))
+            return self._rename(cin.Bound(variable(var), variable(bounded), size))
 
         return self._step("bound", (var, bounded, size), change)
 
@@ -187,7 +171,7 @@ class Schedule(schedules.Schedule):
         """The body, once for each iteration, without a loop."""
 
         def change() -> SuchThat:
-            loop = legality.serial_loop(self.statement, _var(var))
+            loop = legality.serial_loop(self.statement, variable(var))
             legality.check_constant(self.expression, self.provenance(), loop.var, "unroll")
             return self._with(loop.var, lambda loop: dataclasses.replace(loop, unroll=True))
 
@@ -198,7 +182,7 @@ class Schedule(schedules.Schedule):
         their stores are safe."""
 
         def change() -> SuchThat:
-            loop = legality.serial_loop(self.statement, _var(var))
+            loop = legality.serial_loop(self.statement, variable(var))
             legality.check_parallel(self.expression, self.provenance(), loop.var, unit, race)
             return self._with(
                 loop.var, lambda loop: dataclasses.replace(loop, unit=unit, race=race)
@@ -211,7 +195,7 @@ class Schedule(schedules.Schedule):
         (ParallelReduction), or into one for each run of equal elements (Segment)."""
 
         def change() -> SuchThat:
-            loop = legality.loop_of(self.statement, _var(var))
+            loop = legality.loop_of(self.statement, variable(var))
             collectives.check_group(self.expression, self.provenance(), loop, size, strategy)
             return self._with(
                 loop.var, lambda loop: dataclasses.replace(loop, group=(size, strategy))
@@ -236,7 +220,7 @@ class Schedule(schedules.Schedule):
         def change() -> SuchThat:
             named = factors.replace(",", " ").split() if isinstance(factors, str) else factors
             parts = (named,) if isinstance(named, Access) else tuple(named)
-            graph, pairs = self.provenance(), (_vars(var), _vars(fresh))
+            graph, pairs = self.provenance(), (variables(var), variables(fresh))
             legality.check_fresh(graph, *pairs[1])
             return workspaces.precompute(
                 self.expression, graph, self.statement, parts, *pairs, workspace
@@ -249,7 +233,7 @@ class Schedule(schedules.Schedule):
         positions, to one for each run of positions that share their element."""
 
         def change() -> SuchThat:
-            loop = legality.loop_of(self.statement, _var(var))
+            loop = legality.loop_of(self.statement, variable(var))
             return workspaces.promote(
                 self.expression, self.provenance(), self.statement, loop, name
             )
@@ -264,7 +248,7 @@ class Schedule(schedules.Schedule):
         """
 
         def change() -> SuchThat:
-            loop = legality.loop_of(self.statement, _var(var))
+            loop = legality.loop_of(self.statement, variable(var))
             intrinsics.check_nest(self.provenance(), loop, intrinsic)
             return self._with(loop.var, lambda loop: cin.Intrinsic(intrinsic, loop))
 
@@ -312,38 +296,14 @@ class Schedule(schedules.Schedule):
             "point such as {<1 nnz, 4 col>, 32}, a tile or None"
         )
 
-    def _access(self, access: Access | Tensor | str) -> Access:
-        if isinstance(access, Access):
-            return access
-        if not isinstance(access, str | Tensor):
-            raise ScheduleError(f"expected an access or the name of an operand, got {access!r}")
-        name = access if isinstance(access, str) else access.name
-        factors = [access for access in self.expression.accesses if access.tensor == name]
-        if not factors:
-            there = ", ".join(access.tensor for access in self.expression.accesses)
-            raise ScheduleError(f"{name} is not an argument of the expression; there are {there}")
-        return factors[0]
-
     def _tile(self, relation: cin.Split | cin.Divide) -> SuchThat:
-        legality.serial_loop(self.statement, relation.parent)
-        legality.check_fresh(self.provenance(), relation.outer, relation.inner)
-        return self._with(
-            relation.parent,
-            lambda loop: Forall(relation.outer, Forall(relation.inner, loop.body)),
-            relation,
-        )
+        return transformations.tile(self.provenance(), self.statement, relation)
 
     def _rename(self, relation: cin.Pos | cin.Coord | cin.Bound) -> SuchThat:
-        """One variable for another."""
-        (old,), (new,) = parents(relation), children(relation)
-        legality.check_fresh(self.provenance(), new)
-        return self._with(old, lambda loop: Forall(new, loop.body), relation)
+        return transformations.rename(self.provenance(), self.statement, relation)
 
-    def _with(
-        self, var: IndexVar, change: Callable[[Forall], Body], *relations: Relation
-    ) -> SuchThat:
-        body = nest.replace(self.statement.body, var, change)
-        return SuchThat(body, (*self.statement.relations, *relations))
+    def _with(self, var: IndexVar, change: Callable[[Forall], Body]) -> SuchThat:
+        return transformations.changed(self.statement, var, change)
 
     def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> Schedule:
         """The next schedule, or the error with the call, the reason and the statement."""
@@ -355,21 +315,5 @@ class Schedule(schedules.Schedule):
                     raise ScheduleError(f"that nest is bound to {bound.name}; transform it first")
             return dataclasses.replace(self, statement=statement)
         except (ScheduleError, NotImplementedError) as error:
-            call = f"{name}({', '.join(map(_word, arguments))})"
+            call = written(name, arguments)
             raise type(error)(f"{call}: {error}\nin {self}") from None
-
-
-def _var(var: Var) -> IndexVar:
-    if not isinstance(var, str | IndexVar):
-        raise ScheduleError(f"expected variables or their names, got {var!r}")
-    return IndexVar(var) if isinstance(var, str) else var
-
-
-def _vars(given: Vars) -> tuple[IndexVar, ...]:
-    return tuple(map(_var, given)) if isinstance(given, tuple) else (_var(given),)
-
-
-def _word(argument: object) -> str:
-    if isinstance(argument, tuple):
-        return f"({', '.join(map(_word, argument))})"
-    return argument.name if isinstance(argument, Tensor) else str(argument)
