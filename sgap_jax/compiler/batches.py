@@ -36,14 +36,18 @@ _OUTERMOST = (CPU_THREAD, GPU_BLOCK)
 _NOBODY = Int(-1)  # the index of a lane that takes no part in a SegReduce
 
 
-def of_batch(function: Function, length: int, arrays: Collection[str]) -> Function:
+def of_batch(
+    function: Function, length: int, arrays: Collection[str], near: bool = False
+) -> Function:
     """`function` for each of `length` elements. `arrays` have a part for each, one after another;
     what else is read all elements share.
 
-    Where the output has parts, tasks or blocks are of all elements: the loop over these is the
-    outer part of the outermost parallel loop. Else the output is the sum of what all elements
-    give, in the accumulator's dtype: the loop over them is within the outermost parallel one, whose
-    iterations add up what they have. Without a parallel loop it is around everything.
+    Where the output has parts, tasks or blocks are of all elements: the loop over these is a part
+    of the outermost parallel loop, the outer one, or the inner one if `near`. That is for arrays
+    that are read in order: what else the tasks of one number read, they read in turn, while it is
+    in a cache. Else the output is the sum of what all elements give, in the accumulator's dtype:
+    the loop over them is within the outermost parallel one, whose iterations add up what they have.
+    Without a parallel loop it is around everything.
     """
     (output,) = function.outputs
     taken, element = _names(function), "element"
@@ -64,13 +68,12 @@ def of_batch(function: Function, length: int, arrays: Collection[str]) -> Functi
         body, count = moved(statement.body), extent(statement)
         if summed or not count:
             return dataclasses.replace(statement, body=(each(*body),))
-        both = f"{element}_{statement.var}"
+        outer, inner = (statement.var, element) if near else (element, statement.var)
+        both = f"{outer}_{inner}"
         while both in taken:
             both += "_"
-        parted = (
-            Let(element, divide(Var(both), count)),
-            Let(statement.var, modulo(Var(both), count)),
-        )
+        many = length if near else count
+        parted = Let(outer, divide(Var(both), many)), Let(inner, modulo(Var(both), many))
         return For(both, ZERO, Int(length * count), (*parted, *body), unit=statement.unit)
 
     tasks = [s for s in function.body if isinstance(s, For) and s.unit in _OUTERMOST]

@@ -49,7 +49,8 @@ def _of_batch(expression: Assign, function: Function, batch: Mapping[str, int]) 
     if others or length < 1:
         raise ValueError(f"Schedule.source: batch: expected one length from 1 on, got {batch}")
     parts = {array_name(accesses[name], expression) for name in batch}
-    return of_batch(function, length, {*parts, expression.output.tensor})
+    near = all(accesses[name].format is not None for name in batch)
+    return of_batch(function, length, {*parts, expression.output.tensor}, near)
 
 
 def function(

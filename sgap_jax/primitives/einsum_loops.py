@@ -121,7 +121,8 @@ def function_of(
     one, sizes = of_one(expression), dict(expression.sizes)
     assign = check_loops(one, schedule)
     named: dict[str, int] = {}
-    words = {assign.output.tensor: expression.output}  # of what the function reads and stores
+    output = assign.output.tensor
+    words = {output: expression.output}  # of what the function reads and stores
     for access, place in _places(one, assign):
         letters = one.spelled(ENTRY if place is None else one.words[place])
         extents = (sizes[letter] for letter in letters)
@@ -134,8 +135,10 @@ def function_of(
     room = capacities(format, modes, coordinates)
     function = lower(schedule, named, room, jnp.dtype(dtype).name, "einsum")
     for index in reversed(expression.batch):
-        own = {name for name, word in words.items() if index in word}
-        function = of_batch(function, sizes[index], own)
+        own = {name: word for name, word in words.items() if index in word}
+        stored = {ENTRY, expression.fiber[0]}
+        dense = [w for name, w in own.items() if name != output and stored.isdisjoint(w)]
+        function = of_batch(function, sizes[index], own, near=not dense)
     return function
 
 
