@@ -333,7 +333,7 @@ class SparseArray:
         return operators.subtract(self, other)
 
     def __rsub__(self, other: Any) -> SparseArray:
-        return -operators.subtract(self, other)
+        return operators.subtract_from(self, other)
 
     def __mul__(self, other: Any) -> SparseArray:
         """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
@@ -357,7 +357,7 @@ class SparseArray:
         where negative, cut at the ends. IndexError for any other index.
 
         Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
-        of BCSR(r, c) of r.
+        of BCSR(r, c) of r (transposed, of c).
         """
         return parts.rows(self, index)
 

@@ -24,8 +24,11 @@ def used_nodes(A: SparseArray) -> list[Any]:
     """Of each level, how many of its nodes are not padding."""
     used: list[Any] = []
     above: Any = 1
-    for level, mode in zip(A.index_arrays, A.format.modes, strict=True):
-        above = level[0][above] if level else A.shape[mode]
+    for i, (level, mode) in enumerate(zip(A.index_arrays, A.format.modes, strict=True)):
+        if level:  # a dense level has no padding, and may have a symbol's size
+            above = level[0][above if i == 0 or A.index_arrays[i - 1] else -1]
+        else:
+            above = A.shape[mode]
         used.append(above)
     return used
 

@@ -29,8 +29,17 @@ def subtract(A: SparseArray, B: Any) -> SparseArray:
     return A if _is_zero(B) else _union(A, B, jnp.subtract, "-")
 
 
+def subtract_from(A: SparseArray, x: Any) -> SparseArray:
+    """x - A."""
+    if not _is_zero(x):
+        raise _refused(f"{type(x).__name__} - SparseArray", x, "x - A.todense()", "x - A.values")
+    return replace(A, values=-A.values)
+
+
 def multiply(A: SparseArray, B: Any) -> SparseArray:
-    if not isinstance(B, type(A)):
+    if not _is_sparse(B):
+        if hasattr(B, "todense"):
+            raise _refused(f"SparseArray * {type(B).__name__}", B)
         return replace(A, values=A.values * checks.check_scalar(B, "SparseArray * s"))
     what = "SparseArray * SparseArray"
     if _one_pattern(A, B, what):
@@ -42,10 +51,10 @@ def multiply(A: SparseArray, B: Any) -> SparseArray:
 
 
 def divide(A: SparseArray, s: Any) -> SparseArray:
-    if isinstance(s, type(A)):
+    if _is_sparse(s) or hasattr(s, "todense"):
         raise NotImplementedError(
-            "SparseArray / SparseArray: 0 / 0 where neither stores an entry; the nearest, for "
-            "arrays of one pattern, is A.with_values(A.values / B.values)"
+            f"SparseArray / {type(s).__name__}: 0 / 0 where neither stores an entry; the nearest, "
+            "for arrays of one pattern, is A.with_values(A.values / B.values)"
         )
     return replace(A, values=A.values / checks.check_scalar(s, "SparseArray / s"))
 
@@ -55,16 +64,23 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, int | float) and x == 0
 
 
+def _is_sparse(x: Any) -> bool:
+    from sgap_jax.formats.array import SparseArray  # whose operators these are
+
+    return isinstance(x, SparseArray)
+
+
+def _refused(what: str, x: Any, dense: str = "", values: str = "") -> NotImplementedError:
+    nearest = f"{dense}, or A.with_values({values}) where entries are"
+    if hasattr(x, "todense"):
+        nearest = "with SparseArray.from_scipy, from_bcoo or from_bcsr of it"
+    return NotImplementedError(f"{what}: the nearest is {nearest}")
+
+
 def _union(A: SparseArray, B: Any, combine: Callable, sign: str) -> SparseArray:
-    if not isinstance(B, type(A)):
-        nearest = (
-            "with SparseArray.from_scipy, from_bcoo or from_bcsr of it"
-            if hasattr(B, "todense")
-            else f"A.todense() {sign} x, or A.with_values(A.values {sign} x) where entries are"
-        )
-        raise NotImplementedError(
-            f"SparseArray {sign} {type(B).__name__}: the nearest is {nearest}"
-        )
+    if not _is_sparse(B):
+        what = f"SparseArray {sign} {type(B).__name__}"
+        raise _refused(what, B, f"A.todense() {sign} x", f"A.values {sign} x")
     what = f"SparseArray {sign} SparseArray"
     if _one_pattern(A, B, what):
         return replace(A, values=combine(A.values, B.values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -75,7 +76,7 @@ def total(A: SparseArray, axis: Any) -> jax.Array:
     from sgap_jax.primitives.row_reduce import row_sum  # the primitives take arrays of this kind
     from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference
 
-    dtype = jax.eval_shape(jnp.sum, A.values).dtype
+    dtype = _sum_dtype(A.dtype)
     schedule = None if dtype.name in KERNEL_DTYPES else Reference()
     return row_sum((A if axis == 1 else A.T).astype(dtype), schedule=schedule)
 
@@ -84,7 +85,20 @@ def total(A: SparseArray, axis: Any) -> jax.Array:
 def _total(A: SparseArray) -> jax.Array:
     mode = A.format.modes[-1]  # whose coordinates are at hand
     stored = convert.coordinates(A)[mode] < A.shape[mode]
-    return jnp.sum(A.values.reshape(-1), where=stored)
+    values = A.values.reshape(-1)
+    if jnp.issubdtype(A.dtype, jnp.floating) and A.dtype.itemsize < 4:
+        values = values.astype(jnp.float32)
+    return jnp.sum(values, where=stored).astype(_sum_dtype(A.dtype))
+
+
+def _sum_dtype(dtype: np.dtype) -> np.dtype:
+    """Of `jnp.sum`, which is slow to ask: 110 us."""
+    return _asked(dtype, jax.dtypes.canonicalize_dtype(np.int64))
+
+
+@cache
+def _asked(dtype: np.dtype, integers: np.dtype) -> np.dtype:
+    return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
 
 
 def _axis(axis: Any, ndim: int, what: str) -> int:

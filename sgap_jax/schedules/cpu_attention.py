@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from numbers import Integral
 
 from sgap_jax.schedules.problem import Problem
 
 _LANES = {"float64": 8}  # of the widest vector, else 16
 _COPIED_USES = 8  # of a key by vectors, in all heads that share it
 _PAGE = 4096  # bytes: rows so far apart meet in the same sets of a first-level cache
-_TASKS = 8  # at once, of one head or few
+_TASKS = 8  # at most, that the pieces of few heads are made for
 _PIECE_COST = 1 / 16  # of the time: each further piece loads the rows once more
 
 
@@ -53,7 +54,8 @@ def attention_plan(
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
     packed = max(apart) == _PAGE and uses >= _COPIED_USES
     backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
-    pieces = _pieces(max(batch * key_heads, 1), min(rows // length, keys))
+    known = isinstance(rows, Integral) and isinstance(keys, Integral)
+    pieces = _pieces(max(batch * key_heads, 1), min(rows // length, keys) if known else 1)
     return AttentionPlan(not whole or packed, not whole or backward, pieces)
 
 

@@ -64,6 +64,7 @@ class Problem:
         if not isinstance(self.dtype, str):
             import numpy as np  # a wheel's build asks for schedules, and has none
 
+            self._check("dtype", self.dtype is not None, "a dtype or its name")  # NumPy's: float64
             try:
                 object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
             except TypeError:
@@ -76,6 +77,7 @@ class Problem:
         self._check("shape", pair and all(map(_is_size, self.shape)), "(m, k)")
         for name in ("nnz", "n", "batch"):
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
+        self._check("permuted", isinstance(self.permuted, bool), "a bool")
 
     def _check(self, name: str, right: Any, expected: str) -> None:
         if not right:
@@ -96,7 +98,8 @@ class Problem:
 
 
 def _is_size(size: Any) -> bool:
-    """Whether a size is one, or a symbol, which has no kind that is known here."""
+    """Whether a size is one, or a symbol, of which it is known here that it can be divided."""
     if isinstance(size, Integral):
         return int(size) >= 0
-    return not isinstance(size, Number | str | None)
+    number = isinstance(size, Number) or hasattr(size, "shape")
+    return hasattr(size, "__floordiv__") and not number

@@ -158,6 +158,11 @@ def test_a_batch_of_patterns_without_one_of_values(call):
         call(PATTERNS)
 
 
+def test_a_batch_of_transposes_alone():
+    with pytest.raises(ValueError, match=r"2 dimensions, \(2, 34\), and values"):
+        spmm(dataclasses.replace(A, transposed=PATTERNS.transposed), B)
+
+
 def test_what_that_message_advises_runs():
     axes = dataclasses.replace(A, values=None, index_arrays=0, transposed=0)
     out = jax.vmap(lambda A: A @ B, in_axes=(axes,))(PATTERNS)

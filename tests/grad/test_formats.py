@@ -137,6 +137,22 @@ def test_symbolic_sizes_of_a_structure_made_inside_and_of_heads():
     arrays = A.values, A.row_offsets, A.column_indices
     np.testing.assert_allclose(exported.call(*arrays), row_sum(A), rtol=1e-6)
     square = SparseArray.from_dense(np.eye(M), dtype=f32)
+    structure = jnp.arange(M + 1, dtype=i32), jnp.arange(M, dtype=i32)
+
+    def of_length(q, offsets, columns):
+        length = q.shape[1]
+        arrays = ((), (offsets, columns))
+        transposed = offsets, columns, columns  # of a diagonal matrix
+        own = SparseArray(jnp.ones(columns.shape), arrays, transposed, (length, length), CSR)
+        f = lambda q: jnp.sum(sparse_attention(q, q, q, own))
+        return jax.grad(f)(q), own.sum(), own.diagonal()
+
+    q = normal(1, M, 2, 16).astype(f32)
+    sizes = [jax.ShapeDtypeStruct((1, n, 2, 16), f32)]
+    sizes += [jax.ShapeDtypeStruct(size, i32) for size in ((n + 1,), (n,))]
+    exported = jax.export.export(jax.jit(of_length), disabled_checks=allowed)(*sizes)
+    for got, expected in zip(exported.call(q, *structure), of_length(q, *structure), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     attend = jax.jit(lambda q: sparse_attention(q, q, q, square))
     for shape in ((1, M, n, 8), (1, M, 2, n)):
         with pytest.raises(NotImplementedError, match="heads and features have the program's"):

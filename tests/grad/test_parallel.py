@@ -10,7 +10,7 @@ from differentiable_ops import CASES, close, function_of, normal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import Reference, gspmm, row_max, sddmm, sparse_softmax, spmm
+from sgap_jax import CSR, CVS, Reference, gspmm, row_max, sddmm, sparse_softmax, spmm
 
 A = array(BATTERY["skewed"], jnp.float64)
 B = normal(A.shape[1], 6)
@@ -92,8 +92,9 @@ def test_gradients_under_explicit_sharding(schedule):
         close(jax.jit(jax.grad(loss, (0, 1)))(A.values, b), expected)
 
 
-def test_the_reference_of_other_ops_under_explicit_sharding():
-    S = array(BATTERY["skewed"], jnp.float64)
+@pytest.mark.parametrize("format", [CSR, CVS(2)], ids=str)
+def test_the_reference_of_other_ops_under_explicit_sharding(format):
+    S = array(BATTERY["skewed"], jnp.float64).asformat(format)
     X = normal(S.shape[0], 6)
 
     def f(A, X, Y):

@@ -58,6 +58,25 @@ def test_two_patterns(format):
     same(A.T + B.T, (a + b).T)
     same(sum([A, B, A]), 2 * a + b)
     same(0 - A, -a)
+    same(A + 0.0, a)
+
+
+@formats
+def test_as_many_in_each_row_elsewhere(format):
+    """Of these patterns only the last index arrays differ."""
+    left, right = np.zeros((2, 12, 12))
+    left[:, :6], right[:, 6:] = 1, 2
+    A, B = (SparseArray.from_dense(x, format=format) for x in (left, right))
+    same(A + B, left + right)
+    assert not dense_of(A * B).any()
+
+
+def test_wide():
+    A, B = (
+        SparseArray.from_coordinates(np.array([[0, j], [1, 0]]), np.ones(2), (2, 1 << 17))
+        for j in (0, 1 << 16)
+    )
+    assert (A + B).nnz == 3 and float((A + B).sum()) == 4
 
 
 @formats
@@ -93,6 +112,13 @@ def test_padding_and_nothing(name):
     m = case.shape[0]
     for cut in (slice(1, m - 1), slice(-2, 99), slice(0, 0)):
         same(A[cut], dense[cut])
+
+
+def test_sums_of_narrow_floats_are_wide_within():
+    for name, total in (("float8_e4m3fn", 288), ("bfloat16", 300), ("float16", 300)):
+        A = SparseArray.from_dense(np.ones((1, 300)), dtype=jnp.dtype(name))
+        assert A.sum().dtype == A.sum(1).dtype == jnp.dtype(name)
+        assert float(A.sum()) == float(A.sum(1)[0]) == total
 
 
 def test_three_modes():

@@ -315,9 +315,27 @@ def test_heads_too_wide_for_the_kernels_say_so():
     np.testing.assert_allclose(sparse_attention(x, x, x, A, schedule=Unfused()), 1, rtol=1e-6)
 
 
-def plan(heads, key_heads, key_batch, batch, width=64, dtype="float32", nnz=512 * 64, rows=512):
+def plan(
+    heads,
+    key_heads,
+    key_batch,
+    batch,
+    width=64,
+    dtype="float32",
+    nnz=512 * 64,
+    rows=512,
+    keys=512,
+    **of,
+):
     problem = Problem(
-        "attention", (rows, 512), nnz, n=width, dtype=dtype, batch=batch * heads, platform="cpu"
+        "attention",
+        (rows, keys),
+        nnz,
+        n=width,
+        dtype=dtype,
+        batch=batch * heads,
+        platform="cpu",
+        **of,
     )
     return attention_plan(problem, key_heads, key_batch, batch, (width, width))
 
@@ -331,7 +349,8 @@ def test_the_pieces_of_gradients_are_tasks_for_the_processors(monkeypatch):
     assert pieces(2, 1, 2, 3, 4, 64) == [2, 1, 2, 1, 1]
     assert pieces(64, 1, 2, 3, 4, 8, 64) == pieces(8, 1, 2, 3, 4, 8, 64) == [8, 4, 5, 2, 1, 1]
     assert plan(8, 1, 1, 1).pieces == 8 and plan(1, 1, 1, 64).pieces == 1
-    assert plan(1, 1, 1, 1, rows=3).pieces == 3
+    assert plan(1, 1, 1, 1, rows=3).pieces == 3 and plan(1, 1, 1, 1, keys=3).pieces == 3
+    assert plan(1, 1, 1, 1, rows=24, format="CVS(8)").pieces == 3
 
 
 def test_keys_are_copied_where_that_is_needed_or_pays():
