@@ -82,7 +82,7 @@ def of_batch(
     total = dataclasses.replace(output, dtype=function.accumulator, fill=0.0)
     outputs = (total if summed else _longer(output, length),)
     largest = max(array.size for array in (*inputs, *outputs))
-    largest = max([largest] + [length * extent(task) for task in tasks])
+    largest = max([largest] + [extent(s) * (1 if summed else length) for s in tasks])
     index = "int64" if function.index == "int64" else index_dtype(largest)
     return dataclasses.replace(function, inputs=inputs, outputs=outputs, body=body, index=index)
 

@@ -18,7 +18,7 @@ from sgap_jax.compiler.batches import of_batch
 from sgap_jax.compiler.loopir import GPU_BLOCK, Binary, SegReduce, Select
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.patterns import statements
-from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.presets import cpu, cpu_entries
 from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.compiler.storage import array_name
@@ -130,6 +130,11 @@ def test_indices_are_as_wide_as_all_elements_need():
     function, _, _ = batched(CHAINS["2"], "2", False)
     assert function.index == "int32"
     assert of_batch(function, 2**26, {"A_vals", "y"}).index == "int64"
+    # Few numbers and many tasks: 2**16 of one element.
+    schedule = cpu_entries(assign("ij,j->i", {"A": CSR}), entries=64)
+    function = lower(schedule, {"i": 1, "j": 4}, (1, 2**22), "float32")
+    assert of_batch(function, 2**15, {"B", "C"}).index == "int64"
+    assert of_batch(function, 2**15, {"B"}).index == "int32"  # each task of all elements
 
 
 @pytest.mark.parametrize(

@@ -184,5 +184,7 @@ def test_fibers_ask_ahead_for_rows_of_their_own(rows, kinds, monkeypatch):
     lines = print_llvm(function).text.splitlines()
     calls = [n for n, line in enumerate(lines) if "call void @llvm.prefetch" in line]
     assert len(calls) % 4 == 0
-    asked = {re.search(r'%"(\w)"', "".join(lines[n - 2 : n])) for n in calls[::4]}
-    assert {found[1] for found in asked} == set(kinds)
+    before = ["\n".join(lines[n - 9 : n]) for n in calls[::4]]
+    pattern = re.compile(r'icmp slt i32 %\w+, (\d+)\n.*ptr %"(\w)"', re.DOTALL)
+    asked = {pattern.search(text).groups() for text in before}
+    assert asked == {(str({"B": 80, "C": 99}[kind] - 1), kind) for kind in kinds}
