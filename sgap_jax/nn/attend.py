@@ -20,6 +20,14 @@ from sgap_jax.schedules import Schedule
 Pattern = SparseArray | Sequence[SparseArray]
 
 
+def check_inputs(op: str, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """The inputs of keys and values: without them those of the queries and of the keys."""
+    if k is None and v is not None:
+        raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
+    k = q if k is None else k
+    return k, k if v is None else v
+
+
 def check_patterns(op: str, pattern: Pattern | None) -> list[SparseArray]:
     """One pattern, one for each head, or none, in CSR or CVS(V)."""
     if pattern is None:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.attend import Pattern, attend, check_patterns, weight_dropout
-from sgap_jax.nn.decoding import next_positions
+from sgap_jax.nn.attend import Pattern, attend, check_inputs, check_patterns, weight_dropout
+from sgap_jax.nn.decoding import attend_next
 from sgap_jax.nn.structure import of_index_arrays, stored_arrays, structure_of
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
@@ -53,7 +53,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
     is that of the whole sequence, [length, length], of which a query at position i sees its row i
     up to i: what the layer gives at once for a causal pattern, or with `is_causal`. The cache is a
     state of the type `nnx.Cache`, in a dtype of its own; attention is in that of the query.
-    Positions past its end overwrite the last one, as in Flax.
+    Positions past its end overwrite the last one, as in Flax; of several in one call those that
+    another overwrites see no key.
 
     Returns:
       [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
@@ -159,10 +160,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
                 f"{op}: sow_weights: fused attention has none; the nearest is sddmm and "
                 "sparse_softmax"
             )
-        if inputs_k is None and inputs_v is not None:
-            raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
-        inputs_k = inputs_q if inputs_k is None else inputs_k
-        inputs_v = inputs_k if inputs_v is None else inputs_v
+        inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         widths = (self.in_features, self.in_kv_features, self.in_kv_features)
         given = (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v))
         for (name, x), width in zip(given, widths, strict=True):
@@ -184,31 +182,22 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         if self.dropout_rate > 0 and not deterministic:
             drop_key = self._dropout_key(rngs)
             drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
-        schedule = self.schedule
+        projected = (query, key, value)
         if decode:
-            key, value, patterns = self._from_cache(query, key, value, patterns, is_causal)
-            is_causal, schedule = False, None
-        x = attend(op, query, key, value, patterns, mask, is_causal, drop, schedule)
+            variables = self._cache()
+            cache: Any = tuple(one[...] for one in variables)
+            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, drop)
+            for variable, now in zip(variables, cache, strict=True):
+                variable[...] = now
+        else:
+            x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
         return self.out(x, out_sharding=out_sharding)
 
-    def _from_cache(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        patterns: list[SparseArray],
-        is_causal: bool,
-    ) -> tuple[jax.Array, jax.Array, list[SparseArray]]:
-        """All keys and values so far, and the rows of the patterns that these queries see."""
-        op = type(self).__name__
+    def _cache(self) -> tuple[nnx.Cache[jax.Array], ...]:
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            op = type(self).__name__
             raise ValueError(f"{op}: decode: no cache yet; init_cache(inputs.shape) makes one")
-        cached = (self.cached_key[...], self.cached_value[...])
-        index, new = self.cache_index[...], (key, value)
-        (key, value), rows = next_positions(op, cached, index, query, new, patterns, is_causal)
-        self.cached_key[...], self.cached_value[...] = key, value
-        self.cache_index[...] = index + query.shape[-3]
-        return key.astype(query.dtype), value.astype(query.dtype), rows
+        return self.cached_key, self.cached_value, self.cache_index
 
     def _dropout_key(self, rngs: Any) -> Any:
         rngs = self.rngs if rngs is None else rngs

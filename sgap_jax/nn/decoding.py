@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,32 @@ from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR
+from sgap_jax.nn.attend import attend
+
+# Keys and values [..., S, Hk, D] and how many positions there have been.
+Cache = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def attend_next(
+    op: str,
+    cache: Cache,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    patterns: list[SparseArray],
+    mask: Any,
+    is_causal: bool,
+    drop: Callable[[jax.Array, int], jax.Array] | None,
+) -> tuple[jax.Array, Cache]:
+    """Attention of the next positions, q [..., T, H, D], k and v [..., T, Hk, D], over the cache
+    that their keys and values are in; and that cache, to be kept now that nothing was refused."""
+    *cached, index = cache
+    (keys, values), rows = next_positions(
+        op, cached, index, query, (key, value), patterns, is_causal
+    )
+    wide = keys.astype(query.dtype), values.astype(query.dtype)
+    out = attend(op, query, *wide, rows, mask, False, drop, None)
+    return out, (keys, values, index + query.shape[-3])
 
 
 def next_positions(
@@ -28,7 +54,8 @@ def next_positions(
     """The caches [..., S, Hk, D] with keys and values `new` [..., T, Hk, D] from position `index`
     on, and the rows [T, S] of the patterns [S, S] that their queries see.
 
-    Positions past the end are the last ones, as in Flax.
+    Positions past the end overwrite the last one, as in Flax. Of several in one call the last one
+    stays there; the queries of those that it overwrites see nothing.
     """
     size, count = cached[0].shape[-3], query.shape[-3]
     for cache, x in zip(cached, new, strict=True):
@@ -39,18 +66,31 @@ def next_positions(
                 f"{op}: decode: the cache takes a key and a value for each query, [{want}], got "
                 f"{list(x.shape)} for {count} queries; it is made in the shape of a whole sequence"
             )
-    first = jnp.clip(index, 0, size - count)
-    written = [
-        jax.lax.dynamic_update_slice_in_dim(cache, x.astype(cache.dtype), first, cache.ndim - 3)
-        for cache, x in zip(cached, new, strict=True)
-    ]
+    first = jnp.minimum(index, size - 1)
+    written = [_written(cache, x, first) for cache, x in zip(cached, new, strict=True)]
     return written, [_rows_seen(op, one, first, count, size, is_causal) for one in patterns]
+
+
+def _written(cache: jax.Array, new: jax.Array, first: jax.Array) -> jax.Array:
+    """The cache with `new` from position `first` on, and the last of it in the last position if it
+    reaches that far."""
+    axis = cache.ndim - 3
+    size, count = cache.shape[axis], new.shape[axis]
+    # The window of as many positions ends with the cache: `past` of its places stay.
+    begin = jnp.minimum(first, size - count)
+    past, place = first - begin, structure.positions(count)
+    old = jax.lax.dynamic_slice_in_dim(cache, begin, count, axis)
+    source = jnp.where(place < count - 1, place - past, place)
+    moved = jnp.take(new.astype(cache.dtype), source, axis, mode="clip")
+    window = jnp.where((place < past).reshape(-1, 1, 1), old, moved)
+    return jax.lax.dynamic_update_slice_in_dim(cache, window, begin, axis)
 
 
 def _rows_seen(
     op: str, pattern: SparseArray, first: jax.Array, count: int, keys: int, is_causal: bool
 ) -> SparseArray:
-    """Rows `first` .. `first` + count - 1 of a pattern, each up to its query, in CSR.
+    """Rows `first` .. `first` + count - 1 of a pattern, each up to its query, in CSR. The last
+    query has the last row if it is past the end, and those between have none: no row comes twice.
 
     What comes after a query would be seen without a cache: where the structure can be looked at
     that is an error, unless `is_causal` leaves it out there too.
@@ -83,8 +123,11 @@ def _rows_seen(
 def _rows(
     offsets: Any, indices: Any, first: Any, *, count: int, length: int, keys: int, capacity: int
 ) -> tuple[Any, Any]:
-    query = first + structure.positions(count)
+    place = structure.positions(count)
+    last = place == count - 1
+    query = jnp.minimum(first + place, keys - 1)
     begin, end = (offsets[query // length + step] for step in (0, 1))
+    widths = jnp.where(last | (query < keys - 1), end - begin, 0)
 
     def gather(widths: Any) -> tuple[Any, Any, Any, Any]:
         """Offsets, columns and rows of the first entries of each row, and which are not padding."""
@@ -95,7 +138,7 @@ def _rows(
         return ends, jnp.where(used, indices[source], 0), row, used
 
     # Columns rise in a row: what a query sees of it comes first.
-    _, columns, row, used = gather(end - begin)
+    _, columns, row, used = gather(widths)
     seen = used & (columns <= query[row])
     ends, columns, _, _ = gather(jnp.zeros(count, jnp.int32).at[row].add(seen.astype(jnp.int32)))
     return ((), (ends, columns)), structure.transpose_structure(ends, columns, keys)

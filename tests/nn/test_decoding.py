@@ -78,6 +78,16 @@ def one_by_one(layer, x, masks=None, **options):
     return jnp.swapaxes(y, 0, 1)
 
 
+@nnx.jit
+def step(layer, x):
+    return layer(x)
+
+
+def steps(layer, x):
+    """As `one_by_one`, in a program for one position that more than one test can use."""
+    return jnp.concatenate([step(layer, x[:, t : t + 1]) for t in range(x.shape[1])], axis=1)
+
+
 def layer_of(pattern, **options):
     options = dict(decode=True, rngs=nnx.Rngs(0)) | FLOAT64 | options
     return nn.SparseSelfAttention(H, IN, pattern=pattern, **options)
@@ -100,10 +110,15 @@ def test_positions_are_rows_of_the_whole(format, each, kv_heads):
 
 def test_several_positions_at_a_time():
     layer = layer_of(patterns(BCSR(3, 2))[0])
-    layer.init_cache(X.shape, jnp.float64)
-    parts = [layer(X[:, a:b], is_causal=True) for a, b in ((0, 5), (5, 5), (5, L))]
-    close(jnp.concatenate(parts, axis=1), layer(X, is_causal=True, decode=False))
-    assert layer.cache_index[...] == L
+    whole = layer(X, is_causal=True, decode=False)
+    # Two batch axes, none, and one.
+    for x, want in ((X[None], whole[None]), (X[0], whole[0]), (X, whole)):
+        layer.init_cache(x.shape, jnp.float64)
+        decode = nnx.jit(lambda layer, x: layer(x, is_causal=True))
+        parts = [decode(layer, x[..., a : a + 6, :]) for a in (0, 6)]
+        close(jnp.concatenate(parts, axis=-2), want)
+        assert layer.cache_index[...] == L
+    assert decode(layer, X[:, :0]).shape == (2, 0, IN) and layer.cache_index[...] == L
 
 
 def test_the_cache_is_flaxs_and_past_its_end_the_last_position_is_overwritten():
@@ -123,6 +138,26 @@ def test_the_cache_is_flaxs_and_past_its_end_the_last_position_is_overwritten():
         close(getattr(layer, name)[...], getattr(twin, name)[...])
 
 
+@pytest.mark.parametrize("prompt", [10, L])
+def test_several_positions_over_the_end(prompt):
+    layer = layer_of(patterns(CSR)[0], bias_init=nnx.initializers.normal())
+    x = jnp.concatenate([X, 2 * X], axis=1)[:, : prompt + 5]
+    layer.init_cache(X.shape, jnp.float64)
+    want = steps(layer, x)
+    cache = [getattr(layer, name)[...] for name in ("cached_key", "cached_value", "cache_index")]
+    layer.init_cache(X.shape, jnp.float64)
+    layer(x[:, :prompt])
+    got = layer(x[:, prompt:])
+    fit = L - 1 - prompt
+    if fit > 0:
+        close(got[:, :fit], want[:, prompt : prompt + fit])
+    close(got[:, -1], want[:, -1])
+    # What another overwrites sees no key.
+    between = got[:, max(fit, 0) : -1]
+    close(between, jnp.broadcast_to(layer.out.bias[...], between.shape))
+    close([layer.cached_key[...], layer.cached_value[...], layer.cache_index[...]], cache)
+
+
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_a_cache_of_bfloat16(compute):
     pattern, _ = patterns(CVS(4))
@@ -136,12 +171,18 @@ def test_a_cache_of_bfloat16(compute):
 
 def test_masks_and_dropout():
     pattern, _ = patterns(CVS(4))
-    layer = layer_of(pattern, dropout_rate=0.5, deterministic=True, num_kv_heads=2)
+    layer = layer_of(pattern, dropout_rate=1e-12, deterministic=True, num_kv_heads=2)
     layer.init_cache(X.shape, jnp.float64)
     padding = jnp.asarray(np.random.default_rng(2).random((2, 1, 1, L)) < 0.7)
     whole = layer(X, mask=padding, is_causal=True, decode=False)
-    close(one_by_one(layer, X, jnp.stack(L * [padding]), is_causal=True), whole)
+    close(layer(X[:, :7], mask=padding, is_causal=True), whole[:, :7])
     layer.init_cache(X.shape, jnp.float64)
+    # The steps of dropout, at a rate of nearly nothing.
+    rows = jnp.stack(L * [padding])
+    dropping = dict(deterministic=False, rngs=lambda: jax.random.key(0))
+    close(one_by_one(layer, X, rows, is_causal=True, **dropping), whole)
+    layer.init_cache(X.shape, jnp.float64)
+    layer.dropout_rate = 0.5
     draw = nnx.jit(lambda layer: layer(X[:, :7], is_causal=True, deterministic=False))
     assert not np.allclose(*(draw(layer)[:, 0] for _ in range(2)))
 
@@ -193,10 +234,29 @@ def test_linen():
         ]
         return [y for y, _ in made], [state["cache"] for _, state in made]
 
+    rows = []
     for t in range(L):
         outs, caches = both(caches, X[:, t : t + 1], pattern, seen[:, :, t : t + 1])
         close(*outs)
+        rows.append(outs[0])
     close(*caches)
+
+    @as_flax_wants
+    def several(cache, x, **options):
+        variables = {"params": params, "cache": cache}
+        y, state = layer.apply(variables, x, pattern=pattern, mutable=["cache"], **options)
+        return y, state["cache"]
+
+    first, cache = several(own["cache"], X[:, :5], is_causal=True)
+    second, cache = several(cache, X[:, 5:], is_causal=True)
+    close([jnp.concatenate([first, second], axis=1), cache], [jnp.concatenate(rows, 1), caches[0]])
+    with pytest.raises(ValueError, match="decode: pattern: expected no key after its query"):
+        several(own["cache"], X[:, :1])
+    halves = {name: x if x.ndim == 0 else x.astype(jnp.bfloat16) for name, x in cache.items()}
+    halves["cache_index"] = jnp.int32(5)
+    y, cache = several(halves, X[:, 5:], is_causal=True)
+    assert y.dtype == jnp.float64 and cache["cached_key"].dtype == jnp.bfloat16
+    close(y, second, 0.05)
 
 
 def test_wrong_arguments_are_named():
@@ -221,4 +281,11 @@ def test_wrong_arguments_are_named():
         with pytest.raises(ValueError, match=f"{op}: pattern: expected no key after its query"):
             layer(x, pattern=wide)
         layer(x, pattern=wide, is_causal=True)
+    before = jnp.copy(layer.cached_key[...])
+    with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 4, 1, 12\]"):
+        layer(2 * x, mask=jnp.ones((3, 1, 1, L)))
+    with pytest.raises(ValueError, match="pattern: expected one or 4, got 2"):
+        layer(2 * x, pattern=[pattern, pattern])
+    # What is refused leaves the cache as it is.
     assert layer.cache_index[...] == 2
+    close(layer.cached_key[...], before)

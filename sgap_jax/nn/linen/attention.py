@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen
 from flax.typing import Dtype, Initializer, PrecisionLike
 
-from sgap_jax.nn.attend import Pattern, attend, check_patterns, weight_dropout
-from sgap_jax.nn.decoding import next_positions
+from sgap_jax.nn.attend import Pattern, attend, check_inputs, check_patterns, weight_dropout
+from sgap_jax.nn.decoding import attend_next
 from sgap_jax.nn.linear import ZEROS
 from sgap_jax.schedules import Schedule
 
@@ -18,8 +18,9 @@ from sgap_jax.schedules import Schedule
 class SparseMultiHeadAttention(linen.Module):
     """Multi-head attention over a sparse pattern: see `sgap_jax.nn.SparseMultiHeadAttention`.
 
-    The parameters are those of `linen.MultiHeadDotProductAttention`, and so is the order of the
-    arguments. The pattern is given with each call: pass it into `jit` as an argument. With `decode`
+    The parameters are those of `linen.MultiHeadDotProductAttention`, and so are the names, defaults
+    and order of the arguments, of which `attention_fn` and what belongs to dense attention are
+    missing. The pattern is given with each call: pass it into `jit` as an argument. With `decode`
     the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes it in
     the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
     """
@@ -55,10 +56,7 @@ class SparseMultiHeadAttention(linen.Module):
         deterministic: bool | None = None,
     ) -> jax.Array:
         op = type(self).__name__
-        if inputs_k is None and inputs_v is not None:
-            raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
-        inputs_k = inputs_q if inputs_k is None else inputs_k
-        inputs_v = inputs_k if inputs_v is None else inputs_v
+        inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         width = self.qkv_features or inputs_q.shape[-1]
         if width % self.num_heads:
             raise ValueError(f"{op}: {self.num_heads} heads do not divide {width} features")
@@ -84,28 +82,31 @@ class SparseMultiHeadAttention(linen.Module):
             if not deterministic:
                 rng = self.make_rng("dropout")
                 drop = weight_dropout(rng, self.dropout_rate, self.broadcast_dropout)
-        patterns, schedule = check_patterns(op, pattern), self.schedule
-        if self.decode:
-            made = self.has_variable("cache", "cached_key")
-            keys, values = (
-                self.variable("cache", name, jnp.zeros, x.shape, x.dtype)
-                for name, x in (("cached_key", key), ("cached_value", value))
-            )
-            at = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
-            if made:
-                cached, new, index = (keys.value, values.value), (key, value), at.value
-                whole, patterns = next_positions(op, cached, index, query, new, patterns, is_causal)
-                keys.value, values.value = whole
-                at.value = index + query.shape[-3]
-                key, value = (x.astype(query.dtype) for x in whole)
-                is_causal, schedule = False, None
-        x = attend(op, query, key, value, patterns, mask, is_causal, drop, schedule)
+        patterns, projected = check_patterns(op, pattern), (query, key, value)
+        if self.decode and self.has_variable("cache", "cached_key"):
+            variables = self._cache(key, value)
+            cache: Any = tuple(one.value for one in variables)
+            x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, drop)
+            for variable, now in zip(variables, cache, strict=True):
+                variable.value = now
+        else:
+            if self.decode:
+                self._cache(key, value)
+            x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
         features = self.out_features or inputs_q.shape[-1]
         inits = dict(
             kernel_init=self.out_kernel_init or self.kernel_init,
             bias_init=self.out_bias_init or self.bias_init,
         )
         return linen.DenseGeneral(features, axis=(-2, -1), name="out", **inits, **options)(x)
+
+    def _cache(self, key: jax.Array, value: jax.Array) -> list[linen.Variable[Any]]:
+        """The cache, made in the shape of these keys and values if there is none."""
+        made = [
+            self.variable("cache", name, jnp.zeros, x.shape, x.dtype)
+            for name, x in (("cached_key", key), ("cached_value", value))
+        ]
+        return [*made, self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)]
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):
