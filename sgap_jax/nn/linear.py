@@ -166,7 +166,7 @@ class SparseLinear(nnx.Module):
         schedule: Schedule | None = None,
     ) -> SparseLinear:
         """The layer with this weight [out_features, in_features] in CSR, CVS(V) or BCSR(r, c), and
-        this bias [out_features] or none."""
+        this bias [out_features] or none; all are copied."""
         op = "SparseLinear.from_weight"
         check_sparse(op, "W", W)
         check_format(op, W.format)
@@ -183,7 +183,7 @@ class SparseLinear(nnx.Module):
             schedule=schedule,
             rngs=nnx.Rngs(0),
         )
-        made._store(W, W.values, None if bias is None else jnp.array(bias))
+        made._store(W, jnp.array(W.values), None if bias is None else jnp.array(bias))
         return made
 
     @property

@@ -45,8 +45,9 @@ def index_arrays(A: SparseArray) -> dict[str, Any]:
 
 
 def structure_of(A: SparseArray) -> nnx.Dict:
-    """The index arrays as variables: one each, since tools that walk a state look into dicts."""
-    return nnx.Dict({name: Structure(array) for name, array in index_arrays(A).items()})
+    """The index arrays as variables: one each, since tools that walk a state look into dicts.
+    Copies, so that the layer can be donated: others may be of the same A."""
+    return nnx.Dict({name: Structure(jnp.array(x)) for name, x in index_arrays(A).items()})
 
 
 def stored_arrays(structure: nnx.Dict) -> dict[str, Any]:

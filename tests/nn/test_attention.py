@@ -169,6 +169,19 @@ def test_pattern_is_state_and_parameters_are_flax_s():
     close(over(layer, x), layer(x))
 
 
+def test_layers_of_one_pattern_are_donated_and_leave_it():
+    pattern, _ = mask(L, L)
+    layers = [
+        nn.SparseSelfAttention(H, IN, pattern=given, rngs=nnx.Rngs(0), **FLOAT64)
+        for given in (pattern, pattern, H * [pattern])
+    ]
+    total = nnx.jit(
+        lambda layers: sum(one.query.bias[...].sum() for one in layers), donate_argnums=0
+    )
+    assert total(nnx.List(layers)) == 0
+    assert pattern.checked().nnz == pattern.column_indices.size  # its arrays are there
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_linen_layer_is_linens_own(each):
     options = dict(num_heads=H, qkv_features=12, out_features=5, **BIASED)

@@ -175,6 +175,12 @@ def test_from_weight_and_a_schedule():
     layer = nn.SparseLinear.from_weight(W, bias, schedule=Reference())
     close(layer(inputs(3)), inputs(3) @ W.todense().T + bias[None])
     assert layer.param_dtype == jnp.float64 and layer.schedule == Reference()
+    # Copies: the layer may be donated.
+    nnx.jit(lambda layers: layers[0](inputs(3)), donate_argnums=0)(
+        nnx.List([layer, nn.SparseLinear.from_weight(W, bias)])
+    )
+    close(bias, np.arange(20.0))
+    assert np.isfinite(W.checked().todense()).all()
 
 
 def test_wrong_arguments_are_named():

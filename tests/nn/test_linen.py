@@ -1,5 +1,7 @@
 """The linen layers: the same numbers as the nnx ones with the same parameters."""
 
+from dataclasses import fields
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +59,33 @@ def test_from_dense(format):
         jax.jit(lambda p: snn.SparseLinear.variables_from_dense(p, 0.6))(params)
     with pytest.raises(NotImplementedError, match="nearest are CSR, CVS"):
         snn.SparseLinear.variables_from_dense(params, 0.6, format=CSC)
+
+
+@pytest.mark.parametrize(
+    "own, twin",
+    [
+        (snn.SparseMultiHeadAttention, linen.MultiHeadDotProductAttention),
+        (snn.MaskedLinear, linen.Dense),
+        (snn.SparseLinear, linen.Dense),
+    ],
+)
+def test_options_are_linens_in_name_order_and_default(own, twin):
+    own, twin = ({field.name: field.default for field in fields(one)} for one in (own, twin))
+    assert [name for name in own if name in twin] == [name for name in twin if name in own]
+    for name in (own.keys() & twin.keys()) - {"parent", "name"}:
+        if name.endswith("_init") and own[name] is not None:
+            close(*(one[name](KEY, (3, 4), jnp.float64) for one in (own, twin)))
+        else:
+            assert own[name] is twin[name] or own[name] == twin[name], name
+
+
+def test_dtype_and_precision_of_masked_linear():
+    layer = snn.MaskedLinear(3, dtype=jnp.bfloat16, precision="highest")
+    variables = layer.init(KEY, X)
+    assert variables["params"]["kernel"].dtype == jnp.float32
+    product = jax.make_jaxpr(layer.apply)(variables, X)
+    assert product.out_avals[0].dtype == jnp.bfloat16
+    assert "Precision.HIGHEST" in str(product)
 
 
 class Net(linen.Module):

@@ -105,6 +105,24 @@ def test_a_trained_layer_gets_a_mask():
     expected = nn.SparseLinear.from_dense(dense, 0.5, format=CVS(4)).weight
     converted = nn.SparseLinear.from_dense(layer).weight
     np.testing.assert_array_equal(converted.todense(), expected.todense())
+    asked = []
+
+    def dot_general(*operands, **options):
+        asked.append(options)
+        return jax.lax.dot_general(*operands, **options)
+
+    options = dict(precision="highest", preferred_element_type=jnp.float32)
+    dense = nnx.Linear(
+        *(16, 24), dot_general=dot_general, promote_dtype=lambda x, dtype: x, rngs=nnx.Rngs(0),
+        **options,
+    )  # fmt: skip
+    layer = nn.MaskedLinear.from_dense(dense)
+    np.testing.assert_array_equal(layer(x), dense(x))
+    assert layer.promote_dtype is dense.promote_dtype
+    assert [{name: one[name] for name in options} for one in asked] == 2 * [options]
+    for name in ("kernel", "bias"):  # copies
+        given, made = (getattr(one, name)[...].unsafe_buffer_pointer() for one in (dense, layer))
+        assert given != made
     with pytest.raises(TypeError, match="from_dense: layer must be an nnx.Linear, got Sequential"):
         nn.MaskedLinear.from_dense(nnx.Sequential(layer))
 
