@@ -18,7 +18,8 @@ from sgap_jax.primitives.row_reduce import row_sum
 
 
 def add_self_loops(A: SparseArray) -> SparseArray:
-    """A + I in CSR: every node also hears itself. What the diagonal held gets one more.
+    """A + I in CSR: every node also hears itself. What the diagonal held gets one more (of bool: is
+    true).
 
     Differentiable in A's values. Under jit too: of a structure that is traced, whose entries on the
     diagonal cannot be counted, the result has room for A.nnz + n entries, padding last.
@@ -41,7 +42,8 @@ def add_self_loops(A: SparseArray) -> SparseArray:
         offsets, columns, entry, loop = _with_diagonal(S.row_offsets, S.column_indices)
         values = jnp.zeros(columns.shape, A.dtype)
         values = values.at[entry].set(A.values.reshape(-1)[S.values], mode="drop")
-        values = values.at[loop].add(jnp.ones((), A.dtype))
+        at, one = values.at[loop], jnp.ones((), A.dtype)
+        values = at.max(one) if A.dtype == bool else at.add(one)
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
     # The values may be traced, so what must see the coordinates gets the numbers of them.
     with jax.ensure_compile_time_eval():

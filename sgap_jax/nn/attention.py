@@ -113,7 +113,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         rngs: nnx.Rngs | None = None,
     ) -> SparseMultiHeadAttention:
         """The layer with a dense one's options and a copy of its parameters; `rngs` is for dropout,
-        and needed if `layer` has it."""
+        and needed if `layer` has it. Of a sparse layer it has the pattern and the schedule too,
+        where none is given."""
         if not isinstance(layer, nnx.MultiHeadAttention):
             raise TypeError(
                 f"{cls.__name__}.from_dense: layer must be an nnx.MultiHeadAttention, got "
@@ -121,6 +122,9 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             )
         if rngs is None and layer.dropout_rate > 0:
             raise ValueError(f"{cls.__name__}.from_dense: rngs: expected, for the dropout")
+        if isinstance(layer, SparseMultiHeadAttention):
+            pattern = layer.pattern if pattern is None else pattern
+            schedule = layer.schedule if schedule is None else schedule
         options = {name: getattr(layer, name) for name in _OPTIONS}
         made = cls(pattern=pattern, schedule=schedule, rngs=rngs or nnx.Rngs(0), **options)
         nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))

@@ -18,6 +18,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.prune import prune
+from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.structure import (
     check_format,
     of_index_arrays,
@@ -130,8 +131,8 @@ class SparseLinear(nnx.Module):
     ) -> SparseLinear:
         """The layer that keeps a trained dense one's largest weights, see `sgap_jax.prune`.
 
-        Of a `MaskedLinear` it keeps what the mask keeps, if no sparsity is given. Bias and dtypes
-        are those of `layer`; the parameters are copies.
+        Of a `MaskedLinear` it keeps what the mask keeps, if no sparsity is given. Bias (with its
+        metadata) and dtypes are those of `layer`; the parameters are copies.
 
         Args:
           layer: `nnx.Linear` with concrete parameters (kernel [in_features, out_features]).
@@ -141,19 +142,21 @@ class SparseLinear(nnx.Module):
         Raises:
           TypeError: layer is not an `nnx.Linear`.
           ValueError: no sparsity for a layer without a mask, one out of range, traced parameters,
-            or a mask that another format than its own would fill up.
+            or a mask that keeps parts of the format's groups.
         """
         op = "SparseLinear.from_dense"
         if not isinstance(layer, nnx.Linear):
             raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
         mask, own = getattr(layer, "mask", None), getattr(layer, "format", CSR)
         format = check_format(op, own if format is None else format)
-        if mask is not None and sparsity is None and format not in (own, CSR):
-            raise ValueError(f"{op}: format: expected {own}, that of the mask, or CSR")
         given = None if mask is None else mask[...]
         pruned = pruned_weight(op, layer.kernel[...], given, sparsity, format)
         bias = None if layer.bias is None else layer.bias[...]
-        return cls.from_weight(pruned, bias, dtype=layer.dtype, promote_dtype=layer.promote_dtype)
+        promote = layer.promote_dtype
+        made = cls.from_weight(pruned, bias, dtype=layer.dtype, promote_dtype=promote)
+        if made.bias is not None and layer.bias is not None:
+            made.bias.set_metadata(**layer.bias.get_metadata())
+        return made
 
     @classmethod
     def from_weight(
@@ -238,6 +241,15 @@ def pruned_weight(
         )
     if sparsity is not None:
         return prune(np.where(kept, W, np.zeros((), W.dtype)), format, sparsity=sparsity)
+    (height, width), (down, across) = tile(format), grid(W.shape, format)
+    padded = np.pad(kept, ((0, down * height - W.shape[0]), (0, across * width - W.shape[1])))
+    groups = padded.reshape(down, height, across, width).any((1, 3))
+    whole = np.repeat(np.repeat(groups, height, 0), width, 1)[: W.shape[0], : W.shape[1]]
+    if (whole != kept).any():
+        raise ValueError(
+            f"{op}: mask: expected whole groups of {format}, got parts of some, which zeros would "
+            "fill up; CSR keeps entries"
+        )
     places = np.argwhere(kept)
     return SparseArray.from_coordinates(places, W[kept], W.shape, format=format)
 

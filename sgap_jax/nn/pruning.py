@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -106,6 +107,15 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     return jnp.repeat(mask, width, axis=1)[:m, :k]
 
 
+def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format) -> jax.Array:
+    """`magnitude_mask` of the weight K^T of a kernel [..., in_features, out_features], each one of
+    stacked layers by itself."""
+    mask = partial(magnitude_mask, sparsity=sparsity, format=format)
+    for _ in kernel.shape[:-2]:
+        mask = jax.vmap(mask)
+    return jnp.swapaxes(mask(jnp.swapaxes(kernel, -1, -2)), -1, -2)
+
+
 class MaskedLinear(nnx.Linear):
     """A dense linear layer whose weights a mask switches off, for pruning while it trains.
 
@@ -138,15 +148,18 @@ class MaskedLinear(nnx.Linear):
         self.mask = Structure(jnp.ones((in_features, out_features), bool))
 
     @classmethod
-    def from_dense(cls, layer: nnx.Linear, *, format: Format = CSR) -> MaskedLinear:
+    def from_dense(cls, layer: nnx.Linear, *, format: Format | None = None) -> MaskedLinear:
         """The layer with a trained dense one's options and a copy of its parameters; nothing is
-        masked yet."""
+        masked yet. Of a `MaskedLinear` it has the mask too, and the format if none is given (None:
+        CSR)."""
         op = f"{cls.__name__}.from_dense"
         if not isinstance(layer, nnx.Linear):
             raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
         options = {name: getattr(layer, name) for name in _OPTIONS}
-        made = cls(format=format, rngs=nnx.Rngs(0), **options)
-        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
+        own = layer.format if isinstance(layer, MaskedLinear) else CSR
+        made = cls(format=own if format is None else format, rngs=nnx.Rngs(0), **options)
+        # A mask is the one variable beside the parameters.
+        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, (nnx.Param, Structure))))
         return made
 
     @property
@@ -155,8 +168,9 @@ class MaskedLinear(nnx.Linear):
         return 1 - jnp.mean(self.mask[...], dtype=jnp.float32)
 
     def prune_step(self, sparsity: Any) -> None:
-        """Masks all but the kernel's largest groups, see `magnitude_mask`; also under `nnx.jit`."""
-        self.mask[...] = magnitude_mask(self.kernel[...].T, sparsity, self.format).T
+        """Masks all but the kernel's largest groups, see `magnitude_mask`; also under `nnx.jit`. Of
+        layers stacked by `nnx.vmap` each has its own."""
+        self.mask[...] = kernel_mask(self.kernel[...], sparsity, self.format)
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
         kernel = self.kernel[...]
@@ -178,7 +192,8 @@ def prune_step(model: nnx.Module, sparsity: Any) -> None:
         if step % 100 == 0:
             nn.prune_step(model, sparsity(step))
 
-    In place, also inside `nnx.jit`, where `sparsity` may be traced.
+    In place, also inside `nnx.jit`, where `sparsity` may be traced. Layers that `nnx.vmap` stacked
+    are pruned each by itself.
 
     Raises:
       ValueError: the model has no MaskedLinear.

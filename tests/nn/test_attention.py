@@ -56,6 +56,9 @@ def test_layer_is_flax_with_the_pattern_as_its_mask(format, leading):
     close(layer(q, k), twin(q, k, mask=full))
     shared = nn.SparseMultiHeadAttention.from_dense(twin)
     assert not shared.pattern
+    again = nn.SparseMultiHeadAttention.from_dense(layer)
+    assert again.kinds == layer.kinds and not nn.SparseMultiHeadAttention.from_dense(shared).pattern
+    close(again(q, k), layer(q, k))
     close(shared(q, k, v, pattern=pattern), layer(q, k, v))
 
 
@@ -248,5 +251,7 @@ def test_wrong_arguments_are_named():
         drops(x.astype(jnp.float32))
     with pytest.raises(ValueError, match="rngs: expected, for the dropout"):
         drops(x.astype(jnp.float32), deterministic=False)
+    with pytest.raises(ValueError, match=f"{op}: pattern: expected with the call, got None"):
+        snn.SparseMultiHeadAttention(4).init(jax.random.key(0), x, pattern=None)
     with pytest.raises(ValueError, match="3 heads do not divide 8 features"):
         snn.SparseMultiHeadAttention(3).init(jax.random.key(0), x, pattern=pattern)

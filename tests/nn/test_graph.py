@@ -65,6 +65,9 @@ def test_self_loops():
     expected = 2 * (B.values + (rows == columns).astype(B.dtype))
     close(jax.jit(gradient)(B.values, B), expected)
     close(jax.jit(lambda v: gradient(v, B))(B.values), expected)
+    bools = SparseArray.from_dense(A != 0)
+    for function in (nn.add_self_loops, jax.jit(nn.add_self_loops)):
+        close(function(bools).todense(), (A != 0) | np.eye(N, dtype=bool))
     ints = nn.add_self_loops(SparseArray.from_dense((A != 0).astype(np.int32)))
     assert ints.dtype == np.int32
     close(ints.todense(), (A != 0) + np.eye(N))

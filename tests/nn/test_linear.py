@@ -166,6 +166,8 @@ def test_metadata_of_the_parameters():
     init = nnx.with_metadata(nnx.initializers.normal(), tag="i")
     layer = made(CVS(8), values_init=init, bias_metadata=dict(tag="b"))
     assert (layer.values.tag, layer.bias.tag) == ("i", "b")
+    dense = nnx.Linear(12, 20, bias_metadata=dict(tag="b"), rngs=nnx.Rngs(0))
+    assert nn.SparseLinear.from_dense(dense, 0.5).bias.tag == "b"
     close(layer(inputs(3)), inputs(3) @ layer.weight.todense().T)
 
 

@@ -118,10 +118,43 @@ def test_masked_linear_and_pruning():
         snn.prune_step({"params": variables["params"]}, 0.5)
     with pytest.raises(ValueError, match=r"mask must be bool of shape \[6, 8\], got \[8, 6\]"):
         snn.SparseLinear.variables_from_dense(params, mask=mask.T)
+    partly = mask.at[0].set(jnp.arange(8) == 0)
+    with pytest.raises(ValueError, match=r"mask: expected whole groups of BCSR\(4, 3\), got parts"):
+        snn.SparseLinear.variables_from_dense(params, format=BCSR(4, 3), mask=partly)
     with pytest.raises(ValueError, match="sparsity: expected a number from 0 to 1 without a mask"):
         snn.SparseLinear.variables_from_dense(params)
     with pytest.raises(NotImplementedError, match="MaskedLinear: no CSC here"):
         snn.MaskedLinear(3, CSC).init(KEY, X)
+
+
+def test_pruning_of_boxed_and_of_stacked_layers():
+    boxed = linen.with_partitioning(linen.initializers.normal(), ("in", "out"))
+    options = dict(kernel_init=boxed, bias_init=linen.with_partitioning(linen.zeros, ("out",)))
+
+    class Stack(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            axes = dict(params=0, structure=0)
+            over = linen.scan(
+                lambda layer, x, _: (layer(x), None), axes, length=3, split_rngs=dict(params=True),
+                metadata_params={linen.PARTITION_NAME: "layer"},
+            )  # fmt: skip
+            return over(snn.MaskedLinear(6, CVS(4), **options), x, None)[0]
+
+    x = X.astype(jnp.float32)
+    variables = Stack().init(KEY, x)
+    pruned = snn.prune_step(variables, 0.5, format=CVS(4))
+    close(pruned["params"], variables["params"])
+    box = pruned["params"]["MaskedLinear_0"]["kernel"]
+    assert box.names == ("layer", "in", "out")
+    mask = pruned["structure"]["MaskedLinear_0"]["mask"]
+    for kernel, one in zip(box.value, mask, strict=True):
+        np.testing.assert_array_equal(one, nn.magnitude_mask(kernel.T, 0.5, CVS(4)).T)
+    params = linen.Dense(7, **options).init(KEY, x)["params"]
+    made = snn.SparseLinear.variables_from_dense(params, 0.5)
+    plain = snn.SparseLinear.variables_from_dense(linen.meta.unbox(params), 0.5)
+    assert made["params"]["bias"].names == ("out",)
+    close(linen.meta.unbox(made), plain)
 
 
 def test_graph_conv():

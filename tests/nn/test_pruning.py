@@ -123,6 +123,10 @@ def test_a_trained_layer_gets_a_mask():
     for name in ("kernel", "bias"):  # copies
         given, made = (getattr(one, name)[...].unsafe_buffer_pointer() for one in (dense, layer))
         assert given != made
+    layer.prune_step(0.5)
+    again = nn.MaskedLinear.from_dense(nn.MaskedLinear.from_dense(layer), format=CVS(4))
+    assert again.format == CVS(4) and nn.MaskedLinear.from_dense(again).format == CVS(4)
+    np.testing.assert_array_equal(again.mask[...], layer.mask[...])
     with pytest.raises(TypeError, match="from_dense: layer must be an nnx.Linear, got Sequential"):
         nn.MaskedLinear.from_dense(nnx.Sequential(layer))
 
@@ -208,7 +212,7 @@ def test_conversion_keeps_zeros_that_the_mask_keeps():
     sparse = nn.SparseLinear.from_dense(layer)
     assert sparse.weight.nnz == 16 * 24 // 2
     assert nn.SparseLinear.from_dense(layer, format=CSR).weight.nnz == 16 * 24 // 2
-    with pytest.raises(ValueError, match="that of the mask, or CSR"):
+    with pytest.raises(ValueError, match=r"mask: expected whole groups of CVS\(8\), got parts"):
         nn.SparseLinear.from_dense(layer, format=CVS(8))
 
 
@@ -218,6 +222,14 @@ def test_conversion_at_a_sparsity_of_its_own():
     sparse = nn.SparseLinear.from_dense(layer, 0.75, format=CVS(4))
     expected = prune(jnp.where(layer.mask[...], layer.kernel[...], 0).T, CVS(4), sparsity=0.75)
     np.testing.assert_array_equal(sparse.weight.todense(), expected.todense())
+
+
+def test_stacked_layers_are_pruned_each_by_itself():
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = nnx.vmap(lambda key: nn.MaskedLinear(6, 8, format=CVS(4), rngs=nnx.Rngs(key)))(keys)
+    nn.prune_step(layers, 0.5)
+    for kernel, mask in zip(layers.kernel[...], layers.mask[...], strict=True):
+        np.testing.assert_array_equal(mask, nn.magnitude_mask(kernel.T, 0.5, CVS(4)).T)
 
 
 def test_prune_step_refuses_a_model_without_masks():

@@ -56,6 +56,9 @@ class SparseMultiHeadAttention(linen.Module):
         deterministic: bool | None = None,
     ) -> jax.Array:
         op = type(self).__name__
+        patterns = check_patterns(op, pattern)
+        if not patterns:
+            raise ValueError(f"{op}: pattern: expected with the call, got {pattern}")
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         width = self.qkv_features or inputs_q.shape[-1]
         if width % self.num_heads:
@@ -82,7 +85,7 @@ class SparseMultiHeadAttention(linen.Module):
             if not deterministic:
                 rng = self.make_rng("dropout")
                 drop = weight_dropout(rng, self.dropout_rate, self.broadcast_dropout)
-        patterns, projected = check_patterns(op, pattern), (query, key, value)
+        projected = (query, key, value)
         if self.decode and self.has_variable("cache", "cached_key"):
             variables = self._cache(key, value)
             cache: Any = tuple(one.value for one in variables)

@@ -13,7 +13,7 @@ from flax.typing import Dtype, Initializer, PrecisionLike
 
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.nn.linear import ZEROS, linear, pruned_weight, scaled_normal, with_bias
-from sgap_jax.nn.pruning import magnitude_mask
+from sgap_jax.nn.pruning import kernel_mask
 from sgap_jax.nn.structure import check_format, index_arrays, of_index_arrays, random_structure
 from sgap_jax.schedules import Schedule
 
@@ -64,19 +64,23 @@ class SparseLinear(linen.Module):
         those that the mask of a `MaskedLinear` keeps.
 
         Args:
-          params: of the dense layer: kernel [in_features, features] and perhaps bias, concrete.
+          params: of the dense layer: kernel [in_features, features] and perhaps bias, concrete. A
+            bias in a box (`linen.with_partitioning`) stays in it; the values are plain.
           sparsity, format: which to keep, see `sgap_jax.prune`; the layer has the same ones.
-          mask: bool [in_features, features], made in `format`; without a sparsity all that it
-            keeps is kept.
+          mask: bool [in_features, features]; without a sparsity all that it keeps is kept, whole
+            groups of `format`.
 
         Returns:
           {"params": {values, bias}, "structure": {index_arrays}}.
 
         Raises:
-          ValueError: neither a sparsity nor a mask, a mask of another shape, or traced arrays.
+          ValueError: neither a sparsity nor a mask, a mask of another shape or of parts of groups,
+            or traced arrays.
         """
         op = "SparseLinear.variables_from_dense"
-        W = pruned_weight(op, params["kernel"], mask, sparsity, check_format(op, format))
+        # What a box says of the axes of a kernel is not true of the values.
+        kernel = linen.meta.unbox(params["kernel"])
+        W = pruned_weight(op, kernel, mask, sparsity, check_format(op, format))
         kept = {name: value for name, value in params.items() if name != "kernel"}
         structure = {"index_arrays": index_arrays(W)}
         return {"params": {**kept, "values": W.values}, "structure": structure}
@@ -115,7 +119,9 @@ class MaskedLinear(linen.Module):
 
 def prune_step(variables: Any, sparsity: Any, *, format: Format = CSR) -> dict[str, Any]:
     """The variables of a model with the mask of every `MaskedLinear` set anew, each by its own
-    magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced.
+    magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced. Layers
+    that `linen.scan` or `linen.vmap` stacked along the first axes are pruned each by itself;
+    parameters in boxes (`linen.with_partitioning`) stay in them.
 
     Args:
       variables: {"params": ..., "structure": ...}, of one layer or of a whole model.
@@ -126,12 +132,12 @@ def prune_step(variables: Any, sparsity: Any, *, format: Format = CSR) -> dict[s
       ValueError: no mask in `variables`.
     """
     structure = flatten_dict(variables.get("structure", {}))
-    params = flatten_dict(variables["params"])
+    params = flatten_dict(linen.meta.unbox(variables["params"]))
     masks = {}
     for path, mask in structure.items():
         kernel = params.get((*path[:-1], "kernel"))
         if path[-1] == "mask" and kernel is not None and kernel.shape == mask.shape:
-            masks[path] = magnitude_mask(kernel.T, sparsity, format).T
+            masks[path] = kernel_mask(kernel, sparsity, format)
     if not masks:
         raise ValueError("prune_step: variables: expected the mask of a MaskedLinear, got none")
     return {**variables, "structure": unflatten_dict({**structure, **masks})}
