@@ -146,7 +146,7 @@ def test_several_positions_over_the_end(prompt):
     want = steps(layer, x)
     cache = [getattr(layer, name)[...] for name in ("cached_key", "cached_value", "cache_index")]
     layer.init_cache(X.shape, jnp.float64)
-    layer(x[:, :prompt])
+    steps(layer, x[:, :prompt])
     got = layer(x[:, prompt:])
     fit = L - 1 - prompt
     if fit > 0:
@@ -247,14 +247,14 @@ def test_linen():
         y, state = layer.apply(variables, x, pattern=pattern, mutable=["cache"], **options)
         return y, state["cache"]
 
-    first, cache = several(own["cache"], X[:, :5], is_causal=True)
-    second, cache = several(cache, X[:, 5:], is_causal=True)
+    first, cache = several(own["cache"], X[:, :6], is_causal=True)
+    second, cache = several(cache, X[:, 6:], is_causal=True)
     close([jnp.concatenate([first, second], axis=1), cache], [jnp.concatenate(rows, 1), caches[0]])
     with pytest.raises(ValueError, match="decode: pattern: expected no key after its query"):
         several(own["cache"], X[:, :1])
     halves = {name: x if x.ndim == 0 else x.astype(jnp.bfloat16) for name, x in cache.items()}
-    halves["cache_index"] = jnp.int32(5)
-    y, cache = several(halves, X[:, 5:], is_causal=True)
+    halves["cache_index"] = jnp.int32(6)
+    y, cache = several(halves, X[:, 6:], is_causal=True)
     assert y.dtype == jnp.float64 and cache["cached_key"].dtype == jnp.bfloat16
     close(y, second, 0.05)
 
