@@ -5,9 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import is_traced
-from sgap_jax.formats.construct import expand_offsets
-from sgap_jax.formats.convert import require_unbatched
+from sgap_jax.formats.convert import stored_levels
 from sgap_jax.formats.levels import CVS, Format
 from sgap_jax.formats.vectors import concrete_coordinates
 from sgap_jax.masks.build import of_block_rows, rows_of_vectors
@@ -70,14 +68,10 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
     """Rows and columns of what is stored."""
     if not isinstance(pattern, SparseArray) or pattern.ndim != 2:
         raise ValueError(f"masks.{op}: expected a SparseArray of 2 dimensions")
-    require_unbatched(pattern, f"masks.{op}: the mask")
     length = pattern.format.vector_length
     if length is None or pattern.format != CVS(length):
         return concrete_coordinates(pattern, f"masks.{op}")
-    if is_traced(*pattern.index_arrays[1]):
-        raise ValueError(f"masks.{op}: expected a concrete mask, got tracers; call it outside jit")
-    offsets, indices = (np.asarray(x) for x in pattern.index_arrays[1])
-    block, column = expand_offsets(offsets), indices[: int(offsets[-1])]
+    block, column = stored_levels(pattern, f"masks.{op}")
     rows = block[:, None] * length + np.arange(length)
     inside = rows < pattern.shape[0]
     return [rows[inside], np.broadcast_to(column[:, None], rows.shape)[inside]]

@@ -10,6 +10,7 @@ from battery import BATTERY, array
 
 from sgap_jax import (
     CSC,
+    CVS,
     CpuTile,
     Problem,
     Reference,
@@ -161,6 +162,15 @@ def test_a_batch_of_patterns_without_one_of_values(call):
 def test_a_batch_of_transposes_alone():
     with pytest.raises(ValueError, match=r"2 dimensions, \(2, 34\), and values"):
         spmm(dataclasses.replace(A, transposed=PATTERNS.transposed), B)
+
+
+def test_masks_of_column_vectors_are_of_one_known_structure():
+    P = masks.band(16, 4, format=CVS(4))
+    with pytest.raises(ValueError, match=r"masks\.causal: the structure is traced"):
+        jax.jit(lambda P: masks.causal(P).values)(P)
+    index_arrays = jax.tree.map(lambda x: jnp.stack([x, x]), P.index_arrays)
+    with pytest.raises(ValueError, match=r"masks\.causal: A has index arrays of 2 dimensions"):
+        masks.causal(dataclasses.replace(P, index_arrays=index_arrays))
 
 
 def test_what_that_message_advises_runs():

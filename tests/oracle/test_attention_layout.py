@@ -1,0 +1,111 @@
+"""How attention lays out its work on the CPU: pieces of rows and keys, copies, groups of heads."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import cast
+
+from sgap_jax import CVS, Problem, masks, sparse_attention
+from sgap_jax.schedules.cpu_attention import attention_plan
+
+
+def plan(
+    heads,
+    key_heads,
+    key_batch,
+    batch,
+    width=64,
+    dtype="float32",
+    nnz=512 * 64,
+    rows=512,
+    keys=512,
+    **of,
+):
+    problem = Problem(
+        "attention",
+        (rows, keys),
+        nnz,
+        n=width,
+        dtype=dtype,
+        batch=batch * heads,
+        platform="cpu",
+        **of,
+    )
+    return attention_plan(problem, key_heads, key_batch, batch, (width, width))
+
+
+def test_the_pieces_of_gradients_are_tasks_for_the_processors(monkeypatch):
+    def pieces(processors, *heads):
+        monkeypatch.setattr("os.cpu_count", lambda: processors)
+        return [plan(n, n, 1, 1).pieces for n in heads]
+
+    assert pieces(None, 1, 4) == pieces(1, 1, 4) == [1, 1]
+    assert pieces(2, 1, 2, 3, 4, 64) == [2, 1, 2, 1, 1]
+    assert pieces(64, 1, 2, 3, 4, 8, 64) == pieces(8, 1, 2, 3, 4, 8, 64) == [8, 4, 5, 2, 1, 1]
+    assert plan(8, 1, 1, 1).pieces == 8 and plan(1, 1, 1, 64).pieces == 1
+    assert plan(1, 1, 1, 1, rows=3).pieces == 3 and plan(1, 1, 1, 1, keys=3).pieces == 3
+    assert plan(1, 1, 1, 1, rows=24, format="CVS(8)").pieces == 3
+
+
+def test_keys_are_copied_where_that_is_needed_or_pays():
+    def packed(heads, uses=64, **of):
+        found = plan(heads, heads, 1, 1, nnz=512 * uses, **of)
+        return found.packed, found.backward_packed
+
+    assert {packed(n) for n in (1, 4, 12, 20)} == {(False, False)}
+    # Half a page apart and a page apart; used often, and less.
+    assert packed(8) == packed(24) == packed(16, width=32) == packed(4, width=128) == (False, True)
+    assert packed(16) == packed(8, width=128) == packed(16, width=256) == (True, True)
+    assert packed(8, uses=12) == packed(16, uses=4) == (False, False) != packed(16, uses=12)
+    assert packed(2, width=512) == (False, False)  # rows of half a page
+    assert plan(4, 16, 1, 4).packed
+    assert packed(4, width=40) == packed(4, dtype="bfloat16") == (True, True)
+    assert packed(8, width=24, dtype="float64") == (False, False)
+
+
+def test_keys_that_many_sequences_share_are_copied_once():
+    """A copy for each would take 550 GB."""
+    count, keys = 1 << 16, 1 << 16
+    A = masks.from_function(lambda i, j: j % (1 << 14) == 0, 1, keys)
+    rng = np.random.default_rng(0)
+    q = cast(rng.standard_normal((count, 1, 1, 1, 16)), "bfloat16")
+    k, v = (cast(rng.standard_normal((1, keys, 1, 16)), "bfloat16") for _ in range(2))
+    out = jax.jit(jax.vmap(lambda q, k, v: sparse_attention(q, k, v, A), (0, None, None)))(q, k, v)
+    for i in (0, count - 1):
+        np.testing.assert_array_equal(out[i], sparse_attention(q[i], k, v, A))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_groups_of_heads_are_as_each_alone(shared):
+    """Copies of 2 MB a head, of which few exist at a time."""
+    A = masks.from_function(lambda i, j: (i * 61 + j * 7) % 64 < 4, 16, 4096, format=CVS(4))
+    rng = np.random.default_rng(0)
+    batch, heads = 3, 4
+    sizes = [(batch, 16, heads, 64)] + [(1 if shared else batch, 4096, heads, 64)] * 2
+    x = [cast(rng.standard_normal(size), "bfloat16") for size in sizes]
+
+    @jax.jit
+    def step(q, k, v):
+        if k.shape[0] != q.shape[0]:
+            f = jax.vmap(lambda q, k, v: sparse_attention(q, k, v, A), (0, None, None))
+            k, v = k[0], v[0]
+        else:
+            f = lambda q, k, v: sparse_attention(q, k, v, A)
+        out, pullback = jax.vjp(f, q, k, v)
+        return out, pullback(out)
+
+    out, (dq, dk, dv) = step(*x)
+    assert float(jnp.abs(dk).max()) > 0
+    for b in range(batch):
+        for h in range(heads):
+            mine = [y[b % y.shape[0], :, h : h + 1][None] for y in x]
+            alone, (own_q, own_k, own_v) = step(*mine)
+            np.testing.assert_array_equal(out[b, :, h], alone[0, :, 0])
+            close = functools.partial(np.testing.assert_allclose, rtol=0.02, atol=1e-5)
+            close(*(x.astype(jnp.float32) for x in (dq[b, :, h], own_q[0, :, 0])))
+            if not shared:
+                close(*(x.astype(jnp.float32) for x in (dk[b, :, h], own_k[0, :, 0])))
+                close(*(x.astype(jnp.float32) for x in (dv[b, :, h], own_v[0, :, 0])))
