@@ -6,7 +6,7 @@ from sgap_jax.runtime.kernel_source import TYPES
 from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.warp import WarpTile, tile_blocks
+from sgap_jax.schedules.warp import WarpTile
 
 
 def launch_plan(
@@ -38,6 +38,6 @@ def launch_plan(
         problem,
         problem.nnz,
         shapes,
-        blocks=tile_blocks(problem, tile.vector_length),
+        blocks=tile.blocks(problem),
         threads=32,
     )

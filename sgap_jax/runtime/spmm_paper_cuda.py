@@ -5,7 +5,7 @@ from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.warp import WarpTile, tile_blocks
+from sgap_jax.schedules.warp import WarpTile
 
 
 def launch_plan(
@@ -44,7 +44,7 @@ def launch_plan(
     return KernelCall(
         source=instantiation(header, kernel, constants, pointers, len(scalars)),
         kernel=kernel,
-        grid=(*tile_blocks(problem, tile.vector_length), grid_z(problem.batch)),
+        grid=(*tile.blocks(problem), grid_z(problem.batch)),
         block=(32, 1, 1),
         scalars=scalars,
     )

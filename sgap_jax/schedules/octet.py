@@ -7,15 +7,15 @@ import dataclasses
 from sgap_jax.schedules.octet_sddmm import check_sddmm, explain_sddmm
 from sgap_jax.schedules.octet_spmm import check_spmm, explain_spmm
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.vector_tile import check_field, check_vectors, tile_text
+from sgap_jax.schedules.schedule import ScheduleError
+from sgap_jax.schedules.vector_tile import VectorTile
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
 
 
 @dataclasses.dataclass(frozen=True)
-class OctetTile(Schedule):
+class OctetTile(VectorTile):
     """One warp multiplies tiles of column vectors by gathered rows, on tensor cores.
 
     Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
@@ -43,7 +43,6 @@ class OctetTile(Schedule):
     sm_80 and later.
     """
 
-    vector_length: int = 8
     tile_n: int = 64
     tile_k: int = 16
     stages: int = 1
@@ -59,19 +58,14 @@ class OctetTile(Schedule):
             ("stages", range(1, 5)),
             ("row_warps", (1, 2, 4, 8, 16)),
         ):
-            check_field(self, name, allowed)
+            self.check_field(name, allowed)
         for name in ("swizzle", "tf32"):
             value = getattr(self, name)
             if type(value) is not bool:
                 raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether a product has the same bits at each call."""
-        return True
-
     def check(self, problem: Problem) -> None:
-        check_vectors(self, problem)
+        self.check_vectors(problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
@@ -91,6 +85,3 @@ class OctetTile(Schedule):
     def explain(self, problem: Problem) -> str:
         explain = explain_sddmm if problem.op == "sddmm" else explain_spmm
         return explain(self, problem)
-
-    def __str__(self) -> str:
-        return tile_text(self)

@@ -5,23 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from sgap_jax.schedules.paper_tile import LENGTHS, PaperTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.vector_tile import check_default, check_field, tile_text
-from sgap_jax.schedules.warp import (
-    FEATURES,
-    LENGTHS,
-    check_paper,
-    product_loops,
-    sampled_loops,
-    tile_heading,
-)
+from sgap_jax.schedules.schedule import ScheduleError
 
 _PARTIALS = ("registers", "shuffle")
 
 
 @dataclasses.dataclass(frozen=True)
-class PaperOctetTile(Schedule):
+class PaperOctetTile(PaperTile):
     """The octet tiling as the paper has it, on mma.m8n8k4: a warp computes V rows x 64 columns.
 
     Operands are exchanged: gathered rows are the left one, loaded as they come, 16 bytes a lane and
@@ -46,42 +38,30 @@ class PaperOctetTile(Schedule):
     Source: vectorSparse, sections 5.3, 5.4, 6.3 and 6.4 (TCU-based 1-D octet tiling).
     """
 
-    vector_length: int = 8
     tile_k: int = 32
     partials: str = "registers"
 
     dtypes: ClassVar[tuple[str, ...]] = ("float16",)
 
     def __post_init__(self) -> None:
-        check_field(self, "vector_length", LENGTHS)
-        check_field(self, "tile_k", range(4, 65, 4))
+        self.check_field("vector_length", LENGTHS)
+        self.check_field("tile_k", range(4, 65, 4))
         if self.partials == "arch":
             raise ScheduleError(
                 "PaperOctetTile: partials='arch' needs the switch within a tensor core that "
                 "vectorSparse, section 6.3, proposes and nobody built; there are "
                 "'registers' and 'shuffle'"
             )
-        check_field(self, "partials", _PARTIALS)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether a product has the same bits at each call."""
-        return True
+        self.check_field("partials", _PARTIALS)
 
     def check(self, problem: Problem) -> None:
-        check_paper(self, problem)
-        if problem.op == "sddmm":
-            check_default(self, problem, "tile_k", f"sddmm takes {FEATURES} features a step")
-        else:
-            check_default(self, problem, "partials", "only sddmm has inverted products")
-
-    def transposed(self) -> None:
-        """The transpose of column vectors is row vectors, which share no gathered row."""
-        return None
+        super().check(problem)
+        if problem.op != "sddmm":
+            self.check_default(problem, "partials", "only sddmm has inverted products")
 
     def explain(self, problem: Problem) -> str:
         self.check(problem)
-        heading = tile_heading(self, problem)
+        heading = self.heading(problem)
         loops = self._sampled() if problem.op == "sddmm" else self._product()
         return "\n".join([*heading, *loops])
 
@@ -90,7 +70,7 @@ class PaperOctetTile(Schedule):
             "lane:  columns 8g..8g + 7 of every 4th row of B from t on (g = lane / 4, t = lane % "
             "4); at the end of 2 rows of C",
             "write: every lane, plain stores",
-            *product_loops(self.vector_length, self.tile_k),
+            *self.product_loops(),
             "    AS, columns = values[p], column_indices[p]  # in shared memory, zeros where none",
             "    for s in range(0, len(AS), 4):              # 2 mma.m8n8k4; all loads first",
             "      acc[v, j].T += B[columns[s : s + 4], j].T @ AS[s : s + 4, v]",
@@ -106,12 +86,9 @@ class PaperOctetTile(Schedule):
             "lane:  features 8g..8g + 7 of row t, and 8g'..8g' + 7 of row t + 4, g' = (g + 4) % 8 "
             "(g = lane / 4, t = lane % 4); one vector at the end",
             "write: every lane, its vector, a plain store; zeros in the padding",
-            *sampled_loops(self.vector_length),
+            *self.sampled_loops(),
             "    for s in range(0, 32, 8):  # 4 mma.m8n8k4, of 16 features in each octet",
             "      acc[v, s : s + 8].T += Y[columns[s : s + 8], l] @ X[rows, l].T",
             f"      # {remedy}",
             "  values[q, v] = sum over 4 octets of acc[v, q]",
         ]
-
-    def __str__(self) -> str:
-        return tile_text(self)

@@ -6,8 +6,8 @@ import dataclasses
 
 from sgap_jax.schedules.grid import GRID_X, GRID_Y
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.vector_tile import check_field, check_vectors, tile_text
+from sgap_jax.schedules.schedule import ScheduleError
+from sgap_jax.schedules.vector_tile import VectorTile
 
 LENGTHS = (1, 2, 4, 8, 16, 32)  # of vectors that kernels exist for
 BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
@@ -25,7 +25,7 @@ _ALLOWED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SubwarpTile(Schedule):
+class SubwarpTile(VectorTile):
     """A subwarp, neighbouring lanes of a warp, computes a tile of a product with column vectors.
 
     In spmm a tile is the V rows of a block row times `tile_n` columns (of A^T B, one row times
@@ -51,7 +51,6 @@ class SubwarpTile(Schedule):
     Source: vectorSparse, sections 5.1 and 6.1 (extended there from Sputnik); `split` is ours.
     """
 
-    vector_length: int = 8
     tile_n: int | None = None
     tile_k: int | None = None
     subwarp: int = 8
@@ -60,17 +59,12 @@ class SubwarpTile(Schedule):
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
-            check_field(self, name, allowed)
+            self.check_field(name, allowed)
         if self.split > self.subwarp:
             raise ScheduleError(
                 f"SubwarpTile: split={self.split} lanes share a column, more than the "
                 f"{self.subwarp} of a subwarp"
             )
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether a product has the same bits at each call."""
-        return True
 
     def lane_columns(self, problem: Problem) -> int:
         """Dense columns (spmm) or features (sddmm) of one load of a lane."""
@@ -128,7 +122,7 @@ class SubwarpTile(Schedule):
         return max(-(-lanes // self.block_size), 1), across
 
     def check(self, problem: Problem) -> None:
-        check_vectors(self, problem)
+        self.check_vectors(problem)
         if problem.op == "sddmm" and self.split != 1:
             raise ScheduleError(
                 f"sddmm: {self}: all lanes of a subwarp share the features; leave split out"
@@ -145,9 +139,6 @@ class SubwarpTile(Schedule):
         from sgap_jax.schedules.explain_subwarp import explain_subwarp
 
         return explain_subwarp(self, problem)
-
-    def __str__(self) -> str:
-        return tile_text(self)
 
 
 def widest_load(problem: Problem) -> int:
