@@ -35,19 +35,28 @@ from sgap_jax.compiler.widths import index_dtype
 _OUTERMOST = (CPU_THREAD, GPU_BLOCK)
 _NOBODY = Int(-1)  # the index of a lane that takes no part in a SegReduce
 
+# Elements that take turns at a task: what they share is in the L1 cache for all but the first, and
+# so are its branches learned. Measured on one thread (Zen 5, MTTKRP of rank 32, 40,000 entries in
+# short fibers, a batch of 8): two at a time take 0.85x, four 0.78x, eight 0.73x of the time of one
+# after another.
+_TURNS = 8
 
-def of_batch(
-    function: Function, length: int, arrays: Collection[str], near: bool = False
-) -> Function:
+# Numbers that they have to themselves and read in any order: 384 KiB of float32, a part of an L2
+# cache. With 1 MiB of these between them SpMM takes 1.0x to 1.4x and SDDMM 1.0x to 1.05x of the
+# time of one after another, with 2 MiB 0.9x to 1.5x and 1.0x to 1.7x.
+_NEAR = 3 << 15
+
+
+def of_batch(function: Function, length: int, arrays: Collection[str], turns: int = 1) -> Function:
     """`function` for each of `length` elements. `arrays` have a part for each, one after another;
     what else is read all elements share.
 
     Where the output has parts, tasks or blocks are of all elements: the loop over these is a part
-    of the outermost parallel loop, the outer one, or the inner one if `near`. That is for arrays
-    that are read in order: what else the tasks of one number read, they read in turn, while it is
-    in a cache. Else the output is the sum of what all elements give, in the accumulator's dtype:
-    the loop over them is within the outermost parallel one, whose iterations add up what they have.
-    Without a parallel loop it is around everything.
+    of the outermost parallel loop. `turns` elements, of which `length` is a multiple, follow each
+    other at each task, then at the next one; when these are done, so many other elements do. Else
+    the output is the sum of what all elements give, in the accumulator's dtype: the loop over them
+    is within the outermost parallel one, whose iterations add up what they have. Without a parallel
+    loop it is around everything.
     """
     (output,) = function.outputs
     taken, element = _names(function), "element"
@@ -68,12 +77,16 @@ def of_batch(
         body, count = moved(statement.body), extent(statement)
         if summed or not count:
             return dataclasses.replace(statement, body=(each(*body),))
-        outer, inner = (statement.var, element) if near else (element, statement.var)
-        both = f"{outer}_{inner}"
+        near, far = (statement.var, element), (element, statement.var)
+        both = "_".join(near if turns == length else far)
         while both in taken:
             both += "_"
-        many = length if near else count
-        parted = Let(outer, divide(Var(both), many)), Let(inner, modulo(Var(both), many))
+        rest, one = divide(Var(both), turns), modulo(Var(both), turns)
+        if turns == length:
+            parted = Let(statement.var, rest), Let(element, one)
+        else:
+            others = multiply(divide(rest, count), Int(turns))
+            parted = Let(element, add(others, one)), Let(statement.var, modulo(rest, count))
         return For(both, ZERO, Int(length * count), (*parted, *body), unit=statement.unit)
 
     tasks = [s for s in function.body if isinstance(s, For) and s.unit in _OUTERMOST]
@@ -87,8 +100,16 @@ def of_batch(
     return dataclasses.replace(function, inputs=inputs, outputs=outputs, body=body, index=index)
 
 
+def in_turns(function: Function, length: int, dense: Collection[str]) -> int:
+    """How many of `length` elements are to take turns at a task. `dense`: inputs that have a part
+    for each and are not read in order."""
+    own = sum(array.size for array in function.inputs if array.name in dense)
+    most = min(_TURNS, length, _NEAR // max(own, 1))
+    return next((turns for turns in range(most, 1, -1) if length % turns == 0), 1)
+
+
 def _longer(array: Array, length: int) -> Array:
-    return dataclasses.replace(array, size=length * array.size)
+    return dataclasses.replace(array, size=length * array.size, parts=length * array.parts)
 
 
 def _names(function: Function) -> set[str]:

@@ -151,8 +151,7 @@ class SumsApart(Lanes):
 
     def _store_each(self, found: Apart, total: Value) -> None:
         total = self.binary(found.op, self.value(found.start.value), total)
-        place = self.value(found.store.index)
-        self.store(self.arrays[found.store.array], place, total, None, False)
+        self.store(*self.place_in(found.store.array, found.store.index), total, None, False)
 
 
 def _next_to_each_other(index: Expr, var: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 
+from sgap_jax.compiler.arithmetic import ZERO, add
 from sgap_jax.compiler.llvm_code import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm_memory import Elements, Memory
 from sgap_jax.compiler.loopir import Binary, Expr, Float, Int, Load, Search, Select, Var
@@ -27,7 +29,7 @@ class Expressions(Memory):
                 found = self.scalars[name]
                 return self.read(found) if isinstance(found, Cell) else found
             case Load(array, index):
-                return self.load(self.arrays[array], self.value(index))
+                return self.load(*self.place_in(array, index))
             case Binary("and" | "or", _, _):
                 return self._logic(expr)
             case Binary(op, left, right):
@@ -36,6 +38,17 @@ class Expressions(Memory):
                 return self._select(self.value(condition), yes, no)
             case Search():
                 return self._search(expr)
+
+    def place_in(self, array: str, index: Expr) -> tuple[Elements, Value]:
+        """An array and a place in it, or a part of it and a place in that: its pointer stays the
+        same in the loops within, where the place is as in an array without parts."""
+        found = self.arrays[array]
+        if found.parts > 1:
+            part, index = _first_addends(index, found.count // found.parts)
+            if part != ZERO:
+                pointer = self._at(found, self.value(part))
+                found = dataclasses.replace(found, pointer=pointer)
+        return found, self.value(index)
 
     def _logic(self, expr: Binary) -> Value:
         left = self.value(expr.left)
@@ -136,3 +149,17 @@ class Expressions(Memory):
         text = self.spread(value) if wide else value.text
         self.emit(f"store {self.type(kind, lanes)} {text}, ptr {pointer}")
         return cell
+
+
+def _first_addends(index: Expr, size: int) -> tuple[Expr, Expr]:
+    """What is before the rest of a sum: numbers of parts, times how long these are."""
+    match index:
+        case Binary("+", first, rest):
+            part, left = _first_addends(first, size)
+            if left != ZERO:
+                return part, add(left, rest)
+            more, left = _first_addends(rest, size)
+            return add(part, more), left
+        case Binary("*", Var(), Int(length)) if length >= size:
+            return index, ZERO
+    return ZERO, index

@@ -12,13 +12,14 @@ _SHORT = {"float": "f32", "double": "f64", "half": "f16"}
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """An array: its pointer, its dtype and how many elements there are; whether they are
-    coordinates or positions."""
+    """An array: its pointer, its dtype and how many elements there are, in `parts` of one size;
+    whether they are coordinates or positions."""
 
     pointer: str
     dtype: str
     count: int
     is_index: bool = False
+    parts: int = 1
 
     @property
     def memory(self) -> str:

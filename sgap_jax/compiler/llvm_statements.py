@@ -77,10 +77,11 @@ class Statements(Expressions, abc.ABC):
             case If():
                 self._if(statement)
             case Store(array, index, value, op, atomic):
-                place, number = self.value(index), self.value(value)
+                into, place = self.place_in(array, index)
+                number = self.value(value)
                 if self.width > 1 and place.uniform and op is None and not number.uniform:
                     raise NotVector
-                self.store(self.arrays[array], place, number, op, atomic)
+                self.store(into, place, number, op, atomic)
             case loopir.Comment(text):
                 self.lines += [f"  ; {line}" for line in text.splitlines()]
             case loopir.GroupReduce() | loopir.SegReduce():

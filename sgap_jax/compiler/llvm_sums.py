@@ -95,7 +95,7 @@ class Sums(Statements):
         return self.read(position)
 
     def is_far(self, array: Elements) -> bool:
-        return array.count * array.size > _FAR_BYTES
+        return array.count // array.parts * array.size > _FAR_BYTES
 
     def _step(self, loop: For) -> None:
         if self.ahead:

@@ -266,13 +266,15 @@ Stmt = (
 class Array:
     """`dtype`: a NumPy name or "bfloat16". `fill`, of outputs: what every element holds before the
     function starts; None where the function stores each element first. An array of int32 has
-    coordinates or positions, but for one of `numbers`."""
+    coordinates or positions, but for one of `numbers`. `parts`: it is so many arrays of one size,
+    one after another, of which a place says by its first addends which one it is in."""
 
     name: str
     dtype: str
     size: int
     fill: float | None = None
     numbers: bool = False
+    parts: int = 1
 
     @property
     def is_index(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sgap_jax.compiler.loopir import (
@@ -28,15 +29,23 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
             yield from statements(getattr(statement, field, ()))
 
 
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of what a node of the IR is made of; None for what is none."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
 def parts(node: Any) -> Iterator[Any]:
     """A statement or an expression and all that it is made of."""
     if isinstance(node, tuple):
         for child in node:
             yield from parts(child)
-    elif dataclasses.is_dataclass(node):
+    elif (names := _fields(node.__class__)) is not None:
         yield node
-        for field in dataclasses.fields(node):
-            yield from parts(getattr(node, field.name))
+        for name in names:
+            yield from parts(getattr(node, name))
 
 
 def pure(expr: Expr) -> bool:
@@ -51,10 +60,12 @@ def replaced(node: Any, old: Expr, new: Expr) -> Any:
     """`node` with `new` wherever `old` is in it."""
     if node == old:
         return new
-    if not dataclasses.is_dataclass(node) or isinstance(node, type):
-        return node
-    fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
-    return dataclasses.replace(node, **{n: replaced(v, old, new) for n, v in fields.items()})
+    changed = {}
+    for name in _fields(node.__class__) or ():
+        before = getattr(node, name)
+        if (after := replaced(before, old, new)) is not before:
+            changed[name] = after
+    return dataclasses.replace(node, **changed) if changed else node
 
 
 def only_sums(loop: For) -> bool:
@@ -64,7 +75,8 @@ def only_sums(loop: For) -> bool:
     )
 
 
-def gathers(loop: For) -> dict[Load, Load]:
+@functools.lru_cache(maxsize=64)  # asked again for each copy that is printed of a loop
+def gathers(loop: For) -> Mapping[Load, Load]:
     """Loads of the body at a place that another load, at the loop's variable, decides: that one.
 
     Scalars of the body are put in, so that only those of outside are left.

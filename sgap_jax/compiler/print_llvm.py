@@ -175,7 +175,7 @@ class _Writer(Fills):
     def kernel(self, symbol: str, phase: _Phase) -> str:
         arrays = _arrays(self.function)
         self.arrays = {
-            a.name: Elements(f'%"{a.name}"', a.dtype, a.size, a.is_index) for a in arrays
+            a.name: Elements(f'%"{a.name}"', a.dtype, a.size, a.is_index, a.parts) for a in arrays
         }
         for statement in phase.scalars:
             self.statement(statement)

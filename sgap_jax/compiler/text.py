@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sgap_jax.compiler import print_c, print_cuda, print_llvm
-from sgap_jax.compiler.batches import of_batch
+from sgap_jax.compiler.batches import in_turns, of_batch
 from sgap_jax.compiler.cin import Bound, Relation, Split
 from sgap_jax.compiler.expr import Assign, IndexVar
 from sgap_jax.compiler.loopir import Function
@@ -49,8 +49,9 @@ def _of_batch(expression: Assign, function: Function, batch: Mapping[str, int]) 
     if others or length < 1:
         raise ValueError(f"Schedule.source: batch: expected one length from 1 on, got {batch}")
     parts = {array_name(accesses[name], expression) for name in batch}
-    near = all(accesses[name].format is not None for name in batch)
-    return of_batch(function, length, {*parts, expression.output.tensor}, near)
+    dense = {name for name in batch if accesses[name].format is None}
+    turns = in_turns(function, length, dense)
+    return of_batch(function, length, {*parts, expression.output.tensor}, turns)
 
 
 def function(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.compiler import presets
-from sgap_jax.compiler.batches import of_batch
+from sgap_jax.compiler.batches import in_turns, of_batch
 from sgap_jax.compiler.derivatives import operands as read_by
 from sgap_jax.compiler.derivatives import same, sharing
 from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
@@ -137,8 +137,8 @@ def function_of(
     for index in reversed(expression.batch):
         own = {name: word for name, word in words.items() if index in word}
         stored = {ENTRY, expression.fiber[0]}
-        dense = [w for name, w in own.items() if name != output and stored.isdisjoint(w)]
-        function = of_batch(function, sizes[index], own, near=not dense)
+        dense = {name for name, word in own.items() if name != output and stored.isdisjoint(word)}
+        function = of_batch(function, sizes[index], own, in_turns(function, sizes[index], dense))
     return function
 
 

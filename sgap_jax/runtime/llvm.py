@@ -137,6 +137,7 @@ def _load(code: bytes) -> Any:
     return engine
 
 
+@functools.cache
 def _vector_bytes() -> int:
     llvm, _, _ = _host()
     features = llvm.get_host_cpu_features()
@@ -145,12 +146,15 @@ def _vector_bytes() -> int:
 
 def _machine(llvm: Any) -> Any:
     """For this CPU."""
+    cpu, features = _cpu(llvm)
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        jit=True,
+        cpu=cpu, features=features, opt=3, jit=True
     )
+
+
+@functools.cache
+def _cpu(llvm: Any) -> tuple[str, str]:
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 @functools.cache
@@ -168,7 +172,7 @@ def _host() -> tuple[Any, Any, str]:
     llvm.initialize_native_asmprinter()
     machine = _machine(llvm)
     target = (
-        f"{machine.triple} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} "
+        f"{machine.triple} {' '.join(_cpu(llvm))} "
         f"LLVM {llvm.llvm_version_info} llvmlite {llvmlite.__version__}"
     )
     return llvm, machine, target

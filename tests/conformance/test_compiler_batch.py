@@ -83,6 +83,34 @@ def test_each_is_as_alone(case, monkeypatch):
             np.testing.assert_allclose(ours[n], theirs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("r", [4, 8])
+def test_a_batch_of_dense_operands(r, monkeypatch):
+    """Rows of eight numbers have the loops of one element, and its bits; others one index more, as
+    has what is added up over the batch."""
+    A, _, (X, Y) = problem("ijk,jr,kr->ir", CSF(3))
+    X, y = (jnp.concatenate([x, x / 3], -1)[..., :r] for x in (X, Y[0]))
+    loops, made = einsum_loops.cpu_loops, []
+
+    def compiled(*given, **about):
+        made.append(about["expression"])
+        return loops(*given, **about)
+
+    def each(schedule):
+        f = jax.vmap(product("ijk,jr,kr->ir", A, "sum", schedule), (None, 0, None))
+        return jax.jit(with_gradient(f))(A.values, X, y)
+
+    monkeypatch.setattr(einsum_loops, "cpu_loops", compiled)
+    out, *gradients = each(None)
+    wide = [bool(e.batch) for e in made if len(e.output) == 3]
+    assert len(wide) == 2 and all(wide) == any(wide) == (r == 8)  # the product, and to X
+    assert not any(e.batch for e in made if len(e.output) < 3)  # to the values, and to y
+    expected, *plain = each(Reference())
+    for ours, theirs in zip((out, *gradients), (expected, *plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    if r == 8:
+        np.testing.assert_array_equal(out[1], product("ijk,jr,kr->ir", A, "sum")(A.values, X[1], y))
+
+
 def test_batches_of_batches():
     """Of unlike lengths, with the axes anywhere, one of them the values' alone."""
     A, values, (x, y) = problem("ij,jk,k->ik", CSR, batch=6)

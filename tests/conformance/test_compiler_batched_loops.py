@@ -13,15 +13,16 @@ from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 
 from sgap_jax import CSR, CVS
-from sgap_jax.compiler import Schedule, assign, batches, interp
+from sgap_jax.compiler import Schedule, assign, batches, interp, llvm_expressions
 from sgap_jax.compiler.batches import of_batch
-from sgap_jax.compiler.loopir import GPU_BLOCK, Binary, SegReduce, Select
+from sgap_jax.compiler.loopir import GPU_BLOCK, Binary, Int, SegReduce, Select, Var
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.patterns import statements
 from sgap_jax.compiler.presets import cpu, cpu_entries
 from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.compiler.storage import array_name
+from sgap_jax.runtime import llvm
 
 CHAINS = rows()
 ON_GPU = ("11", "13", "15 MTTKRP", "S1", "S3", "S4")
@@ -31,11 +32,11 @@ EXTENTS = {"12": {"k": 128}, "14": {"j": 128}} | {
 }
 EXTENTS |= {name: {"i": 16, "k": 66} for name in ("V1", "V2")}
 SUMS = cpu(assign("ik,ij,jk->ik", {"A": CSR, "D": CSR}))
-FACTORS = (1, -2, 3)  # of the elements of a batch, which are otherwise alike
+FACTORS = (1, -2, 3, 4)  # of the elements of a batch, which are otherwise alike
 LENGTH = len(FACTORS)
 
 
-def batched(schedule, name, summed, dtype="float32", near=False):
+def batched(schedule, name, summed, dtype="float32", turns=1):
     """A function of a batch of the stored values, its inputs, and what is right."""
     sizes = SIZES | EXTENTS.get(name, {})
     problem = Problem(schedule.expression, sizes, density=0.4, spare=3, dtype=dtype)
@@ -44,7 +45,7 @@ def batched(schedule, name, summed, dtype="float32", near=False):
     inputs = {array.name: problem.inputs[array.name] for array in function.inputs}
     inputs[own] = np.concatenate([n * inputs[own] for n in FACTORS]).astype(inputs[own].dtype)
     (output,) = function.outputs
-    function = of_batch(function, LENGTH, {own} if summed else {own, output.name}, near=near)
+    function = of_batch(function, LENGTH, {own} if summed else {own, output.name}, turns)
     want = problem.want
     if schedule.expression.reduction != "+":
         want = np.concatenate([want, *(n * want for n in FACTORS[1:])])
@@ -64,15 +65,16 @@ def interpreted(*about):
 @pytest.mark.parametrize("summed", [False, True])
 def test_every_chain_of_the_conformance_list(summed):
     for n, (name, schedule) in enumerate(CHAINS.items()):
-        interpreted(schedule, name, summed, "float32", n % 2 == 0)
+        interpreted(schedule, name, summed, "float32", (1, 2, LENGTH)[n % 3])
 
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_machine_code(summed):
     """Entries to tasks with atomics, vectors, workspaces; sums over lanes side by side."""
     pytest.importorskip("llvmlite")
-    for name in ("2", "3 positions", "4", "8 workspace", "sums"):
-        function, inputs, want = batched(CHAINS.get(name, SUMS), name, summed, near=True)
+    for n, name in enumerate(("2", "3 positions", "4", "8 workspace", "sums")):
+        turns = (1, 2, LENGTH)[n % 3]
+        function, inputs, want = batched(CHAINS.get(name, SUMS), name, summed, turns=turns)
         (found,) = call(function, *inputs.values())
         np.testing.assert_array_equal(np.float64(found), want)
     assert ("group" in print_llvm(function).text) != summed  # side by side, and where they follow
@@ -87,7 +89,7 @@ def test_on_a_gpu(summed):
     for n, (name, schedule) in enumerate(gpu.items()):
         dtype = ("bfloat16" if name in octets else "float32") if n else "float64"
         function, inputs, want = batched(
-            schedule, name[:2] if name in octets else name, summed, dtype
+            schedule, name[:2] if name in octets else name, summed, dtype, 1 + n % 2
         )
         (out,) = function.outputs
         call = launch_plan(function)
@@ -137,6 +139,36 @@ def test_indices_are_as_wide_as_all_elements_need():
     assert of_batch(function, 2**15, {"B"}).index == "int32"  # each task of all elements
 
 
+def test_how_many_take_turns():
+    """As many as divide the batch, up to eight; fewer where each has large operands of its own."""
+    function = lower(SUMS, {"i": 64, "j": 64, "k": 256}, (64, 300), "float32")
+    turns = lambda length, *dense: batches.in_turns(function, length, dense)
+    assert [turns(n) for n in (1, 6, 8, 11, 12, 64)] == [1, 6, 8, 1, 6, 8]
+    assert [turns(n, "C") for n in (4, 9, 64)] == [4, 3, 4]  # 16,384 numbers each
+    wide = lower(SUMS, {"i": 64, "j": 64, "k": 2048}, (64, 300), "float32")
+    assert [batches.in_turns(wide, 64, names) for names in ((), ("B",), ("B", "C"))] == [8, 8, 1]
+
+
+def test_a_part_is_an_array_of_its_own():
+    """Machine code finds it once, and asks ahead for what it gathers only if a part is large."""
+    schedule = cpu(assign("ij,jk->ik", {"A": CSR}))
+
+    def text(rows):
+        one = lower(schedule, {"i": 64, "j": rows, "k": 64}, (64, 300), "float32")
+        parts = of_batch(one, 64, {"B", "C"})
+        assert [a.parts for a in (*parts.inputs, *parts.outputs)] == [1, 1, 1, 64, 64]
+        pairs = of_batch(of_batch(one, 4, {"B", "C"}), 16, {"B", "C"})
+        return print_llvm(parts).text, print_llvm(pairs).text
+
+    for near, far in zip(text(1000), text(10_000), strict=True):
+        assert "llvm.prefetch" in far and "llvm.prefetch" not in near
+    index = Binary("+", Binary("*", Var("e"), Int(64_000)), Binary("*", Var("j"), Int(64)))
+    index = Binary("+", Binary("+", Binary("*", Var("f"), Int(256_000)), index), Var("k"))
+    part, rest = llvm_expressions._first_addends(index, 64_000)
+    assert str(part).count("Var") == 2 and "'j'" in str(rest) and "'k'" in str(rest)
+    assert llvm_expressions._first_addends(rest, 64_000) == (Int(0), rest)
+
+
 @pytest.mark.parametrize(
     "right, wrong, summed",
     [
@@ -152,6 +184,16 @@ def test_planted_bugs_are_caught(right, wrong, summed, monkeypatch):
         interpreted(CHAINS["4"], "4", summed)
 
 
+def test_a_planted_bug_of_machine_code_is_caught(monkeypatch):
+    """Of parts that all are the first."""
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(llvm, "_compile", llvm._compile.__wrapped__)  # not what is there
+    right = llvm_expressions._first_addends
+    monkeypatch.setattr(llvm_expressions, "_first_addends", lambda *of: (Int(0), right(*of)[1]))
+    with pytest.raises(AssertionError):
+        test_machine_code(False)
+
+
 def test_the_text_of_a_batch():
     s = Schedule(assign("ij,j->i", {"A": CSR})).split("i", "i0", "i1", 2)
     s = s.parallelize("i0", "CPUThread", "NoRaces")
@@ -164,8 +206,13 @@ def test_the_text_of_a_batch():
         "C[element * 4 + i] = sum;",
     ):
         assert line in text
-    text = s.loops({"i": 4, "j": 3}, nnz=5, batch={"A": 8, "B": 8})  # an element has its own B
-    for line in ("int element = element_i0 / 2;", "[element * 5 + j_pos] * B[element * 3 + j];"):
+    # An element has its own B. Two take turns, lest too many of these are read at a time.
+    text = s.loops({"i": 4, "j": 1 << 15}, nnz=5, batch={"A": 8, "B": 8})
+    for line in (
+        "const int element = element_i0 / 2 / 2 * 2 + element_i0 % 2;",
+        "const int i0 = element_i0 / 2 % 2;",
+        "sum += A_vals[element * 5 + j_pos] * B[element * 32768 + j];",
+    ):
         assert line in text
     with pytest.raises(ValueError, match="batch: no operand 'D'; there are A, B"):
         s.loops(batch={"D": 8})

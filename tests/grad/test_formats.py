@@ -101,7 +101,8 @@ def test_programs_with_symbolic_sizes(format):
     def f(A, X, Y):
         S = sparse_softmax(sddmm(A, X, Y, weighted=True))
         P = gspmm(A, Y, reduce="max") + gspmm(A, Y, op="copy", reduce="mean") + A @ Y
-        return row_sum(S), P, A.T @ X, einsum("ij,jr,jr->ir", A, Y, Y)
+        both = jax.vmap(lambda y: einsum("ij,jr,jr->ir", A, y, Y))(jnp.stack([Y, 2 * Y]))
+        return row_sum(S), P, A.T @ X, both
 
     def loss(v, A, X, Y):
         return sum(jnp.sum(jnp.sin(x)) for x in f(A.with_values(v), X, Y))
