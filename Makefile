@@ -24,7 +24,7 @@ NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpu cuda cmake -typ
 
 # Installing takes a minute or two, once for what is built; each GPU target ends within nine.
 GPU_PYTHON ?= python3
-GPU_WORKERS ?= 6
+GPU_WORKERS ?= 12
 GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
@@ -116,7 +116,9 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-
 GPU_SITE := $(abspath build/gpu)
 GPU_RUN = PYTHONSAFEPATH=1 PYTHONPATH="$(GPU_SITE):$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
   JAX_PLATFORMS=$${JAX_PLATFORMS-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 \
-  SGAP_GPU_SECONDS=$(GPU_SECONDS) $(GPU_PYTHON)
+  SGAP_GPU_SECONDS=$$(expr $(GPU_SECONDS) / $(GPU_RUNS)) $(GPU_PYTHON)
+# Runs of a target, which share its time.
+GPU_RUNS = 1
 
 # By content: a copy of the checkout has new times.
 GPU_BUILT_OF = $(NATIVE_SOURCES) $(shell find sgap_jax -name '*.py')
@@ -138,6 +140,7 @@ gpu-test: gpu-install
 gpu-bench: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.run --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
+gpu-octets: GPU_RUNS = 2
 gpu-octets: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.octets --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 	$(GPU_RUN) -m benchmarks.gpu.octets_sddmm --results "$(abspath $(RESULTS))" $(GPU_ARGS)
