@@ -79,7 +79,7 @@ def test_a_test_that_hangs_or_loses_the_device_costs_no_other(tmp_path):
         "    gpu_session.lost = lambda: True\n"
         "    raise RuntimeError('CUDA_ERROR_ILLEGAL_ADDRESS')\n"
         "def pytest_ignore_collect(collection_path):\n"
-        "    return collection_path.suffix == '.py' and 'derivatives' not in collection_path.name\n"
+        "    return collection_path.suffix == '.py' and 'paper' not in collection_path.name\n"
         "def pytest_collection_modifyitems(items):\n"
         "    del items[5:]\n"
         "    for item, does in zip(items, (works, hangs, works, loses, works), strict=True):\n"
