@@ -5,6 +5,7 @@
 set(SGAP_CUBINS AUTO CACHE STRING "Compile the default CUDA kernels at build time: AUTO, ON or OFF")
 set_property(CACHE SGAP_CUBINS PROPERTY STRINGS AUTO ON OFF)
 set(SGAP_CUBINS_OPS "" CACHE STRING "Only of these launch plans (a list of names); empty: of all")
+set(SGAP_CUBINS_FOR "" CACHE STRING "Only what serves this GPU (sm_90, say); empty: every architecture")
 
 set(SGAP_PRECOMPILE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/precompile.py")
 set(sgap_cubins "${CMAKE_CURRENT_BINARY_DIR}/cubins")
@@ -37,12 +38,17 @@ endif()
 if(sgap_precompiles)
   file(GLOB_RECURSE sgap_cubin_sources CONFIGURE_DEPENDS cuda/*.cuh sgap_jax/schedules/*.py
        sgap_jax/runtime/*.py)
+  set(sgap_cubins_for "")
+  if(SGAP_CUBINS_FOR)
+    set(sgap_cubins_for --for "${SGAP_CUBINS_FOR}")
+  endif()
   add_custom_command(
-    OUTPUT "${sgap_cubins}/sm_90.zip"
-    COMMAND "${Python_EXECUTABLE}" "${SGAP_PRECOMPILE}" "${sgap_cubins}" ${SGAP_CUBINS_OPS}
+    OUTPUT "${sgap_cubins}.made"
+    COMMAND "${Python_EXECUTABLE}" "${SGAP_PRECOMPILE}" "${sgap_cubins}" ${SGAP_CUBINS_OPS} ${sgap_cubins_for}
+    COMMAND "${CMAKE_COMMAND}" -E touch "${sgap_cubins}.made"
     DEPENDS "${SGAP_PRECOMPILE}" ${sgap_cubin_sources}
     COMMENT "Compiling the default CUDA kernels"
     VERBATIM)
-  add_custom_target(sgap_cubins ALL DEPENDS "${sgap_cubins}/sm_90.zip")
+  add_custom_target(sgap_cubins ALL DEPENDS "${sgap_cubins}.made")
   install(DIRECTORY "${sgap_cubins}/" DESTINATION sgap_jax/cubins)
 endif()

@@ -1,8 +1,9 @@
-"""Compiles the default points at build time: python precompile.py OUT [NAME ...] [--check]
+"""The default points, compiled at build time: python precompile.py OUT [NAME ...] [--for GPU]
 
-Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), of
-all launch plans or of those named. Runs in the interpreter of the build, which need have no JAX,
-and needs NVRTC: its wheel there, or a toolkit (CUDA_HOME). --check looks for it, no more.
+Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), or
+those alone that serve a GPU ("sm_86"), of all launch plans or of those named. Runs in the
+interpreter of the build, which need have no JAX, and needs NVRTC: its wheel there, or a toolkit
+(CUDA_HOME). With --check it looks for that, no more.
 """
 
 import argparse
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--for", metavar="GPU", dest="gpu")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     default_calls = import_from_source("runtime.default_calls")
@@ -57,8 +59,9 @@ def main() -> None:
     names = args.names or list(default_calls.NAMES)
     calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
+    archs = tuple(precompiled.serving(args.gpu)) if args.gpu else precompiled.ARCHITECTURES
     with ThreadPoolExecutor(workers) as pool:  # ctypes lets go of the interpreter's lock
-        for arch in precompiled.ARCHITECTURES:
+        for arch in archs or precompiled.ARCHITECTURES:
 
             def compile(call, arch=arch):
                 made = nvrtc.compile(call.source, arch=arch, options=include)

@@ -2,6 +2,7 @@
 
 SGAP_GPU_RESULTS   a folder: <device>/gpu_tests.json is written there
 SGAP_GPU_SECONDS   no test starts after that many seconds
+SGAP_GPU_TEST_SECONDS  a test that takes longer ends its process; 300 on a GPU
 SGAP_GPU_DRY_RUN   runs a few cases of each test on the emulator; what needs a device skips
 """
 
@@ -10,6 +11,7 @@ import os
 import time
 
 import jax
+import numpy as np
 import pytest
 from emulated_launch import emulate
 
@@ -17,6 +19,7 @@ from sgap_jax.schedules.emulated import Emulated
 
 DRY_RUN = bool(os.environ.get("SGAP_GPU_DRY_RUN"))
 SECONDS = float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
+TEST_SECONDS = float(os.environ.get("SGAP_GPU_TEST_SECONDS") or ("inf" if DRY_RUN else 300))
 START = time.monotonic()
 
 
@@ -35,6 +38,17 @@ def require_gpu():
         pytest.skip(missing())
 
 
+def lost():
+    """Whether the device answers no more, as after a fault in a kernel of this process."""
+    if DRY_RUN or missing():
+        return False
+    try:
+        jax.block_until_ready(jax.device_put(np.ones(1), jax.devices("cuda")[0]) + 1)
+    except Exception:
+        return True
+    return False
+
+
 def on_gpu(schedule=None):
     """The schedule that runs on the GPU; in a dry run, its emulation."""
     return Emulated(emulate, schedule) if DRY_RUN else schedule
@@ -48,3 +62,8 @@ def some(cases, few=2):
 
 def time_left():
     return START + SECONDS - time.monotonic()
+
+
+def seconds_of_a_test():
+    """What a test may take: of a kernel that never ends no call returns."""
+    return min(TEST_SECONDS, max(time_left(), 0) + 60)

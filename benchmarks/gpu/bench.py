@@ -26,6 +26,7 @@ from sgap_jax.runtime.default_calls import LAUNCH_PLANS
 Row = dict[str, object]
 OURS = ("ours", "point", "vectors", "ours_jax")
 MOST_POINTS = 32  # of a search
+LOST = "the device is lost"  # how the notes of such rows begin
 MOST_CHECKED = 1 << 22  # numbers of a result
 _FAILURES = (ImportError, Unavailable, RuntimeError, MemoryError, ValueError, NotImplementedError)
 
@@ -141,6 +142,8 @@ class Case:
     ) -> Row:
         """Measures a contender; a row without a time, and why, where it cannot run or is wrong."""
         row: Row = {"n": self.n, "contender": name, "schedule": schedule}
+        if self.device.lost:
+            return row | {"notes": f"{LOST}: {self.device.lost}"}
         start = time.perf_counter()
         try:
             call, result = plan()
@@ -152,7 +155,9 @@ class Case:
             measure = timing.of_program if program else self.device.measure
             timed = measure(call, self.sets.count)
         except _FAILURES as reason:
-            return row | {"notes": (str(reason) or type(reason).__name__).splitlines()[0]}
+            self.device.check()
+            why = (str(reason) or type(reason).__name__).splitlines()[0]
+            return row | {"notes": f"{LOST}: {why}" if self.device.lost else why}
         return row | {
             "method": timed.method,
             "us": 1e6 * timed.seconds,

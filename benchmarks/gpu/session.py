@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import faulthandler
 import functools
 import json
 import os
@@ -12,8 +13,10 @@ import time
 
 from benchmarks import problems
 from benchmarks.gpu import device, timing
-from benchmarks.gpu.bench import Row
+from benchmarks.gpu.bench import LOST, Row
 from sgap_jax.runtime.launch import device_arch
+
+CASE_SECONDS = 240  # a case that takes longer hangs: it ends the run, which has written the others
 
 
 class Session:
@@ -63,10 +66,13 @@ class Session:
         return matrices
 
     def starts(self, case: str) -> bool:
-        """Whether there is time for the case; else it is listed."""
-        if self.seconds > self._seconds:
+        """Whether there is time for the case, and a device; else it is listed."""
+        faulthandler.cancel_dump_traceback_later()
+        if self.seconds > self._seconds or self.where[0].lost:
             self.not_started.append(case)
             return False
+        if not self.dry:
+            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
         return True
 
     def write(self, rows: dict[str, list[Row]]) -> None:
@@ -89,6 +95,7 @@ class Session:
         """Writes and returns what NAME.json says of the run."""
         about = device.stamp() | {"versions": device.versions(), **more, "dry_run": self.dry}
         about |= {"not_started": self.not_started, "skipped": self._skipped}
+        about["device_lost"] = self.where[0].lost
         about["seconds"] = round(self.seconds)
         (self.folder / f"{name}.json").write_text(json.dumps(about, indent=2) + "\n")
         return about
@@ -117,13 +124,23 @@ def heading(about: dict, what: str) -> list[str]:
     ]
     if about["dry_run"]:
         lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
-    if about["not_started"]:
-        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
-    return lines
+    return [*lines, *not_started(about)]
+
+
+def not_started(about: dict) -> list[str]:
+    """What a summary says of the cases that were not started."""
+    if not about["not_started"]:
+        return []
+    lost = about["device_lost"]
+    why = f"the device was lost ({lost})" if lost else "the time was over"
+    return [f"Not started, {why}: {', '.join(about['not_started'])}.", ""]
 
 
 def end_if_wrong(rows: list[Row]) -> None:
-    """Ends the program where one of our results is wrong."""
+    """Ends the program where one of our results is wrong, or where a kernel has lost the device."""
+    faulthandler.cancel_dump_traceback_later()
+    if lost := [row for row in rows if str(row.get("notes", "")).startswith(LOST)]:
+        raise SystemExit(f"{lost[0]['notes']}; nothing was measured from {lost[0]} on")
     if wrong := [row for row in rows if str(row.get("notes", "")).startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
 

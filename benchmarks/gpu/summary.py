@@ -10,6 +10,7 @@ import pathlib
 import statistics
 
 from benchmarks.gpu import peers
+from benchmarks.gpu.session import not_started
 from benchmarks.summary import table
 from sgap_jax.runtime.default_calls import OF_VECTORS
 
@@ -120,8 +121,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     ]
     if about["dry_run"]:
         lines += ["A dry run on the emulator: no figure here says anything about a GPU.", ""]
-    if about["not_started"]:
-        lines += [f"Not started, the time was over: {', '.join(about['not_started'])}.", ""]
+    lines += not_started(about)
     values = measured(folder)
     lines += table(
         ["goal", "aim", "measured", "over"],

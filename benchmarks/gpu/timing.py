@@ -81,6 +81,7 @@ class Cuda:
     """The first GPU, through torch: memory, streams, events, graphs."""
 
     dry = False
+    lost = ""  # what the device was lost by
 
     def __init__(self) -> None:
         self.torch = common.torch_module()
@@ -167,6 +168,13 @@ class Cuda:
         end.synchronize()
         return 1e-3 * start.elapsed_time(end)
 
+    def check(self) -> None:
+        """Sets `lost` where the device answers no more: a kernel's fault ends all calls to come."""
+        try:
+            self.torch.cuda.synchronize()
+        except RuntimeError as error:
+            self.lost = self.lost or str(error).splitlines()[0]
+
     def bandwidth(self, nbytes: int = 2 << 30) -> float:
         """Bytes per second of a copy, read and written ones counted."""
         source = self.torch.zeros(nbytes // 4, device="cuda")
@@ -179,6 +187,7 @@ class DryRun:
     """NumPy and the emulator in place of a GPU: runs the benchmarks' code, measures nothing."""
 
     dry = True
+    lost = ""
 
     def __init__(self) -> None:
         sys.path.append(str(ROOT / "tests"))
@@ -218,6 +227,9 @@ class DryRun:
         for i in range(sets):
             enqueue(i)
         return Timed((time.perf_counter() - start) / sets, 0.0, "dry")
+
+    def check(self) -> None:
+        pass
 
     def bandwidth(self) -> float:
         return 1e10

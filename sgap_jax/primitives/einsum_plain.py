@@ -99,6 +99,7 @@ class _Entries:
         product = jnp.einsum(
             ",".join(word for word, _ in terms) + "->" + found,
             *(x for _, x in terms),
+            precision="highest",  # by default a GPU rounds float32 to TF32
             preferred_element_type=self.wide,
         )
         missing = [i for i, index in enumerate(output) if index not in there]

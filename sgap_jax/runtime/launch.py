@@ -25,6 +25,7 @@ from sgap_jax.runtime import precompiled
 from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
 from sgap_jax.runtime.headers import header_folder, header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.schedules import grid
 
 TARGET = "sgap_launch_v1"
 
@@ -103,10 +104,13 @@ def check_call(call: KernelCall, operands: Sequence, results: Sequence) -> None:
     for name, sizes in (("grid", call.grid), ("block", call.block)):
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"launch: {name} must have one to three sizes, got {sizes}")
-    if min(call.grid) < 0 or max(call.grid) >= 2**31:
-        raise ValueError(f"launch: grid must have sizes in [0, 2^31), got {call.grid}")
-    if min(call.block) < 1 or math.prod(call.block) > 1024:
-        raise ValueError(f"launch: block must have 1 to 1024 threads, got {call.block}")
+    most = (grid.GRID_X, grid.GRID_Y, grid.GRID_Z)
+    if min(call.grid) < 0 or any(size > by for size, by in zip(call.grid, most, strict=False)):
+        raise ValueError(f"launch: grid must have sizes from 0 to {most}, got {call.grid}")
+    if min(call.block) < 1 or math.prod(call.block) > grid.THREADS:
+        raise ValueError(f"launch: block must have 1 to {grid.THREADS} threads, got {call.block}")
+    if len(call.block) == 3 and call.block[2] > grid.THREADS_Z:
+        raise ValueError(f"launch: block must have up to {grid.THREADS_Z} in z, got {call.block}")
     if not 0 <= call.shared_bytes < 2**31:
         raise ValueError(f"launch: shared_bytes must be in [0, 2^31), got {call.shared_bytes}")
     if not all(-(2**63) <= scalar < 2**63 for scalar in call.scalars):

@@ -52,7 +52,7 @@ def find(call: KernelCall, headers: tuple[str, ...], arch: str) -> Cubin | None:
 
 @cache
 def _find(folder: Path, name: str, arch: str) -> Cubin | None:
-    for candidate in _serving(arch):
+    for candidate in serving(arch):
         try:
             with zipfile.ZipFile(_archive(folder, candidate)) as archive:
                 compiler, driver = archive.comment.decode().partition(".")[0], driver_major()
@@ -67,7 +67,7 @@ def _find(folder: Path, name: str, arch: str) -> Cubin | None:
     return None
 
 
-def _serving(arch: str) -> Iterator[str]:
+def serving(arch: str) -> Iterator[str]:
     """Architectures whose code runs on `arch`: its major version, its minor one or an earlier."""
     version = re.fullmatch(r"sm_(\d+)(\d)", arch)
     if version is None:  # sm_90a has instructions that sm_90 has not

@@ -16,6 +16,7 @@ from benchmarks.gpu import (
     ours,
     peers,
     run,
+    session,
     summary,
     timing,
 )
@@ -98,6 +99,41 @@ def test_a_wrong_result_of_ours_ends_the_run_with_an_error(tmp_path, monkeypatch
     monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + 1)
     with pytest.raises(SystemExit, match="1 results of ours are wrong, the first: .*small_weights"):
         run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
+
+
+def test_a_kernel_that_loses_the_device_ends_the_run(tmp_path, monkeypatch):
+    """What is measured then would be errors: the rows before are kept, the cases left listed."""
+    error = "CUDA error: an illegal memory access was encountered"
+
+    def faulty(*_):
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(run, "DRY_PLAN", (("spmm", 1), ("spmm", 4)))
+    monkeypatch.setattr(timing.DryRun, "kernel", faulty)
+    monkeypatch.setattr(timing.DryRun, "check", lambda self: setattr(self, "lost", error))
+    with pytest.raises(SystemExit, match="the device is lost: CUDA error: .* from .*'ours'"):
+        run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
+    (folder,) = tmp_path.iterdir()
+    rows = read(folder / "spmm.csv")
+    assert {row["n"] for row in rows} == {"1"}
+    assert {row["notes"] for row in rows} == {f"the device is lost: {error}"}
+    about = json.loads((folder / "run.json").read_text())
+    assert (about["device_lost"], about["not_started"]) == (error, ["spmm small_weights n=4"])
+    assert f"Not started, the device was lost ({error})" in (folder / "summary.md").read_text()
+
+
+def test_a_case_that_hangs_ends_the_run(tmp_path, monkeypatch):
+    """Nothing returns from a kernel that has no end."""
+    armed = []
+    monkeypatch.setattr(timing, "Cuda", type("Cuda", (timing.DryRun,), {"dry": False}))
+    monkeypatch.setattr(session, "device_arch", lambda: "sm_90")
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(session.faulthandler, name, lambda *s, **k: armed.append((s, k)))
+    started = session.Session("", "", ["--results", str(tmp_path)])
+    assert started.starts("first")
+    session.end_if_wrong([])
+    limit = ((session.CASE_SECONDS,), {"exit": True})
+    assert armed == [((), {}), limit, ((), {})]
 
 
 class FakeTorch:

@@ -168,4 +168,8 @@ def test_a_wrong_launch_is_refused():
     with pytest.raises(ValueError, match="argument 0: a .u64"):
         program.run("k", 1, 32, [0.5], Memory())
     with pytest.raises(ValueError, match="2048 threads a block"):
-        program.run("k", 1, 2048, [0], Memory())
+        program.run("k", 1, (64, 32), [0], Memory())
+    with pytest.raises(ValueError, match="a grid of .*, at most .* 65535"):
+        program.run("k", (1, 65536), 32, [0], Memory())
+    with pytest.raises(ValueError, match="a block of .*, at most .* 64"):
+        program.run("k", 1, (1, 1, 65), [0], Memory())

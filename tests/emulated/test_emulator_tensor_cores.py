@@ -101,6 +101,27 @@ def test_ldmatrix(launch, count, trans):
     np.testing.assert_array_equal(y.view(np.uint16).reshape(count, 8, 8), expected[:count])
 
 
+@pytest.mark.parametrize("bug", [False, True])
+def test_a_warp_comes_to_a_matrix_instruction_together(launch, bug):
+    """All lanes do come, but the odd ones a turn of the loop before the even ones."""
+    source = f"""extern "C" __global__ void k(const unsigned* x, unsigned* y) {{
+  unsigned r = 0;
+#pragma unroll 1
+  for (unsigned i = 0; i < x[0]; ++i) {{
+    if ((i + {"threadIdx.x" if bug else "1"}) % 2)
+      asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(0x50005));
+  }}
+  y[threadIdx.x] = r;
+}}"""
+    x = np.full(64, 2, np.uint32)
+    if bug:
+        with pytest.raises(Fault, match=r"movmatrix.* in parts, without thread \(0, 0, 0\)"):
+            launch(source, 1, 64, x, np.zeros(64, np.uint32))
+    else:
+        y = launch(source, 1, 64, x, np.zeros(64, np.uint32))[1]
+        np.testing.assert_array_equal(y, np.full(64, 0x50005))
+
+
 def test_movmatrix(launch):
     source = """extern "C" __global__ void k(const unsigned* x, unsigned* y) {
   unsigned r;

@@ -63,3 +63,33 @@ def test_a_wrong_kernel_fails_them(tmp_path):
         tmp_path, "-p", "wrong_launches", "-k", "test_spmv", SGAP_GPU_DRY_RUN="1", PYTHONPATH=path
     )
     assert done.returncode == 1 and found["failed"] == 4, done.stdout
+
+
+def test_a_test_that_hangs_or_loses_the_device_costs_no_other(tmp_path):
+    """Both end their worker; another goes on with the tests that are left."""
+    plugin = tmp_path / "troubles.py"
+    plugin.write_text(
+        "import time\n"
+        "import gpu_session\n"
+        "def works(**_):\n"
+        "    pass\n"
+        "def hangs(**_):\n"
+        "    time.sleep(600)\n"
+        "def loses(**_):\n"
+        "    gpu_session.lost = lambda: True\n"
+        "    raise RuntimeError('CUDA_ERROR_ILLEGAL_ADDRESS')\n"
+        "def pytest_ignore_collect(collection_path):\n"
+        "    return collection_path.suffix == '.py' and 'paper' not in collection_path.name\n"
+        "def pytest_collection_modifyitems(items):\n"
+        "    del items[5:]\n"
+        "    for item, does in zip(items, (works, hangs, works, loses, works), strict=True):\n"
+        "        item.obj = does\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), *filter(None, sys.path)])
+    set_now = {"SGAP_GPU_DRY_RUN": "1", "SGAP_GPU_TEST_SECONDS": "2", "PYTHONPATH": path}
+    done, found = gpu_tests(tmp_path, "-p", "troubles", "-n", "1", "--dist", "worksteal", **set_now)
+    assert (found["passed"], found["failed"], found["finished"]) == (3, 2, True), done.stdout
+    hung, lost = found["failures"].values()
+    assert "crashed" in hung and "Timeout" in done.stderr
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lost and "crashed" in lost
+    assert "lost the device" in done.stderr

@@ -15,6 +15,8 @@ from .values import bits, is_float
 BLOCKS_AT_ONCE = 64
 LANES_AT_ONCE = 1 << 16
 STEP_LIMIT = 20_000_000
+GRID_LIMIT = (2**31 - 1, 65535, 65535)
+BLOCK_LIMIT = (1024, 1024, 64)
 SHARED_LIMIT = 227 << 10  # bytes a block can have on sm_90, static and dynamic
 
 
@@ -77,6 +79,9 @@ class Launch:
         self.threads = block[0] * block[1] * block[2]
         self.padded = align_up(self.threads, 32)
         self.shared_bytes = shared_bytes
+        for name, sizes, most in (("grid", grid, GRID_LIMIT), ("block", block, BLOCK_LIMIT)):
+            if any(size > by for size, by in zip(sizes, most, strict=True)):
+                raise ValueError(f"{entry.name}: a {name} of {sizes}, at most {most}")
         limit = entry.max_threads or 1024
         if self.threads > limit:
             raise ValueError(f"{entry.name}: {self.threads} threads a block, at most {limit}")

@@ -35,6 +35,7 @@ def complete(blocks, instruction, waiting):
     named = members(blocks, instruction)
     if instruction.opcode in WHOLE_WARP:
         check_whole_warp(blocks, instruction, waiting)
+        check_together(blocks, instruction, waiting)
     if waiting.all() and (named == FULL).all():
         return waiting
     own = (named >> blocks.lane) & np.uint32(1)
@@ -53,6 +54,17 @@ def check_whole_warp(blocks, instruction, waiting):
     exist = blocks.exists.reshape(-1, 32).all(axis=1)
     if (wrong := np.flatnonzero(waiting & ~np.repeat(exist, 32))).size:
         raise blocks.fault("a warp of fewer than 32 threads", wrong[0], instruction)
+
+
+def check_together(blocks, instruction, waiting):
+    """.aligned: a warp whose lanes come one after another computes with those that are there."""
+    came = waiting.reshape(-1, 32)
+    apart = came.any(axis=1) & ~came.all(axis=1)
+    if apart.any():
+        warp = np.flatnonzero(apart)[0]
+        here, absent = (32 * warp + np.argmax(lanes) for lanes in (came[warp], ~came[warp]))
+        what = f"a warp in parts, without {blocks.describe(absent)}"
+        raise blocks.fault(what, here, instruction)
 
 
 def check_same_mask(blocks, instruction, needed, ready):

@@ -1,7 +1,13 @@
-"""Skips without a GPU, stops in time, and writes down what happened (see gpu_session.py)."""
+"""Skips without a GPU, stops in time, and writes down what happened (see gpu_session.py).
+
+A test that hangs or loses the device costs its process alone: pytest-xdist starts another worker,
+which goes on with the next test.
+"""
 
 import collections
+import faulthandler
 import json
+import math
 import os
 import pathlib
 import time
@@ -12,41 +18,90 @@ import pytest
 from benchmarks.gpu import device
 
 _HERE = "tests/gpu/"
+_EVERY = 10  # seconds between two writes of the results, which a killed run leaves
 _outcomes = collections.defaultdict(list)
 _notes = {}
+_stamp = {}
+_written = 0.0
+_worker = _controller = False
+_stderr = None
+_failed = False
+_lost = ""  # the test that the device was lost in
+
+
+def pytest_configure(config):
+    global _worker, _controller, _stderr
+    _worker = hasattr(config, "workerinput")
+    _controller = not _worker and bool(config.getoption("numprocesses", None))
+    _stderr = os.dup(2)  # before pytest captures it
 
 
 @pytest.fixture(autouse=True)
 def gpu_and_time():
+    if _lost:
+        pytest.skip(f"not started: {_lost} lost the device")
     if not gpu_session.DRY_RUN:
         gpu_session.require_gpu()
     if gpu_session.time_left() < 0:
         pytest.skip(f"not started: {gpu_session.SECONDS:.0f} seconds are over")
+    if math.isfinite(most := gpu_session.seconds_of_a_test()):
+        faulthandler.dump_traceback_later(most, exit=True, file=_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_logreport(report):
+    global _failed
     if not report.nodeid.startswith(_HERE):
         return
+    _failed |= report.failed
     _notes.update(report.user_properties)
     if report.when == "call" or report.outcome != "passed":
         reason = report.longrepr[2] if report.skipped else report.longreprtext[-2000:]
         _outcomes[report.outcome].append((report.nodeid, reason))
+    if not _worker and time.monotonic() - _written > _EVERY:
+        _write(finished=False)
+
+
+def pytest_runtest_logfinish(nodeid):
+    global _failed, _lost
+    failed, _failed = _failed, False
+    if failed and not _controller and gpu_session.lost():
+        _lost = nodeid
+        if _worker:
+            # The controller has the reports, and takes this test and no other for unfinished.
+            os.write(_stderr, f"{nodeid} lost the device\n".encode())
+            os._exit(1)
 
 
 def pytest_sessionfinish(session):
-    results = os.environ.get("SGAP_GPU_RESULTS")
-    if not results or hasattr(session.config, "workerinput"):  # the controller hears of all tests
-        return
+    if not _worker and (path := _write(finished=True)):
+        print(f"\n{path}")
+
+
+def _write(finished):
+    """Of the controller, which hears of all tests. The file, or None where none is asked for."""
+    global _written
+    if not (results := os.environ.get("SGAP_GPU_RESULTS")):
+        return None
+    if not _stamp:
+        _stamp.update(device.stamp() | {"versions": device.versions()})
+    failures = {}
+    for nodeid, reason in _outcomes["failed"]:  # where a process ended, its last words and that
+        failures[nodeid] = "\n".join(filter(None, (failures.get(nodeid), reason)))
     summary = {
-        **device.stamp(),
-        "versions": device.versions(),
+        **_stamp,
         "dry_run": gpu_session.DRY_RUN,
+        "finished": finished,
         "seconds": round(time.monotonic() - gpu_session.START),
-        **{kind: len(_outcomes[kind]) for kind in ("passed", "failed", "skipped")},
-        "failures": dict(_outcomes["failed"]),
+        "passed": len(_outcomes["passed"]),
+        "failed": len(failures),
+        "skipped": len(_outcomes["skipped"]),
+        "failures": failures,
         "skips": dict(_outcomes["skipped"]),
         "notes": _notes,
     }
     path = device.folder(pathlib.Path(results)) / "gpu_tests.json"
     path.write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"\n{path}")
+    _written = time.monotonic()
+    return path

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from launched_axpy import CUBIN, FakeCompiler
 
 from sgap_jax import Problem, Schedule, choose_schedule
 from sgap_jax.runtime import launch, precompiled
-from sgap_jax.runtime.cache import Cubin, CubinCache
+from sgap_jax.runtime.cache import Cubin, CubinCache, decode_entry
 from sgap_jax.runtime.default_calls import DTYPES, LAUNCH_PLANS, default_calls
 from sgap_jax.runtime.headers import header_folder, header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
@@ -146,3 +147,16 @@ def test_the_build_enumerates_without_jax_and_without_the_native_library(tmp_pat
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == require_nvrtc()
+
+
+def test_the_build_compiles_for_one_gpu_where_that_is_named(tmp_path):
+    version, script = require_nvrtc(), ROOT / "cmake" / "precompile.py"
+    command = [sys.executable, script, tmp_path, "row_sum", "--for", "sm_89"]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = tmp_path.iterdir()
+    with zipfile.ZipFile(path) as archive:
+        assert (path.name, archive.comment.decode()) == ("sm_80.zip", version)
+        found = {name: decode_entry(archive.read(name)) for name in archive.namelist()}
+    calls = default_calls("row_sum").values()
+    assert set(found) == {precompiled.key(call, HEADERS) for call in calls}
+    assert all("RowReduce" in cubin.kernel for cubin in found.values())

@@ -179,6 +179,16 @@ def test_integers_and_promotion():
     np.testing.assert_array_equal(einsum("ij,ir->r", many, ones), [4096])
 
 
+def test_no_product_is_left_to_tf32():
+    """What a GPU makes of float32 by default: a thousandth of a number."""
+    A = SparseArray.from_dense(np.eye(5, 4, dtype=np.float32))
+    product = jax.jit(lambda *x: einsum("ij,jr,rs->is", *x))
+    traced = product.trace(A, jnp.ones((4, 3), jnp.float32), jnp.ones((3, 2), jnp.float32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    dots = [line for line in text.splitlines() if "dot_general" in line]
+    assert dots and all("precision = [HIGHEST, HIGHEST]" in line for line in dots)
+
+
 def test_a_tensor_of_the_data_set(data_dir):
     from sgap_jax import read
 
