@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import construct, convert, vectors
+from sgap_jax.formats import construct, convert, structure, vectors
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -42,7 +42,7 @@ def rows(A: SparseArray, index: Any) -> SparseArray:
     shape = (stop - start, *A.shape[1:])
     sizes = convert.level_sizes(shape, A.format)
     fields = construct.index_fields(levels, sizes, A.format)
-    return replace(A, values=A.values[kept], shape=shape, **fields)
+    return replace(A, values=structure.whole(A.values)[kept], shape=shape, **fields)
 
 
 def _bounds(index: Any, size: int) -> tuple[int, int]:
