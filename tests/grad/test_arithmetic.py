@@ -23,15 +23,22 @@ def test_the_dense_twin(format):
     def f(v, w):
         A_, B_ = A.with_values(v), B.with_values(w)
         C = A_ - B_ * 2.0
-        return C.todense(), (A_ * B_).todense(), C[2:4].todense(), A_.T.diagonal(), *sums(C, C.sum)
+        return (
+            C.todense(),
+            (A_ * B_).todense(),
+            C[2:4].todense(),
+            A_.T.diagonal(),
+            *sums(C.sum),
+            C.mean(0),
+        )
 
-    def sums(C, total):
-        return total(), total(axis=0), total(axis=-1)
+    def sums(total):
+        return total(), total(axis=0), total(axis=-1), total((), keepdims=True)
 
     def twin(v, w):
         a, b = A.with_values(v).todense(), B.with_values(w).todense()
         c = a - 2 * b
-        return c, a * b, c[2:4], jnp.diagonal(a), *sums(c, c.sum)
+        return c, a * b, c[2:4], jnp.diagonal(a), *sums(c.sum), c.mean(0)
 
     scalar = lambda f: lambda *x: sum(jnp.sum(jnp.sin(y)) for y in f(*x))
     values = A.values, B.values
