@@ -21,6 +21,10 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/stamps
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find cpu cuda cmake -type f 2>/dev/null)
+# An editable install finds by path the modules that it was made with, and would miss one that has
+# become a package since; it finds new ones. Its stamp lists them.
+INSTALLED := $(shell cat $(STAMPS)/package 2>/dev/null)
+MOVED := $(filter-out $(wildcard $(INSTALLED)),$(INSTALLED))
 
 # Installing takes a minute or two, once for what is built; each GPU target ends within nine.
 GPU_PYTHON ?= python3
@@ -31,7 +35,7 @@ RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
-  gpu-figures gpu-tables clean
+  gpu-figures gpu-tables clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -176,7 +180,7 @@ $(STAMPS)/venv:
 
 # Editable, and with build isolation: the library is compiled against the oldest supported jax
 # headers (pyproject.toml), whichever jax the environment has.
-$(STAMPS)/package: $(NATIVE_SOURCES) | $(STAMPS)/venv
+$(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/venv
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null \
 	  || command -v clang++ >/dev/null || { \
 	  echo "No C++ compiler was found: install g++ (>= 11) or clang (>= 14), or set CXX."; exit 1; }
@@ -186,7 +190,7 @@ $(STAMPS)/package: $(NATIVE_SOURCES) | $(STAMPS)/venv
 	  exit 1; }
 	@echo "== building sgap_jax and installing jax (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable .
-	@touch $@
+	@find sgap_jax -name '*.py' > $@
 
 # The dependency groups of pyproject.toml.
 $(STAMPS)/group-%: pyproject.toml | $(STAMPS)/venv

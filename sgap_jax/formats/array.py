@@ -255,14 +255,33 @@ class SparseArray:
         """
         return convert.asformat(self, format, max_fill_in)
 
-    def sum(self, axis: int | None = None) -> jax.Array:
-        """The sum of all entries, or of each column (axis=0) or row (axis=1 or -1) of a matrix.
+    def sum(
+        self,
+        axis: int | tuple[int, ...] | None = None,
+        dtype: Dtype = None,
+        out: None = None,
+        keepdims: bool = False,
+    ) -> jax.Array:
+        """The sum over all axes, over one (axis=0: of each column of a matrix, axis=1 or -1: of
+        each row) or over a tuple of them; dense. `np.sum(A, ...)` is the same.
 
-        Dense, in the dtype of `jnp.sum`: integers and bool widen. Floats narrower than float32 are
-        added up in float32 and rounded once. Differentiable in the values; ignores padding.
-        ValueError for another axis, NotImplementedError for an axis of a tensor.
+        In `dtype`, by default that of `jnp.sum`: integers and bool widen. Floats narrower than
+        float32 are added up in float32 and rounded once. Differentiable in the values; ignores
+        padding. `keepdims` leaves the axes as sizes of 1. ValueError for an axis out of range or
+        given twice, NotImplementedError for an `out`.
         """
-        return parts.total(self, axis)
+        return parts.total(self, axis, dtype, out, keepdims)
+
+    def mean(
+        self,
+        axis: int | tuple[int, ...] | None = None,
+        dtype: Dtype = None,
+        out: None = None,
+        keepdims: bool = False,
+    ) -> jax.Array:
+        """`sum` over the number of entries of the dense array, so those that are not stored count;
+        in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same."""
+        return parts.mean(self, axis, dtype, out, keepdims)
 
     def diagonal(self) -> jax.Array:
         """[min(m, k)] of a matrix, in its dtype: the entries (i, i), zero where none is stored.

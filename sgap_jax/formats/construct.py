@@ -184,9 +184,8 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
         transposed = transpose_structure(offsets, levels[1], sizes[1])
     fields = {"index_arrays": index_arrays, "transposed": transposed}
     # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
-    # Under jit too the structure stays concrete (not in a shard_map outside of one): a sum may be
-    # added to again.
-    with jax.ensure_compile_time_eval():
+    # Under jit and in shard_map too the structure stays concrete: a sum may be added to again.
+    with jax.core.eval_context():
         return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
 
 

@@ -84,7 +84,8 @@ def stored_levels(A: SparseArray, what: str) -> list[np.ndarray]:
         offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
         return [construct.expand_offsets(offsets), indices[: int(offsets[-1])]]
     if A.format.is_coordinate:
-        used = int(A.index_arrays[0][0][1])
+        # In NumPy: under jit an index into a concrete array is traced.
+        used = int(np.asarray(A.index_arrays[0][0])[1])
         return [np.asarray(level[-1])[:used] for level in A.index_arrays]
     return fibers.numpy_entries(A)[1]
 
@@ -143,7 +144,7 @@ def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
 
 
 def todense(A: SparseArray) -> jax.Array:
-    return _scattered(A, A.shape, coordinates(A))
+    return scattered(A, A.shape, coordinates(A))
 
 
 @jax.jit
@@ -151,14 +152,14 @@ def diagonal(A: SparseArray) -> jax.Array:
     require_matrix(A, "diagonal")
     rows, columns = coordinates(A)
     length = min(A.shape)
-    return _scattered(A, (length,), (jnp.where(rows == columns, rows, length),))
+    return scattered(A, (length,), (jnp.where(rows == columns, rows, length),))
 
 
-def _scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
+def scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
     """Scatter-add of the values (traced structure may hold duplicates); what is outside `shape`,
     padding among it, is dropped."""
-    target = jnp.zeros(shape, A.dtype).at[where]
-    return (target.max if A.dtype == jnp.bool_ else target.add)(A.values.reshape(-1), mode="drop")
+    values, target = structure.whole(A.values), jnp.zeros(shape, A.dtype).at[where]
+    return (target.max if A.dtype == jnp.bool_ else target.add)(values.reshape(-1), mode="drop")
 
 
 def row_lengths(A: SparseArray) -> jax.Array:
@@ -191,7 +192,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     if format.modes != A.format.modes:
         other_offsets, other_indices, permutation = transposed
         inverse = structure.invert_permutation(permutation)
-        values, transposed = values[permutation], (offsets, indices, inverse)
+        values, transposed = structure.whole(values)[permutation], (offsets, indices, inverse)
         offsets, indices = other_offsets, other_indices
     index_arrays: tuple[Any, ...] = ((), (offsets, indices))
     if format.is_coordinate:
@@ -209,11 +210,12 @@ def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> Spa
             f"{what}: {format} of a traced structure: how much it stores is a static size; "
             "convert outside jit and use with_values inside"
         )
-    found = [np.asarray(index) for index in A.coordinates()]
+    with jax.core.eval_context():  # the values may be traced
+        found = [np.asarray(index) for index in A.coordinates()]
     used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(
         [index[:used] for index in found],
-        A.values.reshape(-1)[:used],
+        structure.whole(A.values).reshape(-1)[:used],
         A.shape,
         format,
         duplicates="error",

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import checks, construct, convert
+from sgap_jax.formats import checks, construct, convert, structure
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -93,7 +93,7 @@ def _union(A: SparseArray, B: Any, combine: Callable, sign: str) -> SparseArray:
 def _filled(a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: int) -> jax.Array:
     def spread(x: Any, place: Any) -> jax.Array:
         zeros = jnp.zeros((count, *x.shape[1:]), x.dtype)
-        own = x[: place.shape[0]]  # without padding
+        own = structure.whole(x)[: place.shape[0]]  # without padding
         return zeros.at[place].set(own, unique_indices=True, indices_are_sorted=True)
 
     return combine(spread(a, of_a), spread(b, of_b))
@@ -101,7 +101,7 @@ def _filled(a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: i
 
 @jax.jit
 def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
-    return a[from_a] * b[from_b]
+    return structure.whole(a)[from_a] * structure.whole(b)[from_b]
 
 
 def _one_pattern(A: SparseArray, B: SparseArray, what: str) -> bool:

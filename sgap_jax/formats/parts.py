@@ -1,17 +1,19 @@
-"""Rows of a `SparseArray`, and sums of it."""
+"""Rows of a `SparseArray`, sums and means of it."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import construct, convert, vectors
+from sgap_jax.formats import construct, convert, structure, vectors
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -42,7 +44,7 @@ def rows(A: SparseArray, index: Any) -> SparseArray:
     shape = (stop - start, *A.shape[1:])
     sizes = convert.level_sizes(shape, A.format)
     fields = construct.index_fields(levels, sizes, A.format)
-    return replace(A, values=A.values[kept], shape=shape, **fields)
+    return replace(A, values=structure.whole(A.values)[kept], shape=shape, **fields)
 
 
 def _bounds(index: Any, size: int) -> tuple[int, int]:
@@ -61,53 +63,102 @@ def _bounds(index: Any, size: int) -> tuple[int, int]:
     return (start, stop) if start < stop else (0, 0)
 
 
-def total(A: SparseArray, axis: Any) -> jax.Array:
+def total(A: SparseArray, axis: Any, dtype: Any, out: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.sum`."""
     what = "SparseArray.sum"
-    if axis is not None:
-        axis = _axis(axis, A.ndim, what)
+    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
+    _refuse_out(out, what)
+    return _shaped(A, _sums(A, axes, dtype, what), axes, keepdims)
+
+
+def mean(A: SparseArray, axis: Any, dtype: Any, out: Any, keepdims: bool) -> jax.Array:
+    """See `SparseArray.mean`."""
+    what = "SparseArray.mean"
+    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
+    _refuse_out(out, what)
+    sums = _sums(A, axes, _wide(dtype), what)
+    means = sums / math.prod(A.shape[axis] for axis in axes)
+    return _shaped(A, means.astype(dtype), axes, keepdims)
+
+
+def _sums(A: SparseArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
+    """Along these axes, in this dtype; added up in float32 at least and rounded once."""
     convert.require_unbatched(A, f"{what}: A")
-    if axis is None or A.ndim == 1:
-        return _total(A)
-    if A.ndim != 2:
-        raise NotImplementedError(
-            f"{what}: along one axis of a tensor, {A.shape}; the nearest is einsum('ijk->ij', A)"
-        )
+    if dtype == np.bool_:
+        A = A.astype(dtype)
+    wide = _wide(dtype)
+    if len(axes) == A.ndim:
+        return _total(A, wide).astype(dtype)
+    if A.ndim != 2 or not axes:
+        return _scattered(A, axes, wide).astype(dtype)
     from sgap_jax.primitives.row_reduce import row_sum  # the primitives take arrays of this kind
     from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference
 
-    dtype = _sum_dtype(A.dtype)
-    schedule = None if dtype.name in KERNEL_DTYPES else Reference()
-    return row_sum((A if axis == 1 else A.T).astype(dtype), schedule=schedule)
+    carried = A.dtype if A.dtype == dtype and dtype.name in KERNEL_DTYPES else wide
+    schedule = None if carried.name in KERNEL_DTYPES else Reference()
+    by_rows = (A if axes == (1,) else A.T).astype(carried)
+    return row_sum(by_rows, schedule=schedule).astype(dtype)
 
 
-@jax.jit
-def _total(A: SparseArray) -> jax.Array:
+@partial(jax.jit, static_argnames="dtype")
+def _total(A: SparseArray, dtype: np.dtype) -> jax.Array:
     mode = A.format.modes[-1]  # whose coordinates are at hand
     stored = convert.coordinates(A)[mode] < A.shape[mode]
-    values = A.values.reshape(-1)
-    if jnp.issubdtype(A.dtype, jnp.floating) and A.dtype.itemsize < 4:
-        values = values.astype(jnp.float32)
-    return jnp.sum(values, where=stored).astype(_sum_dtype(A.dtype))
+    return jnp.sum(A.values.astype(dtype), where=stored.reshape(A.values.shape), dtype=dtype)
 
 
-def _sum_dtype(dtype: np.dtype) -> np.dtype:
-    """Of `jnp.sum`, which is slow to ask: 110 us."""
-    return _asked(dtype, jax.dtypes.canonicalize_dtype(np.int64))
+@partial(jax.jit, static_argnames=("axes", "dtype"))
+def _scattered(A: SparseArray, axes: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    kept = [mode for mode in range(A.ndim) if mode not in axes]
+    found = convert.coordinates(A)
+    shape = tuple(A.shape[mode] for mode in kept)
+    return convert.scattered(A.astype(dtype), shape, tuple(found[mode] for mode in kept))
+
+
+def _shaped(A: SparseArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+    if not keepdims:
+        return sums
+    return sums.reshape([1 if mode in axes else size for mode, size in enumerate(A.shape)])
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    """What sums of this dtype are carried in."""
+    if dtype == np.bool_:
+        return np.dtype(np.int32)
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if narrow else dtype
+
+
+def _dtype(op: Callable, A: SparseArray, dtype: Any) -> np.dtype:
+    """The one asked for, or that of the dense `op`, which is slow to ask: 110 us."""
+    if dtype is not None:
+        return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return _asked(op, A.dtype, jax.dtypes.canonicalize_dtype(np.int64))
 
 
 @cache
-def _asked(dtype: np.dtype, integers: np.dtype) -> np.dtype:
-    return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
+def _asked(op: Callable, dtype: np.dtype, integers: np.dtype) -> np.dtype:
+    return jax.eval_shape(op, jax.ShapeDtypeStruct((1,), dtype)).dtype
 
 
-def _axis(axis: Any, ndim: int, what: str) -> int:
+def _refuse_out(out: Any, what: str) -> None:
+    """NumPy's functions pass one on."""
+    if out is not None:
+        raise NotImplementedError(f"{what}: out: the nearest is out[...] = the result")
+
+
+def _axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """Sorted, from 0 on, each once."""
+    if axis is None:
+        return tuple(range(ndim))
     try:
-        number = operator.index(axis)
+        numbers = [operator.index(x) for x in (axis if isinstance(axis, tuple) else (axis,))]
     except TypeError:
-        number = ndim
-    if not -ndim <= number < ndim:
+        numbers = [ndim]
+    found = sorted(number % ndim for number in numbers if -ndim <= number < ndim)
+    if len(set(found)) != len(numbers):
         raise ValueError(
-            f"{what}: axis: expected None or an integer in {-ndim} .. {ndim - 1}, got {axis!r}"
+            f"{what}: axis: expected None, an integer in {-ndim} .. {ndim - 1} or a tuple of them, "
+            f"each once, got {axis!r}"
         )
-    return number % ndim
+    return tuple(found)

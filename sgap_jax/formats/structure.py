@@ -10,6 +10,15 @@ import jax
 import jax.numpy as jnp
 
 
+def whole(values: jax.Array) -> jax.Array:
+    """Values of explicit sharding (`jax.sharding.AxisType.Explicit`) on every device: of what is
+    gathered from them JAX would ask where it lies. Others as they are."""
+    sharding = jax.typeof(values).sharding
+    if sharding.mesh.empty or not any(sharding.spec):
+        return values
+    return jax.sharding.reshard(values, sharding.update(spec=jax.P(*[None] * values.ndim)))
+
+
 def positions(nnz: int) -> jax.Array:
     """0 .. nnz-1 as int32."""
     return jnp.arange(nnz, dtype=jnp.int32)

@@ -151,7 +151,7 @@ def _split(A: SparseArray) -> tuple[SparseArray, Any]:
     (height, width), inner = tile(A.format), A.shape[A.format.modes[1]]
     lane = structure.positions(width)[None]
     columns = (indices[:, None] * width + lane).reshape(-1)
-    values = jnp.swapaxes(A.values, 1, 2).reshape(-1, height)
+    values = jnp.swapaxes(structure.whole(A.values), 1, 2).reshape(-1, height)
     # By columns, vectors are what the entries of CVS(c) are by rows.
     source = _sources(column_offsets, indices.shape[0], width)
     number = (permutation[:, None] * width + lane).reshape(-1)[source]

@@ -46,7 +46,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
         values = at.max(one) if A.dtype == bool else at.add(one)
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
     # The values may be traced, so what must see the coordinates gets the numbers of them.
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         places = replace(A, values=numbers.reshape(A.values.shape))
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
     nodes = np.arange(n)

@@ -193,7 +193,7 @@ def prune_step(model: nnx.Module, sparsity: Any) -> None:
             nn.prune_step(model, sparsity(step))
 
     In place, also inside `nnx.jit`, where `sparsity` may be traced. Layers that `nnx.vmap` stacked
-    are pruned each by itself.
+    are pruned each by itself; along another axis than the first, within an `nnx.vmap` over it.
 
     Raises:
       ValueError: the model has no MaskedLinear.

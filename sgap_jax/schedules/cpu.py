@@ -96,6 +96,7 @@ class CpuTile(Schedule):
                 f"parallel for chunk of {self.nonzeros} nonzeros:\n"
                 "  for p in chunk:                         # row i of p by binary search\n"
                 f"    values[p] = dot(X[i, 0:{problem.n}], Y[column_indices[p], 0:{problem.n}])"
+                " * weights[p] * scale  # where given"
             )
         return (
             f"parallel for chunk of {self.nonzeros} nonzeros:\n"
@@ -110,7 +111,8 @@ class CpuTile(Schedule):
                 f"  for p in chunk:                         # of block row b, several at once\n"
                 f"    for v in range({V}):\n"
                 f"      values[p, v] = dot(X[{V} * b + v, 0:{problem.n}], "
-                f"Y[column_indices[p], 0:{problem.n}])"
+                f"Y[column_indices[p], 0:{problem.n}]) * weights[p, v]"
+                " * scale  # where given"
             )
         if problem.op in ROW_OPS:
             return (

@@ -62,5 +62,5 @@ def _dot(c: int, r: int) -> list[str]:
         "  acc[lane] = 0",
         f"  for l0 in range({c} * lane, d, {r * c}):  # l = l0..l0 + {c - 1}, below d",
         "    acc[lane] += X[i, l] * Y[column_indices[p], l]",
-        f"values[p] = sum over {r} lanes of acc[lane]",
+        f"values[p] = (sum over {r} lanes of acc[lane]) * weights[p] * scale  # where given",
     ]

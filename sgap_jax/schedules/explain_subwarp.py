@@ -88,5 +88,6 @@ def _sampled(tile: SubwarpTile, columns: int) -> list[str]:
         f"      for l0 in range({columns} * lane, d, {step}):  # {columns} of l, below d",
         f"        for v in range({V}):",
         f"          acc[lane, v] += X[{V} * b + v, l] * Y[column_indices[p], l]",
-        f"    values[p, :] = sum over {tile.subwarp} lanes of acc[lane, :]",
+        f"    values[p, :] = (sum over {tile.subwarp} lanes of acc[lane, :]) * weights[p, :]"
+        " * scale  # where given",
     ]

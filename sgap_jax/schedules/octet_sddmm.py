@@ -76,6 +76,7 @@ def explain_sddmm(tile: OctetTile, problem: Problem) -> str:
             "    acc[p, v] = 0",
             f"    for l0 in range(0, d, {tile.tile_k}):  # l = l0..l0 + {tile.tile_k - 1}, below d",
             f"      acc[p, v] += X[{length} * b + v, l] * Y[column_indices[p], l]  # mma",
-            "    values[p, v] = acc[p, v]  # zero for rows past the end",
+            "    values[p, v] = acc[p, v] * weights[p, v] * scale  # where given; zero for rows "
+            "past the end",
         ]
     )

@@ -90,5 +90,6 @@ class PaperOctetTile(PaperTile):
             "    for s in range(0, 32, 8):  # 4 mma.m8n8k4, of 16 features in each octet",
             "      acc[v, s : s + 8].T += Y[columns[s : s + 8], l] @ X[rows, l].T",
             f"      # {remedy}",
-            "  values[q, v] = sum over 4 octets of acc[v, q]",
+            "  values[q, v] = (sum over 4 octets of acc[v, q]) * weights[q, v]"
+            " * scale  # where given",
         ]

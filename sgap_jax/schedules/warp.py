@@ -45,7 +45,7 @@ class WarpTile(PaperTile):
                     "    XS, YS = X[rows, l], Y[columns, l]  # in shared memory, zeros where none",
                     "    for s in range(0, 64, 16):          # wmma m8n32k16",
                     "      acc[v, q] += XS[v, s : s + 16] @ YS[q, s : s + 16].T",
-                    "  values[q, v] = acc[v, q]",
+                    "  values[q, v] = acc[v, q] * weights[q, v] * scale  # where given",
                 ]
             )
         return "\n".join(

@@ -17,12 +17,17 @@ from sgap_jax import (
     CSR,
     CVS,
     Compressed,
+    CpuTile,
     Dense,
     Format,
     OctetTile,
+    PaperOctetTile,
     Problem,
     Reference,
+    Schedule,
     ScheduleError,
+    SubwarpTile,
+    WarpTile,
     choose_schedule,
 )
 from sgap_jax.runtime import spmm_octet_cuda
@@ -88,9 +93,26 @@ def test_names_and_sizes_that_no_rule_knows_are_refused(changes, message):
         Problem(**{"op": "spmm", "shape": (64, 64), "nnz": 99, **changes})
 
 
-def test_the_reference_explains_weights_and_scale():
-    loops = Reference().explain(Problem("sddmm", (64, 64), 99, n=8))
-    assert "sum(products, axis=1) * weights * scale" in loops
+@pytest.mark.parametrize(
+    ("schedule", "format", "factors"),
+    [
+        (Reference(), "CSR", "weights * scale"),
+        (CpuTile(), "CSR", "weights[p] * scale"),
+        (CpuTile(), "CVS(8)", "weights[p, v] * scale"),
+        (Schedule.parse("{<1 nnz, 4 col>, 8}"), "CSR", "weights[p] * scale"),
+        (Schedule.parse("{<1/8 row, 4 col>, 8}"), "CSR", "weights[p] * scale"),
+        (SubwarpTile(8), "CVS(8)", "weights[p, :] * scale"),
+        (OctetTile(8), "CVS(8)", "weights[p, v] * scale"),
+        (WarpTile(8), "CVS(8)", "weights[q, v] * scale"),
+        (PaperOctetTile(8), "CVS(8)", "weights[q, v] * scale"),
+    ],
+    ids=str,
+)
+def test_sddmm_is_explained_with_weights_and_scale(schedule, format, factors):
+    platform = "cpu" if isinstance(schedule, CpuTile) else "cuda"
+    problem = Problem("sddmm", (64, 64), 96, n=8, dtype="float16", format=format, platform=platform)
+    store = schedule.explain(problem).splitlines()[-1]
+    assert store.lstrip().startswith("values") and f" * {factors} " in store
 
 
 @pytest.mark.parametrize("op", COLUMNS)

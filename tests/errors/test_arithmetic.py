@@ -16,6 +16,10 @@ OFFSETS = jnp.flip(A.nnz - A.row_offsets)
 T = SparseArray.from_dense(np.ones((2, 2, 3)), format=COO)
 
 
+def batch(A):
+    return replace(A, values=jnp.ones((2, A.nnz)))
+
+
 def of_shared_columns(A, offsets):
     """Two patterns of which only the columns are the same arrays."""
     return (A + SparseArray.from_arrays(A.values, offsets, A.column_indices, shape=A.shape)).values
@@ -39,7 +43,7 @@ def of_shared_columns(A, offsets):
         (lambda: jax.jit(lambda A, B: A + B)(A, A), ValueError, ["traced", "A.with_values(v)"]),
         (lambda: jax.jit(lambda A: A + OTHER)(A), ValueError, ["traced", "A.with_values(v)"]),
         (lambda: jax.jit(of_shared_columns)(A, OFFSETS), ValueError, ["traced"]),
-        (lambda: A + replace(A, values=jnp.ones((2, A.nnz))), ValueError, ["second", "jax.vmap"]),
+        (lambda: A + batch(A), ValueError, ["second", "jax.vmap"]),
         (lambda: A[2], IndexError, ["A[i:j]", "int", "A[i:i + 1]", "A.T[i:j].T"]),
         (lambda: A[1:3, 0], IndexError, ["tuple", "A.todense()"]),
         (lambda: A[DENSE > 0], IndexError, ["ndarray"]),
@@ -53,8 +57,12 @@ def of_shared_columns(A, offsets):
         (lambda: A.asformat(CVS(2))[:1], IndexError, ["multiples of 2", "0:1"]),
         (lambda: list(A), TypeError, ["not iterable"]),
         (lambda: A.sum(2), ValueError, ["axis", "-2 .. 1", "got 2"]),
-        (lambda: A.sum((0, 1)), ValueError, ["axis", "(0, 1)"]),
-        (lambda: T.sum(0), NotImplementedError, ["tensor", "einsum('ijk->ij', A)"]),
+        (lambda: A.sum((0, -2)), ValueError, ["SparseArray.sum", "each once", "(0, -2)"]),
+        (lambda: A.mean(1.0), ValueError, ["SparseArray.mean: axis", "got 1.0"]),
+        (lambda: T.sum((0, 3)), ValueError, ["axis", "-3 .. 2", "(0, 3)"]),
+        (lambda: np.sum(A, out=DENSE), NotImplementedError, ["SparseArray.sum: out"]),
+        (lambda: np.mean(A, out=DENSE), NotImplementedError, ["SparseArray.mean: out"]),
+        (lambda: batch(A).sum((0, 1)), ValueError, ["sum: A is batched", "jax.vmap"]),
         (lambda: T.diagonal(), ValueError, ["diagonal", "matrix", "(2, 2, 3)"]),
     ],
 )

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from battery import BATTERY, array
 from differentiable_ops import close
+from jax.sharding import PartitionSpec as P
 
-from sgap_jax import BCSR, CSR, SparseArray
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray
 
 CASE = BATTERY["padded"]
 M, K = CASE.shape
@@ -22,15 +23,22 @@ def test_the_dense_twin(format):
     def f(v, w):
         A_, B_ = A.with_values(v), B.with_values(w)
         C = A_ - B_ * 2.0
-        return C.todense(), (A_ * B_).todense(), C[2:4].todense(), A_.T.diagonal(), *sums(C, C.sum)
+        return (
+            C.todense(),
+            (A_ * B_).todense(),
+            C[2:4].todense(),
+            A_.T.diagonal(),
+            *sums(C.sum),
+            C.mean(0),
+        )
 
-    def sums(C, total):
-        return total(), total(axis=0), total(axis=-1)
+    def sums(total):
+        return total(), total(axis=0), total(axis=-1), total((), keepdims=True)
 
     def twin(v, w):
         a, b = A.with_values(v).todense(), B.with_values(w).todense()
         c = a - 2 * b
-        return c, a * b, c[2:4], jnp.diagonal(a), *sums(c, c.sum)
+        return c, a * b, c[2:4], jnp.diagonal(a), *sums(c.sum), c.mean(0)
 
     scalar = lambda f: lambda *x: sum(jnp.sum(jnp.sin(y)) for y in f(*x))
     values = A.values, B.values
@@ -39,6 +47,48 @@ def test_the_dense_twin(format):
     batch = jnp.stack([values[0], -values[0]])
     mapped = [jax.vmap(f, (0, None)) for f in (f, twin)]
     close(jax.jit(mapped[0])(batch, values[1]), mapped[1](batch, values[1]))
+
+
+@pytest.mark.parametrize("format", [CSR, COO, CVS(4)], ids=str)
+def test_patterns_stay_concrete(format):
+    """Under jit, and in shard_map outside of one, where JAX traces what is made in it."""
+    dense, other = array(CASE, jnp.float64).todense(), OTHER * 1.0
+    A, B = (SparseArray.from_dense(x, format=format) for x in (dense, other))
+
+    def f(s):
+        C = (A * s[0] + B) - A  # the sum of two patterns in a sum of two patterns
+        D = (C * A)[4:]
+        return (D if format.block_shape else D.asformat(CSF(2))).sum(0)[None]
+
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    scales = jnp.asarray([2.0, -3.0])
+    want = jnp.stack([((s * dense + other - dense) * dense)[4:].sum(0) for s in scales])
+    for run in (sharded, jax.jit(sharded)):
+        close(run(scales), want)
+
+
+@pytest.mark.parametrize("format", [CSR, BCSR(2, 4)], ids=str)
+def test_explicit_sharding(format):
+    A, B = (SparseArray.from_dense(np.tri(8, k=k), format=format) for k in (0, -2))
+    v, w = (jnp.asarray(np.arange(1.0, x.nnz + 1)).reshape(x.values.shape) for x in (A, B))
+
+    def f(v, w):
+        A_, B_ = A.with_values(v), B.with_values(w)
+        C = A_ + B_ * A_
+        return C[2:4].todense(), C.asformat(CSC).values, A_.diagonal(), A_.sum(), A_.sum(0)
+
+    @jax.jit
+    def run(v, w):
+        scalar = lambda *x: sum(jnp.sum(jnp.sin(y)) for y in f(*x))
+        return f(v, w), jax.grad(scalar, (0, 1))(v, w)
+
+    want = run(v, w)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        v = jax.device_put(v, P("x"))
+        close(run(v, w), want)
+        close((A.with_values(v) + B).sum(), v.sum() + B.sum())  # eagerly
 
 
 def test_traced_structure_of_one_pattern():

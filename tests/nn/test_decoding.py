@@ -1,5 +1,7 @@
 """Decoding with a cache: row by row what the attention layers give for a whole sequence."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,12 @@ FLOAT64 = dict(param_dtype=jnp.float64)
 X = jnp.asarray(np.random.default_rng(1).standard_normal((2, L, IN)))
 
 
+@pytest.fixture(autouse=True)
+def random_numbers_that_compile_quickly():
+    with jax.default_prng_impl("unsafe_rbg"):
+        yield
+
+
 def stored(seed=0):
     return np.random.default_rng(seed).random((L, L)) < 0.3
 
@@ -25,8 +33,10 @@ def patterns(format, each=False):
     for seed in range(H if each else 1):
         causal = np.tril(stored(seed) | np.eye(L, dtype=bool))
         made.append(SparseArray.from_dense(causal.astype(np.float32), format=format))
-        ones = made[-1].with_values(jnp.ones_like(made[-1].values))
-        seen.append(np.tril(np.asarray(ones.todense())) != 0)
+        height, width = (*format.block_shape, 1, 1)[:2]
+        tiles = np.zeros((L, L), bool)
+        tiles[tuple(np.argwhere(causal).T // [[height], [width]])] = True
+        seen.append(np.tril(tiles.repeat(height, 0).repeat(width, 1)[:L, :L]))
     return made if each else made[0], jnp.asarray(np.stack(seen))[None]
 
 
@@ -57,6 +67,11 @@ def as_flax_wants(function):
             return function(*args, **options)
 
     return run
+
+
+def at_once(layer, x, **options):
+    """A call of a layer in one program: each of its steps would be one."""
+    return nnx.jit(lambda layer, x: layer(x, **options))(layer, x)
 
 
 def one_by_one(layer, x, masks=None, **options):
@@ -103,14 +118,14 @@ def test_positions_are_rows_of_the_whole(format, each, kv_heads):
     layer = nn.SparseMultiHeadAttention.from_dense(twin, pattern)
     assert layer.decode
     layer.init_cache(X.shape, jnp.float64)
-    whole = twin(X, mask=seen, decode=False)
-    close(layer(X, is_causal=True, decode=False), whole)
+    whole = at_once(twin, X, mask=seen, decode=False)
+    close(at_once(layer, X, is_causal=True, decode=False), whole)
     close(one_by_one(layer, X, is_causal=True), whole)
 
 
 def test_several_positions_at_a_time():
     layer = layer_of(patterns(BCSR(3, 2))[0])
-    whole = layer(X, is_causal=True, decode=False)
+    whole = at_once(layer, X, is_causal=True, decode=False)
     # Two batch axes, none, and one.
     for x, want in ((X[None], whole[None]), (X[0], whole[0]), (X, whole)):
         layer.init_cache(x.shape, jnp.float64)
@@ -147,7 +162,7 @@ def test_several_positions_over_the_end(prompt):
     cache = [getattr(layer, name)[...] for name in ("cached_key", "cached_value", "cache_index")]
     layer.init_cache(X.shape, jnp.float64)
     steps(layer, x[:, :prompt])
-    got = layer(x[:, prompt:])
+    got = layer(x[:, prompt:])  # eagerly
     fit = L - 1 - prompt
     if fit > 0:
         close(got[:, :fit], want[:, prompt : prompt + fit])
@@ -166,7 +181,7 @@ def test_a_cache_of_bfloat16(compute):
     layer.init_cache(x.shape, jnp.bfloat16)
     got = one_by_one(layer, x, is_causal=True)
     assert got.dtype == compute and layer.cached_key[...].dtype == jnp.bfloat16
-    close(got, layer(x, is_causal=True, decode=False), 0.03)
+    close(got, at_once(layer, x, is_causal=True, decode=False), 0.03)
 
 
 def test_masks_and_dropout():
@@ -174,8 +189,8 @@ def test_masks_and_dropout():
     layer = layer_of(pattern, dropout_rate=1e-12, deterministic=True, num_kv_heads=2)
     layer.init_cache(X.shape, jnp.float64)
     padding = jnp.asarray(np.random.default_rng(2).random((2, 1, 1, L)) < 0.7)
-    whole = layer(X, mask=padding, is_causal=True, decode=False)
-    close(layer(X[:, :7], mask=padding, is_causal=True), whole[:, :7])
+    whole = at_once(layer, X, mask=padding, is_causal=True, decode=False)
+    close(at_once(layer, X[:, :7], mask=padding, is_causal=True), whole[:, :7])
     layer.init_cache(X.shape, jnp.float64)
     # The steps of dropout, at a rate of nearly nothing.
     rows = jnp.stack(L * [padding])
@@ -193,9 +208,9 @@ def test_gradients():
     layer.init_cache(X.shape, jnp.float64)
     # In two calls, the second of which attends to keys that the first has made.
     apart = lambda layer, x: jnp.concatenate([layer(x[:, :7]), layer(x[:, 7:])], axis=1)
-    at_once = lambda layer, x: layer(x, decode=False)
+    together = lambda layer, x: layer(x, decode=False)
     found = []
-    for of in (apart, at_once):
+    for of in (apart, together):
         loss = lambda layer, x, of=of: jnp.sum(jnp.sin(of(layer, x)))
         params, dx = nnx.jit(nnx.grad(loss, argnums=(0, 1)))(layer, X)
         found.append((nnx.to_pure_dict(params), dx))
@@ -208,10 +223,10 @@ def test_structures_that_are_traced_are_read_up_to_the_query():
     layer.init_cache(X.shape, jnp.float64)
     decode = nnx.jit(lambda layer, x, pattern: layer(x, pattern=pattern))
     got = jnp.concatenate([decode(layer, X[:, t : t + 1], whole) for t in range(L)], axis=1)
-    close(got, layer(X, pattern=masks.causal(whole), decode=False))
+    close(got, at_once(layer, X, pattern=masks.causal(whole), decode=False))
     # Rows without keys, and no entries at all, give the bias of the output.
     empty = SparseArray.from_dense(np.zeros((L, L), np.float32))
-    close(layer(X[:, :2], pattern=empty), jnp.zeros((2, 2, IN)))
+    close(at_once(layer, X[:, :2], pattern=empty), jnp.zeros((2, 2, IN)))
 
 
 def test_linen():
@@ -219,10 +234,12 @@ def test_linen():
     options = dict(normalize_qk=True, decode=True, **FLOAT64)
     twin = linen.MultiHeadDotProductAttention(H, attention_fn=attention_by_hand, **options)
     layer = snn.SparseSelfAttention(H, **options)
-    variables = as_flax_wants(twin.init)(jax.random.key(0), X, mask=seen)
-    own = as_flax_wants(layer.init)(jax.random.key(0), X, pattern=pattern)
+    variables = as_flax_wants(jax.jit(twin.init))(jax.random.key(0), X, mask=seen)
+    init = lambda: layer.init(jax.random.key(0), X, pattern=pattern)
+    own = as_flax_wants(jax.eval_shape)(init)
     assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, variables)
-    params, caches = variables["params"], [own["cache"], variables["cache"]]
+    empty = as_flax_wants(jax.jit(lambda: init()["cache"]))()
+    params, caches = variables["params"], [empty, variables["cache"]]
 
     @as_flax_wants
     @jax.jit
@@ -242,16 +259,17 @@ def test_linen():
     close(*caches)
 
     @as_flax_wants
+    @partial(jax.jit, static_argnames="is_causal")
     def several(cache, x, **options):
         variables = {"params": params, "cache": cache}
         y, state = layer.apply(variables, x, pattern=pattern, mutable=["cache"], **options)
         return y, state["cache"]
 
-    first, cache = several(own["cache"], X[:, :6], is_causal=True)
+    first, cache = several(empty, X[:, :6], is_causal=True)
     second, cache = several(cache, X[:, 6:], is_causal=True)
     close([jnp.concatenate([first, second], axis=1), cache], [jnp.concatenate(rows, 1), caches[0]])
     with pytest.raises(ValueError, match="decode: pattern: expected no key after its query"):
-        several(own["cache"], X[:, :1])
+        several(empty, X[:, :1])
     halves = {name: x if x.ndim == 0 else x.astype(jnp.bfloat16) for name, x in cache.items()}
     halves["cache_index"] = jnp.int32(6)
     y, cache = several(halves, X[:, 6:], is_causal=True)
@@ -265,22 +283,22 @@ def test_wrong_arguments_are_named():
     layer = layer_of(pattern)
     x = X[:, :1]
     with pytest.raises(ValueError, match=rf"{op}: no cache yet; init_cache\(inputs.shape\)"):
-        layer(x)
+        at_once(layer, x)
     layer.init_cache(X.shape, jnp.float64)
     with pytest.raises(ValueError, match=rf"{op}: the cache takes .* \[2, up to 12, 4, 2\], got"):
-        layer(X[:1, :1])
+        at_once(layer, X[:1, :1])
     with pytest.raises(ValueError, match=r"got \[2, 15, 4, 2\] for 15 queries"):
-        layer(jnp.concatenate([X, X[:, :3]], axis=1))
+        at_once(layer, jnp.zeros((2, L + 3, IN)))
     cross = nn.SparseMultiHeadAttention(H, IN, decode=True, rngs=nnx.Rngs(0), **FLOAT64)
     cross.init_cache(X.shape, jnp.float64)
     with pytest.raises(ValueError, match=r"got \[2, 2, 4, 2\] for 1 queries"):
-        cross(x, X[:, :2], pattern=pattern)
+        nnx.jit(lambda cross: cross(x, X[:, :2], pattern=pattern))(cross)
     with pytest.raises(ValueError, match=rf"{op}: pattern must have shape \[12, 12\] .* \[3, 3\]"):
-        layer(x, pattern=masks.band(3, 1))
+        at_once(layer, x, pattern=masks.band(3, 1))
     for wide in (masks.band(L, 3), patterns(CVS(4))[0]):
         with pytest.raises(ValueError, match=f"{op}: pattern: expected no key after its query"):
-            layer(x, pattern=wide)
-        layer(x, pattern=wide, is_causal=True)
+            at_once(layer, x, pattern=wide)
+        at_once(layer, x, pattern=wide, is_causal=True)
     before = jnp.copy(layer.cached_key[...])
     with pytest.raises(ValueError, match=r"mask must broadcast to \[2, 4, 1, 12\]"):
         layer(2 * x, mask=jnp.ones((3, 1, 1, L)))

@@ -91,6 +91,11 @@ def test_adjacency_under_jit():
     captured = jax.jit(lambda values: both(A.with_values(values)))(A.values)
     for inside, want in zip(captured, outside, strict=True):
         close(jax.tree.leaves(inside.checked()), jax.tree.leaves(want))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    scaled = lambda s: nn.add_self_loops(A * s[0]).todense()[None]
+    sharded = jax.shard_map(scaled, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"))
+    alone = nn.add_self_loops(A).todense()
+    close(sharded(jnp.ones(2)), jnp.stack([alone, alone]))  # eagerly
 
 
 def test_normalization_is_differentiable_in_the_edge_weights():

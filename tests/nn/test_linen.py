@@ -157,6 +157,38 @@ def test_pruning_of_boxed_and_of_stacked_layers():
     close(linen.meta.unbox(made), plain)
 
 
+@pytest.mark.parametrize("params, structure", [(1, -2), (-1, 0)])
+def test_pruning_of_layers_stacked_along_other_axes(params, structure):
+    axes = dict(params=params, structure=structure)
+    each = dict(variable_axes=axes, split_rngs=dict(params=True))
+
+    class Stack(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            heads = linen.vmap(snn.MaskedLinear, in_axes=None, axis_size=2, **each)
+            over = lambda layer, x, _: (layer(x).mean(0), None)
+            return linen.scan(over, axes, length=3, split_rngs=each["split_rngs"])(
+                heads(6, CVS(2), name="heads"), snn.MaskedLinear(6, CVS(2), name="one")(x), None
+            )[0]
+
+    variables = jax.jit(Stack().init)(KEY, X[0].astype(jnp.float32))
+    prune = lambda v, axes: snn.prune_step(v, 0.5, format=CVS(2), variable_axes=axes)
+    pruned = jax.jit(lambda v: prune(v, {**axes, "cache": 0}))(variables)
+    kernel, mask = variables["params"]["heads"]["kernel"], pruned["structure"]["heads"]["mask"]
+    for i in range(3):
+        for j in range(2):
+            one = jnp.take(jnp.take(kernel, i, axis=params), j, axis=params)
+            got = jnp.take(jnp.take(mask, i, axis=structure), j, axis=structure)
+            np.testing.assert_array_equal(got, nn.magnitude_mask(one.T, 0.5, CVS(2)).T)
+    one = variables["params"]["one"]["kernel"]
+    got = pruned["structure"]["one"]["mask"]
+    np.testing.assert_array_equal(got, nn.magnitude_mask(one.T, 0.5, CVS(2)).T)
+    with pytest.raises(ValueError, match=r"prune_step: heads: (mask|bias): expected shape .* give"):
+        prune(variables, None)
+    with pytest.raises(ValueError, match="variable_axes: .* -3 .. 2 for 'params', got 3"):
+        prune(variables, dict(params=3))
+
+
 def test_graph_conv():
     layer = snn.GraphConv(5, **FLOAT64)
     variables = layer.init(KEY, GRAPH, X)

@@ -230,6 +230,11 @@ def test_stacked_layers_are_pruned_each_by_itself():
     nn.prune_step(layers, 0.5)
     for kernel, mask in zip(layers.kernel[...], layers.mask[...], strict=True):
         np.testing.assert_array_equal(mask, nn.magnitude_mask(kernel.T, 0.5, CVS(4)).T)
+    axes = nnx.StateAxes({...: 1})
+    make = lambda key: nn.MaskedLinear(6, 8, format=CVS(4), rngs=nnx.Rngs(key))
+    within = nnx.vmap(make, out_axes=axes)(keys)
+    nnx.vmap(lambda layer: nn.prune_step(layer, 0.5), in_axes=(axes,))(within)
+    np.testing.assert_array_equal(jnp.moveaxis(within.mask[...], 1, 0), layers.mask[...])
 
 
 def test_prune_step_refuses_a_model_without_masks():

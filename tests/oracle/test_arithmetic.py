@@ -128,7 +128,10 @@ def test_three_modes():
         same(A + B, a + b)
         same(A * B, a * b)
         same(A[1:], a[1:])
-        assert A.sum() == a.sum()
+        for axis in (None, (), 1, (0, -1), (-2, 2, 0)):
+            np.testing.assert_array_equal(A.sum(axis), a.sum(axis))
+            assert A.sum(axis, keepdims=True).shape == a.sum(axis, keepdims=True).shape
+        np.testing.assert_array_equal(A.mean((2, 1), keepdims=True), a.mean((2, 1), keepdims=True))
     v, w = (SparseArray.from_dense(x[0, 0], format=COO) for x in (a, b))
     same(v - w, (a - b)[0, 0])
     same(v[2:], a[0, 0, 2:])
@@ -144,6 +147,36 @@ def test_sums_and_diagonal(format):
     np.testing.assert_array_equal(A.T.sum(-2), a.sum(1))
     np.testing.assert_array_equal(A.diagonal(), a.diagonal())
     np.testing.assert_array_equal(A.T.diagonal(), a.diagonal())
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(3).transposed, BCSR(4, 3)], ids=str)
+def test_numpys_sum_and_mean(format):
+    a, _ = pair((10, 8))
+    A = SparseArray.from_dense(a, format=format)
+    for of in (np.sum, np.mean):
+        for axis in (None, (), 0, (-1, 0)):
+            for options in ({}, dict(keepdims=True), dict(dtype=np.float32)):
+                got, want = (of(x, axis, **options) for x in (A, a))
+                assert (got.shape, got.dtype) == (want.shape, want.dtype)
+                np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_dtype_of_sums_and_means():
+    x = jnp.asarray([[2, 0, -2], [100, 100, 0]], jnp.int8)
+    A = SparseArray.from_dense(x)
+    for axis in (None, 0):
+        for dtype in (None, jnp.int8, jnp.bool_, jnp.float32, jnp.complex64):
+            for got, want in ((A.sum, x.sum), (A.mean, x.mean)):
+                if dtype != jnp.bool_ or got == A.sum:
+                    got, want = got(axis, dtype), want(axis, dtype)
+                    assert got.dtype == want.dtype
+                    np.testing.assert_allclose(got, want, rtol=1e-6)
+    # Entries are not rounded before they are added, nor a sum before it is divided.
+    wide = SparseArray.from_dense(np.full((1, 8), 1 + 2**-11, np.float32))
+    assert float(wide.sum(1, jnp.float16)[0]) == np.float16(8 * (1 + 2**-11))
+    narrow = SparseArray.from_dense(np.full((1, 4), 30000, np.float16))
+    assert narrow.mean() == narrow.mean(1)[0] == 30000
+    assert np.isnan(SparseArray.from_dense(np.zeros((0, 3))).mean())
 
 
 @formats

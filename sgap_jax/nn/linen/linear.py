@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -117,27 +118,79 @@ class MaskedLinear(linen.Module):
         return with_bias(jnp.matmul(inputs, kernel, precision=self.precision), bias)
 
 
-def prune_step(variables: Any, sparsity: Any, *, format: Format = CSR) -> dict[str, Any]:
+def prune_step(
+    variables: Any,
+    sparsity: Any,
+    *,
+    format: Format = CSR,
+    variable_axes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """The variables of a model with the mask of every `MaskedLinear` set anew, each by its own
     magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced. Layers
-    that `linen.scan` or `linen.vmap` stacked along the first axes are pruned each by itself;
-    parameters in boxes (`linen.with_partitioning`) stay in them.
+    that `linen.scan` or `linen.vmap` stacked are pruned each by itself; parameters in boxes
+    (`linen.with_partitioning`) stay in them.
 
     Args:
       variables: {"params": ..., "structure": ...}, of one layer or of a whole model.
       sparsity: share of the groups to drop.
       format: whose groups: that of the layers.
+      variable_axes: along which axes layers are stacked, as given to `linen.scan` or `linen.vmap`;
+        of several, one in the other, each has the same. None: {"params": 0, "structure": 0}.
 
     Raises:
-      ValueError: no mask in `variables`.
+      ValueError: no mask in `variables`, or the shapes of a layer's variables are not those of
+        layers stacked along these axes.
     """
+    axes = {"params": 0, "structure": 0, **(variable_axes or {})}
+    for kind in ("params", "structure"):
+        if axes[kind] not in range(-3, 3):  # of a kernel and the layers
+            raise ValueError(
+                f"prune_step: variable_axes: expected an integer in -3 .. 2 for {kind!r}, got "
+                f"{axes[kind]!r}"
+            )
     structure = flatten_dict(variables.get("structure", {}))
     params = flatten_dict(linen.meta.unbox(variables["params"]))
     masks = {}
     for path, mask in structure.items():
-        kernel = params.get((*path[:-1], "kernel"))
-        if path[-1] == "mask" and kernel is not None and kernel.shape == mask.shape:
-            masks[path] = kernel_mask(kernel, sparsity, format)
+        kernel, bias = (params.get((*path[:-1], name)) for name in ("kernel", "bias"))
+        if path[-1] == "mask" and kernel is not None:
+            given = {"mask": mask.shape} | ({} if bias is None else {"bias": bias.shape})
+            masks[path] = _stacked_masks("/".join(path[:-1]), kernel, given, sparsity, format, axes)
     if not masks:
         raise ValueError("prune_step: variables: expected the mask of a MaskedLinear, got none")
     return {**variables, "structure": unflatten_dict({**structure, **masks})}
+
+
+def _stacked_masks(
+    name: str, kernel: Any, given: dict, sparsity: Any, format: Format, axes: Mapping[str, int]
+) -> jax.Array:
+    """Of a kernel, stacked as the mask is. The shapes `given` are checked: from that of a kernel
+    nobody can tell the axis of its layers."""
+    order = _layers_first(kernel.ndim, axes["params"])
+    *layers, inputs, outputs = (kernel.shape[axis] for axis in order)
+    expected = {
+        "mask": _stacked([inputs, outputs], layers, axes["structure"]),
+        "bias": _stacked([outputs], layers, axes["params"]),
+    }
+    for what, shape in given.items():
+        if shape != expected[what]:
+            raise ValueError(
+                f"prune_step: {name}: {what}: expected shape {expected[what]} beside a kernel of "
+                f"{kernel.shape} with variable_axes={dict(axes)}, got {shape}; give the "
+                "variable_axes of linen.scan or linen.vmap"
+            )
+    masks = kernel_mask(jnp.transpose(kernel, order), sparsity, format)
+    order = _layers_first(masks.ndim, axes["structure"])
+    return jnp.transpose(masks, sorted(range(masks.ndim), key=order.__getitem__))  # back
+
+
+def _layers_first(ndim: int, axis: int) -> list[int]:
+    """The axes of stacked kernels, of which transforms put each at `axis`, the outermost last."""
+    left = list(range(ndim))
+    return [left.pop(axis) for _ in range(ndim - 2)] + left
+
+
+def _stacked(shape: list[int], layers: list[int], axis: int) -> tuple[int, ...]:
+    for size in reversed(layers):
+        shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, size)
+    return tuple(shape)
