@@ -64,7 +64,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
       TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit;
         decoding, no cache, or without `is_causal` a pattern that is not causal (under jit, where it
         is an argument or state, keys after the query are left out).
-      NotImplementedError: a pattern in another format, `sow_weights`.
+      NotImplementedError: a pattern in another format, `sow_weights`, `input_positions`;
+        `from_dense` of a layer with rotary embeddings.
 
     Source: vectorSparse, section 7.4 (the sparse transformer).
     """
@@ -122,6 +123,13 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             )
         if rngs is None and layer.dropout_rate > 0:
             raise ValueError(f"{cls.__name__}.from_dense: rngs: expected, for the dropout")
+        # Newer versions of Flax have it, as the function of a partial that holds the angles.
+        rotated = getattr(nnx, "dot_product_attention_with_rope", None)
+        if rotated is not None and getattr(layer.attention_fn, "func", None) is rotated:
+            raise NotImplementedError(
+                f"{cls.__name__}.from_dense: layer has rotary embeddings; the nearest is to rotate "
+                "query and key and call sparse_attention"
+            )
         if isinstance(layer, SparseMultiHeadAttention):
             pattern = layer.pattern if pattern is None else pattern
             schedule = layer.schedule if schedule is None else schedule
@@ -156,6 +164,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         decode: bool | None = None,
         out_sharding: Any = None,
         qkv_sharding: Any = None,
+        input_positions: Any = None,
     ) -> jax.Array:
         op = type(self).__name__
         decode = self.decode if decode is None else decode
@@ -163,6 +172,11 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
             raise NotImplementedError(
                 f"{op}: sow_weights: fused attention has none; the nearest is sddmm and "
                 "sparse_softmax"
+            )
+        if input_positions is not None:
+            raise NotImplementedError(
+                f"{op}: input_positions: no rotary embeddings; the nearest is to rotate query and "
+                "key and call sparse_attention"
             )
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
         widths = (self.in_features, self.in_kv_features, self.in_kv_features)

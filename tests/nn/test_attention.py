@@ -1,5 +1,7 @@
 """The attention layers against Flax's own with the pattern as a dense mask."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,6 +211,18 @@ def test_linen_layer_is_linens_own(each):
     assert not np.allclose(draw(1), draw(2))
 
 
+def test_rotary_embeddings_are_not_lost_silently(monkeypatch):
+    """Also under versions of Flax that have none."""
+    name = "dot_product_attention_with_rope"
+    monkeypatch.setattr(nnx, name, getattr(nnx, name, attention_by_hand), raising=False)
+    rotated = dense(attention_fn=partial(getattr(nnx, name), rope=None))
+    with pytest.raises(NotImplementedError, match="from_dense: layer has rotary embeddings"):
+        nn.SparseMultiHeadAttention.from_dense(rotated)
+    nn.SparseMultiHeadAttention.from_dense(
+        dense(attention_fn=partial(jax.nn.dot_product_attention))
+    )
+
+
 def test_wrong_arguments_are_named():
     pattern, _ = mask(L, L)
     rngs = nnx.Rngs(0)
@@ -236,6 +250,8 @@ def test_wrong_arguments_are_named():
         layer(x, x, x[..., 1:])
     with pytest.raises(NotImplementedError, match="sow_weights: fused attention has none"):
         layer(x, sow_weights=True)
+    with pytest.raises(NotImplementedError, match=f"{op}: input_positions: no rotary embeddings"):
+        layer(x, input_positions=jnp.arange(L))
     with pytest.raises(ValueError, match="attention_fn is sparse_attention"):
         nn.SparseMultiHeadAttention(H, IN, attention_fn=lambda: 0, rngs=rngs)
     with pytest.raises(TypeError, match="schedule must be a Schedule"):
