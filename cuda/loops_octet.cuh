@@ -37,12 +37,12 @@ struct ProductTile {
   __device__ void Multiply(const T* values, const Index* column_indices, unsigned first, int count,
                            const T* b, unsigned n, Size column, int columns) {
     const unsigned lane = threadIdx.x % 32;
-    OctetLane<T, kLength, kPanels, kQuads, 1, kVector> operands(
+    OctetLane<T, kLength, kPanels, kQuads, 1, 1, kVector> operands(
         column_indices, values, b + column + First(lane), first, count, n, Left(lane, columns),
         lane);
     Quad<T, kLength, kPanels> step[kQuads];
-    operands.Find();
-    operands.Load(step);
+    operands.Find(0, step);
+    operands.template Load<false>(step);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) step[q].MultiplyInto(sums);
   }
@@ -99,7 +99,9 @@ struct SampledTile {
       dots.left = features - own;
       typename Dots::Step step;
 #pragma unroll
-      for (int j = 0; j < Dots::kTiles; ++j) dots.LoadRow(dots.x_rows[j] + own, 0, step.x[j]);
+      for (int j = 0; j < Dots::kTiles; ++j) {
+        dots.template LoadRow<false>(dots.x_rows[j] + own, 0, step.x[j]);
+      }
 #pragma unroll
       for (int l = 0; l < Dots::kLoads; ++l) {
         const int from = l * 4 * Dots::kFeatures;

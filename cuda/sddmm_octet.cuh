@@ -37,7 +37,8 @@ struct OctetDots {
   enum { kWords = kStep * sizeof(T) % 64 == 0 ? 4 : 2 };
   enum { kInWord = 4 / sizeof(T), kFeatures = kWords * kInWord };
   enum { kLoads = kStep / (4 * kFeatures) };  // of a row, in a step
-  enum { kRows = 2 * kTiles };                // of a vector, that a lane ends with
+  enum { kTrip = kStages * kStep };
+  enum { kRows = 2 * kTiles };  // of a vector, that a lane ends with
   using Words = Pack<unsigned, kWords>;
   using Sums = float[kVectors / 16][kTiles][4];
 
@@ -59,20 +60,23 @@ struct OctetDots {
     return column / 2 * kRows + 2 * j + column % 2;
   }
 
+  template <bool kAll>
   __device__ void LoadRow(const T* row, int step, Words (&words)[kLoads]) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int from = step * kStep + i * 4 * kFeatures;
-      words[i] = LoadWords<kVector, kWords>(row + from, left > from ? left - from : 0);
+      const unsigned some = left > from ? left - from : 0;
+      words[i] = LoadWords<kVector, kWords>(row + from, kAll ? unsigned(kFeatures) : some);
     }
   }
 
-  // What comes `step` steps from now.
+  // What comes `step` steps from now; with kAll all features of it exist.
+  template <bool kAll>
   __device__ void Load(int step, Step& words) const {
 #pragma unroll
-    for (int i = 0; i < kLoaded; ++i) LoadRow(y_rows[i], step, words.y[i]);
+    for (int i = 0; i < kLoaded; ++i) LoadRow<kAll>(y_rows[i], step, words.y[i]);
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) LoadRow(x_rows[j], step, words.x[j]);
+    for (int j = 0; j < kTiles; ++j) LoadRow<kAll>(x_rows[j], step, words.x[j]);
   }
 
   __device__ static unsigned Operand(unsigned word) {
@@ -107,18 +111,29 @@ struct OctetDots {
   __device__ void Run(unsigned d, Sums& sums) {
     left = int(d);
     Advance(threadIdx.x % 4 * kFeatures);
+    // Larger tiles have no registers to spare for a second loop.
+    if (kVector && kHeld <= 80 && d % kTrip == 0) {
+      RunTrips<true>(d, sums);
+    } else {
+      RunTrips<false>(d, sums);
+    }
+  }
+
+  // With kAll all features of each step exist.
+  template <bool kAll>
+  __device__ void RunTrips(unsigned d, Sums& sums) {
     Step steps[kStages];
 #pragma unroll
-    for (int s = 0; s < kStages; ++s) Load(s, steps[s]);
+    for (int s = 0; s < kStages; ++s) Load<kAll>(s, steps[s]);
 #pragma unroll 1
-    for (unsigned at = 0; at < d; at += kStages * kStep) {
+    for (unsigned at = 0; at < d; at += kTrip) {
 #pragma unroll
       for (int s = 0; s < kStages; ++s) {
-        if (s > 0 && at + s * kStep >= d) break;
+        if (!kAll && s > 0 && at + s * kStep >= d) break;
         Multiply(steps[s], sums);
-        if (at + (s + kStages) * kStep < d) Load(s + kStages, steps[s]);
+        if (at + (kAll ? kTrip : (s + kStages) * kStep) < d) Load<kAll>(s + kStages, steps[s]);
       }
-      Advance(kStages * kStep);
+      Advance(kTrip);
     }
   }
 

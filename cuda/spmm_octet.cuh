@@ -47,10 +47,12 @@ struct Octet {
   };
 };
 
-// A quad as a lane has it: its four rows of B, and the values that it gives.
+// A quad as a lane has it: the columns of vectors 4t to 4t + 3, the rows of B that they name, and
+// the values that it gives.
 template <class T, int kLength, int kPanels>
 struct Quad {
   using O = Octet<T, kLength, kPanels>;
+  Index columns[4];
   Pack<unsigned, 4> rows[4][kPanels];
   Pack<unsigned, O::kTiles> values[O::kHeld];
 
@@ -94,11 +96,13 @@ struct Quad {
   }
 };
 
-// What a lane loads of a block row, step after step: the columns of one step ahead of its values
-// and rows of B, so that a load never waits for the address of another.
-template <class T, int kLength, int kPanels, int kQuads, int kWarps, bool kVector>
+// What a lane loads of a block row, step after step. Registers whose rows are on their way get the
+// columns of the step that they hold next, kStages later: a load never waits for the address of
+// another, and as many steps are under way.
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, bool kVector>
 struct OctetLane {
   using O = Octet<T, kLength, kPanels>;
+  using Step = Quad<T, kLength, kPanels>[kQuads];
   enum { kStride = kWarps * kQuads * O::kQuad };  // vectors from a step of the warp to its next
 
   const Index* columns;
@@ -106,9 +110,8 @@ struct OctetLane {
   const char* b;       // at the lane's first column
   unsigned row_bytes;  // of B
   unsigned left;       // columns from the lane's first to the last of all
-  int columns_left;    // vectors of the block row from the one at `columns` on: none where <= 0
+  int rows_left;       // vectors of the block row from the lane's first on: none where <= 0
   int values_left;
-  Index found[kQuads][4];  // columns of vectors 4t to 4t + 3 of each quad; -1 where there is none
 
   // `vector` is the first of a warp's first step, at the start of the operands; `count` of the
   // block row are from that one on.
@@ -116,8 +119,10 @@ struct OctetLane {
                        unsigned vector, int count, unsigned n, unsigned left, unsigned lane)
       : b(reinterpret_cast<const char*>(b)), row_bytes(n * sizeof(T)), left(left) {
     const unsigned g = lane / 4, t = lane % 4;
+    // Or the compiler loads the first columns before the loop over products, and holds them in it.
+    asm volatile("mov.u32 %0, %0;" : "+r"(vector));
     columns = column_indices + vector + 4 * t;
-    columns_left = left > 0 ? count - int(4 * t) : 0;
+    rows_left = left > 0 ? count - int(4 * t) : 0;
     const unsigned own = sizeof(T) == 2 ? g / 2 * 4 + g % 2 : 4 * t;
     // Of a vector: two rows for each mma that they are an operand of, one of float.
     unsigned row = sizeof(T) == 2 ? O::kRows * t : O::kTiles * g;
@@ -130,17 +135,16 @@ struct OctetLane {
     values_left = idle ? 0 : count - int(own);
   }
 
-  __device__ void Find() {
+  // The columns of what is loaded `ahead` steps after the next.
+  __device__ void Find(int ahead, Step& step) const {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int at = q * O::kQuad + j;
-        found[q][j] = columns_left > at ? columns[at] : -1;
+        const int at = ahead * kStride + q * O::kQuad + j;
+        if (rows_left > at) step[q].columns[j] = columns[at];
       }
     }
-    columns += kStride;
-    columns_left -= kStride;
   }
 
   // The compiler would extend both before the loop and multiply 64 by 64 bits in it.
@@ -150,35 +154,49 @@ struct OctetLane {
     return bytes;
   }
 
-  // The step whose columns were found; finds those of the next.
-  __device__ void Load(Quad<T, kLength, kPanels> (&step)[kQuads]) {
+  // The next step, whose columns were found. With kAll all of its vectors exist, and all columns of
+  // all lanes.
+  template <bool kAll>
+  __device__ void Load(Step& step) {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
       for (int j = 0; j < O::kHeld; ++j) {
         const int at = q * O::kQuad + (sizeof(T) == 2 ? 2 * j : j);
         const T* vector = values + at * kLength;
+        const bool exists = (kAll && kLength >= 8) || values_left > at;
         if constexpr (kLength >= 8) {
-          step[q].values[j] = LoadWords<true, O::kTiles>(vector, values_left > at);
+          step[q].values[j] = LoadWords<true, O::kTiles>(vector, exists);
         } else {
-          step[q].values[j].at[0] = values_left > at ? Bits(*vector) : 0;
+          step[q].values[j].at[0] = exists ? Bits(*vector) : 0;
         }
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const Index column = found[q][j];
-        const T* row = reinterpret_cast<const T*>(b + RowAt(column));
+        const bool found = kAll || rows_left > q * O::kQuad + j;
+        const T* row = reinterpret_cast<const T*>(b + RowAt(step[q].columns[j]));
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) {
           const unsigned at = i * O::kPanel;
-          const bool exists = column >= 0 && (kPanels == 1 || left > at);
-          step[q].rows[j][i] = LoadWords<kVector, 4>(row + at, exists ? left - at : 0);
+          const bool exists = kAll || (found && (kPanels == 1 || left > at));
+          const unsigned width = kAll ? unsigned(O::kChunk) : left - at;
+          step[q].rows[j][i] = LoadWords<kVector, 4>(row + at, exists ? width : 0);
         }
       }
     }
+    Find(kStages, step);
+    columns += kStride;
     values += kStride * kLength;
+    rows_left -= kStride;
     values_left -= kStride;
-    Find();
+  }
+
+  // Multiplies step s; loads the one that takes the place of what was multiplied before.
+  template <bool kAll>
+  __device__ void Run(Step (&held)[kStages], int s, float (&sums)[O::kSums][4]) {
+    Load<kAll>(held[(s + kStages - 1) % kStages]);
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) held[s][q].MultiplyInto(sums);
   }
 };
 
@@ -255,24 +273,34 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   const unsigned start = first + warp * kStep;
   const unsigned count = start < last ? last - start : 0;  // of the warp's steps and between them
   const int own = (count + kWarps * kStep - 1) / (kWarps * kStep);
+  // Those of them that lack no vector, in a block that lacks no column. Of more than two quads the
+  // compiler would begin all loads at once, and spill.
+  constexpr bool kFew = kVector && kStages * kQuads <= 2;
+  const bool wide = kFew && Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n;
+  const int whole = wide ? (count + (kWarps - 1) * kStep) / (kWarps * kStep) : 0;
 
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    OctetLane<T, kLength, kPanels, kQuads, kWarps, kVector> operands(
+    OctetLane<T, kLength, kPanels, kQuads, kStages, kWarps, kVector> operands(
         column_indices, values + product * values_stride, b + product * b_stride + column, start,
         int(count), unsigned(n), left, lane);
     Quad<T, kLength, kPanels> held[kStages][kQuads];
     float sums[O::kSums][4] = {};
-    operands.Find();
 #pragma unroll
-    for (int s = 0; s + 1 < kStages; ++s) operands.Load(held[s]);
+    for (int s = 0; s < kStages; ++s) operands.Find(s, held[s]);
+#pragma unroll
+    for (int s = 0; s + 1 < kStages; ++s) operands.template Load<false>(held[s]);
+    int i = 0;
 #pragma unroll 1
-    for (int i = 0; i < own; i += kStages) {
+    for (; i + 2 * (kStages - 1) < whole; i += kStages) {
+#pragma unroll
+      for (int s = 0; s < kStages; ++s) operands.template Run<true>(held, s, sums);
+    }
+#pragma unroll 1
+    for (; i < own; i += kStages) {
 #pragma unroll
       for (int s = 0; s < kStages; ++s) {
         if (i + s >= own) break;
-        operands.Load(held[(s + kStages - 1) % kStages]);
-#pragma unroll
-        for (int q = 0; q < kQuads; ++q) held[s][q].MultiplyInto(sums);
+        operands.template Run<false>(held, s, sums);
       }
     }
     AddWarps<kWarps>(warp, lane, sums);

@@ -60,16 +60,26 @@ def code(tile, **changes):
     return nvrtc.ptx(source, "compute_90", (INCLUDE,))
 
 
+LOAD = r"ld\.global\.nc\.v4\.u32"
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_what_a_step_takes(length):
     """For 16 vectors and 64 columns: 4 gathers of 16 bytes, an mma for 16 columns and 8 rows."""
-    tiles = max(length // 8, 1)
+    tiles, loops = max(length // 8, 1), 2  # steps that are whole, and the others
     text = code(OctetTile(length))
-    assert text.count("mma.sync.aligned.m16n8k16") == 4 * tiles
-    assert text.count("movmatrix") == 2 * tiles
-    assert len(re.findall(r"ld\.global\.nc\.v4\.u32", text)) == 4 + 2 * (length == 32)
+    assert text.count("mma.sync.aligned.m16n8k16") == 4 * tiles * loops
+    assert text.count("movmatrix") == 2 * tiles * loops
+    assert len(re.findall(LOAD, text)) == (4 + 2 * (length == 32)) * loops
     text = code(OctetTile(length, tf32=True), dtype="float32")
-    assert text.count("mma.sync.aligned.m16n8k8") == 8 * tiles
+    assert text.count("mma.sync.aligned.m16n8k8") == 8 * tiles * loops
+
+
+@pytest.mark.parametrize(("stages", "n", "together"), [(2, 128, 4), (2, 127, 0), (3, 128, 1)])
+def test_loads_of_a_whole_step_depend_on_nothing_but_columns(stages, n, together):
+    """Those of others are a branch each: a vector that does not exist loads nothing."""
+    pieces = re.split(r"\n\$L\w+:|bra", code(OctetTile(8, stages=stages), n=n))
+    assert max(len(re.findall(LOAD, piece)) for piece in pieces) == together
 
 
 def test_vectors_where_the_columns_allow_them():

@@ -83,6 +83,11 @@ def test_every_length_and_feature_count(tile, dtype):
 
 
 @tiles
+def test_features_of_whole_steps(tile):
+    check("every_length", of(tile, 16), "bfloat16", 3 * tile.tile_k * tile.stages)
+
+
+@tiles
 def test_code_for_older_architectures(tile):
     check("every_length", of(tile, 16), "bfloat16", 24, arch="compute_80")
 
@@ -198,16 +203,10 @@ def test_a_vector_has_the_same_bits_wherever_it_stands(length):
         ("sddmm_octet.cuh", "2 * j + column % 2", "column % 2", 0, 16, "full"),
         ("sddmm_octet.cuh", "left > from ? left - from : 0", "kFeatures", 0, 8, "full"),
         ("sddmm_octet.cuh", "i * 4 * kFeatures", "i * kFeatures", 0, 8, "full"),
-        ("sddmm_octet.cuh", "Load(s + kStages, steps[s])", "Load(s + 1, steps[s])", 2, 8, "full"),
-        ("sddmm_octet.cuh", "if (s > 0 && at + s * kStep >= d) break;", "", 2, 8, "full"),
-        (
-            "sddmm_octet.cuh",
-            "threadIdx.x % 4 * kFeatures",
-            "threadIdx.x % 2 * kFeatures",
-            0,
-            8,
-            "full",
-        ),
+        ("sddmm_octet.cuh", "(s + kStages, steps[s])", "(s + 1, steps[s])", 2, 8, "full"),
+        ("sddmm_octet.cuh", "s > 0 && at + s * kStep >= d", "false", 2, 8, "full"),
+        ("sddmm_octet.cuh", "Advance(threadIdx.x % 4", "Advance(threadIdx.x % 2", 0, 8, "full"),
+        ("sddmm_octet.cuh", "d % kTrip == 0", "d >= kTrip", 1, 8, "full"),
         ("sddmm_octet.cuh", "word + j / 2", "word + j % 2", 0, 8, "full"),
         ("sddmm_octet.cuh", "step.y[i + j % 2]", "step.y[i]", 0, 8, "full"),
         ("sddmm_octet.cuh", "2 * half + r % 2", "half + 2 * (r % 2)", 0, 8, "full"),
@@ -224,3 +223,16 @@ def test_a_vector_has_the_same_bits_wherever_it_stands(length):
 )
 def test_planted_bugs_are_caught(header, right, wrong, tile, length, name, planted):
     planted(header, right, wrong, lambda: check(name, of(TILES[tile], length), "float16", 104))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("kAll ? unsigned(kFeatures) : some", "kAll ? 0 : some"),
+        ("(kAll ? kTrip : ", "(kAll ? 0 : "),
+        ("Advance(kTrip)", "Advance(kStep)"),
+    ],
+)
+def test_planted_bugs_of_whole_steps_are_caught(right, wrong, planted):
+    tile = OctetTile(8, tile_n=16, tile_k=16, stages=2)
+    planted("sddmm_octet.cuh", right, wrong, lambda: check("every_length", tile, "float16", 96))

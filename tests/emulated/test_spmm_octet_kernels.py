@@ -187,15 +187,19 @@ PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_w
         (": O::kTiles * g;", ": g;", OctetTile(16, tf32=True)),
         ("2 * s + j][panel]", "s + 2 * j][panel]", FLOATS),
         # what does not exist
-        ("columns_left > at ?", "true ?", PLAIN),
-        ("values_left > at);", "true);", PLAIN),
+        ("if (rows_left > at) ", "", PLAIN),
+        ("|| values_left > at;", "|| true;", PLAIN),
         ("idle = row >= kLength ||", "idle = false ||", OctetTile(2)),
-        ("exists ? left - at : 0", "left > at ? left - at : 0", PLAIN),
+        ("&& Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n", "", PLAIN),
+        ("wide ? (count + (kWarps - 1)", "wide ? (count + kWarps", PLAIN),
         ("|| row >= m", "", PLAIN),
         ("if (left <= at) continue;", "", PLAIN),
         # steps, stages and warps
         ("columns += kStride", "columns += O::kQuad", WARPS),
-        ("columns_left -= kStride", "columns_left -= O::kQuad", OctetTile(8, tile_k=32)),
+        ("rows_left -= kStride", "rows_left -= O::kQuad", OctetTile(8, tile_k=32)),
+        ("Find(kStages, step)", "Find(1, step)", OctetTile(8, stages=2)),
+        ("at = ahead * kStride +", "at = ahead * O::kQuad +", WARPS),
+        ("i + 2 * (kStages - 1) < whole", "i < whole", OctetTile(8, stages=2)),
         ("(s + kStages - 1) % kStages", "s % kStages", OctetTile(8, stages=2)),
         ("if (i + s >= own) break;", "if (i + s + 1 >= own) break;", PLAIN),
         ("first + warp * kStep", "first", WARPS),
@@ -207,7 +211,19 @@ PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_w
 )
 def test_planted_bugs_are_caught(right, wrong, tile, planted):
     def check_both():
-        for name, padding in (("every_length", 0), ("one_heavy_row", 3)):
-            check(name, tile, "float32" if tile.tf32 else "float16", 24, padding)
+        for name, padding, n in (("every_length", 0, 24), ("one_heavy_row", 3, 72)):
+            check(name, tile, "float32" if tile.tf32 else "float16", n, padding)
 
     planted("spmm_octet.cuh", right, wrong, check_both)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("kAll || rows_left > q * O::kQuad + j", "true"),
+        ("exists ? width : 0", "left > at ? width : 0"),
+    ],
+)
+def test_rows_of_vectors_that_do_not_exist_are_caught(right, wrong, planted):
+    check = test_what_does_not_exist_is_not_row_0_and_not_what_follows
+    planted("spmm_octet.cuh", right, wrong, check)
