@@ -165,13 +165,16 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       KeyFragments<T, kSteps, kVector> key;
       key.LoadAny(of_keys, key_bytes, own, depth, t);
       ValueFragments<T, kPanels, kVector> value;
-      value.Load(of_values, value_bytes, quad, columns.All(), value_depth, g);
+      const bool all = columns.All();
+      if (kPanels <= 2) value.Load(of_values, value_bytes, quad, all, value_depth, g);
       columns.Find(column_indices, p + kWarps * 16, last, end);
       const Size entry = Size(p + g / 2 * 4 + g % 2) * kLength + first_part + 2 * t;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         float s[4] = {};
         key.Multiply(rows[i].query, s);
+        // Rows of k and v of wide heads do not fit together.
+        if (kPanels > 2 && i == 0) value.Load(of_values, value_bytes, quad, all, value_depth, g);
         const float* own_bias = call.Bias(bias, product, first_head + i / kOfHead, kLength);
         ScoreTile<kLength>(call, below[i % kOfHead], own, scale, own_bias + entry + i % kOfHead * 8,
                            s);

@@ -51,6 +51,11 @@ def test_gradients_of_the_widest_heads():
     check("full", of, ONE, BACKWARD)
 
 
+def test_wide_values():
+    """Loaded after the scores, where they do not fit beside the keys."""
+    check("padded", Setting(16, 40, 130, batch=1, dtype="float16"), FOUR, ("forward",))
+
+
 def test_a_vector_that_is_stored_twice():
     """As traced structures may have it: each copy is an entry of its own."""
     attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
@@ -105,7 +110,7 @@ def test_keys_beyond_a_length_are_not_read():
         ("attention_octet_operands.cuh", "unsigned(found) < end ? found", "true ? found"),
         ("attention_octet.cuh", "bias[j / 2 * 2 * kLength + j % 2]", "bias[j % 2]"),
         ("attention_octet.cuh", "Indices(row + 1)", "Indices(row)"),
-        ("attention_octet.cuh", "quad, columns.All(),", "quad, true,"),
+        ("attention_octet.cuh", "all = columns.All()", "all = true"),
         ("mma.cuh", "0x7632", "0x5410"),
     ],
 )
