@@ -10,8 +10,8 @@
 // The A operand of the sums is that of S or dP, each 8 x 8 of it turned by movmatrix: what is
 // gathered is read once. p and ds are rounded to 16 bits there, dbias is not.
 //
-// kSteps, kValueSteps  features of q and k, and of v and dout, in 32s; the rest as in
-//                      attention_octet.cuh
+// kSteps, kValueSteps  features of q and k, and of v and dout, in 32s; with kFull they fill these.
+//                      The rest is as in attention_octet.cuh
 //
 // Each number is summed in one order: the same bits at each call.
 #pragma once
@@ -20,12 +20,15 @@
 
 namespace sgap {
 
-// Scores become p, and the numbers of dP become ds; zeros where an entry is masked.
+// Scores become p, and the numbers of dP become ds; zeros where an entry is masked. `lse` is from
+// TermsUnder.
 __device__ inline void FastDifferentiate(float lse, float delta, float& s, float& dp) {
   const bool kept = s != Least<float>();
-  s = kept ? FastTermUnder(lse, s) : 0;
+  s = kept ? FastTerm(lse, s) : 0;
   dp = kept ? s * (dp - delta) : 0;
 }
+// Of a row with no entries, whose lse is -infinity, all terms are zero.
+__device__ inline float TermsUnder(float lse) { return lse == Least<float>() ? -lse : lse; }
 
 // Numbers of two rows (keys) and four of the others as a B operand, k = 4t to 4t + 3.
 template <class T>
@@ -78,7 +81,7 @@ __device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, floa
 }
 
 template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
-          bool kVector>
+          bool kVector, bool kFull>
 __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKernel(
     const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
@@ -88,6 +91,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
     long long key_heads, long long depth, long long value_depth, long long vectors, long long batch,
     long long scale_bits, long long flags, long long wrt_bias) {
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -95,14 +102,21 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
   const Size block_at = Size(block_row) * kLength, first_row = block_at + first_part;
   const Size first_head = Size(blockIdx.y) * kHeads;
   const Size key_head = first_head / (call.heads / call.key_heads);
-  const unsigned first = first_row < call.m ? row_offsets[block_row] : 0;
-  const unsigned last = first_row < call.m ? row_offsets[block_row + 1] : 0;
+  const unsigned key_bytes = unsigned(call.key_heads * depth * sizeof(T));
+  const unsigned value_bytes = unsigned(call.key_heads * value_depth * sizeof(T));
+  const bool valid = first_row < call.m && keys > 0;
+  const unsigned first = valid ? row_offsets[block_row] : 0;
+  const unsigned last = valid ? row_offsets[block_row + 1] : 0;
   const float scale = float(__longlong_as_double(scale_bits));
+  unsigned below[kOfHead][2];
+#pragma unroll
+  for (int i = 0; i < 2 * kOfHead; ++i)
+    below[i / 2][i % 2] = KeptBelow(call, first_row + i / 2 * 8 + 2 * t + i % 2);
   for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
     const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
     const T* of_values =
         call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
-    const Size end = call.End(lengths, product);
+    const unsigned end = Indices(call.End(lengths, product));
     Pack<unsigned, 4> query[kTiles][kSteps], cotangent[kTiles][kValueSteps];
     float of_lse[kTiles][2], of_delta[kTiles][2], sums[kTiles][2 * kSteps][4] = {};
 #pragma unroll
@@ -117,37 +131,41 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
       for (int e = 0; e < 2; ++e) {
         const Size at = (row + 2 * t + e) * call.heads;
         const bool exists = row + 2 * t + e < call.m;
-        of_lse[i][e] = exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>();
+        of_lse[i][e] =
+            TermsUnder(exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>());
         of_delta[i][e] = exists ? call.OfRows(delta, kManyDelta, product, head)[at] : 0;
       }
     }
     OctetColumns columns;
-    columns.Find(column_indices, first + warp * 16, last, end, g, t);
+    columns.Find(column_indices, first + warp * 16, last, end);
 #pragma unroll 1
     for (unsigned p = first + warp * 16; p < last; p += kWarps * 16) {
-      const Index own[2] = {columns.own[0], columns.own[1]};
+      Index own[2];
+      columns.Own(g, own);
       KeyFragments<T, kSteps, kVector> key;
-      key.Load(of_keys, call.key_heads * depth, own, depth, t);
+      key.Load(of_keys, key_bytes, own, columns.All(), depth, t);
       KeyFragments<T, kValueSteps, kVector> value;
-      value.Load(of_values, call.key_heads * value_depth, own, value_depth, t);
-      columns.Find(column_indices, p + kWarps * 16, last, end, g, t);
+      value.LoadAny(of_values, value_bytes, own, value_depth, t);
+      columns.Find(column_indices, p + kWarps * 16, last, end);
+      const Size entry = Size(p + g / 2 * 4 + g % 2) * kLength + first_part + 2 * t;
       unsigned turned[kTiles][2];
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         float s[4] = {}, ds[4] = {};
         key.Multiply(query[i], s);
         value.Multiply(cotangent[i], ds);
-        const unsigned part = first_part + i % kOfHead * 8 + 2 * t;
-        const unsigned vector = p + g / 2 * 4 + g % 2;
-        const Size head = first_head + i / kOfHead;
-        ScoreTile<kLength>(call, block_at, part, vector, own, scale,
-                           call.Bias(bias, product, head, kLength), s);
-        float* to_bias = dbias + (product * call.heads + head) * call.vectors * kLength;
+        const Size head = first_head + i / kOfHead, part = i % kOfHead * 8;
+        ScoreTile<kLength>(call, below[i % kOfHead], own, scale,
+                           call.Bias(bias, product, head, kLength) + entry + part, s);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < 4; ++j)
           FastDifferentiate(of_lse[i][j % 2], of_delta[i][j % 2], s[j], ds[j]);
-          if (wrt_bias && own[j / 2] >= 0)
-            to_bias[Size(vector + j / 2 * 2) * kLength + part + j % 2] = ds[j];
+        if (wrt_bias) {
+          float* to_bias = dbias + (product * call.heads + head) * call.vectors * kLength;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (own[j / 2] >= 0) to_bias[entry + part + j / 2 * 2 * kLength + j % 2] = ds[j];
+          }
         }
         TurnTile<T>(ds, turned[i]);
       }

@@ -128,7 +128,7 @@ struct OctetKeys {
   Pack<unsigned, 4> key[kTiles][kSteps], value[kTiles][kValueSteps];
   float of_key[kTiles][2 * kSteps][4], of_value[kTiles][2 * kValueSteps][4];
   KeyLists<kTiles> lists;
-  Size first;  // key 2t of the first tile
+  Index first;  // key 2t of the first tile
 
   // From those at k and v on, of which the lane loads one in each tile, below `end`.
   __device__ void Clear(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
@@ -156,23 +156,25 @@ struct OctetKeys {
       query.Multiply(key[i], s[i]);
       cotangent.Multiply(value[i], ds[i]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) finite += 0 * s[i][j] + 0 * ds[i][j];
+      for (int j = 0; j < 4; ++j) {
+        finite += 0 * s[i][j];
+        finite += 0 * ds[i][j];
+      }
     }
     if (__any_sync(~0u, finite != 0)) ClearRows(query, cotangent, lse);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
+      bool kept[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const Index row = rows[j / 2];
-        const unsigned stored = lists.stored[i][j % 2];
-        const bool kept = row >= 0 && (stored >> bit & 1) &&
-                          (!call.Has(kCausal) || first + 8 * i + j % 2 <= Size(row));
+        const Index from = call.Has(kCausal) ? first + 8 * i + j % 2 : 0;
+        kept[j] = (lists.stored[i][j % 2] >> bit & 1) && rows[j / 2] >= from;
         s[i][j] *= scale;
-        if (kept && call.Has(kHasBias)) {
-          const unsigned at = lists.at[i][j % 2] + __popc(stored & ((1u << bit) - 1));
-          s[i][j] += bias[Size(unsigned(permutation[at])) * kLength + row % kLength];
-        }
-        if (!kept) s[i][j] = Least<float>();
+      }
+      if (call.Has(kHasBias)) AddBias(i, bit, rows, kept, bias, permutation, s[i]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (!kept[j]) s[i][j] = Least<float>();
         FastDifferentiate(lse[j / 2], delta[j / 2], s[i][j], ds[i][j]);
       }
       TurnTile<T>(s[i], of_s[i]);
@@ -180,6 +182,16 @@ struct OctetKeys {
     }
     AddTransposed(query, of_ds, of_key);
     AddTransposed(cotangent, of_s, of_value);
+  }
+  __device__ void AddBias(int tile, unsigned bit, const Index (&rows)[2], const bool (&kept)[4],
+                          const float* bias, const Index* permutation, float (&s)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (!kept[j]) continue;
+      const unsigned stored = lists.stored[tile][j % 2];
+      const unsigned at = lists.at[tile][j % 2] + __popc(stored & ((1u << bit) - 1));
+      s[j] += bias[Size(unsigned(permutation[at])) * kLength + rows[j / 2] % kLength];
+    }
   }
   // A row with NaN or infinity becomes zeros, which reach no key, under an lse of NaN, which
   // reaches the keys that it stores.
@@ -204,7 +216,7 @@ struct OctetKeys {
 };
 
 template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
-          bool kVector>
+          bool kVector, bool kFull>
 __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
@@ -214,18 +226,32 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
     long long vectors, long long batch, long long scale_bits, long long flags) {
   constexpr int kRows = kLength < 16 ? kLength : 16;  // of a block row, in a step of 16
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
   const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
                            Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Size warp = (Size(blockIdx.x) * kBlock + threadIdx.x) / 32;
   const unsigned share = unsigned(warp % kShare);
   const Size first = warp / kShare * 8 * kTiles, key_head = blockIdx.y;
-  const Size heads_of_key = call.heads / call.key_heads;
+  const unsigned heads_of_key = unsigned(call.heads / call.key_heads), rows_end = Indices(call.m);
+  const unsigned blocks = (rows_end + kLength - 1) / kLength;
+  const Size first_head = key_head * heads_of_key;
+  const unsigned row_bytes = unsigned(call.heads * depth * sizeof(T));
+  const unsigned value_bytes = unsigned(call.heads * value_depth * sizeof(T));
   const float scale = float(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const Size end = call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys;
+    Size end = call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys;
+    if (m == 0) end = 0;
+    const T* queries = call.Rows(q, kManyQ, product, call.m, call.heads, first_head, depth);
+    const T* cotangents =
+        call.Rows(dout, kManyOut, product, call.m, call.heads, first_head, value_depth);
+    const float* all_lse = call.OfRows(lse, kManyLse, product, first_head);
+    const float* all_delta = call.OfRows(delta, kManyDelta, product, first_head);
     OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kVector> own;
-    own.first = first + 2 * t;
+    own.first = Index(first + 2 * t);
     own.Clear(call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth),
               call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth), call,
               first + g, end, t);
@@ -248,35 +274,33 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             const unsigned place = (g / 2 * 4 + g % 2 + 2 * r) % kRows;
-            const Size row = Size(own.lists.base + bit) * kLength + part + place;
-            rows[r] = bit < 32 && row < call.m ? Index(row) : -1;
+            const unsigned block = own.lists.base + bit, row = block * kLength + part + place;
+            rows[r] = bit < 32 && block < blocks && row < rows_end ? Index(row) : -1;
           }
 #pragma unroll 1
-          for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
+          for (unsigned head = 0; head < heads_of_key; ++head) {
+            // Of a row that does not exist nothing is kept: the first one is in its place.
             KeyFragments<T, kSteps, kVector> query;
-            query.Load(call.Rows(q, kManyQ, product, call.m, call.heads, head, depth),
-                       call.heads * depth, rows, depth, t);
+            query.LoadAny(queries + head * unsigned(depth), row_bytes, rows, depth, t);
             KeyFragments<T, kValueSteps, kVector> cotangent;
-            cotangent.Load(
-                call.Rows(dout, kManyOut, product, call.m, call.heads, head, value_depth),
-                call.heads * value_depth, rows, value_depth, t);
+            cotangent.LoadAny(cotangents + head * unsigned(value_depth), value_bytes, rows,
+                              value_depth, t);
             float of_lse[2], of_delta[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-              const Size at = Size(unsigned(rows[r])) * call.heads;
-              const bool exists = rows[r] >= 0;
-              of_lse[r] = exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>();
-              of_delta[r] = exists ? call.OfRows(delta, kManyDelta, product, head)[at] : 0;
+              const Index row = rows[r] < 0 ? 0 : rows[r];
+              of_lse[r] = TermsUnder(RowAt(all_lse + head, row, unsigned(heads) * 4)[0]);
+              of_delta[r] = RowAt(all_delta + head, row, unsigned(heads) * 4)[0];
             }
             own.Add(call, query, cotangent, rows, bit, of_lse, of_delta, scale,
-                    call.Bias(bias, product, head, kLength), permutation);
+                    call.Bias(bias, product, first_head + head, kLength), permutation);
           }
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const Size key = own.first + 8 * i + g % 2;
+      const Size key = first + 2 * t + 8 * i + g % 2;
       const Size at = (product * call.keys + key) * call.key_heads + key_head;
       const bool stored = key < call.keys && share == 0;
       StoreTransposed<kVector, kShare, kBlock>(dk + at * depth, stored, depth, scale,

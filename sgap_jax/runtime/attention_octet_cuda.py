@@ -33,6 +33,7 @@ def forward_plan(
         (*tiles, steps, panels, schedule.share),
         pointers,
         scalars(problem, shapes, scale),
+        full=(32 * steps, 64 * panels),
     )
 
 
@@ -57,6 +58,7 @@ def rows_backward_plan(
         (*tiles, steps, value_steps, min(schedule.share, _MOST_WARPS)),
         pointers,
         (*scalars(problem, shapes, scale), int(wrt_bias)),
+        full=(32 * steps, 32 * value_steps),
         zero=(1,) if wrt_bias else (),
     )
 
@@ -84,7 +86,11 @@ def keys_backward_plan(
         source=instantiation(
             "attention_octet_keys.cuh",
             kernel,
-            [*constants, _aligned(problem, shapes)],
+            [
+                *constants,
+                _aligned(problem, shapes),
+                _widths(problem, shapes) == (32 * steps, 32 * value_steps),
+            ],
             pointers,
             len(numbers),
         ),
@@ -125,12 +131,15 @@ def _by_rows(
     constants: tuple[int, ...],
     pointers: list[str],
     numbers: tuple[int, ...],
+    full: tuple[int, int],
     zero: tuple[int, ...] = (),
 ) -> KernelCall:
-    """A launch of a kernel by rows: V, rows, heads, steps of q and of v, warps of a block."""
+    """A launch of a kernel by rows: V, rows, heads, steps of q and of v, warps of a block; the
+    features that fill these steps."""
     length, rows, heads, *_, warps = constants
     operand, _ = types(problem)
-    all_constants: list = [operand, *constants, _aligned(problem, shapes)]
+    widths = _aligned(problem, shapes), _widths(problem, shapes) == full
+    all_constants: list = [operand, *constants, *widths]
     return KernelCall(
         source=instantiation(header, kernel, all_constants, pointers, len(numbers)),
         kernel=kernel,
@@ -152,6 +161,10 @@ def _most(problem: Problem, shapes: AttentionShapes) -> int:
 
 def _aligned(problem: Problem, shapes: AttentionShapes) -> bool:
     return problem.n % 8 == 0 and shapes.value_depth % 8 == 0
+
+
+def _widths(problem: Problem, shapes: AttentionShapes) -> tuple[int, int]:
+    return problem.n, shapes.value_depth
 
 
 def _pieces(depth: int, size: int) -> int:

@@ -33,7 +33,8 @@ def test_octets(dtype, length):
         every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
         check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), other)
     else:
-        wide = dict(depth=72, value_depth=64, key_heads=2, bias="shared")
+        # Features that fill their pieces, and that do not.
+        wide = dict(depth=64 if i == 1 else 72, value_depth=64, key_heads=2, bias="shared")
         check("padded", dataclasses.replace(of, **wide), tile)
 
 
@@ -48,6 +49,11 @@ def test_gradients_of_the_widest_heads():
     check("full", Setting(16, 128, 128, batch=1, dtype="bfloat16"), FOUR, BACKWARD)
     of = Setting(8, 90, 33, dtype="float16", lengths=True, shared=("k", "dout"))
     check("full", of, ONE, BACKWARD)
+
+
+def test_wide_values():
+    """Loaded after the scores, where they do not fit beside the keys."""
+    check("padded", Setting(16, 40, 130, batch=1, dtype="float16"), FOUR, ("forward",))
 
 
 def test_a_vector_that_is_stored_twice():
@@ -91,18 +97,20 @@ def test_keys_beyond_a_length_are_not_read():
 @pytest.mark.parametrize(
     ("header", "right", "wrong"),
     [
-        ("attention_octet.cuh", "g / 2 * 4 + g % 2 + 2 * i, last", "g + 8 * i, last"),
-        ("attention_octet.cuh", "p + 4 * t + i", "p + 4 * i + t"),
+        ("attention_octet_operands.cuh", "g / 2 * 4 + g % 2 + 2 * i)", "g + 8 * i)"),
+        ("attention_octet_operands.cuh", "found, 4 * t + i", "found, 4 * i + t"),
         ("attention_octet.cuh", "sums[i][2 + e] *= factor;", ""),
         ("attention_octet.cuh", "p += kWarps * 16", "p += 16"),
-        ("attention_octet.cuh", "i % kOfHead * 8 + 2 * t;", "2 * t;"),
+        ("attention_octet.cuh", "entry + i % kOfHead * 8", "entry"),
         (
             "attention_octet.cuh",
             "TransposeMatrix(PackPair<T>(s[2], s[3]))",
             "PackPair<T>(s[2], s[3])",
         ),
-        ("attention_octet.cuh", "Size(column) < end ? column", "true ? column"),
-        ("attention_octet.cuh", "bias[Size(vector + j / 2 * 2)", "bias[Size(vector)"),
+        ("attention_octet_operands.cuh", "unsigned(found) < end ? found", "true ? found"),
+        ("attention_octet.cuh", "bias[j / 2 * 2 * kLength + j % 2]", "bias[j % 2]"),
+        ("attention_octet.cuh", "Indices(row + 1)", "Indices(row)"),
+        ("attention_octet.cuh", "all = columns.All()", "all = true"),
         ("mma.cuh", "0x7632", "0x5410"),
     ],
 )
@@ -126,7 +134,7 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
         (".at[s % 2 * 2 + j % 2]", ".at[s % 2 * 2 + j / 2]"),
         ("odd ? own[j + 1] : own[j], given", "own[j], given"),
         ("MergeShares<32, kShare, kBlock>(own, AddAll());", ""),
-        ("to_bias[Size(vector + j / 2 * 2)", "to_bias[Size(vector)"),
+        ("part + j / 2 * 2 * kLength + j % 2", "part + j % 2"),
         ("dbias + (product * call.heads + head)", "dbias + product * call.heads"),
         ("p += kWarps * 16", "p += 16"),
     ],
@@ -147,12 +155,12 @@ TALL = dict(name="tall", tile=ONE)
         ("low + share * each", "low", TALL | dict(tile=FOUR)),
         ("stop = low + (share + 1) * each;", "", TALL | dict(tile=FOUR)),
         ("if (g >= 4) bit =", "if (false) bit =", TALL),
-        ("(stored >> bit & 1)", "true", {}),
-        ("first + 8 * i + j % 2 <= Size(row)", "first + 8 * i + j % 2 < Size(row)", {}),
+        ("(lists.stored[i][j % 2] >> bit & 1)", "true", {}),
+        ("rows[j / 2] >= from", "rows[j / 2] > from", {}),
         ("__popc(stored & ((1u << bit) - 1))", "0", {}),
         ("permutation[at]", "at", {}),
-        ("own.first + 8 * i + g % 2", "own.first + 8 * i", {}),
-        ("first + 8 * i + j % 2 <= Size(row)", "first + j % 2 <= Size(row)", {}),
+        ("first + 2 * t + 8 * i + g % 2", "first + 2 * t + 8 * i", {}),
+        ("first + 8 * i + j % 2 : 0", "first + j % 2 : 0", {}),
         (
             "call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys",
             "call.End(lengths, product)",

@@ -1,0 +1,138 @@
+// What a warp gathers for attention in octet tiles, as operands of an mma: attention_octet.cuh has
+// the layout.
+#pragma once
+
+#include "mma.cuh"
+
+namespace sgap {
+
+// As far as indices go, for comparisons of 32 bits.
+__device__ inline unsigned Indices(Size size) {
+  return size < 1u << 31 ? unsigned(size) : 1u << 31;
+}
+
+// A row of those at `rows`, which are so many bytes apart. The compiler would extend both before a
+// loop and multiply 64 by 64 bits in it.
+template <class T>
+__device__ inline const T* RowAt(const T* rows, Index row, unsigned bytes) {
+  Size at;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(at) : "r"(row), "r"(bytes));
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(rows) + at);
+}
+
+// Sixteen vectors of a block row: a lane looks up one, and has from the others those whose rows of
+// k or v it loads; -1 where there is none.
+struct OctetColumns {
+  Index found;
+
+  __device__ void Find(const Index* column_indices, unsigned p, unsigned last, unsigned end) {
+    p += threadIdx.x % 16;
+    found = p < last ? column_indices[p] : -1;
+    found = unsigned(found) < end ? found : -1;
+  }
+  __device__ bool All() const { return __all_sync(~0u, found >= 0); }
+  __device__ void Own(unsigned g, Index (&own)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) own[i] = __shfl_sync(~0u, found, g / 2 * 4 + g % 2 + 2 * i);
+  }
+  __device__ void Quad(unsigned t, Index (&quad)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) quad[i] = __shfl_sync(~0u, found, 4 * t + i);
+  }
+};
+
+// Of the rows that `columns` name, 8 numbers from `first` on of each kSpan: 16 bytes a lane. Rows
+// are so many bytes apart; with kAll there are all of them, else zeros for those that are not.
+template <bool kVector, bool kAll, int kSpan, class T, int kRows, int kSteps>
+__device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&columns)[kRows],
+                                unsigned depth, unsigned first,
+                                Pack<unsigned, 4> (&words)[kRows][kSteps]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const T* row = RowAt(rows + first, columns[i], bytes);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const unsigned at = s * kSpan + first;
+      const bool exists = (kAll || columns[i] >= 0) && at < depth;
+      words[i][s] = LoadWords<kVector, 4>(row + s * kSpan, exists ? depth - at : 0);
+    }
+  }
+}
+
+// Of one row, features 8t to 8t + 7 of each 32: with those of the other lanes a B operand, of which
+// this row is column g. Zeros where it does not exist.
+template <bool kVector, class T, int kSteps>
+__device__ inline void LoadOwn(const T* row, bool exists, unsigned depth, unsigned t,
+                               Pack<unsigned, 4> (&words)[kSteps]) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const unsigned at = s * 32 + t * 8;
+    words[s] = LoadWords<kVector, 4>(row + at, exists && at < depth ? depth - at : 0);
+  }
+}
+
+// Rows of k (or v) as the A operand of S^T: features 8t to 8t + 7 of each 32 of two vectors' rows.
+template <class T, int kSteps, bool kVector>
+struct KeyFragments {
+  Pack<unsigned, 4> words[2][kSteps];
+
+  // all: no column of the warp is -1; most steps have no zeros to make
+  __device__ void Load(const T* rows, unsigned bytes, const Index (&columns)[2], bool all,
+                       unsigned depth, unsigned t) {
+    if (all) {
+      LoadRows<kVector, true, 32>(rows, bytes, columns, depth, 8 * t, words);
+    } else {
+      LoadRows<kVector, false, 32>(rows, bytes, columns, depth, 8 * t, words);
+    }
+  }
+  // The first row where a column is -1, whatever it has: for products of which nothing is kept.
+  __device__ void LoadAny(const T* rows, unsigned bytes, const Index (&columns)[2], unsigned depth,
+                          unsigned t) {
+    const Index some[2] = {columns[0] < 0 ? 0 : columns[0], columns[1] < 0 ? 0 : columns[1]};
+    Load(rows, bytes, some, true, depth, t);
+  }
+  // sums += these times the rows of q in `query`
+  __device__ void Multiply(const Pack<unsigned, 4> (&query)[kSteps], float (&sums)[4]) const {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const unsigned a[4] = {words[0][s].at[2 * j], words[1][s].at[2 * j],
+                               words[0][s].at[2 * j + 1], words[1][s].at[2 * j + 1]};
+        const unsigned b[2] = {query[s].at[2 * j], query[s].at[2 * j + 1]};
+        MultiplyAdd<T>(a, b, sums);
+      }
+    }
+  }
+};
+
+// Rows of v as the A operand of O^T: columns 8g to 8g + 7 of each 64 of four vectors' rows.
+template <class T, int kPanels, bool kVector>
+struct ValueFragments {
+  Pack<unsigned, 4> words[4][kPanels];
+
+  __device__ void Load(const T* rows, unsigned bytes, const Index (&columns)[4], bool all,
+                       unsigned depth, unsigned g) {
+    if (all) {
+      LoadRows<kVector, true, 64>(rows, bytes, columns, depth, 8 * g, words);
+    } else {
+      LoadRows<kVector, false, 64>(rows, bytes, columns, depth, 8 * g, words);
+    }
+  }
+  // sums[4 * panel + pair] += columns 2 * pair and 2 * pair + 1 of the lane times p
+  __device__ void Multiply(const unsigned (&p)[2], float (&sums)[4 * kPanels][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i) {
+      unsigned a[4];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const unsigned x = words[2 * j][i / 4].at[i % 4], y = words[2 * j + 1][i / 4].at[i % 4];
+        a[2 * j] = PackLow(x, y);
+        a[2 * j + 1] = PackHigh(x, y);
+      }
+      MultiplyAdd<T>(a, p, sums[i]);
+    }
+  }
+};
+
+}  // namespace sgap
