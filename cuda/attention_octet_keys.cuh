@@ -114,10 +114,10 @@ template <class T, int kSteps>
 __device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
   bool finite = true;
 #pragma unroll
-  for (int j = 0; j < 8 * kSteps; ++j) {
-    T number;
-    number.bits = words[j / 8].at[j / 2 % 4] >> 16 * (j % 2);
-    finite &= 0 * Widen(number) == 0;
+  for (int i = 0; i < kSteps; ++i) {
+    const auto numbers = __builtin_bit_cast(Pack<T, 8>, words[i]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) finite &= 0 * Widen(numbers.at[j]) == 0;
   }
   return finite;
 }

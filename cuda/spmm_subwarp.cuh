@@ -174,6 +174,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;
   const unsigned left = inside ? unsigned(n) - place.column : 0;
+  const unsigned width = kVector ? unsigned(kColumns) : left;  // no column, no vectors
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const T *numbers = values + product * values_stride,
             *rows = b + product * b_stride + place.column;
@@ -186,16 +187,16 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const bool valid = q + i * kSplit < last;
-        const Size row = Size(unsigned(blocks[i])) * kLength;
+        const unsigned row = unsigned(blocks[i]) * kLength;
         const T* vector = numbers + Size(unsigned(places[i])) * kLength;
 #pragma unroll 1
         for (int piece = 0; piece < kLength; piece += kPiece) {
           const auto scales = Load<true, kPiece>(vector + piece, valid ? unsigned(kPiece) : 0);
 #pragma unroll
           for (int v = 0; v < kPiece; ++v) {
-            const bool exists = valid && (kWhole || row + piece + v < k);
-            const auto pack =
-                Load<kVector, kColumns>(rows + (row + piece + v) * n, exists ? left : 0);
+            const bool exists = valid && (kWhole || row + piece + v < unsigned(k));
+            const auto pack = Load<kVector, kColumns>(rows + Size(row + piece + v) * unsigned(n),
+                                                      exists ? width : 0);
             // A value past the end of the matrix may be NaN.
             const Accumulator<T> scale = exists ? Widen(scales.at[v]) : 0;
 #pragma unroll

@@ -39,7 +39,11 @@ __device__ inline float Widen(float16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
   return wide;
 }
-__device__ inline float Widen(bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ inline float Widen(bfloat16 x) {
+  float wide;
+  asm("mov.b32 %0, {0, %1};" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
 
 // To nearest, ties to even.
 __device__ inline void Narrow(float x, float& narrow) { narrow = x; }
@@ -65,7 +69,15 @@ template <bool kVector, int kColumns, class T>
 __device__ inline Pack<T, kColumns> Load(const T* row, unsigned left) {
   Pack<T, kColumns> pack = {};
   if constexpr (kVector) {
-    if (left > 0) pack = *reinterpret_cast<const Pack<T, kColumns>*>(row);
+    if constexpr (sizeof(T) == 2 && kColumns > 1) {
+      // Of halves of words that are loaded under a condition each would take two instructions.
+      using Words = Pack<unsigned, sizeof(pack) / 4>;
+      Words words = {};
+      if (left > 0) words = *reinterpret_cast<const Words*>(row);
+      pack = __builtin_bit_cast(Pack<T, kColumns>, words);
+    } else {
+      if (left > 0) pack = *reinterpret_cast<const Pack<T, kColumns>*>(row);
+    }
   } else {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {

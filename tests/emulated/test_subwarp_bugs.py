@@ -78,7 +78,7 @@ def factors(dtype):
         (SPMM, " || column >= left", "", narrow, True),
         (SPMM, "left - column, own", "left, own", narrow, True),
         # rows of B past the end of the matrix
-        (SPMM, "(kWhole || row + piece + v < k)", "true", narrow, True),
+        (SPMM, "(kWhole || row + piece + v < unsigned(k))", "true", narrow, True),
         (SPMM, "exists ? Widen(scales.at[v]) : 0", "Widen(scales.at[v])", narrow, True),
         (SDDMM, "Rows(own, rows > v ? rows - v : 0)", "(own)", rows_of_x, "every_length"),
         (SDDMM, "rows > v ? rows - v : 0", "rows", parts_of_a_vector, "every_length"),
