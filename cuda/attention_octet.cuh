@@ -21,8 +21,9 @@
 //   O^T += V^T P^T A = columns 8g to 8g + 7 of each 64, of the rows of v that vectors 4t to 4t + 3
 //                  name: one line of 128 bytes each, halves joined by PRMT
 //
-// No shuffle but three for each maximum, and no shared memory but to merge warps. In a vector of
-// which some rows are masked (is_causal), NaN and infinity in its row of v reach these rows too.
+// No shuffle but six for the columns of a step and three for each maximum, and no shared memory but
+// to merge warps. In a vector of which some rows are masked (is_causal), NaN and infinity in its
+// row of v reach these rows too.
 #pragma once
 
 #include "attention.cuh"

@@ -168,7 +168,7 @@ struct OctetKeys {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const Index from = call.Has(kCausal) ? first + 8 * i + j % 2 : 0;
-        kept[j] = (lists.stored[i][j % 2] >> bit & 1) && rows[j / 2] >= from;
+        kept[j] = rows[j / 2] >= from && (lists.stored[i][j % 2] >> bit & 1);
         s[i][j] *= scale;
       }
       if (call.Has(kHasBias)) AddBias(i, bit, rows, kept, bias, permutation, s[i]);

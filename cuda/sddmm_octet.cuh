@@ -112,7 +112,7 @@ struct OctetDots {
     left = int(d);
     Advance(threadIdx.x % 4 * kFeatures);
     // Larger tiles have no registers to spare for a second loop.
-    if (kVector && kHeld <= 80 && d % kTrip == 0) {
+    if (kVector && kHeld <= 80 && d > 0 && d % kTrip == 0) {
       RunTrips<true>(d, sums);
     } else {
       RunTrips<false>(d, sums);

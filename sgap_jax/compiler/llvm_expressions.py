@@ -44,10 +44,10 @@ class Expressions(Memory):
         same in the loops within, where the place is as in an array without parts."""
         found = self.arrays[array]
         if found.parts > 1:
-            part, index = _first_addends(index, found.count // found.parts)
-            if part != ZERO:
-                pointer = self._at(found, self.value(part))
-                found = dataclasses.replace(found, pointer=pointer)
+            part, rest = _first_addends(index, found.count // found.parts)
+            # Where an extent is 1, a gathered coordinate is multiplied by as much.
+            if part != ZERO and (place := self.value(part)).uniform:
+                return dataclasses.replace(found, pointer=self._at(found, place)), self.value(rest)
         return found, self.value(index)
 
     def _logic(self, expr: Binary) -> Value:

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from attention_cases import Attention, Setting, check
-from battery import BATTERY
+from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
+from emulator import Fault
 
 from sgap_jax.schedules.attention_tile import AttentionTile
 
@@ -81,6 +82,44 @@ def test_what_is_not_finite_reaches_the_keys_of_its_row_alone(operand, odd):
     for name, x in attention.run(FOUR, ("keys",)).items():
         np.testing.assert_array_equal(x[0, ~stored], clean[name][0, ~stored], err_msg=name)
         assert np.isnan(x[0, stored]).all(), name
+
+
+@pytest.mark.parametrize("odd", [("k", "v"), ("q", "dout")], ids="-".join)
+def test_what_is_not_finite_in_row_0_stays_where_it_is_stored(odd):
+    """Row 0 is what a place without a vector could read."""
+    attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
+    clean, expected = attention.run(ONE), attention.oracle()
+    attention.oracle = lambda: expected
+    for name, number in zip(odd, (np.nan, np.inf), strict=True):
+        getattr(attention, name)[:, 0] = number
+    blocks = np.split(attention.indices, attention.offsets[1:-1])
+    block_0 = np.isin(np.arange(attention.keys), blocks[0])
+    if odd == ("k", "v"):
+        keys = np.arange(attention.keys) == 0
+        rows = np.repeat([0 in block for block in blocks], 8)[: attention.m]
+    else:
+        keys, rows = block_0, np.arange(attention.m) == 0
+    assert not rows.all() and not keys.all()
+    results = attention.run(ONE)
+    for name in ("out", "lse", "dq", "dk", "dv"):
+        x, free = results[name], ~(keys if name in ("dk", "dv") else rows)
+        np.testing.assert_array_equal(x[0, free], clean[name][0, free], err_msg=name)
+
+
+@pytest.mark.parametrize("kernel", ["forward", "rows", "keys"])
+def test_a_far_row_is_not_a_near_one(kernel):
+    """Row 2^28 of 8 numbers is 2^32 bytes away: 0 in 32 bits, where there is memory."""
+    heads = 1 if kernel == "keys" else 2
+    one = from_row_lengths("one", 9, [1] + 7 * [0])
+    attention = Attention(one, Setting(8, heads=heads, batch=1, dtype="float16"))
+    expected = attention.oracle()
+    attention.oracle = lambda: expected
+    if kernel == "keys":
+        attention.m, attention.row_indices[:] = 2**28 + 8, 2**25
+    else:
+        attention.keys, attention.indices[:] = 2**28 + 1, 2**28
+    with pytest.raises(Fault, match=r"attention_octet_operands.*out of bounds.* 0x1001"):
+        attention.run(ONE, (kernel,))
 
 
 def test_keys_beyond_a_length_are_not_read():
@@ -178,20 +217,39 @@ def test_planted_bugs_by_keys_are_caught(right, wrong, of, planted):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "test"),
+    ("header", "right", "wrong", "test"),
     [
-        ("limit = row + 1;", "limit = 32;", test_a_vector_that_is_stored_twice),
         (
+            "attention_octet_operands.cuh",
+            "(kAll || columns[i] >= 0) &&",
+            "",
+            lambda: test_what_is_not_finite_in_row_0_stays_where_it_is_stored(("k", "v")),
+        ),
+        (
+            "attention_octet_operands.cuh",
+            "mul.wide.u32 %0, %1, %2;",
+            "{.reg .u32 x; mul.lo.u32 x, %1, %2; cvt.u64.u32 %0, x;}",
+            lambda: test_a_far_row_is_not_a_near_one("keys"),
+        ),
+        (
+            "attention_octet_keys.cuh",
+            "limit = row + 1;",
+            "limit = 32;",
+            test_a_vector_that_is_stored_twice,
+        ),
+        (
+            "attention_octet_keys.cuh",
             "if (__any_sync(~0u, finite != 0)) ClearRows(query, cotangent, lse);",
             "",
             lambda: test_what_is_not_finite_reaches_the_keys_of_its_row_alone("q", np.nan),
         ),
         (
+            "attention_octet_keys.cuh",
             "wrong |= __shfl_xor_sync(~0u, wrong, distance);",
             "",
             lambda: test_what_is_not_finite_reaches_the_keys_of_its_row_alone("dout", np.inf),
         ),
     ],
 )
-def test_planted_bugs_of_odd_cases_are_caught(right, wrong, test, planted):
-    planted("attention_octet_keys.cuh", right, wrong, test)
+def test_planted_bugs_of_odd_cases_are_caught(header, right, wrong, test, planted):
+    planted(header, right, wrong, test)

@@ -226,13 +226,14 @@ def test_planted_bugs_are_caught(header, right, wrong, tile, length, name, plant
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("right", "wrong", "d"),
     [
-        ("kAll ? unsigned(kFeatures) : some", "kAll ? 0 : some"),
-        ("(kAll ? kTrip : ", "(kAll ? 0 : "),
-        ("Advance(kTrip)", "Advance(kStep)"),
+        ("kAll ? unsigned(kFeatures) : some", "kAll ? 0 : some", 96),
+        ("(kAll ? kTrip : ", "(kAll ? 0 : ", 96),
+        ("Advance(kTrip)", "Advance(kStep)", 96),
+        ("d % kTrip == 0", "d % kStep == 0", 48),
     ],
 )
-def test_planted_bugs_of_whole_steps_are_caught(right, wrong, planted):
+def test_planted_bugs_of_whole_steps_are_caught(right, wrong, d, planted):
     tile = OctetTile(8, tile_n=16, tile_k=16, stages=2)
-    planted("sddmm_octet.cuh", right, wrong, lambda: check("every_length", tile, "float16", 96))
+    planted("sddmm_octet.cuh", right, wrong, lambda: check("every_length", tile, "float16", d))
