@@ -120,19 +120,19 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-
 GPU_SITE := $(abspath build/gpu)
 GPU_RUN = PYTHONSAFEPATH=1 PYTHONPATH="$(GPU_SITE):$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
   JAX_PLATFORMS=$${JAX_PLATFORMS-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 \
-  SGAP_GPU_SECONDS=$$(expr $(GPU_SECONDS) / $(GPU_RUNS)) $(GPU_PYTHON)
+  SGAP_GPU_SECONDS=$(GPU_SECONDS) SGAP_GPU_RUNS=$(GPU_RUNS) $(GPU_PYTHON)
 # Runs of a target, which share its time.
 GPU_RUNS = 1
 
-# By content: a copy of the checkout has new times.
-GPU_BUILT_OF = $(NATIVE_SOURCES) $(shell find sgap_jax -name '*.py')
+# By name and content: a copy of the checkout has new times.
+GPU_BUILT_OF = $(sort $(NATIVE_SOURCES) $(shell find sgap_jax -name '*.py'))
 
 gpu-install:
 	@gpu=$$($(GPU_RUN) -c "import jax; print('sm_' + jax.devices('cuda')[0].compute_capability.replace('.', ''))") || { \
 	  echo "$(GPU_PYTHON) has no JAX that sees an NVIDIA GPU: name another with GPU_PYTHON="; exit 1; }; \
-	built="$$gpu $$($(GPU_PYTHON) -VV) $$(cat $(GPU_BUILT_OF) | cksum)"; \
+	built="$$gpu $$($(GPU_PYTHON) -VV) $$(cksum $(GPU_BUILT_OF) | cksum)"; \
 	test "$$(cat $(GPU_SITE)/built 2>/dev/null)" != "$$built" || exit 0; \
-	echo "== building sgap_jax for $$gpu"; \
+	echo "== building sgap_jax for $$gpu"; rm -f $(GPU_SITE)/built; \
 	$(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --upgrade --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake \
 	  --config-settings=cmake.define.SGAP_CUBINS_FOR=$$gpu . && echo "$$built" > $(GPU_SITE)/built
@@ -190,7 +190,7 @@ $(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/ve
 	  exit 1; }
 	@echo "== building sgap_jax and installing jax (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable .
-	@find sgap_jax -name '*.py' > $@
+	@find sgap_jax -name '*.py' ! -name '* *' > $@
 
 # The dependency groups of pyproject.toml.
 $(STAMPS)/group-%: pyproject.toml | $(STAMPS)/venv

@@ -8,7 +8,7 @@ set(SGAP_CUBINS_OPS "" CACHE STRING "Only of these launch plans (a list of names
 set(SGAP_CUBINS_FOR "" CACHE STRING "Only what serves this GPU (sm_90, say); empty: every architecture")
 
 set(SGAP_PRECOMPILE "${CMAKE_CURRENT_SOURCE_DIR}/cmake/precompile.py")
-set(sgap_cubins "${CMAKE_CURRENT_BINARY_DIR}/cubins")
+set(sgap_cubins "${CMAKE_CURRENT_BINARY_DIR}/cubins${SGAP_CUBINS_FOR}")
 set(sgap_precompiles OFF)
 if(SGAP_CUBINS STREQUAL "AUTO")
   if(SKBUILD_STATE STREQUAL "wheel")

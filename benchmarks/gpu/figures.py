@@ -23,7 +23,7 @@ from benchmarks.bench_dlmc import vector_length
 from benchmarks.gpu import bench, ours, peers
 from benchmarks.gpu.bench import Row
 from benchmarks.gpu.octets import allowed, half
-from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said, tiny_vectors
+from benchmarks.gpu.session import Session, about_case, heading, said, tiny_vectors
 from benchmarks.summary import table
 from sgap_jax import CVS, Schedule, SparseArray, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> None:
                 rows[name].append(said(about_case(problem, A) | row, name))
             session.write(rows)
     (session.folder / "figures.md").write_text(summary(rows, session.record("figures")))
-    end_if_wrong([row for found in rows.values() for row in found if row["contender"] != DENSE])
+    session.end([row for found in rows.values() for row in found if row["contender"] != DENSE])
 
 
 if __name__ == "__main__":

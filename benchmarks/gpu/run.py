@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks import problems
 from benchmarks.gpu import summary
 from benchmarks.gpu.bench import MOST_POINTS, OURS, Case, Row
-from benchmarks.gpu.session import Session, about_case, end_if_wrong, said
+from benchmarks.gpu.session import Session, about_case, said
 from benchmarks.gpu.vectors import VectorCase
 from sgap_jax.runtime.default_calls import OF_VECTORS
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     about = session.record("run", gb_per_s=1e-9 * session.where[1])
     print(summary.write(session.folder).read_text())
     print(f"{session.folder}: {about['seconds']} s; {len(session.not_started)} cases not started")
-    end_if_wrong([row for found in rows.values() for row in found if row["contender"] in OURS])
+    session.end([row for found in rows.values() for row in found if row["contender"] in OURS])
 
 
 if __name__ == "__main__":

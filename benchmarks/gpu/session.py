@@ -16,7 +16,7 @@ from benchmarks.gpu import device, timing
 from benchmarks.gpu.bench import LOST, Row
 from sgap_jax.runtime.launch import device_arch
 
-CASE_SECONDS = 240  # a case that takes longer hangs: it ends the run, which has written the others
+CASE_SECONDS = 240  # a case that takes longer hangs: it ends the run, which has written the tables
 
 
 class Session:
@@ -43,6 +43,7 @@ class Session:
         self.dry, self.names = args.dry_run, args.problems
         self._start = time.monotonic()
         self._seconds = float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
+        self._seconds /= int(os.environ.get("SGAP_GPU_RUNS") or 1)  # which share the time
         hardware = timing.DryRun() if self.dry else timing.Cuda()
         self.where = hardware, hardware.bandwidth(), "sm_90" if self.dry else device_arch()
         self.folder = device.folder(args.results)
@@ -72,7 +73,8 @@ class Session:
             self.not_started.append(case)
             return False
         if not self.dry:
-            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+            left = self._seconds - self.seconds
+            faulthandler.dump_traceback_later(min(CASE_SECONDS, left + 60), exit=True)
         return True
 
     def write(self, rows: dict[str, list[Row]]) -> None:
@@ -99,6 +101,15 @@ class Session:
         about["seconds"] = round(self.seconds)
         (self.folder / f"{name}.json").write_text(json.dumps(about, indent=2) + "\n")
         return about
+
+    def end(self, ours: list[Row]) -> None:
+        """Ends the program with an error where a kernel has lost the device, ours or not, or where
+        one of our results is wrong."""
+        faulthandler.cancel_dump_traceback_later()
+        if lost := self.where[0].lost:
+            raise SystemExit(f"{LOST}: {lost}; {len(self.not_started)} cases were not started")
+        if wrong := [row for row in ours if str(row.get("notes", "")).startswith("wrong")]:
+            raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
 
 
 def about_case(problem: problems.BenchmarkProblem, A) -> Row:
@@ -134,15 +145,6 @@ def not_started(about: dict) -> list[str]:
     lost = about["device_lost"]
     why = f"the device was lost ({lost})" if lost else "the time was over"
     return [f"Not started, {why}: {', '.join(about['not_started'])}.", ""]
-
-
-def end_if_wrong(rows: list[Row]) -> None:
-    """Ends the program where one of our results is wrong, or where a kernel has lost the device."""
-    faulthandler.cancel_dump_traceback_later()
-    if lost := [row for row in rows if str(row.get("notes", "")).startswith(LOST)]:
-        raise SystemExit(f"{lost[0]['notes']}; nothing was measured from {lost[0]} on")
-    if wrong := [row for row in rows if str(row.get("notes", "")).startswith("wrong")]:
-        raise SystemExit(f"{len(wrong)} results of ours are wrong, the first: {wrong[0]}")
 
 
 def tiny_vectors() -> problems.BenchmarkProblem:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from benchmarks import problems
 from benchmarks.gpu import bench, ours, peers
 from benchmarks.gpu.bench import Row
-from benchmarks.gpu.session import Session, about_case, end_if_wrong, heading, said
+from benchmarks.gpu.session import Session, about_case, heading, said
 from benchmarks.summary import table
 from sgap_jax import CSR, AtomicParallelism, SparseArray, einsum
 from sgap_jax.compiler import assign
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
             rows += [said(about_case(problem, A) | row, "tables") for row in case.rows()]
             session.write({"tables": rows})
     (session.folder / "tables.md").write_text(summary(rows, session.record("tables")))
-    end_if_wrong(rows)
+    session.end(rows)
 
 
 if __name__ == "__main__":

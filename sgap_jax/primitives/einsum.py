@@ -57,9 +57,9 @@ def einsum(
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
     vmap a dense operand or the values get one more index (where the values have it, a schedule is
     given, or an entry has eight numbers or more of the result, compiled loops are those of one
-    element, for all of the batch). Products that tie for
-    a maximum or minimum share its gradient equally, as in `jnp.max` and `row_max` (`gspmm` gives it
-    to the first); where the result is NaN, so is the gradient.
+    element, for all of the batch). Products that tie for a maximum or minimum share its gradient
+    equally, as in `jnp.max` and `row_max` (`gspmm` gives it to the first); where the result is NaN,
+    so is the gradient.
 
     Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. Others, and
     all with a chain of transformations as their schedule, run as loops that are compiled for them:

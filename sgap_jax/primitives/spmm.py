@@ -39,12 +39,11 @@ from sgap_jax.schedules import (
     AtomicParallelism,
     CpuTile,
     OctetTile,
-    PaperOctetTile,
     Problem,
     Schedule,
-    WarpTile,
 )
 from sgap_jax.schedules.cpu import scatter
+from sgap_jax.schedules.paper_tile import PaperTile
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -271,7 +270,7 @@ def _cuda(
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:
     """Of the kernel of a tile of vectors, from those of all kernels, and their avals."""
-    if isinstance(tile, WarpTile | PaperOctetTile):
+    if isinstance(tile, PaperTile):
         return (*operands[:3], operands[4]), (*avals[:3], avals[4])  # no permutation
     if isinstance(tile, OctetTile) and tile.swizzle:
         # In place of the permutation, which a product with A has not.

@@ -3,13 +3,13 @@ cuda/spmm_paper_octet.cuh)."""
 
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
-from sgap_jax.schedules.paper_octet import PaperOctetTile
+from sgap_jax.schedules.paper_tile import PaperTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.warp import WarpTile
 
 
 def launch_plan(
-    problem: Problem, tile: WarpTile | PaperOctetTile, products: tuple[int, int] = (1, 1)
+    problem: Problem, tile: PaperTile, products: tuple[int, int] = (1, 1)
 ) -> KernelCall:
     """The launch of C = A B for operands as the kernel takes them.
 

@@ -27,7 +27,7 @@ class PaperTile(VectorTile):
 
     tile_k: int = 16
 
-    dtypes: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ()
 
     def check(self, problem: Problem) -> None:
         self.check_vectors(problem)

@@ -111,7 +111,7 @@ def test_a_kernel_that_loses_the_device_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "DRY_PLAN", (("spmm", 1), ("spmm", 4)))
     monkeypatch.setattr(timing.DryRun, "kernel", faulty)
     monkeypatch.setattr(timing.DryRun, "check", lambda self: setattr(self, "lost", error))
-    with pytest.raises(SystemExit, match="the device is lost: CUDA error: .* from .*'ours'"):
+    with pytest.raises(SystemExit, match="the device is lost: CUDA error: .*; 1 cases were not"):
         run.main(["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)])
     (folder,) = tmp_path.iterdir()
     rows = read(folder / "spmm.csv")
@@ -120,6 +120,25 @@ def test_a_kernel_that_loses_the_device_ends_the_run(tmp_path, monkeypatch):
     about = json.loads((folder / "run.json").read_text())
     assert (about["device_lost"], about["not_started"]) == (error, ["spmm small_weights n=4"])
     assert f"Not started, the device was lost ({error})" in (folder / "summary.md").read_text()
+
+
+def test_a_lost_device_is_an_error_whoever_lost_it(tmp_path):
+    started = session.Session("", "", ["--dry-run", "--results", str(tmp_path)])
+    started.end([])
+    started.where[0].lost = "an error of a peer"
+    with pytest.raises(SystemExit, match="the device is lost: an error of a peer; 0 cases"):
+        started.end([])
+
+
+def test_a_device_that_answers_no_more_is_lost():
+    device = object.__new__(timing.Cuda)
+    device.torch = FakeTorch()
+    device.check()
+    assert device.lost == ""
+    for error in ("an illegal memory access\nwas encountered", "another"):
+        device.torch.synchronize = FakeTorch.failing(error)
+        device.check()
+        assert device.lost == "an illegal memory access"
 
 
 def test_a_case_that_hangs_ends_the_run(tmp_path, monkeypatch):
@@ -131,9 +150,13 @@ def test_a_case_that_hangs_ends_the_run(tmp_path, monkeypatch):
         monkeypatch.setattr(session.faulthandler, name, lambda *s, **k: armed.append((s, k)))
     started = session.Session("", "", ["--results", str(tmp_path)])
     assert started.starts("first")
-    session.end_if_wrong([])
+    started.end([])
     limit = ((session.CASE_SECONDS,), {"exit": True})
     assert armed == [((), {}), limit, ((), {})]
+    monkeypatch.setenv("SGAP_GPU_SECONDS", "90.5")
+    monkeypatch.setenv("SGAP_GPU_RUNS", "2")
+    assert session.Session("", "", ["--results", str(tmp_path)]).starts("first")
+    assert 100 < armed[-1][0][0] < 45.25 + 60
 
 
 class FakeTorch:
@@ -155,6 +178,14 @@ class FakeTorch:
 
     wait_stream = lambda self, other: None
     synchronize = lambda self: None
+
+    @staticmethod
+    def failing(error):
+        def synchronize():
+            raise RuntimeError(error)
+
+        return synchronize
+
     current_stream = lambda self: self
     stream = lambda self, stream: contextlib.nullcontext()
 

@@ -8,7 +8,7 @@ import pytest
 from compiled_operands import own_cache  # noqa: F401
 
 from sgap_jax import BCSR, COO, CSF, CSR, Reference, SparseArray, einsum
-from sgap_jax.compiler import batches
+from sgap_jax.compiler import Schedule, assign, batches
 from sgap_jax.primitives import einsum_loops
 
 pytest.importorskip("llvmlite")
@@ -109,6 +109,19 @@ def test_a_batch_of_dense_operands(r, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     if r == 8:
         np.testing.assert_array_equal(out[1], product("ijk,jr,kr->ir", A, "sum")(A.values, X[1], y))
+
+
+@pytest.mark.parametrize("subscripts", ["ij,ji->i", "ij,jk->ik"])
+def test_a_dimension_of_one(subscripts):
+    """Coordinates, which differ between lanes, are then multiplied by the size of a part."""
+    A = SparseArray.from_dense(np.ones((20, 1), np.float32))
+    values = jnp.arange(60.0, dtype="float32").reshape(3, 20)
+    X = jnp.arange(60.0, dtype="float32").reshape(3, 1, 20)
+    chain = Schedule(assign(subscripts, {"A": CSR})).split("i", "i0", "i1", 8)
+    for schedule in (None, chain.parallelize("i1", "CPUVector", "NoRaces")):
+        f = jax.vmap(product(subscripts, A, "sum", schedule))
+        wanted = jax.vmap(product(subscripts, A, "sum", Reference()))(values, X)
+        np.testing.assert_allclose(jax.jit(f)(values, X), wanted, rtol=1e-6)
 
 
 def test_batches_of_batches():

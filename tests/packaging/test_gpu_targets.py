@@ -12,7 +12,8 @@ GPU = """#!/bin/sh
 case "$*" in
   *"import jax"*) test -n "$STANDIN_GPU" && echo sm_90 || { echo no driver >&2; exit 1; } ;;
   -VV) echo "Python $STANDIN_VERSION" ;;
-  *) echo "seconds=$SGAP_GPU_SECONDS $*" >> "$STANDIN_LOG"; mkdir -p "$STANDIN_SITE" ;;
+  *) echo "seconds=$SGAP_GPU_SECONDS/$SGAP_GPU_RUNS $*" >> "$STANDIN_LOG"
+    mkdir -p "$STANDIN_SITE" ;;
 esac
 """
 
@@ -56,11 +57,11 @@ def test_the_package_is_built_once_for_what_it_is_made_of(make):
 
 
 def test_the_runs_of_a_target_share_its_time(make):
-    _, (_, one) = make("gpu-bench", "GPU_SECONDS=100")
-    assert one.startswith("seconds=100 -m benchmarks.gpu.run --results")
+    _, (_, one) = make("gpu-bench", "GPU_SECONDS=90.5")
+    assert one.startswith("seconds=90.5/1 -m benchmarks.gpu.run --results")
     _, both = make("gpu-octets", "GPU_SECONDS=100")
     assert [line.split()[:3] for line in both] == [
-        ["seconds=50", "-m", f"benchmarks.gpu.{name}"] for name in ("octets", "octets_sddmm")
+        ["seconds=100/2", "-m", f"benchmarks.gpu.{name}"] for name in ("octets", "octets_sddmm")
     ]
 
 
