@@ -156,8 +156,9 @@ def test_a_part_is_an_array_of_its_own():
     def text(rows):
         one = lower(schedule, {"i": 64, "j": rows, "k": 64}, (64, 300), "float32")
         parts = of_batch(one, 64, {"B", "C"})
-        assert [a.parts for a in (*parts.inputs, *parts.outputs)] == [1, 1, 1, 64, 64]
         pairs = of_batch(of_batch(one, 4, {"B", "C"}), 16, {"B", "C"})
+        for made in (parts, pairs):
+            assert [a.parts for a in (*made.inputs, *made.outputs)] == [1, 1, 1, 64, 64]
         return print_llvm(parts).text, print_llvm(pairs).text
 
     for near, far in zip(text(1000), text(10_000), strict=True):
