@@ -76,8 +76,11 @@ def mean(A: SparseArray, axis: Any, dtype: Any, out: Any, keepdims: bool) -> jax
     what = "SparseArray.mean"
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
     _refuse_out(out, what)
+    if dtype == np.bool_:
+        raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
     sums = _sums(A, axes, _wide(dtype), what)
-    means = sums / math.prod(A.shape[axis] for axis in axes)
+    count = math.prod(A.shape[axis] for axis in axes)  # int32 may not hold it
+    means = sums / 1 / float(count)  # of integers sums / 1 are floats
     return _shaped(A, means.astype(dtype), axes, keepdims)
 
 

@@ -167,16 +167,29 @@ def test_dtype_of_sums_and_means():
     for axis in (None, 0):
         for dtype in (None, jnp.int8, jnp.bool_, jnp.float32, jnp.complex64):
             for got, want in ((A.sum, x.sum), (A.mean, x.mean)):
-                if dtype != jnp.bool_ or got == A.sum:
-                    got, want = got(axis, dtype), want(axis, dtype)
-                    assert got.dtype == want.dtype
-                    np.testing.assert_allclose(got, want, rtol=1e-6)
+                if dtype == jnp.bool_ and got == A.mean:
+                    for of in (got, want):
+                        with pytest.raises(TypeError):
+                            of(axis, dtype)
+                    continue
+                got, want = got(axis, dtype), want(axis, dtype)
+                assert got.dtype == want.dtype
+                np.testing.assert_allclose(got, want, rtol=1e-6)
     # Entries are not rounded before they are added, nor a sum before it is divided.
     wide = SparseArray.from_dense(np.full((1, 8), 1 + 2**-11, np.float32))
     assert float(wide.sum(1, jnp.float16)[0]) == np.float16(8 * (1 + 2**-11))
     narrow = SparseArray.from_dense(np.full((1, 4), 30000, np.float16))
     assert narrow.mean() == narrow.mean(1)[0] == 30000
     assert np.isnan(SparseArray.from_dense(np.zeros((0, 3))).mean())
+
+
+def test_means_over_more_numbers_than_int32_holds():
+    n = 46341
+    with jax.enable_x64(False):
+        for dtype in (np.float32, np.int32):
+            A = SparseArray.from_coordinates([[0, 0], [n - 1, 5]], np.full(2, 3, dtype), (n, n))
+            np.testing.assert_allclose(A.mean(), 6 / n**2, rtol=1e-6)
+            np.testing.assert_allclose(A.mean(0)[:6], [3 / n, 0, 0, 0, 0, 3 / n], rtol=1e-6)
 
 
 @formats
@@ -216,6 +229,9 @@ def test_narrow_sums_are_carried_in_float32():
     assert A.sum() == A.sum(1)[0] == A.T.sum(0)[0] == 4096
     B = A.with_values(A.values.at[:2].set(40000).at[2:4].set(-40000))
     assert B.sum() == B.sum(-1)[0] == 4092
+    T = SparseArray.from_dense(np.ones((2, 3000, 2), np.float16), format=COO)
+    assert T.sum(1).dtype == jnp.float16
+    np.testing.assert_array_equal(T.sum(1), np.full((2, 2), 3000))
 
 
 def test_nan_stays_where_it_is_stored():
