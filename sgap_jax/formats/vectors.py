@@ -256,7 +256,7 @@ def expand(A: SparseArray) -> SparseArray:
     row_offsets = _offsets_of_lanes(offsets, length, A.shape[A.format.modes[0]])
     return replace(
         A,
-        values=A.values.reshape(-1)[source],
+        values=structure.whole(A.values).reshape(-1)[source],
         index_arrays=((), (row_offsets, indices[source // length])),
         transposed=_expand_transposed(A),
         format=entries_format(A.format),
