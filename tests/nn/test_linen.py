@@ -185,8 +185,37 @@ def test_pruning_of_layers_stacked_along_other_axes(params, structure):
     np.testing.assert_array_equal(got, nn.magnitude_mask(one.T, 0.5, CVS(2)).T)
     with pytest.raises(ValueError, match=r"prune_step: heads: (mask|bias): expected shape .* give"):
         prune(variables, None)
-    with pytest.raises(ValueError, match="variable_axes: .* -3 .. 2 for 'params', got 3"):
-        prune(variables, dict(params=3))
+
+
+def test_variable_axes_of_one_stack():
+    kernel = jax.random.normal(KEY, (3, 4, 6))
+    stacked = lambda mask, bias: {
+        "params": {"kernel": kernel, "bias": jnp.zeros(bias)},
+        "structure": {"mask": jnp.ones(mask, bool)},
+    }
+    prune = lambda v, axes: snn.prune_step(v, 0.5, variable_axes=axes)
+    # There and back differ: neither permutation of the axes is its own inverse.
+    for axis, mask in ((-1, (4, 6, 3)), (np.int64(2), (4, 6, 3)), (0, (3, 4, 6))):
+        got = prune(stacked(mask, (3, 6)), dict(params=0, structure=axis))["structure"]["mask"]
+        for i in range(3):
+            want = nn.magnitude_mask(kernel[i].T, 0.5).T
+            np.testing.assert_array_equal(jnp.take(got, i, axis=axis), want)
+    with pytest.raises(ValueError, match="bias: expected shape .3, 6. beside"):
+        prune(stacked((3, 4, 6), (6, 3)), None)
+    with pytest.raises(ValueError, match="kernel: expected a matrix with variable_axes"):
+        prune(stacked((3, 4, 6), (3, 6)), dict(params=0, structure=None))
+    for axes, error, match in (
+        (dict(params=3), ValueError, "-3 .. 2 for 'params', got 3"),
+        (dict(parms=1), ValueError, r"expected 'params' or 'structure' in it, got \['parms'\]"),
+        (dict(structure=1.0), TypeError, "an integer or None for 'structure', got 1.0"),
+        ({"params": 0, 1: 0}, TypeError, "names of collections, got the key 1"),
+        (0, TypeError, "a mapping of collections to axes, got int"),
+    ):
+        with pytest.raises(error, match=f"prune_step: variable_axes: .*{match}"):
+            prune(stacked((3, 4, 6), (3, 6)), axes)
+    one = {"params": {"kernel": kernel[0]}, "structure": {"mask": jnp.ones((4, 6), bool)}}
+    got = prune(one, dict(params=None, structure=None))["structure"]["mask"]
+    np.testing.assert_array_equal(got, nn.magnitude_mask(kernel[0].T, 0.5).T)
 
 
 def test_graph_conv():

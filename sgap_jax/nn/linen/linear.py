@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,7 +124,7 @@ def prune_step(
     sparsity: Any,
     *,
     format: Format = CSR,
-    variable_axes: Mapping[str, int] | None = None,
+    variable_axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
     """The variables of a model with the mask of every `MaskedLinear` set anew, each by its own
     magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced. Layers
@@ -135,19 +136,16 @@ def prune_step(
       sparsity: share of the groups to drop.
       format: whose groups: that of the layers.
       variable_axes: along which axes layers are stacked, as given to `linen.scan` or `linen.vmap`;
-        of several, one in the other, each has the same. None: {"params": 0, "structure": 0}.
+        of several, one in the other, each has the same. None as the axis of a collection: not
+        stacked. None: {"params": 0, "structure": 0}. A wrong axis shows in the shapes: of layers
+        without a bias, or where sizes are equal, it is not noticed.
 
     Raises:
-      ValueError: no mask in `variables`, or the shapes of a layer's variables are not those of
-        layers stacked along these axes.
+      TypeError: `variable_axes` is no mapping of names of collections to integers or None.
+      ValueError: no mask in `variables`, `variable_axes` of other collections alone, or the shapes
+        of a layer's variables are not those of layers stacked along these axes.
     """
-    axes = {"params": 0, "structure": 0, **(variable_axes or {})}
-    for kind in ("params", "structure"):
-        if axes[kind] not in range(-3, 3):  # of a kernel and the layers
-            raise ValueError(
-                f"prune_step: variable_axes: expected an integer in -3 .. 2 for {kind!r}, got "
-                f"{axes[kind]!r}"
-            )
+    axes = _variable_axes(variable_axes)
     structure = flatten_dict(variables.get("structure", {}))
     params = flatten_dict(linen.meta.unbox(variables["params"]))
     masks = {}
@@ -161,26 +159,62 @@ def prune_step(
     return {**variables, "structure": unflatten_dict({**structure, **masks})}
 
 
+def _variable_axes(given: Any) -> dict[str, int | None]:
+    """Those of the parameters and the masks, 0 where none is given."""
+    if given is None:
+        given = {}
+    what = "prune_step: variable_axes"
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{what}: expected a mapping of collections to axes, got {type(given).__name__}"
+        )
+    odd = next((name for name in given if not isinstance(name, str)), None)
+    if odd is not None:
+        raise TypeError(f"{what}: expected names of collections, got the key {odd!r}")
+    axes: dict[str, int | None] = {"params": 0, "structure": 0}
+    if given and not any(name in given for name in axes):
+        raise ValueError(f"{what}: expected 'params' or 'structure' in it, got {list(given)}")
+    for name in axes:
+        axis = given.get(name, 0)
+        try:
+            axes[name] = None if axis is None else operator.index(axis)
+        except TypeError:
+            raise TypeError(
+                f"{what}: expected an integer or None for {name!r}, got {axis!r}"
+            ) from None
+        if axis not in (None, *range(-3, 3)):  # of a kernel and the layers
+            raise ValueError(f"{what}: expected an integer in -3 .. 2 for {name!r}, got {axis}")
+    return axes
+
+
 def _stacked_masks(
-    name: str, kernel: Any, given: dict, sparsity: Any, format: Format, axes: Mapping[str, int]
+    name: str, kernel: Any, given: dict, sparsity: Any, format: Format, axes: dict[str, int | None]
 ) -> jax.Array:
     """Of a kernel, stacked as the mask is. The shapes `given` are checked: from that of a kernel
     nobody can tell the axis of its layers."""
-    order = _layers_first(kernel.ndim, axes["params"])
+    if kernel.ndim == 2:
+        axes = {"params": 0, "structure": 0}  # no layers: any axis will do
+    along, masks_along = axes["params"], axes["structure"]
+    if along is None or masks_along is None:
+        raise ValueError(
+            f"prune_step: {name}: kernel: expected a matrix with variable_axes={axes}, got shape "
+            f"{kernel.shape}; give the variable_axes of linen.scan or linen.vmap"
+        )
+    order = _layers_first(kernel.ndim, along)
     *layers, inputs, outputs = (kernel.shape[axis] for axis in order)
     expected = {
-        "mask": _stacked([inputs, outputs], layers, axes["structure"]),
-        "bias": _stacked([outputs], layers, axes["params"]),
+        "mask": _stacked([inputs, outputs], layers, masks_along),
+        "bias": _stacked([outputs], layers, along),
     }
     for what, shape in given.items():
         if shape != expected[what]:
             raise ValueError(
                 f"prune_step: {name}: {what}: expected shape {expected[what]} beside a kernel of "
-                f"{kernel.shape} with variable_axes={dict(axes)}, got {shape}; give the "
+                f"{kernel.shape} with variable_axes={axes}, got {shape}; give the "
                 "variable_axes of linen.scan or linen.vmap"
             )
     masks = kernel_mask(jnp.transpose(kernel, order), sparsity, format)
-    order = _layers_first(masks.ndim, axes["structure"])
+    order = _layers_first(masks.ndim, masks_along)
     return jnp.transpose(masks, sorted(range(masks.ndim), key=order.__getitem__))  # back
 
 
