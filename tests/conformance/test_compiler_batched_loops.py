@@ -189,8 +189,8 @@ def test_a_planted_bug_of_machine_code_is_caught(monkeypatch):
     """Of parts that all are the first."""
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(llvm, "_compile", llvm._compile.__wrapped__)  # not what is there
-    right = llvm_expressions._first_addends
-    monkeypatch.setattr(llvm_expressions, "_first_addends", lambda *of: (Int(0), right(*of)[1]))
+    right, first = llvm_expressions._first_addends, Binary("+", Int(0), Int(0))
+    monkeypatch.setattr(llvm_expressions, "_first_addends", lambda *of: (first, right(*of)[1]))
     with pytest.raises(AssertionError):
         test_machine_code(False)
 
