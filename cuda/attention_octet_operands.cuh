@@ -44,9 +44,9 @@ struct OctetColumns {
 // Of the rows that `columns` name, 8 numbers from `first` on of each kSpan: 16 bytes a lane. Rows
 // are so many bytes apart; with kAll there are all of them, else zeros for those that are not.
 template <bool kVector, bool kAll, int kSpan, class T, int kRows, int kSteps>
-__device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&columns)[kRows],
-                                unsigned depth, unsigned first,
-                                Pack<unsigned, 4> (&words)[kRows][kSteps]) {
+__device__ inline void LoadRowsOf(const T* rows, unsigned bytes, const Index (&columns)[kRows],
+                                  unsigned depth, unsigned first,
+                                  Pack<unsigned, 4> (&words)[kRows][kSteps]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const T* row = RowAt(rows + first, columns[i], bytes);
@@ -56,6 +56,18 @@ __device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&col
       const bool exists = (kAll || columns[i] >= 0) && at < depth;
       words[i][s] = LoadWords<kVector, 4>(row + s * kSpan, exists ? depth - at : 0);
     }
+  }
+}
+
+// all: no column of the warp is -1; most steps have no zeros to make
+template <bool kVector, int kSpan, class T, int kRows, int kSteps>
+__device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&columns)[kRows],
+                                bool all, unsigned depth, unsigned first,
+                                Pack<unsigned, 4> (&words)[kRows][kSteps]) {
+  if (all) {
+    LoadRowsOf<kVector, true, kSpan>(rows, bytes, columns, depth, first, words);
+  } else {
+    LoadRowsOf<kVector, false, kSpan>(rows, bytes, columns, depth, first, words);
   }
 }
 
@@ -76,14 +88,9 @@ template <class T, int kSteps, bool kVector>
 struct KeyFragments {
   Pack<unsigned, 4> words[2][kSteps];
 
-  // all: no column of the warp is -1; most steps have no zeros to make
   __device__ void Load(const T* rows, unsigned bytes, const Index (&columns)[2], bool all,
                        unsigned depth, unsigned t) {
-    if (all) {
-      LoadRows<kVector, true, 32>(rows, bytes, columns, depth, 8 * t, words);
-    } else {
-      LoadRows<kVector, false, 32>(rows, bytes, columns, depth, 8 * t, words);
-    }
+    LoadRows<kVector, 32>(rows, bytes, columns, all, depth, 8 * t, words);
   }
   // The first row where a column is -1, whatever it has: for products of which nothing is kept.
   __device__ void LoadAny(const T* rows, unsigned bytes, const Index (&columns)[2], unsigned depth,
@@ -113,11 +120,7 @@ struct ValueFragments {
 
   __device__ void Load(const T* rows, unsigned bytes, const Index (&columns)[4], bool all,
                        unsigned depth, unsigned g) {
-    if (all) {
-      LoadRows<kVector, true, 64>(rows, bytes, columns, depth, 8 * g, words);
-    } else {
-      LoadRows<kVector, false, 64>(rows, bytes, columns, depth, 8 * g, words);
-    }
+    LoadRows<kVector, 64>(rows, bytes, columns, all, depth, 8 * g, words);
   }
   // sums[4 * panel + pair] += columns 2 * pair and 2 * pair + 1 of the lane times p
   __device__ void Multiply(const unsigned (&p)[2], float (&sums)[4 * kPanels][4]) const {

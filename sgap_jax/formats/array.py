@@ -280,7 +280,8 @@ class SparseArray:
         keepdims: bool = False,
     ) -> jax.Array:
         """`sum` over the number of entries of the dense array, so those that are not stored count;
-        in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same."""
+        in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same.
+        Errors are those of `sum`; TypeError for bool as the dtype."""
         return parts.mean(self, axis, dtype, out, keepdims)
 
     def diagonal(self) -> jax.Array:

@@ -95,6 +95,17 @@ def test_explicit_sharding(format):
         close((A.with_values(v) + B).sum(), v.sum() + B.sum())  # eagerly
 
 
+def test_padding_of_explicit_sharding_is_cut_off():
+    """What is left, three of four values, cannot lie on two devices."""
+    offsets, columns = jnp.asarray([0, 1, 3]), jnp.asarray([0, 0, 1, 0])
+    A = SparseArray.from_arrays(jnp.zeros(4), offsets, columns, shape=(2, 2))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        values = jax.device_put(jnp.asarray([1.0, 2.0, 3.0, 9.0]), P("x"))
+        tree = jax.jit(lambda v: A.with_values(v).asformat(CSF(2)).values)(values)
+        np.testing.assert_array_equal(tree, [1, 2, 3])
+
+
 def test_traced_structure_of_one_pattern():
     A = array(CASE, jnp.float64)
 
