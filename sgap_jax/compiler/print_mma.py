@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sgap_jax.compiler.loopir import Expr, Int, Mma, MmaStore
 from sgap_jax.compiler.print_c import CText
-from sgap_jax.schedules import octet_sddmm
-from sgap_jax.schedules.octet import OctetTile
+from sgap_jax.schedules.octet import OctetTile, features_of_load, sddmm_registers
 
 # Threads of a multiprocessor that must fit: then a lane has 64, 128 or 255 registers, which is room
 # for steps of so many vectors (a product), or for so much that a lane holds (a sampled product),
@@ -31,9 +30,9 @@ class TileText:
         length, columns, depth = mma.shape
         if self.sampled:
             tile = OctetTile(length, tile_n=columns, tile_k=depth)
-            whole = mma.left.rows.stride % octet_sddmm.features_of_load(tile, self.dtype) == 0
+            whole = mma.left.rows.stride % features_of_load(tile, self.dtype) == 0
             constants: list = [length, columns, depth, mma.right.rows.stride == 1, whole]
-            held = octet_sddmm.registers(tile, self.dtype)
+            held = sddmm_registers(tile, self.dtype)
         else:
             constants = [length, columns, depth, mma.right.rows.stride % 8 == 0]
             held = depth

@@ -33,7 +33,7 @@ from sgap_jax.runtime import (
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
-from sgap_jax.schedules.kernels import TILED
+from sgap_jax.schedules.problem import TILED
 
 # What a kernel's launch plan adds: a name, the operation whose points it takes, (problem, point) ->
 # launch.

@@ -3,8 +3,7 @@
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES
 from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
-from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.octet_sddmm import WARPS, blocks_of, features_of_load
+from sgap_jax.schedules.octet import WARPS, OctetTile, features_of_load, sddmm_blocks
 from sgap_jax.schedules.problem import Problem
 
 KERNEL = "SddmmOctetKernel"
@@ -34,6 +33,6 @@ def launch_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN
         problem,
         problem.nnz // length,
         shapes,
-        blocks=(blocks_of(tile, problem), 1),
+        blocks=(sddmm_blocks(tile, problem), 1),
         threads=threads,
     )

@@ -2,8 +2,7 @@
 
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
-from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.octet_spmm import QUAD, blocks_of_multiprocessor, grid
+from sgap_jax.schedules.octet import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
 from sgap_jax.schedules.problem import Problem
 
 
@@ -42,7 +41,7 @@ def launch_plan(
     return KernelCall(
         source=instantiation("spmm_octet.cuh", kernel, constants, pointers, len(scalars)),
         kernel=kernel,
-        grid=(*grid(tile, problem), grid_z(problem.batch)),
+        grid=(*spmm_grid(tile, problem), grid_z(problem.batch)),
         block=(32 * tile.row_warps, 1, 1),
         scalars=scalars,
     )

@@ -9,9 +9,8 @@ from typing import Any
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention_tile import BLOCK, AttentionTile
 from sgap_jax.schedules.cpu import CpuTile, scatter
-from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 from sgap_jax.schedules.select import choose_schedule
 from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile

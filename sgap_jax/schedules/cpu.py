@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.schedules.kernels import ROW_OPS
-from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.problem import ROW_OPS, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 _SCATTER_COLUMNS = {"float64": 16}  # of a tile, else 32: rows of 128 bytes

@@ -1,19 +1,13 @@
 """A point of the atomic-parallelism space in words and loops."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from sgap_jax.schedules.explain_rows import explain_rows
 from sgap_jax.schedules.explain_sddmm import explain_sddmm
-from sgap_jax.schedules.kernels import ROW_OPS, algorithm
-from sgap_jax.schedules.problem import Problem
-
-if TYPE_CHECKING:
-    from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import Point
+from sgap_jax.schedules.problem import ROW_OPS, Problem
 
 
-def explain_point(point: AtomicParallelism, problem: Problem) -> str:
+def explain_point(point: Point, problem: Problem) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops."""
     kernel = algorithm(point, problem.op)
     if kernel is None:
@@ -41,7 +35,7 @@ def explain_point(point: AtomicParallelism, problem: Problem) -> str:
     return "\n".join(lines)
 
 
-def _of_block(point: AtomicParallelism, groups: int, chunks: int) -> str:
+def _of_block(point: Point, groups: int, chunks: int) -> str:
     workers = groups / chunks
     if point.row is not None:
         each = max(int(point.row), 1) * point.walk
@@ -49,7 +43,7 @@ def _of_block(point: AtomicParallelism, groups: int, chunks: int) -> str:
     return f"{workers * int(point.nnz or 1) * point.group * point.walk:g} nonzeros"
 
 
-def _of_group(point: AtomicParallelism, kernel: str) -> str:
+def _of_group(point: Point, kernel: str) -> str:
     columns = f"x {point.col} columns"
     walk = f", {point.walk} of them in turn" if point.walk > 1 else ""
     return {
@@ -62,7 +56,7 @@ def _of_group(point: AtomicParallelism, kernel: str) -> str:
     }[kernel]
 
 
-def _of_lane(point: AtomicParallelism, kernel: str) -> str:
+def _of_lane(point: Point, kernel: str) -> str:
     share = point.workers_in_row * point.group
     return {
         "row": f"all nonzeros of its {point.row} rows",
@@ -74,7 +68,7 @@ def _of_lane(point: AtomicParallelism, kernel: str) -> str:
     }[kernel]
 
 
-def _write(point: AtomicParallelism, kernel: str) -> str:
+def _write(point: Point, kernel: str) -> str:
     shared = "atomic add where a row reaches beyond, else a plain store"
     return {
         "row": "every lane, plain stores",
@@ -86,7 +80,7 @@ def _write(point: AtomicParallelism, kernel: str) -> str:
     }[kernel]
 
 
-def _loops(point: AtomicParallelism, kernel: str, op: str, tile: int, n: int) -> str:
+def _loops(point: Point, kernel: str, op: str, tile: int, n: int) -> str:
     c, r, share = point.col, point.group, point.workers_in_row * point.group
     g = int(point.nnz or 1)
     head = (

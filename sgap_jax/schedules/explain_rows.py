@@ -1,17 +1,11 @@
 """A point of the atomic-parallelism space in words and loops, for an operation on rows."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from sgap_jax.schedules.kernels import side_by_side
+from sgap_jax.schedules.point import Point
 from sgap_jax.schedules.problem import Problem
 
-if TYPE_CHECKING:
-    from sgap_jax.schedules.atomic import AtomicParallelism
 
-
-def explain_rows(point: AtomicParallelism, problem: Problem) -> str:
+def explain_rows(point: Point, problem: Problem) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops. A lane
     that has whole rows is a group of its own."""
     if problem.vector_length is not None:
@@ -39,7 +33,7 @@ def explain_rows(point: AtomicParallelism, problem: Problem) -> str:
     return "\n".join(lines)
 
 
-def _explain_vectors(point: AtomicParallelism, problem: Problem, length: int) -> str:
+def _explain_vectors(point: Point, problem: Problem, length: int) -> str:
     """The same where a row is number i % V of the vectors of a block row."""
     r, rows = point.group, max(int(point.row or 1), 1) * point.walk
     side, whole = side_by_side(length, r), problem.op in ("row_sum", "row_max")

@@ -1,16 +1,10 @@
 """A point of the atomic-parallelism space as SDDMM, in words and loops."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from sgap_jax.schedules.point import Point
 from sgap_jax.schedules.problem import Problem
 
-if TYPE_CHECKING:
-    from sgap_jax.schedules.atomic import AtomicParallelism
 
-
-def explain_sddmm(point: AtomicParallelism, problem: Problem, kernel: str) -> str:
+def explain_sddmm(point: Point, problem: Problem, kernel: str) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops."""
     (m, k), c, r, share = problem.shape, int(point.col), point.group, point.workers_in_row
     groups = point.block_size // r

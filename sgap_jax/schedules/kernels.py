@@ -1,20 +1,14 @@
 """Which points of the atomic-parallelism space have a kernel, operation by operation."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.point import Point
+from sgap_jax.schedules.problem import ROW_OPS
 
 COLUMNS = (1, 2, 4)  # dense columns (features) of a lane that kernels exist for
-ROW_OPS = ("row_sum", "row_max", "row_broadcast", "sparse_softmax")
-# Operations with dense columns that the lanes of a block divide among them.
-TILED = ("spmm", "gspmm")
 
 
-def algorithm(point: AtomicParallelism, op: str) -> str | None:
+def algorithm(point: Point, op: str) -> str | None:
     """The kernel of `op` for a legal point, or None where there is none.
 
     spmm    row        {<x row, c col>, 1}      a lane owns x rows
@@ -38,7 +32,7 @@ def algorithm(point: AtomicParallelism, op: str) -> str | None:
     return found if found in ("row", "row_group") and point.deterministic else None
 
 
-def _product(point: AtomicParallelism) -> str | None:
+def _product(point: Point) -> str | None:
     if point.row is not None:
         return "row_group" if point.row < 1 else "row" if point.group == 1 else None
     return "nnz" if point.group == 1 else "nnz_group"
@@ -52,7 +46,7 @@ def side_by_side(length: int, group: int) -> int:
     return side
 
 
-def nearest(point: AtomicParallelism, op: str) -> str:
+def nearest(point: Point, op: str) -> str:
     """A point near a legal one that has a kernel of `op`."""
     col = max(c for c in COLUMNS if c <= max(point.col, 1)) if op not in ROW_OPS else 1
     if op not in ("spmm", "sddmm"):

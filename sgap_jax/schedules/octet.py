@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.schedules.octet_sddmm import check_sddmm, explain_sddmm
-from sgap_jax.schedules.octet_spmm import check_spmm, explain_spmm
+from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import ScheduleError
 from sgap_jax.schedules.vector_tile import VectorTile
 
 _DTYPES = ("float16", "bfloat16", "float32")
-_CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
+_REGISTERS = 65536  # of a multiprocessor
+# spmm: a warp takes the vectors of a block row, by the quad (cuda/spmm_octet.cuh).
+QUAD = 16  # vectors of a quad: four of each of 4 lanes
+_PANEL = 64  # columns of a tile come in multiples of this one
+_OF_LANE = 255
+# A lane's registers for a quad by a panel under way, more for each 8 rows of a vector beyond the
+# first, and for addresses and the like: as many as keep NVRTC 13 from spilling on sm_80 to sm_100.
+_OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
+_OTHERS = 40
+_SHARED_BYTES = 48 << 10
+# sddmm: a warp takes a window of vectors (cuda/sddmm_octet.cuh).
+WARPS = 4  # of a block: windows that follow each other read the same rows of X
+_WINDOW = 128  # vectors, at most
+_HELD = 160  # registers of a lane for sums, what is under way and addresses: beyond them it spills
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +88,179 @@ class OctetTile(VectorTile):
                 f"{problem.op}: {self} would round float32 to the 10 bits of tf32; allow it with "
                 "tf32=True, or leave the schedule out"
             )
-        _CHECKS[problem.op](self, problem)
+        check = _check_sddmm if problem.op == "sddmm" else _check_spmm
+        check(self, problem)
 
     def transposed(self) -> None:
         """The transpose of column vectors is row vectors, which share no gathered row."""
         return None
 
     def explain(self, problem: Problem) -> str:
-        explain = explain_sddmm if problem.op == "sddmm" else explain_spmm
+        explain = _explain_sddmm if problem.op == "sddmm" else _explain_spmm
         return explain(self, problem)
+
+
+def _check_spmm(tile: OctetTile, problem: Problem) -> None:
+    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    if problem.permuted:
+        raise NotImplementedError(
+            f"spmm: {tile} multiplies by A, whose vectors share the rows of B that they gather; "
+            "those of A^T do not: leave the schedule out"
+        )
+    if tile.tile_n % _PANEL:
+        raise ScheduleError(
+            f"spmm: {tile}: tile_n must be a multiple of {_PANEL}, the columns that 8 lanes load "
+            "in 16 bytes each"
+        )
+    most = min(_OF_LANE, _REGISTERS // (32 * tile.row_warps))
+    if (held := spmm_registers(tile, problem.dtype)) > most:
+        raise ScheduleError(
+            f"spmm: {tile} takes some {held} registers of a lane, of which there are {most}; give "
+            "a smaller tile_n or tile_k, fewer stages or row_warps"
+        )
+    if (shared := shared_bytes(tile)) > _SHARED_BYTES:
+        raise ScheduleError(
+            f"spmm: {tile} sums through {shared} bytes of shared memory, of which there are "
+            f"{_SHARED_BYTES}; give fewer row_warps or a smaller tile_n"
+        )
+    if -(-problem.n // tile.tile_n) > GRID_Y:
+        raise ScheduleError(
+            f"spmm: {tile}: n = {problem.n} in tiles of {tile.tile_n} columns exceeds the "
+            f"{GRID_Y} tiles of a launch; give a wider tile_n"
+        )
+
+
+def _sums(tile: OctetTile) -> int:
+    """float32 sums of a lane: 8 rows by 16 columns are four, V < 8 rows as many as 8."""
+    return tile.tile_n * max(tile.vector_length, 8) // 32
+
+
+def spmm_registers(tile: OctetTile, dtype: str) -> int:
+    """What a lane takes, more or less."""
+    quads = tile.stages * (tile.tile_k // QUAD) * (tile.tile_n // _PANEL)
+    of_first, of_others = _OF_QUAD[dtype]
+    of_quad = of_first + of_others * (max(tile.vector_length // 8, 1) - 1)
+    return _sums(tile) + quads * of_quad + _OTHERS
+
+
+def blocks_of_multiprocessor(tile: OctetTile, dtype: str) -> int:
+    """Blocks that the compiler is to leave registers for: 16 warps' where that takes no spills."""
+    most = _REGISTERS // (32 * 16)
+    return 16 // tile.row_warps if spmm_registers(tile, dtype) <= most else 1
+
+
+def shared_bytes(tile: OctetTile) -> int:
+    """Where half of the warps of a row leave their sums for the other half."""
+    return tile.row_warps // 2 * 32 * 4 * _sums(tile)
+
+
+def spmm_grid(tile: OctetTile, problem: Problem) -> tuple[int, int]:
+    """Block rows, and tiles of columns."""
+    rows = -(-problem.shape[0] // tile.vector_length)
+    return max(rows, 1), max(-(-problem.n // tile.tile_n), 1)
+
+
+def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
+    """What a block, a warp and a lane own, who writes, and the equivalent loops."""
+    (m, k), n, length = problem.shape, problem.n, tile.vector_length
+    rows, tiles = spmm_grid(tile, problem)
+    chunk, depth = (4, 8) if problem.dtype == "float32" else (8, 16)
+    panels = tile.tile_n // (8 * chunk)
+    batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
+    order = ", longest first" if tile.swizzle else ""
+    idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
+    shared = tile.row_warps > 1
+    warps = f"{tile.row_warps} warps, each every {tile.row_warps}-th step," if shared else "a warp"
+    ahead = f", {tile.stages} such steps under way" if tile.stages > 1 else ""
+    writer = "the first warp, after a sum over the warps" if shared else "every warp"
+    step = tile.row_warps * tile.tile_k
+    steps = f"range(row_offsets[b] + {tile.tile_k} * w, row_offsets[b + 1], {step})"
+    return "\n".join(
+        [
+            f"{tile}: spmm of [{m}, {k}] with {problem.nnz // length} vectors of {length}, n = {n}",
+            f"grid:  {rows} x {tiles} blocks: block rows{order} x tiles of {tile.tile_n} columns"
+            f"{batch}",
+            f"block: {32 * tile.row_warps} threads: {warps} for the block row",
+            f"warp:  steps of {tile.tile_k} vectors; an mma is 16 columns x {min(length, 8)} rows "
+            f"x {depth} vectors{idle}",
+            f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of "
+            f"B of {tile.tile_k // 4} vectors{ahead}",
+            f"write: {writer}; a lane {chunk} columns at once of {max(length // 4, 1)} rows of C",
+            f"parallel for j0 in range(0, {n}, {tile.tile_n}):  # blocks; j = j0..j0 + "
+            f"{tile.tile_n - 1}, below n",
+            f"  parallel for b in range({rows}):  # blocks",
+            f"    parallel for w in range({tile.row_warps}):  # warps",
+            "      acc[w, v, j] = 0",
+            f"      for p0 in {steps}:",
+            f"        for p in range(p0, min(p0 + {tile.tile_k}, row_offsets[b + 1])):  # mma",
+            "          acc[w, v, j] += values[p, v] * B[column_indices[p], j]",
+            f"    C[{length} * b + v, j] = sum over w of acc[w, v, j]",
+        ]
+    )
+
+
+def _check_sddmm(tile: OctetTile, problem: Problem) -> None:
+    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    if tile.row_warps != 1 or tile.swizzle:
+        raise ScheduleError(
+            f"sddmm: {tile}: row_warps and swizzle are of spmm; a warp has tile_n vectors here, "
+            "whatever their block rows"
+        )
+    if tile.tile_n > _WINDOW:
+        raise ScheduleError(
+            f"sddmm: {tile}: tile_n is the vectors of a warp, up to {_WINDOW}; give a smaller one"
+        )
+    if (held := sddmm_registers(tile, problem.dtype)) > _HELD:
+        raise ScheduleError(
+            f"sddmm: {tile} holds {held} registers of a lane, more than {_HELD}; give a smaller "
+            "tile_n or tile_k, or fewer stages"
+        )
+
+
+def features_of_load(tile: OctetTile, dtype: str) -> int:
+    """c: features that a lane loads at once: 16 bytes where four lanes' loads divide a step."""
+    in_16_bytes = 4 if dtype == "float32" else 8
+    return in_16_bytes if tile.tile_k % (4 * in_16_bytes) == 0 else in_16_bytes // 2
+
+
+def sddmm_registers(tile: OctetTile, dtype: str) -> int:
+    """What a lane holds: sums, words of the steps under way, the address of each row."""
+    words = tile.tile_k // (8 if dtype == "float32" else 16) * 2
+    columns = max(tile.vector_length // 8, 1)
+    return tile.tile_n // 4 * columns + (tile.stages * words + 2) * (columns + tile.tile_n // 8)
+
+
+def sddmm_blocks(tile: OctetTile, problem: Problem) -> int:
+    """Blocks along the vectors: a function of their capacity only."""
+    return max(-(-(problem.nnz // tile.vector_length) // (WARPS * tile.tile_n)), 1)
+
+
+def _explain_sddmm(tile: OctetTile, problem: Problem) -> str:
+    """What a block, a warp and a lane own, who writes, and the equivalent loops."""
+    (m, k), d, length = problem.shape, problem.n, tile.vector_length
+    vectors, blocks = problem.nnz // length, sddmm_blocks(tile, problem)
+    c, stages = features_of_load(tile, problem.dtype), tile.stages
+    depth = 8 if problem.dtype == "float32" else 16
+    batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
+    under_way = f", {stages} such steps" if stages > 1 else ""
+    idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
+    return "\n".join(
+        [
+            f"{tile}: sddmm of [{m}, {k}] with {vectors} vectors of {length}, d = {d}",
+            f"grid:  {blocks} blocks along the vectors{batch}",
+            f"block: {32 * WARPS} threads, {WARPS} warps with neighbouring windows",
+            f"warp:  a window of {tile.tile_n} vectors, block row after block row; an mma is 16 "
+            f"vectors x {min(length, 8)} rows x {depth} features{idle}",
+            f"lane:  {c} consecutive features of every {4 * c}, of {tile.tile_n // 8} rows of Y "
+            f"and {max(length // 8, 1)} of X; loads of {tile.tile_k} features under way{under_way}",
+            f"write: {min(length // 2, 4)} lanes for each vector, plain stores; all lanes, zeros "
+            "in the padding",
+            f"parallel for p0 in range(0, vectors, {tile.tile_n}):  # warps",
+            f"  for b in block rows with vectors p in range(p0, p0 + {tile.tile_n}):",
+            "    acc[p, v] = 0",
+            f"    for l0 in range(0, d, {tile.tile_k}):  # l = l0..l0 + {tile.tile_k - 1}, below d",
+            f"      acc[p, v] += X[{length} * b + v, l] * Y[column_indices[p], l]  # mma",
+            "    values[p, v] = acc[p, v] * weights[p, v] * scale  # where given; zero for rows "
+            "past the end",
+        ]
+    )

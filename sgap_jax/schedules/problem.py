@@ -15,6 +15,9 @@ _OPS = (
     "row_broadcast",
     "attention",
 )
+ROW_OPS = ("row_sum", "row_max", "row_broadcast", "sparse_softmax")
+# Operations with dense columns that the lanes of a block divide among them.
+TILED = ("spmm", "gspmm")
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # As dtypes and formats print; patterns, since neither NumPy nor JAX is here (see __post_init__).
 _DTYPES = re.compile(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from collections.abc import Iterator
 
 from sgap_jax.schedules.problem import Problem
 
@@ -24,9 +26,35 @@ class Schedule:
     @staticmethod
     def parse(text: str) -> Schedule:
         """The schedule that prints as `text`, such as {<1/8 row, 4 col>, 8}; else ScheduleError."""
-        from sgap_jax.schedules.parse import parse  # it knows the classes that derive from this one
+        # A base that several classes complete explains nothing: no text is of that class alone.
+        kinds = {
+            kind.__name__: kind
+            for kind in _derived(Schedule)
+            if kind.explain is not Schedule.explain
+        }
+        for kind in kinds.values():
+            if (schedule := kind._read(text)) is not None:
+                return schedule
+        raise ScheduleError(
+            f"{text!r} is not a schedule; expected a point such as {{<1/8 row, 4 col>, 8}}, "
+            f"or one of {', '.join(kinds)} with named fields, such as CpuTile(columns=64)"
+        )
 
-        return parse(text)
+    @classmethod
+    def _read(cls, text: str) -> Schedule | None:
+        """The schedule of this class that prints as `text`, None where none does: a call with
+        fields by name, as dataclasses print. A class with another `__str__` has another `_read`."""
+        try:
+            call = ast.parse(text.strip(), mode="eval").body
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+                if call.func.id == cls.__name__:
+                    fields = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+                    return cls(**fields)
+        except ScheduleError:
+            raise
+        except (SyntaxError, TypeError, ValueError):
+            pass  # no such field or constant
+        return None
 
     def check(self, problem: Problem) -> None:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""
@@ -57,6 +85,13 @@ class Schedule:
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+
+def _derived(kind: type[Schedule]) -> Iterator[type[Schedule]]:
+    """All classes beneath; those of the package are there, since its __init__ names them."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from _derived(below)
 
 
 @dataclasses.dataclass(frozen=True)

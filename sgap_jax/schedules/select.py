@@ -8,9 +8,8 @@ from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention_tile import default_tile
 from sgap_jax.schedules.cpu import CpuTile
 from sgap_jax.schedules.grid import GRID_Y
-from sgap_jax.schedules.kernels import TILED
 from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
 from sgap_jax.schedules.unfused import Unfused

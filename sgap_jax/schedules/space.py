@@ -5,9 +5,10 @@ import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
-from sgap_jax.schedules.atomic import GROUPS, AtomicParallelism
-from sgap_jax.schedules.kernels import COLUMNS, TILED
-from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.kernels import COLUMNS
+from sgap_jax.schedules.point import GROUPS
+from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import ScheduleError
 
 

@@ -136,10 +136,21 @@ def test_parsing_is_lenient_in_spaces_and_strict_in_the_rest():
         "{<-1 row, 1 col>, 1}",
         "CpuTile(columns=n)",
         "CpuTile(rows=1)",
+        "VectorTile(vector_length=8)",  # a base, of which no schedule is
+        "AtomicParallelism(nnz=1)",
         "open('x')",
     ):
         with pytest.raises(ScheduleError):
             Schedule.parse(text)
+
+
+def test_the_text_of_a_derived_class_is_its_own():
+    @dataclasses.dataclass(frozen=True)
+    class WideTile(CpuTile):
+        pass
+
+    assert Schedule.parse("WideTile(columns=16)") == WideTile(columns=16)
+    assert type(Schedule.parse("CpuTile(columns=16)")) is CpuTile
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sgap_jax import OctetTile, Problem, Schedule, ScheduleError, choose_schedul
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.sddmm_octet_cuda import launch_plan
 from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes
-from sgap_jax.schedules.octet_sddmm import registers
+from sgap_jax.schedules.octet import sddmm_registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 LENGTHS = (2, 4, 8, 16, 32)
@@ -44,7 +44,7 @@ LEGAL = list(legal())
 def test_a_sample_of_the_tiles_compiles_without_spills_or_local_memory(arch):
     require_nvrtc()
     # Those that just fit, into 128 registers (80) and into 255, and others.
-    full = [pair for pair in LEGAL if registers(*pair) in (78, 80, 158, 160)]
+    full = [pair for pair in LEGAL if sddmm_registers(*pair) in (78, 80, 158, 160)]
     rank = lambda pair: zlib.crc32(f"{pair} {arch}".encode())
     for i, (tile, dtype) in enumerate(sorted(full, key=rank)[:5] + sorted(LEGAL, key=rank)[:5]):
         shapes = (PLAIN, OperandShapes(weights=(1, 20_000, 8), scale=(1, 1)))[i % 2]
@@ -52,7 +52,7 @@ def test_a_sample_of_the_tiles_compiles_without_spills_or_local_memory(arch):
         source = launch_plan(problem, tile, shapes).source
         used, stack, spills = resources(source, arch)
         assert (stack, spills) == (0, 0), f"{tile} for {dtype}"
-        assert used <= (128 if registers(tile, dtype) <= 80 else 255), f"{tile} for {dtype}"
+        assert used <= (128 if sddmm_registers(tile, dtype) <= 80 else 255), f"{tile} for {dtype}"
 
 
 def test_loads_are_of_16_bytes_and_nothing_is_shuffled_but_indices():
@@ -120,7 +120,7 @@ def test_the_default_of_16_bit_numbers(length, d, row_length, text):
         assert str(tile) == text and tile.deterministic
         tile.check(problem)
         assert Schedule.parse(text) == tile
-        assert registers(tile, dtype) <= 80
+        assert sddmm_registers(tile, dtype) <= 80
 
 
 @pytest.mark.parametrize(

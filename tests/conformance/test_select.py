@@ -32,7 +32,7 @@ from sgap_jax import (
 )
 from sgap_jax.runtime import spmm_octet_cuda
 from sgap_jax.runtime.spmm_cuda import launch_plan
-from sgap_jax.schedules.kernels import ROW_OPS, TILED
+from sgap_jax.schedules.problem import ROW_OPS, TILED
 
 MOST = 2**31 - 1
 ROWS = (0, 1, 7, 1000, MOST)

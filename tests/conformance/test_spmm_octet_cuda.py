@@ -11,7 +11,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 from sgap_jax import OctetTile, Problem, ScheduleError
 from sgap_jax.runtime import nvrtc
 from sgap_jax.runtime.spmm_octet_cuda import launch_plan
-from sgap_jax.schedules.octet_spmm import registers
+from sgap_jax.schedules.octet import spmm_registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 LENGTHS = (2, 4, 8, 16, 32)
@@ -44,7 +44,7 @@ def test_tiles_compile_without_spills_or_local_memory(dtype, arch):
         tiles = list(legal_tiles(problem))
         assert len(tiles) >= 4
         # The one that holds most, and one of the rest, another for each dtype and architecture.
-        tiles.sort(key=lambda tile: registers(tile, problem.dtype) * tile.row_warps ** (1 / 2))
+        tiles.sort(key=lambda tile: spmm_registers(tile, problem.dtype) * tile.row_warps ** (1 / 2))
         drawn = zlib.crc32(f"{length} {dtype} {arch}".encode())
         chosen = [tiles[-1]] if drawn % 3 else [tiles[-1], tiles[drawn % len(tiles)]]
         for tile, n in zip(chosen, (128, 127), strict=False):

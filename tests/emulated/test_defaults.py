@@ -12,7 +12,7 @@ from tolerance import DTYPES, unit_roundoff
 
 from sgap_jax import Schedule, choose_schedule, row_max, row_sum, sddmm, sparse_softmax, spmm
 from sgap_jax.schedules.emulated import Emulated
-from sgap_jax.schedules.kernels import TILED
+from sgap_jax.schedules.problem import TILED
 
 K = 90
 ROWS = {1: [1, 0, 2, 1], 5: [5, 0, 9, 6, 5], 9: [9, 1, 20, 7, 10, 7], 40: [40, 81, 0, 39]}

@@ -16,7 +16,7 @@ from vector_cases import encoded
 
 from sgap_jax import OctetTile, Problem
 from sgap_jax.runtime.sddmm_octet_cuda import launch_plan
-from sgap_jax.schedules.octet_sddmm import registers
+from sgap_jax.schedules.octet import sddmm_registers
 
 LENGTHS = (2, 4, 8, 16, 32)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -62,7 +62,7 @@ def of(tile, length, dtype="float16"):
     """The tile for vectors of a length; a smaller one where that takes too many registers."""
     tile = dataclasses.replace(tile, vector_length=length)
     smaller = dataclasses.replace(tile, tile_n=16, stages=min(tile.stages, 2))
-    return tile if registers(tile, dtype) <= 160 else smaller
+    return tile if sddmm_registers(tile, dtype) <= 160 else smaller
 
 
 @pytest.mark.parametrize("name", BATTERY)

@@ -17,7 +17,7 @@ from sgap_jax.runtime.default_calls import DTYPES, LAUNCH_PLANS, default_calls
 from sgap_jax.runtime.headers import header_folder, header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.spmm_cuda import launch_plan
-from sgap_jax.schedules.kernels import TILED
+from sgap_jax.schedules.problem import TILED
 
 ROOT = Path(__file__).parents[2]
 CALL = KernelCall("source", "kernel", (1,), (1,))

@@ -1,0 +1,197 @@
+"""Points of the atomic-parallelism space: the rules that make one legal, and what its lanes own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from fractions import Fraction
+
+from sgap_jax.schedules.problem import TILED, Problem
+from sgap_jax.schedules.schedule import Schedule, ScheduleError
+
+GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
+_TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # beyond the paper's notation
+MOST_SHARE = 1024  # groups that share a row, and rows or windows that one group takes in turn
+_TILE_CHUNKS = 32  # at most so many lanes side by side along the dense columns of a block
+
+_NUMBER = r"[0-9]+(?:/[0-9]+)?"
+_NOTATION = re.compile(
+    rf"\{{\s*<\s*({_NUMBER})\s*(nnz|row)\s*,\s*({_NUMBER})\s*col\s*>\s*,\s*([0-9]+)\s*\}}"
+    rf"((?:[\s,]+\w+={_NUMBER})*)"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point(Schedule):
+    """A legal point, whether or not a kernel implements it: `AtomicParallelism`, which says what
+    the fields are, is the schedule. Source: Sgap, sections 3.2 and 3.3."""
+
+    nnz: int | Fraction | None = None
+    row: int | Fraction | None = None
+    col: int | Fraction = 1
+    group: int = 1
+    block_size: int = 256
+    tile_size: int | None = None
+    worker_dim_r: int | Fraction = 1
+
+    def __post_init__(self) -> None:
+        if (self.nnz is None) == (self.row is None):
+            raise ScheduleError(
+                f"{type(self).__name__}: give either nnz= or row= (Sgap, section 3.2)"
+            )
+        for name in ("nnz", "row", "col"):
+            self._check_amount(name)
+        if type(self.group) is not int or self.group not in GROUPS:
+            raise ScheduleError(
+                f"{type(self).__name__}: group must be one of {GROUPS} (lanes of a warp, Sgap "
+                f"section 3.2), got {self.group!r}"
+            )
+        self._check_rules()
+        self._check_tunables()
+
+    def _check_amount(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None and name != "col":
+            return
+        fits = type(value) in (int, Fraction) and 0 < value < 2**31
+        if not fits or (value.numerator != 1 and value.denominator != 1):
+            raise ScheduleError(
+                f"{type(self).__name__}: {name} must be a positive int g or Fraction(1, g) (Sgap, "
+                f"section 3.2), got {value!r}"
+            )
+
+    def _check_rules(self) -> None:
+        """The three rules of section 3.3. Rule 2 as printed, r >= g, contradicts the paper's own
+        Table 1 (g = 32, r = 8): r > g or r not dividing g is what mixes rows in one reduction."""
+        share, whole_col = self._row_share, max(Fraction(self.col), Fraction(1))
+        if self.nnz is not None and (self.nnz < 1 or self.col < 1):
+            broken = "rule 1: a nonzero and its product with one dense element cannot be divided"
+            nearest = f"<{max(Fraction(self.nnz), Fraction(1))} nnz, {whole_col} col>, {self.group}"
+        elif self.row is not None and self.row < 1 and self.col < 1:
+            broken = "rule 3: parallel lanes multiply rows or columns, not both"
+            nearest = f"<{self.row} row, 1 col>, {math.gcd(share, self.group)}"
+        elif self.row is not None and self.row < 1 and share % self.group:
+            broken = "rule 2: a group reduces within one row, so r must divide g"
+            nearest = f"<{self.row} row, {self.col} col>, {math.gcd(share, self.group)}"
+        else:
+            return
+        raise ScheduleError(
+            f"{self._point()} is illegal by {broken} (Sgap, section 3.3); "
+            f"nearest legal point: {{{nearest}}}"
+        )
+
+    def _check_tunables(self) -> None:
+        size, tile, workers = self.block_size, self.tile_size, self.worker_dim_r
+        if type(size) is not int or size % 32 or not 32 <= size <= 1024:
+            raise ScheduleError(
+                f"{self._point()}: block_size must be a multiple of 32 in [32, 1024], got {size!r}"
+            )
+        chunks = None if tile is None or type(tile) is not int else Fraction(tile) / self.col
+        if tile is not None and (chunks is None or not _is_power_of_two(chunks)):
+            raise ScheduleError(
+                f"{self._point()}: tile_size must be a power of two times col, got {tile!r}"
+            )
+        if chunks is not None and chunks * self.group > size:
+            raise ScheduleError(
+                f"{self._point()}: tile_size={tile} takes {chunks} groups of {self.group} lanes, "
+                f"more than block_size={size}"
+            )
+        fits = type(workers) in (int, Fraction) and 0 < workers <= 1
+        share = 1 / Fraction(workers) if fits else Fraction(0)
+        if not _is_power_of_two(share) or share > MOST_SHARE:
+            raise ScheduleError(
+                f"{self._point()}: worker_dim_r must be 1 or Fraction(1, w), w a power of two up "
+                f"to {MOST_SHARE} (Sgap, section 7.2), got {workers!r}"
+            )
+        if workers != 1 and self.group == 1 and (self.row is None or self.row >= 1):
+            raise ScheduleError(
+                f"{self._point()}: worker_dim_r={workers} is for points whose lanes share a row or "
+                "a window; give each lane more rows or nonzeros instead"
+            )
+
+    @property
+    def _row_share(self) -> int:
+        """g: lanes that share a row."""
+        return Fraction(self.row or 1).denominator
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a product has the same bits at each call: no output is added to by several
+        groups. (The other operations add nothing up across groups: theirs always has.)"""
+        return self.row is not None and (self.row >= 1 or self._row_share == self.group)
+
+    @property
+    def workers_in_row(self) -> int:
+        """g / r: groups that share a row, and add into one output where there is one; else 1."""
+        return max(self._row_share // self.group, 1)
+
+    @property
+    def walk(self) -> int:
+        """Rows (or windows of nonzeros) that a group takes one after the other."""
+        return Fraction(self.worker_dim_r).denominator
+
+    def columns_of_block(self, n: int) -> int:
+        """Dense columns of a block for a product of n columns."""
+        if self.tile_size is not None:
+            return self.tile_size
+        chunks = -(-max(n, 1) // int(self.col))
+        widest = min(_TILE_CHUNKS, 1 << (self.block_size // self.group).bit_length() - 1)
+        return min(1 << (chunks - 1).bit_length(), widest) * int(self.col)
+
+    def blocks(self, problem: Problem) -> int:
+        """Blocks along the sparse operand: a function of shapes and capacity only."""
+        tiled = problem.op in TILED
+        chunks = self.columns_of_block(problem.n) // int(self.col) if tiled else 1
+        if self.row is not None:
+            groups = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
+            groups *= self.workers_in_row
+        else:
+            # The lanes of a group have nonzeros of their own, or features of the same ones.
+            group = self.group if tiled else 1
+            groups = -(-problem.nnz // (int(self.nnz or 1) * group * self.walk))
+        return max(-(-groups * chunks * self.group // self.block_size), 1)
+
+    @classmethod
+    def _read(cls, text: str) -> Schedule | None:
+        match = _NOTATION.fullmatch(text.strip())
+        if match is None:
+            return None
+        data, kind, col, group, rest = match.groups()
+        given = re.findall(r"(\w+)=([0-9/]+)", rest)
+        fields = dict(given)
+        if len(fields) < len(given):
+            raise ScheduleError(f"a tunable twice in {text!r}")
+        unknown = sorted(set(fields) - set(_TUNABLES))
+        if unknown:
+            raise ScheduleError(
+                f"no tunable {unknown[0]!r} in {text!r}; there are {', '.join(_TUNABLES)}"
+            )
+        words = {kind: data, "col": col, "group": group, **fields}
+        numbers: dict = {name: _number(word, text) for name, word in words.items()}
+        return cls(**numbers)
+
+    def _point(self) -> str:
+        """As the paper writes it: without tunables."""
+        data = f"{self.nnz} nnz" if self.nnz is not None else f"{self.row} row"
+        return f"{{<{data}, {self.col} col>, {self.group}}}"
+
+    def __str__(self) -> str:
+        tunables = [
+            f" {field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name in _TUNABLES and getattr(self, field.name) != field.default
+        ]
+        return self._point() + "".join(tunables)
+
+
+def _is_power_of_two(value: Fraction) -> bool:
+    return value.denominator == 1 and value > 0 and value.numerator & (value.numerator - 1) == 0
+
+
+def _number(word: str, text: str) -> int | Fraction:
+    try:
+        value = Fraction(word)
+    except ZeroDivisionError:
+        raise ScheduleError(f"{word} in {text!r} is not a number") from None
+    return value.numerator if value.denominator == 1 else value
