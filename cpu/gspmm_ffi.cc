@@ -8,6 +8,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
+#include "product_operands.h"
 #include "row_plan.h"
 #include "workspace.h"
 
@@ -60,24 +61,14 @@ std::shared_ptr<GspmmCall> Plan(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer
                                 int64_t chunk_nonzeros) {
   auto call = std::make_shared<GspmmCall>();
   GspmmArgs& args = call->args;
-  args.dtype = *ToDtype(values.element_type());
+  SetOperands(values, offsets, indices, x, y, args);
   args.fold = fold;
-  args.values = values.untyped_data();
-  args.offsets = Ints(offsets);
-  args.indices = Ints(indices);
   args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
-  args.x = x.untyped_data();
   args.picked = nullptr;
-  args.y = y.untyped_data();
   args.arg = arg;
   AdviseHugePages(args.y, y.size_bytes());
   if (arg) AdviseHugePages(arg, y.element_count() * sizeof(int32_t));
   args.nnz = values.dimensions()[1];
-  args.m = y.dimensions()[1];
-  args.k = x.dimensions()[1];
-  args.n = x.dimensions()[2];
-  args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
-  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
   args.picked_stride = 0;
   const int64_t batch = y.dimensions()[0];
   const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);

@@ -42,20 +42,11 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
   if (!error.empty()) return Failed("sddmm: " + error);
 
   SddmmCvsArgs args;
-  args.dtype = *ToDtype(x.element_type());
+  SetFactors(x, y, weights, scale, *out, args);
   args.offsets = Ints(offsets);
   args.indices = Ints(indices);
-  args.x = x.untyped_data();
-  args.y = y.untyped_data();
-  args.out = out->untyped_data();
-  args.m = x.dimensions()[1];
-  args.k = y.dimensions()[1];
-  args.d = x.dimensions()[2];
   args.vectors = indices.dimensions()[0];
   args.length = out->dimensions()[2];
-  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
-  args.y_stride = y.dimensions()[0] == 1 ? 0 : y.dimensions()[1] * args.d;
-  SetFactors(weights, scale, args);
   args.chunk_vectors = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.chunks = (args.vectors + args.chunk_vectors - 1) / args.chunk_vectors;
   const int64_t batch = out->dimensions()[0];

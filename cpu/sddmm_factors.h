@@ -1,5 +1,5 @@
-// What both handlers of SDDMM ask of their batches, and of the operands that multiply the sums: an
-// absent one of these has no elements.
+// What both handlers of SDDMM ask of their batches and take from their factors. An absent one of
+// those that multiply the sums has no elements.
 #pragma once
 
 #include <string>
@@ -39,7 +39,17 @@ inline std::string BadFactors(xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer y,
 }
 
 template <class Args>
-void SetFactors(xla::ffi::AnyBuffer weights, xla::ffi::AnyBuffer scale, Args& args) {
+void SetFactors(xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer y, xla::ffi::AnyBuffer weights,
+                xla::ffi::AnyBuffer scale, xla::ffi::AnyBuffer out, Args& args) {
+  args.dtype = *ToDtype(x.element_type());
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.out = out.untyped_data();
+  args.m = x.dimensions()[1];
+  args.k = y.dimensions()[1];
+  args.d = x.dimensions()[2];
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
+  args.y_stride = y.dimensions()[0] == 1 ? 0 : args.k * args.d;
   const int64_t weighted = weights.element_count(), scaled = scale.element_count();
   args.weights = weighted > 0 ? weights.untyped_data() : nullptr;
   args.scale = scaled > 0 ? scale.untyped_data() : nullptr;

@@ -71,19 +71,10 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
   if (!error.empty()) return Failed("sddmm: " + error);
 
   SddmmArgs args;
-  args.dtype = *ToDtype(x.element_type());
+  SetFactors(x, y, weights, scale, *out, args);
   args.offsets = Ints(offsets);
   args.indices = Ints(indices);
-  args.x = x.untyped_data();
-  args.y = y.untyped_data();
-  args.out = out->untyped_data();
-  args.m = x.dimensions()[1];
-  args.k = y.dimensions()[1];
-  args.d = x.dimensions()[2];
   args.nnz = indices.dimensions()[0];
-  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
-  args.y_stride = y.dimensions()[0] == 1 ? 0 : args.k * args.d;
-  SetFactors(weights, scale, args);
   args.chunk_nonzeros = chunk_nonzeros;
   args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
   const int64_t batch = out->dimensions()[0];

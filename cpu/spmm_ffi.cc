@@ -7,6 +7,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
+#include "product_operands.h"
 #include "row_plan.h"
 #include "spmm.h"
 #include "workspace.h"
@@ -60,19 +61,9 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
 
   auto call = std::make_shared<SpmmCall>();
   SpmmArgs& args = call->args;
-  args.dtype = *ToDtype(values.element_type());
-  args.values = values.untyped_data();
-  args.offsets = Ints(offsets);
-  args.indices = Ints(indices);
+  SetOperands(values, offsets, indices, x, *y, args);
   args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
-  args.x = x.untyped_data();
-  args.y = y->untyped_data();
   args.nnz = values.dimensions()[1];
-  args.m = y->dimensions()[1];
-  args.k = x.dimensions()[1];
-  args.n = x.dimensions()[2];
-  args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
-  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
   const int64_t batch = args.batch = y->dimensions()[0];
   if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
 

@@ -7,6 +7,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
+#include "product_operands.h"
 #include "spmm_scatter.h"
 #include "workspace.h"
 
@@ -56,20 +57,10 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
 
   auto call = std::make_shared<SpmmScatterCall>();
   SpmmScatterArgs& args = call->args;
-  args.dtype = *ToDtype(values.element_type());
-  args.values = values.untyped_data();
-  args.offsets = Ints(offsets);
-  args.indices = Ints(indices);
-  args.x = x.untyped_data();
-  args.y = y->untyped_data();
-  args.m = y->dimensions()[1];
-  args.k = x.dimensions()[1];
-  args.n = x.dimensions()[2];
+  SetOperands(values, offsets, indices, x, *y, args);
   args.length = values.dimensions()[2];
   args.blocks = offsets.dimensions()[0] - 1;
   args.batch = y->dimensions()[0];
-  args.values_stride = values.dimensions()[0] == 1 ? 0 : values.dimensions()[1] * args.length;
-  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
