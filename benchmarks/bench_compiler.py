@@ -16,19 +16,17 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse as sp
 
-from benchmarks import bench_sddmm, bench_spmm, harness, machine, problems, timing
+from benchmarks import bench_sddmm, bench_spmm, harness, machine, tensors, timing
 from benchmarks.peers import common, taco
 from benchmarks.peers import sddmm as sddmm_peers
 from benchmarks.peers import spmm as spmm_peers
 from benchmarks.problems import Unavailable
-from sgap_jax import COO, CSF, CSR, Format, Reference, SparseArray, einsum, read, sddmm, spmm, spmv
+from sgap_jax import CSF, CSR, Format, Reference, SparseArray, einsum, sddmm, spmm, spmv
 from sgap_jax.compiler import Schedule, assign, presets
 from sgap_jax.formats.levels import Dense
 
 GOAL = ("hand", "taco", "scipy", "torch", "jax_gather")
-TENSORS = {"fb15k237": "kg_fb15k237", "jf17k": "kg_jf17k_3", "parti": "parti_3D_12031"}
 RANKS = (16, 32, 64)
 N = (1, 32, 128)
 DENSE_BYTES = 1 << 28
@@ -186,7 +184,7 @@ def of_tensor(A, n: int):
         used = dense if op.startswith("mttkrp") else dense[1:]
         shape = (*A.shape[: A.ndim - len(used)], n)
         shared = 2 if op == "ttm_fibers" else 0
-        rows = rows_of_tensor(coordinates, shape)
+        rows = tensors.rows_of(coordinates, shape)
         if shared:
             rows = np.unique(rows, return_inverse=True)[1]
         places = (rows.max() + 1, n) if shared else shape
@@ -202,7 +200,7 @@ def of_tensor(A, n: int):
             return lambda: taco.plan(op, sparse, levels, used, shape, shared, fresh)
 
         def by_torch(reuse, used=used, rows=rows, places=places):
-            return lambda: gathered_by_torch(coordinates, values, used, rows, places, reuse)
+            return lambda: tensors.gathered_by_torch(coordinates, values, used, rows, places, reuse)
 
         found = case(
             op,
@@ -214,7 +212,7 @@ def of_tensor(A, n: int):
                 "jax_gather": lambda plain=plain, coo=coo: common.ready(plain, *coo),
                 "torch": by_torch(reuse=False),
             },
-            wrong=tensor_checker(coordinates, values, used, rows, places),
+            wrong=tensors.checker(coordinates, values, used, rows, places),
             flops=2 * A.nnz * n * len(used),
             moved=4 * A.nnz * (1 + A.ndim) + 4 * math.prod(places),
             bound=machine.probe().bound(
@@ -236,69 +234,10 @@ def of_tensor(A, n: int):
             )
 
 
-def rows_of_tensor(coordinates: np.ndarray, shape) -> np.ndarray:
-    """The flat row of the result that each entry adds to."""
-    return np.ravel_multi_index(tuple(coordinates[: len(shape) - 1]), shape[:-1])
-
-
-def gathered_by_torch(coordinates, values, dense, rows, shape, reuse: bool):
-    torch = common.torch_module()
-    rows = torch.from_numpy(rows)
-    at = [torch.from_numpy(x.astype(np.int64)) for x in coordinates[-len(dense) :]]
-    factors, weights = [torch.from_numpy(x) for x in dense], torch.from_numpy(values.copy())
-    flat = math.prod(shape[:-1]), shape[-1]
-    kept = torch.zeros(flat) if reuse else None
-
-    def call():
-        product = weights[:, None]
-        for factor, index in zip(factors, at, strict=True):
-            product = product * factor[index]
-        out = torch.zeros(flat) if kept is None else kept.zero_()
-        return out.index_add_(0, rows, product).reshape(shape)
-
-    return call
-
-
-def tensor_checker(coordinates, values, dense, rows, shape):
-    def sums(values, dense):
-        product = values[:, None].astype(np.float64)
-        for factor, index in zip(dense, coordinates[-len(dense) :], strict=True):
-            product = product * factor[index]
-        matrix = sp.csr_array(
-            (np.ones(rows.size), (rows, np.arange(rows.size))), (math.prod(shape[:-1]), rows.size)
-        )
-        return (matrix @ product).reshape(shape)
-
-    expected, magnitude = sums(values, dense), sums(np.abs(values), [np.abs(x) for x in dense])
-    terms = np.bincount(rows, minlength=math.prod(shape[:-1])).reshape(shape[:-1])[..., None]
-    return lambda found: harness.excess(found, expected, terms + 2 * len(dense), magnitude)
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorProblem:
-    """A real tensor, its values drawn from N(0, 1)."""
-
-    name: str
-    family: str = "tensors"
-
-    def build(self) -> SparseArray:
-        path = problems.DATA_DIR / "tensors" / f"{TENSORS[self.name]}.tns.gz"
-        if not path.exists():
-            raise Unavailable(f"no {path.name} in SGAP_DATA_DIR")
-        A = read(path, format=COO)
-        values = np.random.default_rng(1).standard_normal(A.nnz, dtype=np.float32)
-        return A.with_values(values)
-
-
-def select_tensors(tag: str, names: list[str] | None) -> list[TensorProblem]:
-    chosen = [name for name in TENSORS if not names or name in names]
-    return [TensorProblem(name) for name in (chosen[-1:] if tag == "quick" else chosen)]
-
-
 def main(argv: list[str] | None = None) -> None:
     args = harness.arguments(__doc__, N).parse_args(argv)
-    harness.run("compiler_tensors", of_tensor, GOAL, args, RANKS, select=select_tensors)
-    if not args.problems or not set(args.problems) <= set(TENSORS):
+    harness.run("compiler_tensors", of_tensor, GOAL, args, RANKS, select=tensors.select)
+    if not args.problems or not set(args.problems) <= set(tensors.FILES):
         harness.run("compiler", of_matrix, GOAL, args, N)
 
 
