@@ -75,7 +75,8 @@ def sparse_attention(
       v: [B, S, Hk, Dv].
       pattern: sparse [L, S] in CSR, CVS(V) or, without a bias, BCSR(r, c), whose values are not
         read; or one for each of the H heads. In CVS(V) all V rows of a vector see its key.
-      scale: scalar factor of the scores, 1 / sqrt(D) if None.
+      scale: scalar factor of the scores, 1 / sqrt(D) if None. An array multiplies q before, and the
+        product is rounded to the dtype of q; a number multiplies the scores and is not rounded.
       bias: a number for each stored entry, added to the scores: the shape of `pattern.values`, or
         [H, ...] or [B, H, ...] of it, where either may be 1. -infinity masks an entry. With a
         pattern for each head: a sequence of H such.
@@ -119,7 +120,8 @@ def sparse_attention(
         scale = 1 / math.sqrt(max(q.shape[3], 1))
     factor, number = check_scale(op, scale), 1.0
     if isinstance(scale, jax.Array):
-        q = q * factor.astype(q.dtype)
+        wide = accumulator(q.dtype)  # of the product, and of the sum that is the scale's gradient
+        q = (q.astype(wide) * factor.astype(wide)).astype(q.dtype)
     else:
         number = float(scale)
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])

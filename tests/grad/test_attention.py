@@ -209,6 +209,21 @@ def test_scale_and_a_pattern_for_each_head():
     close(jax.grad(loss(mine), range(4))(*x), jax.grad(loss(dense), range(4))(*x), 1e-11)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_gradient_of_a_scale_is_summed_in_float32(dtype):
+    rng, A = np.random.default_rng(6), pattern(8, np.ones((256, 64), bool))
+    q, k, v = (cast(rng.standard_normal((2, n, 4, 16)), dtype) for n in (256, 64, 64))
+    # Of lse: terms of one sign, of which a sum in 16 bits would leave out most.
+    f = lambda scale, *x: jnp.sum(sparse_attention(*x, A, scale=scale, return_lse=True)[1])
+    found = jax.grad(f)(jnp.float32(0.3), q, k, v)
+    expected = jax.grad(f)(jnp.float32(0.3), *(x.astype("float32") for x in (q, k, v)))
+    np.testing.assert_allclose(found, expected, rtol=20 * float(jnp.finfo(dtype).eps))
+    # A factor that float16 has few digits for: only the product is rounded.
+    near = sparse_attention(q, k, v, A, scale=jnp.float32(1e-3))
+    tiny = sparse_attention(q * 4096, k, v, A, scale=jnp.float32(1e-3 / 4096))
+    np.testing.assert_array_equal(tiny, near)
+
+
 def test_the_transposes_of_the_linear_maps():
     # <J t, c> = <t, J^T c>, and the same of the backward pass, which is linear in the cotangent.
     A, x = pattern(8), operands("float64")

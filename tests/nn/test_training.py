@@ -151,6 +151,14 @@ def test_outputs_over_devices_by_shard_map(mesh):
 # ---- checkpoints --------------------------------------------------------------------------------
 
 
+def in_a_new_process(script, folder):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_checkpoint_restored_in_a_new_process(tmp_path):
     model = Model(0)  # noqa: F821
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -175,12 +183,43 @@ np.save({str(tmp_path / "y.npy")!r}, model(np.load({str(tmp_path / "x.npy")!r}))
 model.up.weight.checked(), model.down.weight.checked()
 print(float(model.masked.sparsity))
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "0.5\n"
+    assert in_a_new_process(script, tmp_path) == "0.5\n"
     same(np.load(tmp_path / "y.npy"), np.asarray(model(batch())))
+
+
+ATTENTION = """
+from sgap_jax import CSR, masks
+
+def attention(seed):
+    # As many entries for any seed, elsewhere; a pattern for each head.
+    some = [lambda i, j: (i + j + seed) % 3 == 0, lambda i, j: (i // 8 + j + seed) % 3 == 0]
+    formats = zip(some, (CSR, CVS(8)), strict=True)
+    patterns = [masks.from_function(f, 24, format=format) for f, format in formats]
+    return nn.SparseSelfAttention(2, 8, pattern=patterns, rngs=nnx.Rngs(seed))
+"""
+
+
+def test_patterns_of_attention_are_restored_in_a_new_process(tmp_path):
+    exec(MODEL + ATTENTION, names := {})
+    layer, x = names["attention"](0), np.asarray(batch(24))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "layer", nnx.to_pure_dict(nnx.state(layer)))
+    np.save(tmp_path / "x.npy", x)
+    script = f"""{MODEL}{ATTENTION}
+import numpy as np, orbax.checkpoint as ocp
+new = attention(1)
+graph, state = nnx.split(new)
+with ocp.StandardCheckpointer() as checkpointer:
+    restored = checkpointer.restore({str(tmp_path / "layer")!r}, nnx.to_pure_dict(state))
+nnx.replace_by_pure_dict(state, restored)
+x, layer = np.load({str(tmp_path / "x.npy")!r}), nnx.merge(graph, state)
+np.save({str(tmp_path / "y.npy")!r}, layer(x))
+for pattern in layer.pattern:
+    pattern.checked()
+"""
+    in_a_new_process(script, tmp_path)
+    same(np.load(tmp_path / "y.npy"), np.asarray(layer(x)))
+    assert (np.asarray(names["attention"](1)(x)) != np.asarray(layer(x))).any()
 
 
 # ---- without Flax -------------------------------------------------------------------------------

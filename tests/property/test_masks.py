@@ -1,5 +1,7 @@
 """Every mask is its definition, evaluated densely; a vector is what any of its rows has."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,6 +121,21 @@ def test_from_function(L, S, format, block, by):
     assert dense(whole).all()
 
 
+@pytest.mark.parametrize("format", [CSR, CVS(8)])
+def test_from_function_takes_no_memory_of_the_size_of_the_mask(format):
+    make = lambda: masks.from_function(
+        lambda i, j: abs(i - j) < 4, 2048, 2048, format=format, block=128
+    )
+    band = make()  # what JAX keeps of a first call is not the mask's
+    tracemalloc.start()
+    try:
+        make()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert band.density < 0.01 and peak < 2048 * 2048 / 2  # a byte for each entry is twice that
+
+
 @QUICK
 @given(sizes, sizes, formats, formats, st.integers(0, 99))
 def test_sets(L, S, format, other, seed):
@@ -131,6 +148,10 @@ def test_sets(L, S, format, other, seed):
     is_defined_by(masks.union(a, b), lambda i, j: (A | B)[i, j], (L, S), format)
     is_defined_by(masks.intersection(a, b, format=CSR), lambda i, j: (A & B)[i, j], (L, S), CSR)
     is_defined_by(masks.causal(a), lambda i, j: A[i, j] & (j <= i), (L, S), format)
+    c = masks.band(L, 3, S)
+    either, both = masks.union(a, c, b, format=CSR), masks.intersection(a, c, b, format=CSR)
+    np.testing.assert_array_equal(dense(either), A | dense(c) | B)
+    np.testing.assert_array_equal(dense(both), A & dense(c) & B)
 
 
 @pytest.mark.parametrize("length", [256, 1000, 1024, 301])
