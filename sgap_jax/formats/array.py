@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checks, construct, convert, interop, operators, parts
+from sgap_jax.formats import advice, checked, checks, construct, convert, interop, operators, parts
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
 
 Dtype = DTypeLike | None
@@ -248,7 +249,8 @@ class SparseArray:
         permuted. From CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from
         BCSR(r, c) to CVS(r) every column of a block a vector. To vectors and blocks they form where
         any of their places has an entry; the zeros that fill them up are entries from then on.
-        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes.
+        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes;
+        the result's is concrete too, also under `jit`. Values may be traced.
 
         `max_fill_in`: how many numbers may be stored for each entry, at least 1; where
         `fill_in(A, format)` is more, ValueError before the values are allocated. None: no limit.
@@ -261,6 +263,8 @@ class SparseArray:
         dtype: Dtype = None,
         out: None = None,
         keepdims: bool = False,
+        initial: None = None,
+        where: None = None,
     ) -> jax.Array:
         """The sum over all axes, over one (axis=0: of each column of a matrix, axis=1 or -1: of
         each row) or over a tuple of them; dense. `np.sum(A, ...)` is the same.
@@ -268,9 +272,10 @@ class SparseArray:
         In `dtype`, by default that of `jnp.sum`: integers and bool widen. Floats narrower than
         float32 are added up in float32 and rounded once. Differentiable in the values; ignores
         padding. `keepdims` leaves the axes as sizes of 1. ValueError for an axis out of range or
-        given twice, NotImplementedError for an `out`.
+        given twice, NotImplementedError for an `out`, an `initial` or a `where`.
         """
-        return parts.total(self, axis, dtype, out, keepdims)
+        parts.refuse("SparseArray.sum", out=out, initial=initial, where=where)
+        return parts.total(self, axis, dtype, keepdims)
 
     def mean(
         self,
@@ -278,16 +283,27 @@ class SparseArray:
         dtype: Dtype = None,
         out: None = None,
         keepdims: bool = False,
+        where: None = None,
     ) -> jax.Array:
         """`sum` over the number of entries of the dense array, so those that are not stored count;
         in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same.
         Errors are those of `sum`; TypeError for bool as the dtype."""
-        return parts.mean(self, axis, dtype, out, keepdims)
+        parts.refuse("SparseArray.mean", out=out, where=where)
+        return parts.mean(self, axis, dtype, keepdims)
 
-    def diagonal(self) -> jax.Array:
-        """[min(m, k)] of a matrix, in its dtype: the entries (i, i), zero where none is stored.
-        Differentiable in the values."""
-        return convert.diagonal(self)
+    def max(self, *args: Any, **options: Any) -> NoReturn:
+        """NotImplementedError, which says what there is."""
+        raise advice.no_extremum("max")
+
+    def min(self, *args: Any, **options: Any) -> NoReturn:
+        """NotImplementedError, which says what there is."""
+        raise advice.no_extremum("min")
+
+    def diagonal(self, k: int = 0) -> jax.Array:
+        """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
+        stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
+        the values."""
+        return convert.diagonal(self, operator.index(k))
 
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
@@ -317,7 +333,7 @@ class SparseArray:
         derived anew from what was checked. NotImplementedError for traced COO and CSF and for other
         platforms.
         """
-        return convert.checked(self)
+        return checked.checked(self)
 
     def __matmul__(self, other: ArrayLike) -> jax.Array:
         """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
@@ -371,6 +387,31 @@ class SparseArray:
 
     def __neg__(self) -> SparseArray:
         return replace(self, values=-self.values)
+
+    def __abs__(self) -> SparseArray:
+        return replace(self, values=abs(self.values))
+
+    def __pow__(self, other: Any) -> NoReturn:
+        raise advice.no_operator()
+
+    __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
+    __lt__ = __le__ = __gt__ = __ge__ = __pow__
+
+    def __eq__(self, other: object) -> bool:
+        advice.check_comparable(other)
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> NoReturn:
+        raise advice.no_truth()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in advice.INSTEAD:
+                raise AttributeError(f"SparseArray.{name}: the nearest is {advice.INSTEAD[name]}")
+            return object.__getattribute__(self, name)  # the error of a property, or Python's own
 
     def __getitem__(self, index: slice) -> SparseArray:
         """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
