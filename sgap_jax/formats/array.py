@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import advice, checked, checks, construct, convert, interop, operators, parts
+from sgap_jax.formats import advice, checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.operators import Operators
 
 Dtype = DTypeLike | None
 
@@ -24,7 +25,7 @@ Dtype = DTypeLike | None
     meta_fields=("shape", "format"),
 )
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseArray:
+class SparseArray(Operators):
     """A sparse tensor: values [nnz] and, per level of its format, index arrays (int32).
 
     Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_bcoo`,
@@ -57,16 +58,6 @@ class SparseArray:
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
-
-    # NumPy hands binary operators over to us, scalars included.
-    __array_ufunc__ = None
-    __array_priority__ = 100
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        # Without this NumPy would make an array of one object.
-        raise TypeError(
-            "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
-        )
 
     @classmethod
     def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
@@ -335,94 +326,12 @@ class SparseArray:
         """
         return checked.checked(self)
 
-    def __matmul__(self, other: ArrayLike) -> jax.Array:
-        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
-        from sgap_jax.primitives.spmm import spmm, spmv
-
-        if isinstance(other, SparseArray):
-            raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
-        return spmv(self, other) if np.ndim(other) == 1 else spmm(self, other)
-
-    def __rmatmul__(self, other: ArrayLike) -> jax.Array:
-        """B @ A = (A^T B^T)^T for a dense vector or matrix."""
-        from sgap_jax.primitives.spmm import spmm, spmv
-
-        if np.ndim(other) == 1:
-            return spmv(self, other, transpose=True)
-        if np.ndim(other) != 2:
-            raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
-        return spmm(self, np.transpose(other), transpose=True).T
-
-    def __add__(self, other: Any) -> SparseArray:
-        """A + B for two of one shape and format; what either stores is stored, zeros included.
-
-        Of one pattern (the same index arrays) the values are added, also where it is traced; other
-        patterns must be concrete. Values may be traced always. ValueError otherwise;
-        NotImplementedError for a dense or another sparse B.
-        """
-        return operators.add(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> SparseArray:
-        """A - B, as A + B."""
-        return operators.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> SparseArray:
-        return operators.subtract_from(self, other)
-
-    def __mul__(self, other: Any) -> SparseArray:
-        """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
-
-        A * B stores what both store, for two of one shape and format as in A + B. ValueError
-        otherwise.
-        """
-        return operators.multiply(self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, scalar: ArrayLike) -> SparseArray:
-        """A / s for a scalar s. ValueError otherwise."""
-        return operators.divide(self, scalar)
-
-    def __neg__(self) -> SparseArray:
-        return replace(self, values=-self.values)
-
-    def __abs__(self) -> SparseArray:
-        return replace(self, values=abs(self.values))
-
-    def __pow__(self, other: Any) -> NoReturn:
-        raise advice.no_operator()
-
-    __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
-    __lt__ = __le__ = __gt__ = __ge__ = __pow__
-
-    def __eq__(self, other: object) -> bool:
-        advice.check_comparable(other)
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __bool__(self) -> NoReturn:
-        raise advice.no_truth()
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name in advice.INSTEAD:
                 raise AttributeError(f"SparseArray.{name}: the nearest is {advice.INSTEAD[name]}")
             return object.__getattribute__(self, name)  # the error of a property, or Python's own
-
-    def __getitem__(self, index: slice) -> SparseArray:
-        """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
-        where negative, cut at the ends. IndexError for any other index.
-
-        Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
-        of BCSR(r, c) of r (transposed, of c).
-        """
-        return parts.rows(self, index)
-
-    __iter__ = None  # without this, list(A) would ask for A[0] and be empty
 
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
