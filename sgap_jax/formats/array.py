@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checks, construct, convert, interop, operators, parts
+from sgap_jax.formats import advice, checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.operators import Operators
 
 Dtype = DTypeLike | None
 
@@ -23,7 +25,7 @@ Dtype = DTypeLike | None
     meta_fields=("shape", "format"),
 )
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseArray:
+class SparseArray(Operators):
     """A sparse tensor: values [nnz] and, per level of its format, index arrays (int32).
 
     Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_bcoo`,
@@ -56,16 +58,6 @@ class SparseArray:
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
-
-    # NumPy hands binary operators over to us, scalars included.
-    __array_ufunc__ = None
-    __array_priority__ = 100
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        # Without this NumPy would make an array of one object.
-        raise TypeError(
-            "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
-        )
 
     @classmethod
     def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
@@ -248,7 +240,8 @@ class SparseArray:
         permuted. From CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from
         BCSR(r, c) to CVS(r) every column of a block a vector. To vectors and blocks they form where
         any of their places has an entry; the zeros that fill them up are entries from then on.
-        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes.
+        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes;
+        the result's is concrete too, also under `jit`. Values may be traced.
 
         `max_fill_in`: how many numbers may be stored for each entry, at least 1; where
         `fill_in(A, format)` is more, ValueError before the values are allocated. None: no limit.
@@ -261,6 +254,8 @@ class SparseArray:
         dtype: Dtype = None,
         out: None = None,
         keepdims: bool = False,
+        initial: None = None,
+        where: None = None,
     ) -> jax.Array:
         """The sum over all axes, over one (axis=0: of each column of a matrix, axis=1 or -1: of
         each row) or over a tuple of them; dense. `np.sum(A, ...)` is the same.
@@ -268,9 +263,10 @@ class SparseArray:
         In `dtype`, by default that of `jnp.sum`: integers and bool widen. Floats narrower than
         float32 are added up in float32 and rounded once. Differentiable in the values; ignores
         padding. `keepdims` leaves the axes as sizes of 1. ValueError for an axis out of range or
-        given twice, NotImplementedError for an `out`.
+        given twice, NotImplementedError for an `out`, an `initial` or a `where`.
         """
-        return parts.total(self, axis, dtype, out, keepdims)
+        parts.refuse("SparseArray.sum", out=out, initial=initial, where=where)
+        return parts.total(self, axis, dtype, keepdims)
 
     def mean(
         self,
@@ -278,16 +274,27 @@ class SparseArray:
         dtype: Dtype = None,
         out: None = None,
         keepdims: bool = False,
+        where: None = None,
     ) -> jax.Array:
         """`sum` over the number of entries of the dense array, so those that are not stored count;
         in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same.
         Errors are those of `sum`; TypeError for bool as the dtype."""
-        return parts.mean(self, axis, dtype, out, keepdims)
+        parts.refuse("SparseArray.mean", out=out, where=where)
+        return parts.mean(self, axis, dtype, keepdims)
 
-    def diagonal(self) -> jax.Array:
-        """[min(m, k)] of a matrix, in its dtype: the entries (i, i), zero where none is stored.
-        Differentiable in the values."""
-        return convert.diagonal(self)
+    def max(self, *args: Any, **options: Any) -> NoReturn:
+        """NotImplementedError, which says what there is."""
+        raise advice.no_extremum("max")
+
+    def min(self, *args: Any, **options: Any) -> NoReturn:
+        """NotImplementedError, which says what there is."""
+        raise advice.no_extremum("min")
+
+    def diagonal(self, k: int = 0) -> jax.Array:
+        """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
+        stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
+        the values."""
+        return convert.diagonal(self, operator.index(k))
 
     def todense(self) -> jax.Array:
         """The dense array of this shape and dtype. Differentiable; ignores padding."""
@@ -317,71 +324,14 @@ class SparseArray:
         derived anew from what was checked. NotImplementedError for traced COO and CSF and for other
         platforms.
         """
-        return convert.checked(self)
+        return checked.checked(self)
 
-    def __matmul__(self, other: ArrayLike) -> jax.Array:
-        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
-        from sgap_jax.primitives.spmm import spmm, spmv
+    if not TYPE_CHECKING:
 
-        if isinstance(other, SparseArray):
-            raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
-        return spmv(self, other) if np.ndim(other) == 1 else spmm(self, other)
-
-    def __rmatmul__(self, other: ArrayLike) -> jax.Array:
-        """B @ A = (A^T B^T)^T for a dense vector or matrix."""
-        from sgap_jax.primitives.spmm import spmm, spmv
-
-        if np.ndim(other) == 1:
-            return spmv(self, other, transpose=True)
-        if np.ndim(other) != 2:
-            raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
-        return spmm(self, np.transpose(other), transpose=True).T
-
-    def __add__(self, other: Any) -> SparseArray:
-        """A + B for two of one shape and format; what either stores is stored, zeros included.
-
-        Of one pattern (the same index arrays) the values are added, also where it is traced; other
-        patterns must be concrete. Values may be traced always. ValueError otherwise;
-        NotImplementedError for a dense or another sparse B.
-        """
-        return operators.add(self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> SparseArray:
-        """A - B, as A + B."""
-        return operators.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> SparseArray:
-        return operators.subtract_from(self, other)
-
-    def __mul__(self, other: Any) -> SparseArray:
-        """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
-
-        A * B stores what both store, for two of one shape and format as in A + B. ValueError
-        otherwise.
-        """
-        return operators.multiply(self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, scalar: ArrayLike) -> SparseArray:
-        """A / s for a scalar s. ValueError otherwise."""
-        return operators.divide(self, scalar)
-
-    def __neg__(self) -> SparseArray:
-        return replace(self, values=-self.values)
-
-    def __getitem__(self, index: slice) -> SparseArray:
-        """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
-        where negative, cut at the ends. IndexError for any other index.
-
-        Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
-        of BCSR(r, c) of r (transposed, of c).
-        """
-        return parts.rows(self, index)
-
-    __iter__ = None  # without this, list(A) would ask for A[0] and be empty
+        def __getattr__(self, name: str) -> Any:
+            if name in advice.INSTEAD:
+                raise AttributeError(f"SparseArray.{name}: the nearest is {advice.INSTEAD[name]}")
+            return object.__getattribute__(self, name)  # the error of a property, or Python's own
 
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.

@@ -185,7 +185,7 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     fields = {"index_arrays": index_arrays, "transposed": transposed}
     # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
     # Under jit and in shard_map too the structure stays concrete: a sum may be added to again.
-    with jax.core.eval_context():
+    with structure.concrete():
         return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
 
 
@@ -246,12 +246,13 @@ def from_arrays(
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
-        arrays = [
-            a if isinstance(a, jax.Array) and a.dtype == jnp.int32 else jnp.array(c, jnp.int32)
-            for a, c in zip(given, (offsets, indices), strict=True)
-        ]
-        offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
-        transposed = jax.tree.map(jnp.array, transpose_structure(offsets, indices, inner))
+        with structure.concrete():  # as in index_fields
+            arrays = [
+                a if isinstance(a, jax.Array) and a.dtype == jnp.int32 else jnp.array(c, jnp.int32)
+                for a, c in zip(given, (offsets, indices), strict=True)
+            ]
+            offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
+            transposed = jax.tree.map(jnp.array, transpose_structure(offsets, indices, inner))
     return {
         "values": checks.to_jax_values(values, None, what),
         "index_arrays": ((), tuple(arrays)),

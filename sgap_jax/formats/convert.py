@@ -1,4 +1,4 @@
-"""What a `SparseArray` becomes: another format, coordinates, dense, checked. Traced or concrete.
+"""What a `SparseArray` becomes: another format, coordinates, dense. Traced or concrete.
 
 Arrays are taken duck-typed and new ones made by `dataclasses.replace`, so this sits below array.py.
 """
@@ -6,6 +6,7 @@ Arrays are taken duck-typed and new ones made by `dataclasses.replace`, so this 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -147,12 +148,13 @@ def todense(A: SparseArray) -> jax.Array:
     return scattered(A, A.shape, coordinates(A))
 
 
-@jax.jit
-def diagonal(A: SparseArray) -> jax.Array:
+@partial(jax.jit, static_argnames="k")
+def diagonal(A: SparseArray, k: int) -> jax.Array:
     require_matrix(A, "diagonal")
     rows, columns = coordinates(A)
-    length = min(A.shape)
-    return scattered(A, (length,), (jnp.where(rows == columns, rows, length),))
+    length = max(min(A.shape[0] + min(k, 0), A.shape[1] - max(k, 0)), 0)
+    at = jnp.where(columns - rows == k, jnp.minimum(rows, columns), length)
+    return scattered(A, (length,), (at,))
 
 
 def scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
@@ -174,7 +176,7 @@ def row_lengths(A: SparseArray) -> jax.Array:
 
 
 def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
-    """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
+    """See `SparseArray.asformat`."""
     what = "SparseArray.asformat"
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
     if format != A.format:
@@ -182,9 +184,30 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     if format == A.format:
         return A
     require_unbatched(A, f"{what}: A")
+    if checks.is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
+        return _converted(A, format, limit)
+    with structure.concrete():
+        if not checks.is_traced(A.values) and jax.typeof(A.values).sharding.mesh.empty:
+            return _converted(A, format, limit)
+        # Numbers from 1 on are converted in place of the values, and say where each comes from.
+        numbers = structure.positions(A.nnz) + 1
+        found = _converted(replace(A, values=numbers.reshape(A.values.shape)), format, limit)
+        source = np.asarray(found.values)
+    values = A.values
+    if not (source.shape == values.shape and np.array_equal(source.reshape(-1), numbers)):
+        taken = structure.whole(values).reshape(-1)[source - 1]
+        values = taken if source.all() else jnp.where(source > 0, taken, 0)
+    return replace(found, values=values)
+
+
+def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArray:
+    """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
     if A.format.block_shape:
         split = vectors.split_blocks(A)
-        return split if split.format == format else asformat(vectors.expand(split), format, limit)
+        if split.format == format:
+            return split
+        entries = vectors.expand(split)
+        return entries if entries.format == format else _converted(entries, format, limit)
     if A.ndim != 2 or not (format in (CSR, CSC) or format.is_coordinate):
         return _assembled(A, format, limit)
     (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
@@ -210,7 +233,7 @@ def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> Spa
             f"{what}: {format} of a traced structure: how much it stores is a static size; "
             "convert outside jit and use with_values inside"
         )
-    with jax.core.eval_context():  # the values may be traced
+    with structure.concrete():  # the values, and the transpose, may be traced
         found = [np.asarray(index) for index in A.coordinates()]
     used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(
@@ -224,97 +247,3 @@ def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> Spa
         max_fill_in=max_fill_in,
     )
     return replace(A, **fields)
-
-
-def checked(A: SparseArray) -> SparseArray:
-    """See `SparseArray.checked`."""
-    leaves = jax.tree.leaves((A.index_arrays, A.transposed))
-    if not checks.is_traced(*leaves):
-        _check_concrete(A)
-        return A
-    what = "SparseArray.checked"
-    if A.format.levels[:2] != CSR.levels or A.ndim != 2:
-        raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(
-            f"{what}: traced structure is checked on cpu, not on {jax.default_backend()}; the "
-            "nearest is to check it outside jit"
-        )
-    from sgap_jax.runtime import native as native  # registers the FFI targets
-
-    offsets, indices = A.index_arrays[1]
-    rows, columns = vectors.grid(A.shape, A.format)
-    stored = A.values.shape[0]
-    if offsets.shape != (rows + 1,) or indices.shape != (stored,):
-        raise ValueError(
-            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{stored}], "
-            f"got {list(offsets.shape)} and {list(indices.shape)}"
-        )
-    check = jax.ffi.ffi_call(
-        "sgap_check_csr_v1",
-        jax.ShapeDtypeStruct(offsets.shape, jnp.int32),  # type: ignore[no-untyped-call]
-        vmap_method="sequential",
-    )
-    # All that follows uses the offsets that come out, so the check cannot be dropped as dead code.
-    offsets = check(offsets, indices, columns=np.int64(columns))
-    transposed = structure.transpose_structure(offsets, indices, columns)
-    return replace(A, index_arrays=((), (offsets, indices)), transposed=transposed)
-
-
-def _check_concrete(A: SparseArray) -> None:
-    what = "SparseArray.checked"
-    checks.check_shape(A.shape, what)
-    if A.format.dense_modes:
-        checks.check_values(A.values, A.values.shape[0], what, A._tail)
-        return fibers.check(prefix(A), what)
-    require_stored(A.format, A.ndim, what)
-    block = A.format.block_shape
-    checks.check_values(A.values, None, what, block)
-    sizes = level_sizes(A.shape, A.format)
-    if A.format.is_coordinate:
-        used, levels = _check_coordinates(A, sizes, what)
-        if A.ndim != 2:
-            return
-        offsets, indices = construct.count_offsets(levels[0][:used], sizes[0]), levels[1]
-    elif A.format.is_fiber_tree and A.format not in (CSR, CSC):
-        fibers.check(A, what)
-        if A.ndim != 2:
-            return
-        offsets, indices = (np.asarray(x) for x in compressed(A))
-    else:
-        offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
-        indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
-        checks.check_values(A.values, indices.shape[0], what, block)
-        checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
-    expected = construct.transpose_structure(offsets, indices, sizes[1])
-    names = ("transposed offsets", "transposed indices", "permutation")
-    got = A.transposed if A.transposed is not None else (None,) * 3
-    used = int(offsets[-1])
-    for name, want, have in zip(names, expected, got, strict=True):
-        have = np.asarray(have)
-        keep = slice(None) if name == names[0] else slice(used)
-        if have.shape != want.shape or not np.array_equal(have[keep], want[keep]):
-            raise ValueError(
-                f"{what}: {name}: expected the transpose of the structure, got other contents; "
-                "SparseArray.from_arrays computes it"
-            )
-    if not np.array_equal(np.sort(np.asarray(got[2])), np.arange(A.values.shape[0])):
-        raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
-
-
-def _check_coordinates(A: SparseArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
-    """Checks COO; returns how many of its entries are not padding, and its levels."""
-    bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
-    levels = [
-        checks.check_indices(level[-1], f"level {i}", 1, what)
-        for i, level in enumerate(A.index_arrays)
-    ]
-    for index in levels:
-        checks.check_values(A.values, index.shape[0], what)
-    checks.check_offsets(bounds, 1, A.nnz, "bounds", what)
-    used = int(bounds[1])
-    for i, (index, size) in enumerate(zip(levels, sizes, strict=True)):
-        checks.check_range(index[:used], size, f"level {i}", what)
-    if not construct.strictly_sorted([index[:used] for index in levels]):
-        raise ValueError(f"{what}: coordinates: expected them sorted and each once")
-    return used, levels

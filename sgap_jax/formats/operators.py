@@ -1,4 +1,4 @@
-"""Arithmetic of a `SparseArray` with a scalar, or with another of its shape and format.
+"""Python's operators of a `SparseArray`, with a scalar or another of its shape and format.
 
 Arrays of one pattern combine their values as they lie. Of two patterns the places in the result are
 found once, in NumPy; the values move there by one gather or scatter, and may be traced.
@@ -9,16 +9,113 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, structure
+from sgap_jax.formats import advice, checks, construct, convert, parts, structure
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
+
+
+class Operators:
+    """The operators of a `SparseArray`, which alone is one."""
+
+    # NumPy hands binary operators over to us, scalars included.
+    __array_ufunc__ = None
+    __array_priority__ = 100
+
+    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        # Without this NumPy would make an array of one object.
+        raise TypeError(
+            "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
+        )
+
+    def __matmul__(self: Any, other: ArrayLike) -> jax.Array:
+        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
+        from sgap_jax.primitives.spmm import spmm, spmv
+
+        if isinstance(other, Operators):
+            raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
+        return spmv(self, other) if np.ndim(other) == 1 else spmm(self, other)
+
+    def __rmatmul__(self: Any, other: ArrayLike) -> jax.Array:
+        """B @ A = (A^T B^T)^T for a dense vector or matrix."""
+        from sgap_jax.primitives.spmm import spmm, spmv
+
+        if np.ndim(other) == 1:
+            return spmv(self, other, transpose=True)
+        if np.ndim(other) != 2:
+            raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
+        return spmm(self, np.transpose(other), transpose=True).T
+
+    def __add__(self: Any, other: Any) -> SparseArray:
+        """A + B for two of one shape and format; what either stores is stored, zeros included.
+
+        Of one pattern (the same index arrays) the values are added, also where it is traced; other
+        patterns must be concrete. Values may be traced always. ValueError otherwise;
+        NotImplementedError for a dense or another sparse B.
+        """
+        return add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self: Any, other: Any) -> SparseArray:
+        """A - B, as A + B."""
+        return subtract(self, other)
+
+    def __rsub__(self: Any, other: Any) -> SparseArray:
+        return subtract_from(self, other)
+
+    def __mul__(self: Any, other: Any) -> SparseArray:
+        """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
+
+        A * B stores what both store, for two of one shape and format as in A + B. ValueError
+        otherwise.
+        """
+        return multiply(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self: Any, scalar: ArrayLike) -> SparseArray:
+        """A / s for a scalar s. ValueError otherwise."""
+        return divide(self, scalar)
+
+    def __neg__(self: Any) -> SparseArray:
+        return replace(self, values=-self.values)
+
+    def __abs__(self: Any) -> SparseArray:
+        return replace(self, values=abs(self.values))
+
+    def __pow__(self: Any, other: Any) -> NoReturn:
+        raise advice.no_operator()
+
+    __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
+    __lt__ = __le__ = __gt__ = __ge__ = __pow__
+
+    def __eq__(self: Any, other: object) -> bool:
+        advice.check_comparable(other)
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self: Any) -> NoReturn:
+        raise advice.no_truth()
+
+    def __getitem__(self: Any, index: slice) -> SparseArray:
+        """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
+        where negative, cut at the ends. IndexError for any other index.
+
+        Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
+        of BCSR(r, c) of r (transposed, of c).
+        """
+        return parts.rows(self, index)
+
+    __iter__ = None  # without this, list(A) would ask for A[0] and be empty
 
 
 def add(A: SparseArray, B: Any) -> SparseArray:
@@ -65,9 +162,7 @@ def _is_zero(x: Any) -> bool:
 
 
 def _is_sparse(x: Any) -> bool:
-    from sgap_jax.formats.array import SparseArray  # whose operators these are
-
-    return isinstance(x, SparseArray)
+    return isinstance(x, Operators)
 
 
 def _refused(what: str, x: Any, dense: str = "", values: str = "") -> NotImplementedError:

@@ -63,19 +63,17 @@ def _bounds(index: Any, size: int) -> tuple[int, int]:
     return (start, stop) if start < stop else (0, 0)
 
 
-def total(A: SparseArray, axis: Any, dtype: Any, out: Any, keepdims: bool) -> jax.Array:
+def total(A: SparseArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.sum`."""
     what = "SparseArray.sum"
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
-    _refuse_out(out, what)
     return _shaped(A, _sums(A, axes, dtype, what), axes, keepdims)
 
 
-def mean(A: SparseArray, axis: Any, dtype: Any, out: Any, keepdims: bool) -> jax.Array:
+def mean(A: SparseArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.mean`."""
     what = "SparseArray.mean"
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
-    _refuse_out(out, what)
     if dtype == np.bool_:
         raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
     sums = _sums(A, axes, _wide(dtype), what)
@@ -144,10 +142,19 @@ def _asked(op: Callable, dtype: np.dtype, integers: np.dtype) -> np.dtype:
     return jax.eval_shape(op, jax.ShapeDtypeStruct((1,), dtype)).dtype
 
 
-def _refuse_out(out: Any, what: str) -> None:
-    """NumPy's functions pass one on."""
-    if out is not None:
-        raise NotImplementedError(f"{what}: out: the nearest is out[...] = the result")
+_NEAREST = {
+    "out": "out[...] = the result",
+    "initial": "the result + initial",
+    "where": "that of A.with_values(jnp.where(mask, A.values, 0)) for a mask of the entries, or of "
+    "A.todense()",
+}
+
+
+def refuse(what: str, **options: Any) -> None:
+    """NumPy's functions pass these on."""
+    for name, value in options.items():
+        if value is not None:
+            raise NotImplementedError(f"{what}: {name}: the nearest is {_NEAREST[name]}")
 
 
 def _axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:

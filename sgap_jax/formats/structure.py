@@ -6,8 +6,20 @@ from there on are padding: no function here lets one of them reach a result.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import jax
 import jax.numpy as jnp
+
+
+@contextmanager
+def concrete() -> Iterator[None]:
+    """In it arrays are made of concrete ones at once: under jit, and in shard_map, whose mesh they
+    are not on."""
+    none = jax.sharding.AbstractMesh((), ())
+    with jax.core.eval_context(), jax.sharding.use_abstract_mesh(none):
+        yield
 
 
 def whole(values: jax.Array) -> jax.Array:

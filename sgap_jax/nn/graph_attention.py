@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -161,10 +162,11 @@ def graph_attention(
 ) -> jax.Array:
     h = spmm(x, kernel) if isinstance(x, SparseArray) else x @ kernel
     leading, n, (heads, size) = h.shape[:-2], h.shape[-2], to.shape
+    batch = math.prod(leading)
     # [batch * heads, n, size]: to the operations a batch and the heads are the same.
-    h = jnp.moveaxis(h.reshape(-1, n, heads, size), 2, 1)
-    ends = [jnp.einsum("bhnf,hf->bhn", h, end).reshape(-1, n) for end in (to, frm)]
-    h = h.reshape(-1, n, size)
+    h = jnp.moveaxis(h.reshape(batch, n, heads, size), 2, 1)
+    ends = [jnp.einsum("bhnf,hf->bhn", h, end).reshape(batch * heads, n) for end in (to, frm)]
+    h = h.reshape(batch * heads, n, size)
 
     def weights(left: jax.Array, right: jax.Array) -> jax.Array:
         logits = gsddmm(graph, left, right, op="add", schedule=schedule)
@@ -173,6 +175,6 @@ def graph_attention(
 
     p = dropout(jax.vmap(weights)(*ends))
     y = jax.vmap(lambda p, h: spmm(graph.with_values(p), h, schedule=schedule))(p, h)
-    y = jnp.moveaxis(y.reshape(-1, heads, n, size), 1, 2)
+    y = jnp.moveaxis(y.reshape(batch, heads, n, size), 1, 2)
     y = y.reshape(*leading, n, heads * size) if concat else y.mean(2).reshape(*leading, n, size)
     return with_bias(y, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,6 @@ def _propagate(graph: SparseArray, x: jax.Array, schedule: Schedule | None) -> j
     """G X for every leading index of X, which become columns of one product."""
     if x.ndim == 2:
         return spmm(graph, x, schedule=schedule)
-    flat = x.reshape(-1, *x.shape[-2:])
+    flat = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     y = jax.vmap(lambda x: spmm(graph, x, schedule=schedule))(flat)
     return y.reshape(*x.shape[:-2], *y.shape[1:])

@@ -7,6 +7,7 @@ reference and on CUDA some lengths, expands them while it is lowered: gradients 
 platform's kernels.
 """
 
+import math
 from typing import Any
 
 from sgap_jax.formats import vectors
@@ -45,7 +46,8 @@ class Entries:
 
     def values(self, values: Any) -> Any:
         """[B, nnz] of [B, vectors, V]."""
-        return values.reshape(values.shape[0], -1)[:, self.array.values]
+        flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))  # -1 is unknown of none
+        return flat[:, self.array.values]
 
     def vectors(self, values: Any) -> Any:
         """[B, vectors, V] of [B, nnz]."""

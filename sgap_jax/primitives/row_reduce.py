@@ -1,5 +1,6 @@
 """Reductions over the stored entries of each row, and their adjoint, the broadcast to entries."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -201,7 +202,7 @@ def _reduce_reference(
     schedule: Any,
 ) -> Any:
     out = row_segments(reduce, values.astype(accumulator(values.dtype)), offsets)
-    return out.reshape(out.shape[0], -1)[:, :rows].astype(values.dtype)
+    return out.reshape(out.shape[0], math.prod(out.shape[1:]))[:, :rows].astype(values.dtype)
 
 
 def _row_broadcast_reference(

@@ -1,5 +1,7 @@
 """Operators, sums and slices of a sparse array that are refused, and what they say instead."""
 
+import math  # noqa: F401
+import re
 from dataclasses import replace
 
 import jax
@@ -7,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgap_jax import COO, CSC, CSR, CVS, SparseArray
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray  # noqa: F401
+from sgap_jax.formats.advice import INSTEAD
 
 DENSE = np.arange(20.0).reshape(5, 4) % 3
 A = SparseArray.from_dense(DENSE)
@@ -62,6 +65,28 @@ def of_shared_columns(A, offsets):
         (lambda: T.sum((0, 3)), ValueError, ["axis", "-3 .. 2", "(0, 3)"]),
         (lambda: np.sum(A, out=DENSE), NotImplementedError, ["SparseArray.sum: out"]),
         (lambda: np.mean(A, out=DENSE), NotImplementedError, ["SparseArray.mean: out"]),
+        (lambda: np.mean(A, where=DENSE > 0), NotImplementedError, ["mean: where", "with_values"]),
+        (lambda: np.sum(A, where=DENSE > 0), NotImplementedError, ["SparseArray.sum: where"]),
+        (lambda: A.sum(initial=1.0), NotImplementedError, ["sum: initial", "result + initial"]),
+        (lambda: np.max(A), NotImplementedError, ["row_max(A)", "A.todense().max"]),
+        (lambda: A.min(axis=1), NotImplementedError, ["-row_max(-A)", "A.todense().min"]),
+        (lambda: A != 0, TypeError, ["A.with_values(f(A.values))", "f(A.todense())"]),
+        (lambda: A == DENSE, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: DENSE == A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: A < 1, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: 2 <= A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: A**2, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: 1 / A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: A // 2, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: DENSE % A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: bool(A), ValueError, ["neither true nor false", "A.nnz > 0"]),
+        (lambda: A.toarray(), AttributeError, ["A.todense()"]),
+        (lambda: A.tocsc(), AttributeError, ["A.asformat(CSC)"]),
+        (lambda: A.size, AttributeError, ["A.nnz", "math.prod(A.shape)"]),
+        (lambda: A.power(2), AttributeError, ["A.with_values(A.values**n)"]),
+        (lambda: A.no_such_name, AttributeError, ["no attribute 'no_such_name'"]),
+        (lambda: A.asformat(CSC).row_offsets, AttributeError, ["asformat(CSR).row_offsets"]),
+        (lambda: A.diagonal(0.5), TypeError, ["float"]),
         (lambda: batch(A).sum((0, 1)), ValueError, ["sum: A is batched", "jax.vmap"]),
         (lambda: T.diagonal(), ValueError, ["diagonal", "matrix", "(2, 2, 3)"]),
     ],
@@ -71,3 +96,21 @@ def test_message(call, error, words):
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_objects_are_equal_by_identity():
+    assert A == A and A != OTHER and A is not None and A != "A" and A in (None, A)
+    assert {A: 1}[A] == 1
+    # Names of others that say what to write are not there.
+    assert not hasattr(A, "toarray") and getattr(A, "copy", None) is None
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_what_is_said_to_be_there_is_there(name):
+    """What can be run of the advice."""
+    with pytest.raises(AttributeError, match=f"SparseArray.{name}: the nearest is "):
+        getattr(A, name)
+    expression = re.split(", or |, which ", INSTEAD[name])[0]
+    B = A if name == "multiply" else A.T.todense()
+    names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "s": 0.0}
+    assert eval(expression, globals() | names) is not None

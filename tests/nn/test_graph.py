@@ -226,6 +226,16 @@ def test_attention(concat, heads):
     close(layer(S, SparseArray.from_dense(X)), attention_by_hand(layer, A, X))
 
 
+@pytest.mark.parametrize("leading", [(), (2,), (0,), (2, 0)])
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_batches_of_none_and_graphs_without_nodes(leading, nodes):
+    empty, x = SparseArray.from_dense(np.eye(nodes)), jnp.zeros((*leading, nodes, IN))
+    assert convolution()(empty, x).shape == (*leading, nodes, OUT)
+    layer = attention(concat=True, heads=2)
+    width = layer.bias[...].shape[0]
+    assert layer(empty, x).shape == (*leading, nodes, width)
+
+
 def test_gradients_of_the_attention():
     split, params, rest = nnx.split(attention(concat=False), nnx.Param, ...)
     S = SparseArray.from_dense(directed())

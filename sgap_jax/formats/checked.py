@@ -1,0 +1,110 @@
+"""The check of a `SparseArray` as a whole: concrete in NumPy, traced by a kernel that can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks, construct, convert, fibers, structure, vectors
+from sgap_jax.formats.levels import CSC, CSR, require_stored
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+def checked(A: SparseArray) -> SparseArray:
+    """See `SparseArray.checked`."""
+    leaves = jax.tree.leaves((A.index_arrays, A.transposed))
+    if not checks.is_traced(*leaves):
+        _check_concrete(A)
+        return A
+    what = "SparseArray.checked"
+    if A.format.levels[:2] != CSR.levels or A.ndim != 2:
+        raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(
+            f"{what}: traced structure is checked on cpu, not on {jax.default_backend()}; the "
+            "nearest is to check it outside jit"
+        )
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    offsets, indices = A.index_arrays[1]
+    rows, columns = vectors.grid(A.shape, A.format)
+    stored = A.values.shape[0]
+    if offsets.shape != (rows + 1,) or indices.shape != (stored,):
+        raise ValueError(
+            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{stored}], "
+            f"got {list(offsets.shape)} and {list(indices.shape)}"
+        )
+    check = jax.ffi.ffi_call(
+        "sgap_check_csr_v1",
+        jax.ShapeDtypeStruct(offsets.shape, jnp.int32),  # type: ignore[no-untyped-call]
+        vmap_method="sequential",
+    )
+    # All that follows uses the offsets that come out, so the check cannot be dropped as dead code.
+    offsets = check(offsets, indices, columns=np.int64(columns))
+    transposed = structure.transpose_structure(offsets, indices, columns)
+    return replace(A, index_arrays=((), (offsets, indices)), transposed=transposed)
+
+
+def _check_concrete(A: SparseArray) -> None:
+    what = "SparseArray.checked"
+    checks.check_shape(A.shape, what)
+    if A.format.dense_modes:
+        checks.check_values(A.values, A.values.shape[0], what, A._tail)
+        return fibers.check(convert.prefix(A), what)
+    require_stored(A.format, A.ndim, what)
+    block = A.format.block_shape
+    checks.check_values(A.values, None, what, block)
+    sizes = convert.level_sizes(A.shape, A.format)
+    if A.format.is_coordinate:
+        used, levels = _check_coordinates(A, sizes, what)
+        if A.ndim != 2:
+            return
+        offsets, indices = construct.count_offsets(levels[0][:used], sizes[0]), levels[1]
+    elif A.format.is_fiber_tree and A.format not in (CSR, CSC):
+        fibers.check(A, what)
+        if A.ndim != 2:
+            return
+        offsets, indices = (np.asarray(x) for x in convert.compressed(A))
+    else:
+        offsets = checks.check_indices(A.index_arrays[1][0], "offsets", 1, what)
+        indices = checks.check_indices(A.index_arrays[1][1], "indices", 1, what)
+        checks.check_values(A.values, indices.shape[0], what, block)
+        checks.check_compressed(offsets, indices, sizes, ("offsets", "indices"), what)
+    expected = construct.transpose_structure(offsets, indices, sizes[1])
+    names = ("transposed offsets", "transposed indices", "permutation")
+    got = A.transposed if A.transposed is not None else (None,) * 3
+    used = int(offsets[-1])
+    for name, want, have in zip(names, expected, got, strict=True):
+        have = np.asarray(have)
+        keep = slice(None) if name == names[0] else slice(used)
+        if have.shape != want.shape or not np.array_equal(have[keep], want[keep]):
+            raise ValueError(
+                f"{what}: {name}: expected the transpose of the structure, got other contents; "
+                "SparseArray.from_arrays computes it"
+            )
+    if not np.array_equal(np.sort(np.asarray(got[2])), np.arange(A.values.shape[0])):
+        raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
+
+
+def _check_coordinates(A: SparseArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
+    """Checks COO; returns how many of its entries are not padding, and its levels."""
+    bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
+    levels = [
+        checks.check_indices(level[-1], f"level {i}", 1, what)
+        for i, level in enumerate(A.index_arrays)
+    ]
+    for index in levels:
+        checks.check_values(A.values, index.shape[0], what)
+    checks.check_offsets(bounds, 1, A.nnz, "bounds", what)
+    used = int(bounds[1])
+    for i, (index, size) in enumerate(zip(levels, sizes, strict=True)):
+        checks.check_range(index[:used], size, f"level {i}", what)
+    if not construct.strictly_sorted([index[:used] for index in levels]):
+        raise ValueError(f"{what}: coordinates: expected them sorted and each once")
+    return used, levels

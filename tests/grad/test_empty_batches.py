@@ -1,0 +1,77 @@
+"""vmap over a batch of 0, of every op and schedule: empty results, and gradients of zero."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import row_schedule
+from differentiable_ops import normal
+
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    CpuTile,
+    Reference,
+    SparseArray,
+    einsum,
+    gsddmm,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+    spmv,
+)
+
+N = 8
+DENSE = np.where(np.random.default_rng(2).random((N, N)) < 0.5, normal(N, N), 0)
+FORMATS = [CSR, CSC, COO, CSF(2), CVS(2), CVS(2).transposed, BCSR(2, 2), BCSR(2, 2).transposed]
+BY_ROWS = (CSR, CVS(2), BCSR(2, 2))
+
+
+def operations(A, schedule):
+    """Functions of the values and of a dense X [N, 4]."""
+    rows, own = row_schedule(schedule), A.with_values
+    kept = None if isinstance(schedule, CpuTile) else schedule  # a CpuTile is not for all
+    yield lambda v, X: spmm(own(v), X, schedule=schedule)
+    yield lambda v, X: spmm(own(v), X, transpose=True, schedule=schedule)
+    yield lambda v, X: spmv(own(v), X[:, 0], schedule=schedule)
+    yield lambda v, X: sddmm(own(v), X, X, scale=X[0, 0], schedule=rows).values
+    yield lambda v, X: sddmm(own(v), X, X, weighted=True, schedule=rows).values
+    yield lambda v, X: sparse_softmax(own(v * X[0, 0]), schedule=rows).values
+    yield lambda v, X: row_sum(own(v * X[0, 0]), schedule=rows)
+    yield lambda v, X: row_max(own(v * X[0, 0]), schedule=rows)
+    yield lambda v, X: gspmm(own(v), X, reduce="max", schedule=rows)
+    yield lambda v, X: gspmm(own(v), X, op="add", reduce="mean", schedule=kept)
+    yield lambda v, X: gsddmm(own(v), X, X, op="add", schedule=rows).values + v
+    yield lambda v, X: einsum("ij,jk->ik", own(v), X, schedule=kept)
+    yield lambda v, X: own(v * X[0, 0]).sum(0)
+    if A.format in BY_ROWS:
+        head = lambda X: X[:, None]
+        yield lambda v, X: sparse_attention(*[head(X) for _ in "qkv"], A, schedule=rows) + v.sum()
+
+
+@pytest.mark.parametrize("schedule", [None, CpuTile(columns=16, nonzeros=64), Reference()], ids=str)
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_every_operation(format, schedule):
+    A, X = SparseArray.from_dense(DENSE, format=format), normal(N, 4)
+    none = lambda x: jnp.zeros((0, *x.shape), x.dtype)
+    for number, op in enumerate(operations(A, schedule)):
+        alone = jax.eval_shape(op, A.values, X)
+        total = lambda v, X, op=op: jnp.sum(jnp.sin(op(v, X)))
+        for axes in ((None, 0), (0, None), (0, 0)):
+            args = [x if a is None else none(x) for x, a in zip((A.values, X), axes, strict=True)]
+            many = jax.vmap(op, axes)
+            of_sum = jax.grad(lambda *x, many=many: jnp.sum(many(*x)), (0, 1))
+            each = jax.vmap(jax.grad(total, (0, 1)), axes)
+            got, grads, separate = (jax.jit(f)(*args) for f in (many, of_sum, each))
+            assert got.shape == (0, *alone.shape), (number, axes)
+            for grad, x in zip(grads, args, strict=True):
+                assert grad.shape == x.shape and not grad.any(), (number, axes)
+            assert [g.shape for g in separate] == [(0, *x.shape) for x in (A.values, X)]
