@@ -212,6 +212,12 @@ def _all() -> tuple[BenchmarkProblem, ...]:
             name, family = f"weights_4096_{percent}pct_v8", f"V=8 {percent}%"
             square = functools.partial(pruned, 512, 4096, percent / 100)
             add(name, family, synthetic, vectors, square, 8, tags="octets")
+    # Where octet tiles are to pass dense products: V = 8 from 85% on, V = 16 from 80% on.
+    for m, k, percent, length in ((2048, 1024, 85, 8), (2048, 1024, 80, 16), (4096, 4096, 80, 16)):
+        size = str(m) if m == k else f"{m}x{k}"
+        name, family = f"weights_{size}_{percent}pct_v{length}", f"V={length} {percent}%"
+        layer = functools.partial(pruned, m // length, k, percent / 100)
+        add(name, family, synthetic, vectors, layer, length, tags="octets")
     lengths = {1024: "attention_quick", 2048: "attention", 4096: "attention attention_gpu"}
     for length, tags in (lengths | dict.fromkeys((8192, 16384), "attention_gpu")).items():
         for percent in (90, 95):
