@@ -6,8 +6,9 @@ generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
 `gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
-`vectors` and `vectors_quick` (each position of a pattern is a column vector), `octets` (such ones
-for a GPU), `attention`, `attention_quick` and `attention_gpu` (masks).
+`vectors` and `vectors_quick` (each position of a pattern is a column vector), `vectors_weights`
+(such ones of generated weights), `octets` (such ones for a GPU), `attention`, `attention_quick` and
+`attention_gpu` (masks).
 """
 
 import dataclasses
@@ -199,23 +200,24 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 tags = "vectors vectors_quick" if quick else "vectors"
                 add(name, family, dlmc + path, vectors, pruned_layer, length, tags=tags)
 
-    # Column vectors of 8: the paper's profiled layer, and a large square one.
-    for percent in (70, 80, 90, 95):
-        sparsity = percent / 100
-        layer = functools.partial(pruned, 256, 1024, sparsity)
-        name, family = f"weights_2048x1024_{percent}pct_v8", f"V=8 {percent}%"
-        add(name, family, synthetic, vectors, layer, 8, tags="octets")
-        if percent > 70:
-            square = functools.partial(pruned, 512, 4096, sparsity)
-            add(
-                f"weights_4096_{percent}pct_v8",
-                family,
-                synthetic,
-                vectors,
-                square,
-                8,
-                tags="octets",
-            )
+    # Column vectors of pruned weights: of 8 the paper's profiled layer, and a large square one.
+    for percent in (70, 80, 90, 95, 98):
+        for length in (2, 4, 8):
+            layer = functools.partial(pruned, 2048 // length, 1024, percent / 100)
+            name, family = f"weights_2048x1024_{percent}pct_v{length}", f"V={length} {percent}%"
+            profiled = length == 8 and percent < 98
+            tags = "vectors_weights octets" if profiled else "vectors_weights"
+            add(name, family, synthetic, vectors, layer, length, tags=tags)
+        if 70 < percent < 98:
+            name, family = f"weights_4096_{percent}pct_v8", f"V=8 {percent}%"
+            square = functools.partial(pruned, 512, 4096, percent / 100)
+            add(name, family, synthetic, vectors, square, 8, tags="octets")
+    # Where octet tiles are to pass dense products: V = 8 from 85% on, V = 16 from 80% on.
+    for m, k, percent, length in ((2048, 1024, 85, 8), (2048, 1024, 80, 16), (4096, 4096, 80, 16)):
+        size = str(m) if m == k else f"{m}x{k}"
+        name, family = f"weights_{size}_{percent}pct_v{length}", f"V={length} {percent}%"
+        layer = functools.partial(pruned, m // length, k, percent / 100)
+        add(name, family, synthetic, vectors, layer, length, tags="octets")
     lengths = {1024: "attention_quick", 2048: "attention", 4096: "attention attention_gpu"}
     for length, tags in (lengths | dict.fromkeys((8192, 16384), "attention_gpu")).items():
         for percent in (90, 95):

@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 
-from benchmarks import attention_table, compiler_table, machine, plots
+from benchmarks import attention_table, compiler_table, machine, plots, vector_goals
 from benchmarks.peers import (
     attention,
     dlmc,
@@ -225,6 +225,8 @@ def main(argv: list[str] | None = None) -> None:
         title, module = OPS[op]
         pages += [f"### {title}", "", *by_family(fresh(rows), op), *by_peer(fresh(rows), module)]
         pages += donated(rows)
+        if op == "dlmc" and (goals := vector_goals.table(rows))[1]:
+            pages += table(*goals)
     if args.print:
         print("\n".join(pages))
         return

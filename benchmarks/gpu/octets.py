@@ -36,7 +36,6 @@ FIELDS = (
     {"stages": 2, "row_warps": 4},
     {"stages": 2, "swizzle": True},
 )
-SQUARE = tuple(f"weights_4096_{percent}pct_v8" for percent in (80, 90, 95))
 _ROUNDINGS = 4  # a tensor core sums several products at once and rounds toward zero
 
 
@@ -195,7 +194,7 @@ def chosen(session: Session) -> list[problems.BenchmarkProblem]:
 
 
 def widths(problem: problems.BenchmarkProblem) -> tuple[int, ...]:
-    return (4096,) if problem.name in SQUARE else (256,)
+    return (4096,) if problem.name.startswith("weights_4096_") else (256,)
 
 
 def rows_of(A, n: int, *where) -> Iterator[bench.Row]:

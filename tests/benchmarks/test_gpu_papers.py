@@ -111,6 +111,13 @@ def test_the_values_of_vectors_are_checked_where_they_stand(length):
     assert wrong(np.asarray(exact)[::-1]) > 1 and wrong(X @ Y[::-1].T) > 1
 
 
+def test_octets_are_measured_where_they_are_to_pass_dense_products():
+    cases = {(x.name, *octets.widths(x)) for x in problems.select("octets")}
+    layers = ("85pct_v8", "90pct_v8", "80pct_v16")
+    assert cases >= {(f"weights_2048x1024_{layer}", 256) for layer in layers}
+    assert cases >= {(f"weights_4096_{layer}", 4096) for layer in ("90pct_v8", "80pct_v16")}
+
+
 def test_blocks_have_as_many_numbers_as_the_vectors():
     A = problems.vectors(lambda: problems.uniform(16, 128, 0.1), 8)
     blocks = octets.in_blocks(A, 8)

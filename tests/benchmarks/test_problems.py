@@ -23,6 +23,7 @@ from benchmarks import (
     machine,
     problems,
     summary,
+    vector_goals,
 )
 
 BENCHES = {
@@ -240,6 +241,48 @@ def test_column_vectors_have_a_picture_of_their_own(tmp_path, monkeypatch, capsy
     assert "img/vectors.svg" in text and "performance.svg" not in text
     for title in ("SpMM", "SDDMM", "sparse softmax"):
         assert text.count(f"| {title} with column vectors | 1 | **") == 1
+    assert text.count("| x best peer, V = 2, 4, 8, from 70% to 98% (mean) | 3 | 1 | **") == 1
+
+
+def test_goals_of_column_vectors_are_those_of_their_rows():
+    def row(length, percent, n, best, dense, share):
+        operations = 2 * 1000 * n
+        return {
+            "family": f"V={length} {percent}%",
+            "n": str(n),
+            "nnz": "1000",
+            "x_best": str(best),
+            "x_jax_dense": str(dense),
+            "bound_us": str(operations / 400e3),  # 400 GFLOP/s
+            "fraction_of_bound": str(share),
+        }
+
+    rows = [row(2, 70, 32, 2, 9, 0.1), row(4, 98, 32, 8, 9, 0.1), row(16, 90, 32, 100, 9, 0.1)]
+    rows += [row(8, 90, 32, 4, 9, 0.9), row(8, 90, 256, 4, 9, 0.4)]
+    rows += [row(8, 50, 64, 1, 1.5, 0.1), row(8, 50, 32, 1, 6, 0.1), row(4, 50, 32, 1, 0.9, 0.1)]
+    _, body = vector_goals.table(rows)
+    assert [line[1:] for line in body] == [
+        ["3", "4", "**4.00** (V=2: 2.00, V=4: 8.00, V=8: 4.00; least 2.00)"],
+        ["80%", "2", "**60%** (n=32: 90%, n=256: 40%; least 40%)"],
+        ["1", "2", "**1.50** (mean 3.00)"],
+        ["1", "1", "**0.90** (mean 0.90)"],
+    ]
+    assert "sgemm (400 GFLOP/s in that run)" in body[1][0]
+    assert vector_goals.table(rows[2:3])[1] == []
+
+
+@pytest.mark.parametrize("length", [2, 4, 8])
+@pytest.mark.parametrize("percent", [70, 98])
+def test_pruned_weights_come_in_column_vectors_too(length, percent):
+    (problem,) = (
+        problem
+        for problem in problems.select("vectors_weights")
+        if problem.family == f"V={length} {percent}%"
+    )
+    A = problem.build()
+    assert A.shape == (2048, 1024) and bench_dlmc.same_columns(A, length)
+    assert A.nnz == length * round(2048 // length * 1024 * (100 - percent) / 100)
+    assert not bench_dlmc.vector_length(A) % length
 
 
 def test_bound_names_what_limits():
