@@ -35,9 +35,12 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
   const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
   const A scale = A(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
-    const T* of_values =
-        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
+    const GatheredRows<T> key_rows(
+        call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth),
+        call.key_heads * depth);
+    const GatheredRows<T> value_rows(
+        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth),
+        call.key_heads * value_depth);
     const A* own_bias = call.Bias(bias, product, head, kLength);
     const Size end = call.End(lengths, product);
     Keys query[kRows];
@@ -65,10 +68,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         columns[a] = first + a < own.last ? column_indices[first + a] : -1;
-        const Size at = Size(unsigned(columns[a])) * call.key_heads;
-        key[a].Load(of_keys + at * depth, columns[a] >= 0, depth, group.lane);
+        key[a].Load(key_rows[columns[a]], columns[a] >= 0, depth, group.lane);
         Values value;
-        value.Load(of_values + at * value_depth, columns[a] >= 0, value_depth, group.lane);
+        value.Load(value_rows[columns[a]], columns[a] >= 0, value_depth, group.lane);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           s[a * kRows + r] = query[r].Dot(key[a]);
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
   const Size first = Size(unsigned(valid ? column_offsets[column] : 0)) * kLength;
   const Size last = Size(unsigned(valid ? column_offsets[column + 1] : 0)) * kLength;
   const Size key_head = blockIdx.y, heads_of_key = call.heads / call.key_heads;
+  const unsigned rows_end = unsigned(call.m);
   const A scale = A(__longlong_as_double(scale_bits));
   for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
     const bool kept = valid && column < call.End(lengths, product);
@@ -141,27 +144,29 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
 #pragma unroll 1
     for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
       const A* own_bias = call.Bias(bias, product, head, kLength);
-      const A* of_lse = call.OfRows(lse, kManyLse, product, head);
-      const A* of_delta = call.OfRows(delta, kManyDelta, product, head);
+      const GatheredRows<T> query_rows(
+          call.Rows(q, kManyQ, product, call.m, call.heads, head, depth), call.heads * depth);
+      const GatheredRows<T> cotangent_rows(
+          call.Rows(dout, kManyOut, product, call.m, call.heads, head, value_depth),
+          call.heads * value_depth);
+      const GatheredRows<A> of_lse(call.OfRows(lse, kManyLse, product, head), call.heads);
+      const GatheredRows<A> of_delta(call.OfRows(delta, kManyDelta, product, head), call.heads);
 #pragma unroll 1
       for (Size entry = first + share * kAtOnce; kept && entry < last; entry += kShare * kAtOnce) {
         Keys query[kAtOnce];
         Values cotangent[kAtOnce];
-        Size rows[kAtOnce];
+        unsigned rows[kAtOnce];
         A s[kAtOnce], dp[kAtOnce];
 #pragma unroll
         for (int a = 0; a < kAtOnce; ++a) {
           const Size vector = (entry + a) / kLength;
           const bool there = entry + a < last;
-          rows[a] = there ? Size(unsigned(row_indices[vector])) * kLength + (entry + a) % kLength
-                          : call.m;
-          const bool exists = rows[a] < call.m && (!call.Has(kCausal) || column <= rows[a]);
-          if (!exists) rows[a] = call.m;
-          const Size at = rows[a] * call.heads + head;
-          query[a].Load(call.Rows(q, kManyQ, product, call.m, call.heads, at, depth), exists, depth,
-                        group.lane);
-          cotangent[a].Load(call.Rows(dout, kManyOut, product, call.m, call.heads, at, value_depth),
-                            exists, value_depth, group.lane);
+          rows[a] = there ? unsigned(row_indices[vector]) * kLength + unsigned(entry + a) % kLength
+                          : rows_end;
+          const bool exists = rows[a] < rows_end && (!call.Has(kCausal) || column <= rows[a]);
+          if (!exists) rows[a] = rows_end;
+          query[a].Load(query_rows[rows[a]], exists, depth, group.lane);
+          cotangent[a].Load(cotangent_rows[rows[a]], exists, value_depth, group.lane);
           s[a] = query[a].Dot(key);
           dp[a] = cotangent[a].Dot(value);
         }
@@ -169,15 +174,14 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
         group.Reduce(dp);
 #pragma unroll
         for (int a = 0; a < kAtOnce; ++a) {
-          if (rows[a] >= call.m) continue;  // the same in all lanes of the group
+          if (rows[a] >= rows_end) continue;  // the same in all lanes of the group
           s[a] *= scale;
           if (call.Has(kHasBias)) {
             const Size vector = Size(unsigned(permutation[(entry + a) / kLength]));
             s[a] += own_bias[vector * kLength + (entry + a) % kLength];
           }
           A p, ds;
-          Differentiate(s[a], dp[a], of_lse[rows[a] * call.heads], of_delta[rows[a] * call.heads],
-                        p, ds);
+          Differentiate(s[a], dp[a], *of_lse[rows[a]], *of_delta[rows[a]], p, ds);
           if (s[a] == Least<A>()) continue;
           query[a].AddTo(ds, of_key);
           cotangent[a].AddTo(p, of_value);

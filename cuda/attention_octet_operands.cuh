@@ -11,15 +11,6 @@ __device__ inline unsigned Indices(Size size) {
   return size < 1u << 31 ? unsigned(size) : 1u << 31;
 }
 
-// A row of those at `rows`, which are so many bytes apart. The compiler would extend both before a
-// loop and multiply 64 by 64 bits in it.
-template <class T>
-__device__ inline const T* RowAt(const T* rows, Index row, unsigned bytes) {
-  Size at;
-  asm("mul.wide.u32 %0, %1, %2;" : "=l"(at) : "r"(row), "r"(bytes));
-  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(rows) + at);
-}
-
 // Sixteen vectors of a block row: a lane looks up one, and has from the others those whose rows of
 // k or v it loads; -1 where there is none.
 struct OctetColumns {

@@ -31,15 +31,14 @@ struct Operands {
   const T* values;
   const Index* column_indices;
   const Index* permutation;
-  const T* b;
+  GatheredRows<T> b;
   unsigned n;
   unsigned left;  // columns from the lane's first to the last of all
 
   // sums += values[p] * B[column_indices[p], columns of the lane]
   __device__ void AddEntry(Index p, Accumulator<T> (&sums)[kColumns]) const {
     const Accumulator<T> value = Widen(values[kPermuted ? permutation[p] : p]);
-    const T* row = b + Size(unsigned(column_indices[p])) * n;
-    AddScaled<kVector>(value, row, left, sums);
+    AddScaled<kVector>(value, b[column_indices[p]], left, sums);
   }
 
   // Entries p to p + kLoad - 1, p a multiple of kLoad: their values, and the lane's columns of
@@ -66,8 +65,7 @@ struct Operands {
 #pragma unroll
     for (int i = 0; i < kLoad; ++i) {
       if (kPermuted && p + i < last) found.at[i] = values[places.at[i]];
-      const T* row = b + Size(unsigned(columns.at[i])) * n;
-      rows[i] = Load<kVector, kColumns>(row, p + i < last ? left : 0);
+      rows[i] = Load<kVector, kColumns>(b[columns.at[i]], p + i < last ? left : 0);
     }
   }
 };
@@ -83,8 +81,12 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   if (place.column >= n) return;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,      column_indices, permutation,
-        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+        values + product * values_stride,
+        column_indices,
+        permutation,
+        {b + product * b_stride + place.column, Size(n)},
+        unsigned(n),
+        unsigned(n) - place.column};
 #pragma unroll 1
     for (Size row = place.worker * kRows; row < (place.worker + 1) * kRows && row < m; ++row) {
       const Index last = row_offsets[row + 1];
@@ -112,8 +114,12 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const bool inside = place.column < n;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,      column_indices, permutation,
-        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+        values + product * values_stride,
+        column_indices,
+        permutation,
+        {b + product * b_stride + place.column, Size(n)},
+        unsigned(n),
+        unsigned(n) - place.column};
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
       const Size row = place.worker / kGroups * kWalk + step;
@@ -165,8 +171,12 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Index first_row = RowBetween(row_offsets, 0, unsigned(m), Index(first));
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,      column_indices, permutation,
-        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+        values + product * values_stride,
+        column_indices,
+        permutation,
+        {b + product * b_stride + place.column, Size(n)},
+        unsigned(n),
+        unsigned(n) - place.column};
     Accumulator<T>* out = c + product * m * n + place.column;
     unsigned p = unsigned(first);
     Index row = first_row;
@@ -248,8 +258,12 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,      column_indices, permutation,
-        b + product * b_stride + place.column, unsigned(n),    unsigned(n) - place.column};
+        values + product * values_stride,
+        column_indices,
+        permutation,
+        {b + product * b_stride + place.column, Size(n)},
+        unsigned(n),
+        unsigned(n) - place.column};
     Accumulator<T>* out = c + product * m * n + place.column;
     Index row = first_row;
 #pragma unroll 1

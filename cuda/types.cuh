@@ -61,6 +61,27 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];
 };
 
+// A row of those at `rows`, which are so many bytes apart. The compiler would extend both before a
+// loop and multiply 64 by 64 bits in it.
+template <class T>
+__device__ inline const T* RowAt(const T* rows, Index row, unsigned bytes) {
+  Size at;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(at) : "r"(row), "r"(bytes));
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(rows) + at);
+}
+
+// The rows of a matrix, less than 4 GiB wide: of B a launch has at most 65535 tiles of columns, and
+// at most 65535 heads of 512 features.
+template <class T>
+struct GatheredRows {
+  const T* first;
+  unsigned bytes;
+
+  __device__ GatheredRows(const T* first, Size width)
+      : first(first), bytes(unsigned(width * sizeof(T))) {}
+  __device__ const T* operator[](Index row) const { return RowAt(first, row, bytes); }
+};
+
 // The columns of a lane in one row of a row-major matrix. With kVector all kColumns of them exist
 // and are aligned as a Pack; otherwise only the first `left` exist.
 
