@@ -226,7 +226,7 @@ def test_planted_bugs_by_keys_are_caught(right, wrong, of, planted):
             lambda: test_what_is_not_finite_in_row_0_stays_where_it_is_stored(("k", "v")),
         ),
         (
-            "attention_octet_operands.cuh",
+            "types.cuh",
             "mul.wide.u32 %0, %1, %2;",
             "{.reg .u32 x; mul.lo.u32 x, %1, %2; cvt.u64.u32 %0, x;}",
             lambda: test_a_far_row_is_not_a_near_one("keys"),
