@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from attention_cases import Attention, Setting
 from attention_cases import check as check_case
-from battery import BATTERY
+from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
+from emulator import Fault
 from tolerance import DTYPES
 
 from sgap_jax.schedules.attention_tile import AttentionTile
@@ -81,6 +82,21 @@ def test_what_is_masked_is_not_read():
         x[:, 20:] = np.nan
     for name, a in attention.run(EIGHT).items():
         np.testing.assert_array_equal(a, clean[name])
+
+
+@pytest.mark.parametrize("kernel", ["forward", "rows", "keys"])
+def test_a_far_row_is_not_a_near_one(kernel):
+    """Row 2^28 of 8 float16 is 2^32 bytes away: 0 in 32 bits, where there is memory."""
+    one = from_row_lengths("one", 9, [1] + 7 * [0])
+    attention = Attention(one, Setting(heads=1, batch=1, dtype="float16"))
+    expected = attention.oracle()
+    attention.oracle = lambda: expected
+    if kernel == "keys":
+        attention.m, attention.row_indices[:] = 2**28 + 8, 2**28
+    else:
+        attention.keys, attention.indices[:] = 2**28 + 1, 2**28
+    with pytest.raises(Fault, match="out of bounds.* 0x1001"):
+        attention.run(EIGHT, (kernel,))
 
 
 @pytest.mark.parametrize(
