@@ -192,6 +192,6 @@ def _is_power_of_two(value: Fraction) -> bool:
 def _number(word: str, text: str) -> int | Fraction:
     try:
         value = Fraction(word)
-    except ZeroDivisionError:
+    except (ZeroDivisionError, ValueError):  # of too many digits, too
         raise ScheduleError(f"{word} in {text!r} is not a number") from None
     return value.numerator if value.denominator == 1 else value

@@ -46,15 +46,21 @@ class Schedule:
         fields by name, as dataclasses print. A class with another `__str__` has another `_read`."""
         try:
             call = ast.parse(text.strip(), mode="eval").body
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-                if call.func.id == cls.__name__:
-                    fields = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
-                    return cls(**fields)
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+                return None
+            if call.func.id != cls.__name__:
+                return None
+            fields = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
+        except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+            return None  # no call, no constants, or nested too deep for Python's parser
+        if len(fields) < len(call.keywords):
+            raise ScheduleError(f"a field twice in {text!r}")
+        try:
+            return cls(**fields)
         except ScheduleError:
             raise
-        except (SyntaxError, TypeError, ValueError):
-            pass  # no such field or constant
-        return None
+        except (TypeError, ValueError) as error:
+            raise ScheduleError(f"{text!r} is not a schedule: {error}") from error
 
     def check(self, problem: Problem) -> None:
         """Raises ScheduleError (illegal) or NotImplementedError (legal, but not available here)."""

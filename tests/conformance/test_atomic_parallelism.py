@@ -139,9 +139,17 @@ def test_parsing_is_lenient_in_spaces_and_strict_in_the_rest():
         "VectorTile(vector_length=8)",  # a base, of which no schedule is
         "AtomicParallelism(nnz=1)",
         "open('x')",
+        "CpuTile(columns=1, columns=2)",
+        "-" * 100_000 + "1",  # deeper than Python's parser goes
+        f"{{<1 row, 1 col>, {'9' * 5000}}}",  # more digits than Python reads
     ):
         with pytest.raises(ScheduleError):
             Schedule.parse(text)
+
+
+def test_a_text_with_no_such_field_is_told_so():
+    with pytest.raises(ScheduleError, match="unexpected keyword argument 'rows'"):
+        Schedule.parse("CpuTile(rows=1)")
 
 
 def test_the_text_of_a_derived_class_is_its_own():
