@@ -81,4 +81,4 @@ def no_truth() -> ValueError:
 def check_comparable(other: Any) -> None:
     """TypeError for what NumPy would compare with each entry; `==` of objects goes by identity."""
     if isinstance(other, int | float | complex | np.generic | np.ndarray | jax.Array):
-        raise no_operator()
+        raise TypeError(f"{no_operator()}; `is` asks for A itself, in a list too")

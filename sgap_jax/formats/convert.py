@@ -152,6 +152,7 @@ def todense(A: SparseArray) -> jax.Array:
 def diagonal(A: SparseArray, k: int) -> jax.Array:
     require_matrix(A, "diagonal")
     rows, columns = coordinates(A)
+    k = max(-A.shape[0], min(k, A.shape[1]))  # beyond them all are empty, and int32 may not hold k
     length = max(min(A.shape[0] + min(k, 0), A.shape[1] - max(k, 0)), 0)
     at = jnp.where(columns - rows == k, jnp.minimum(rows, columns), length)
     return scattered(A, (length,), (at,))

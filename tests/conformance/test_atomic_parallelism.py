@@ -20,7 +20,8 @@ from sgap_jax import (
     ScheduleError,
     legal_points,
 )
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.grid import GRID_Y, THREADS
+from sgap_jax.schedules.kernels import COLUMNS, algorithm
 
 PROBLEM = Problem("spmm", (100, 50), 400, n=33, platform="cuda")
 AMOUNTS = [Fraction(1, 12), Fraction(1, 8), Fraction(1, 3), Fraction(1, 2), 1, 2, 3, 16]
@@ -159,6 +160,13 @@ def test_the_text_of_a_derived_class_is_its_own():
 
     assert Schedule.parse("WideTile(columns=16)") == WideTile(columns=16)
     assert type(Schedule.parse("CpuTile(columns=16)")) is CpuTile
+    namesake = dataclasses.dataclass(frozen=True)(type("CpuTile", (CpuTile,), {}))
+    assert type(Schedule.parse("CpuTile(columns=16)")) is CpuTile is not namesake
+
+
+def test_a_row_of_b_fits_in_32_bits():
+    """cuda/types.cuh multiplies a row's number by its bytes, 32 by 32 bits."""
+    assert GRID_Y * THREADS * max(COLUMNS) * 8 < 2**32
 
 
 @pytest.mark.parametrize(

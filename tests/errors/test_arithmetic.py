@@ -72,7 +72,7 @@ def of_shared_columns(A, offsets):
         (lambda: A.min(axis=1), NotImplementedError, ["-row_max(-A)", "A.todense().min"]),
         (lambda: A != 0, TypeError, ["A.with_values(f(A.values))", "f(A.todense())"]),
         (lambda: A == DENSE, TypeError, ["A.with_values(f(A.values))"]),
-        (lambda: DENSE == A, TypeError, ["A.with_values(f(A.values))"]),
+        (lambda: DENSE == A, TypeError, ["A.with_values(f(A.values))", "`is`"]),
         (lambda: A < 1, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: 2 <= A, TypeError, ["A.with_values(f(A.values))"]),
         (lambda: A**2, TypeError, ["A.with_values(f(A.values))"]),

@@ -16,6 +16,7 @@ def imported(path):
         if isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
             found |= {f"{PACKAGE}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module != "sgap_jax", f"{path}: by whole names"
             found.add(node.module)
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -24,6 +25,9 @@ def imported(path):
 
 def test_schedules_import_in_one_direction():
     files = {f"{PACKAGE}.{p.stem}": p for p in (ROOT / "sgap_jax/schedules").glob("[!_]*.py")}
-    graph = {name: imported(path) & set(files) for name, path in files.items()}
+    graph = {name: imported(path) for name, path in files.items()}
+    through = {x for found in graph.values() for x in found if x.startswith(PACKAGE)} - set(files)
+    assert not through, "a class through the package's __init__ hides which file it is in"
+    graph = {name: found & set(files) for name, found in graph.items()}
     assert sum(map(len, graph.values())) > len(files)
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the files of a circle
