@@ -32,6 +32,10 @@ from sgap_jax import (
 N = 8
 DENSE = np.where(np.random.default_rng(2).random((N, N)) < 0.5, normal(N, N), 0)
 FORMATS = [CSR, CSC, COO, CSF(2), CVS(2), CVS(2).transposed, BCSR(2, 2), BCSR(2, 2).transposed]
+VECTORS = [CVS(2), CVS(2).transposed, BCSR(2, 2)]  # which expand by reshaping
+CASES = [(format, None) for format in FORMATS]
+CASES += [(format, Reference()) for format in (CSR, *VECTORS)]
+CASES += [(format, CpuTile(columns=16, nonzeros=64)) for format in (CSR, CVS(2))]
 BY_ROWS = (CSR, CVS(2), BCSR(2, 2))
 
 
@@ -57,8 +61,7 @@ def operations(A, schedule):
         yield lambda v, X: sparse_attention(*[head(X) for _ in "qkv"], A, schedule=rows) + v.sum()
 
 
-@pytest.mark.parametrize("schedule", [None, CpuTile(columns=16, nonzeros=64), Reference()], ids=str)
-@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize(("format", "schedule"), CASES, ids=str)
 def test_every_operation(format, schedule):
     A, X = SparseArray.from_dense(DENSE, format=format), normal(N, 4)
     none = lambda x: jnp.zeros((0, *x.shape), x.dtype)
@@ -70,7 +73,8 @@ def test_every_operation(format, schedule):
             many = jax.vmap(op, axes)
             of_sum = jax.grad(lambda *x, many=many: jnp.sum(many(*x)), (0, 1))
             each = jax.vmap(jax.grad(total, (0, 1)), axes)
-            got, grads, separate = (jax.jit(f)(*args) for f in (many, of_sum, each))
+            every = jax.jit(lambda *x, fs=(many, of_sum, each): tuple(f(*x) for f in fs))
+            got, grads, separate = every(*args)
             assert got.shape == (0, *alone.shape), (number, axes)
             for grad, x in zip(grads, args, strict=True):
                 assert grad.shape == x.shape and not grad.any(), (number, axes)
