@@ -1,4 +1,4 @@
-// Kernels that were compiled while the process runs (sgap_jax/runtime/llvm.py), by their content.
+// Kernels that were compiled while the process runs (sgap_jax/compiler/llvm.py), by their content.
 #pragma once
 
 #include <cstdint>

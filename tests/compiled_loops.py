@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.compiler import llvm
 from sgap_jax.compiler.loopir import (
     CPU_THREAD,
     CPU_VECTOR,
@@ -21,7 +22,6 @@ from sgap_jax.compiler.loopir import (
     Var,
     While,
 )
-from sgap_jax.runtime import llvm
 
 
 def add(*terms):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from sgap_jax.runtime import llvm
+from sgap_jax.compiler import llvm
 
 M, K, PADDING = 41, 29, 5
 

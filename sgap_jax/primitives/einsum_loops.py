@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgap_jax.compiler import presets
+from sgap_jax.compiler import llvm, presets
 from sgap_jax.compiler.batches import in_turns, of_batch
 from sgap_jax.compiler.derivatives import operands as read_by
 from sgap_jax.compiler.derivatives import same, sharing
@@ -27,7 +27,7 @@ from sgap_jax.formats.levels import Format
 from sgap_jax.primitives._define import derived, jax_lowering
 from sgap_jax.primitives.einsum_batch import of_one
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
-from sgap_jax.runtime import launch, llvm, nvrtc
+from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.schedules import ScheduleError
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES

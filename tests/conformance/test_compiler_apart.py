@@ -11,7 +11,7 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp, llvm_apart
+from sgap_jax.compiler import Schedule, assign, interp, llvm, llvm_apart
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     Float,
@@ -27,7 +27,6 @@ from sgap_jax.compiler.loopir import (
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_llvm import print_llvm
-from sgap_jax.runtime import llvm
 
 pytest.importorskip("llvmlite")
 

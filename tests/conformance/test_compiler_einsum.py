@@ -29,10 +29,9 @@ from sgap_jax import (
     einsum,
     spmm,
 )
-from sgap_jax.compiler import Schedule, assign
+from sgap_jax.compiler import Schedule, assign, llvm
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives.einsum_expression import Expression
-from sgap_jax.runtime import llvm
 from sgap_jax.schedules.emulated import Emulated
 
 SIZES = {"i": 16, "j": 10, "k": 7, "l": 5, "m": 3, "n": 2}

@@ -10,13 +10,12 @@ from compiled_loops import add, call, function, lanes, threads, times
 from compiled_operands import own_cache  # noqa: F401
 
 from sgap_jax import CSF, SparseArray, einsum
-from sgap_jax.compiler import assign, llvm_fills
+from sgap_jax.compiler import assign, llvm, llvm_fills
 from sgap_jax.compiler.loopir import Float, Int, Load, Store, Var
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.compiler.widths import accumulator_of
-from sgap_jax.runtime import llvm
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plain stores there")

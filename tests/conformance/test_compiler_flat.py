@@ -11,13 +11,12 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import CSF, Format, SparseArray, einsum
-from sgap_jax.compiler import assign, flat, llvm_lists
+from sgap_jax.compiler import assign, flat, llvm, llvm_lists
 from sgap_jax.compiler.loopir import CPU_THREAD, For, If
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.print_llvm import print_llvm
 from sgap_jax.formats.levels import Compressed, Dense
-from sgap_jax.runtime import llvm
 
 pytest.importorskip("llvmlite")
 

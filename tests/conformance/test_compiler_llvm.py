@@ -13,7 +13,7 @@ from compiled_operands import PADDING, K, M, matrix, numbers, own_cache, wide  #
 from random_loops import SIZE, Loops
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax.compiler import interp
+from sgap_jax.compiler import interp, llvm
 from sgap_jax.compiler.loopir import (
     CPU_VECTOR,
     GPU_BLOCK,
@@ -36,7 +36,6 @@ from sgap_jax.compiler.loopir import (
     Workspace,
 )
 from sgap_jax.compiler.print_llvm import print_llvm
-from sgap_jax.runtime import llvm
 
 pytest.importorskip("llvmlite")
 

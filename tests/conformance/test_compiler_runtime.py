@@ -13,6 +13,7 @@ import pytest
 from compiled_loops import call
 from compiled_operands import K, M, matrix, numbers, own_cache, wide  # noqa: F401
 
+from sgap_jax.compiler import llvm
 from sgap_jax.compiler.loopir import (
     CPU_THREAD,
     Array,
@@ -25,7 +26,6 @@ from sgap_jax.compiler.loopir import (
     Var,
     Workspace,
 )
-from sgap_jax.runtime import llvm
 from sgap_jax.runtime.cache import CubinCache
 
 pytest.importorskip("llvmlite")
@@ -64,7 +64,7 @@ def test_machine_code_is_kept(tmp_path, monkeypatch):
     assert kept.name.startswith(key)
     program = (
         "import sys, compiled_loops as loops\n"
-        "from sgap_jax.runtime import llvm\n"
+        "from sgap_jax.compiler import llvm\n"
         "from sgap_jax.runtime.cache import CubinCache\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
