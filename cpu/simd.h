@@ -192,7 +192,8 @@ constexpr bool kScalesByPowers = false;
 #endif
 
 template <typename T, int N>
-inline Vector<T, N> ScaleByPowers(Vector<T, N> x, Vector<T, N> n) {
+inline Vector<T, N> ScaleByPowers([[maybe_unused]] Vector<T, N> x,
+                                  [[maybe_unused]] Vector<T, N> n) {
   static_assert(kScalesByPowers<T, N>);
 #if defined(__AVX512F__)
   return BitCast<Vector<T, N>>(_mm512_scalef_ps(BitCast<__m512>(x), BitCast<__m512>(n)));
