@@ -93,6 +93,16 @@ def test_a_value_that_is_not_finite_stays_where_it_is():
         assert int(jnp.isfinite(got).sum()) == got.size - 1
 
 
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float16, np.complex64])
+def test_the_fill_of_vectors_is_of_the_dtype_of_the_values(dtype):
+    A = SparseArray.from_dense(np.array([[1, 0], [0, 1], [1, 0]], dtype))
+    for format in (CVS(2), BCSR(2, 2)):
+        want = A.asformat(format).values
+        got = jax.jit(lambda v, f=format: A.with_values(v).asformat(f).values)(A.values)
+        assert got.dtype == want.dtype == dtype
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("format", [CSF(2), CVS(2), BCSR(2, 2)], ids=str)
 def test_a_traced_structure_is_refused_and_says_why(format):
     for A in (PADDED, PADDED.asformat(COO), PADDED.asformat(CVS(3))):
