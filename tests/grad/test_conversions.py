@@ -131,3 +131,12 @@ def test_under_shard_map_and_of_explicit_sharding():
                 np.testing.assert_array_equal(whole.asformat(f).todense(), A.todense())
                 of_whole = lambda v, A=whole, f=f: A.with_values(v).asformat(f).todense()
                 np.testing.assert_array_equal(jax.jit(of_whole)(placed), A.todense())
+
+
+def test_values_that_are_shared_stay_where_they_lie():
+    A = SparseArray.from_coordinates([(0, 1), (1, 1), (2, 0), (2, 3)], np.ones(4), (4, 4))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(A.values, jax.P("x"))
+        for f in (COO, CSF(2)):
+            assert jax.typeof(A.with_values(placed).asformat(f).values) == jax.typeof(placed)
