@@ -197,7 +197,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     values = A.values
     if not (source.shape == values.shape and np.array_equal(source.reshape(-1), numbers)):
         taken = structure.whole(values).reshape(-1)[source - 1]
-        values = taken if source.all() else jnp.where(source > 0, taken, 0)
+        values = taken if source.all() else jnp.where(source > 0, taken, jnp.zeros_like(taken))
     return replace(found, values=values)
 
 

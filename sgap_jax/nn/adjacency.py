@@ -37,11 +37,12 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     """
     check_square("add_self_loops", A)
     n, numbers = A.shape[0], np.arange(A.values.size, dtype=np.int32)
+    own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
         offsets, columns, entry, loop = _with_diagonal(S.row_offsets, S.column_indices)
         values = jnp.zeros(columns.shape, A.dtype)
-        values = values.at[entry].set(A.values.reshape(-1)[S.values], mode="drop")
+        values = values.at[entry].set(own[S.values], mode="drop")
         at, one = values.at[loop], jnp.ones((), A.dtype)
         values = at.max(one) if A.dtype == bool else at.add(one)
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
@@ -51,7 +52,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
     nodes = np.arange(n)
     coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
-    values = jnp.append(A.values.reshape(-1)[entry], jnp.ones(n, A.dtype))
+    values = jnp.append(own[entry], jnp.ones(n, A.dtype))
     return SparseArray.from_coordinates(coordinates, values, A.shape)
 
 

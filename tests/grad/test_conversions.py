@@ -93,6 +93,16 @@ def test_a_value_that_is_not_finite_stays_where_it_is():
         assert int(jnp.isfinite(got).sum()) == got.size - 1
 
 
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float16, np.complex64])
+def test_the_fill_of_vectors_is_of_the_dtype_of_the_values(dtype):
+    A = SparseArray.from_dense(np.array([[1, 0], [0, 1], [1, 0]], dtype))
+    for format in (CVS(2), BCSR(2, 2)):
+        want = A.asformat(format).values
+        got = jax.jit(lambda v, f=format: A.with_values(v).asformat(f).values)(A.values)
+        assert got.dtype == want.dtype == dtype
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("format", [CSF(2), CVS(2), BCSR(2, 2)], ids=str)
 def test_a_traced_structure_is_refused_and_says_why(format):
     for A in (PADDED, PADDED.asformat(COO), PADDED.asformat(CVS(3))):
@@ -121,3 +131,12 @@ def test_under_shard_map_and_of_explicit_sharding():
                 np.testing.assert_array_equal(whole.asformat(f).todense(), A.todense())
                 of_whole = lambda v, A=whole, f=f: A.with_values(v).asformat(f).todense()
                 np.testing.assert_array_equal(jax.jit(of_whole)(placed), A.todense())
+
+
+def test_values_that_are_shared_stay_where_they_lie():
+    A = SparseArray.from_coordinates([(0, 1), (1, 1), (2, 0), (2, 3)], np.ones(4), (4, 4))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(A.values, jax.P("x"))
+        for f in (COO, CSF(2)):
+            assert jax.typeof(A.with_values(placed).asformat(f).values) == jax.typeof(placed)

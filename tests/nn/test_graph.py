@@ -98,6 +98,18 @@ def test_adjacency_under_jit():
     close(sharded(jnp.ones(2)), jnp.stack([alone, alone]))  # eagerly
 
 
+@pytest.mark.parametrize("self_loops", [True, False])
+def test_edge_weights_of_explicit_sharding(self_loops):
+    A = SparseArray.from_coordinates([(0, 1), (1, 1), (2, 0), (2, 3)], jnp.arange(1.0, 5), (4, 4))
+    f = lambda A: nn.normalize_adjacency(A, self_loops=self_loops).todense()
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        B = A.with_values(jax.device_put(A.values, jax.P("x")))
+        close(f(B), f(A))
+        close(jax.jit(f)(B), f(A))  # of a structure that is traced
+        close(jax.jit(lambda v: f(A.with_values(v)))(B.values), f(A))
+
+
 def test_normalization_is_differentiable_in_the_edge_weights():
     A = SparseArray.from_dense(directed())
     check_grads(
