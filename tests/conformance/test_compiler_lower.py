@@ -146,6 +146,7 @@ def test_dtypes(dtype):
         np.testing.assert_array_equal(result(schedule, problem, dtype), want)
 
 
+POSITIONS_OF_MANY = over(Schedule(assign("ij,jk->i", {"A": CSR})), "i", "j")
 UNIT_CASES = {
     "divide by 2": Schedule(SPMV).divide("i", "i0", "i1", 2),
     "divide by 3": Schedule(SPMV).divide("i", "i0", "i1", 3),
@@ -228,6 +229,13 @@ UNIT_CASES = {
     .split("k", "k0", "k1", 4)
     .reorder("i", "k0", "j", "k1")
     .parallelize("k1", loopir.CPU_VECTOR, cin.NO_RACES),
+    "rows that all lanes must know": over(Schedule(assign("ij,ik,kj->ij", {"A": CSR})), "i", "j")
+    .split("k", "k0", "k1", 4)
+    .reorder("k0", "k1", "fpos")
+    .parallelize("k0", loopir.GPU_BLOCK, cin.ATOMICS)
+    .parallelize("k1", loopir.GPU_THREAD, cin.PARALLEL_REDUCTION)
+    .group("k1", 4, cin.PARALLEL_REDUCTION),
+    "a sum of sums": POSITIONS_OF_MANY.scalar_promote("fpos").scalar_promote("k"),
     "sparse output, nonzeros": Schedule(SDDMM_SPARSE)
     .reorder("i", "k", "j")
     .fuse("i", "k", "f")
