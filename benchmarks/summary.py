@@ -195,7 +195,7 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
     lines = source({"compiler": rows + studies}, folder) if rows or studies else []
     if rows:
         of = "Ratios are the other's time over that of the compiled loops: their geometric mean"
-        lines += [f"{of}, and the lowest of a case.", ""]
+        lines += [f"{of}, and in brackets the lowest of a case.", ""]
         lines += table(*compiler_table.table(rows))
     if studies:
         compiler_table.plot(studies, STUDIES_PLOT)
