@@ -84,7 +84,8 @@ class Tracking:
             elif storage.is_compressed(level):
                 above = self.ranges.level_range(first, level - 1, scope)
                 found: Expr = Search(storage.offsets(level), above.low, above.high, place)
-                if begin == whole.low:
+                # A first segment may be empty: the innermost parent steps over it at once.
+                if begin == whole.low and not (parents and storage.is_dense(level - 1)):
                     found = above.low
                 elif some is not None:
                     found = Select(some, found, ZERO)

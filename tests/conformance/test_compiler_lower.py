@@ -224,6 +224,7 @@ UNIT_CASES = {
     "a dense level between": positions(assign("ijk,k->i", {"A": CDC}), "A", "i", "j", "k").split(
         "fpos", "a", "b", 4
     ),
+    "all levels of DCC": positions(assign("ijk,k->i", {"A": DCC}), "A", "i", "j", "k"),
     "vector tails": Schedule(SPMM)
     .reorder("i", "k", "j")
     .split("k", "k0", "k1", 4)
