@@ -75,7 +75,8 @@ class Tracking:
         else:
             scope.only_if(Binary("<", begin, whole.high))
             some = None
-        parents, place = [], begin
+        parents: list[tuple[int, str]] = []
+        place = begin
         for level in range(last, min(levels), -1):
             storage = self.recovery.storage
             assert storage is not None

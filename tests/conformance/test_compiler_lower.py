@@ -277,6 +277,7 @@ def test_no_elements():
             if "bound" not in str(ROWS[name]):
                 check(ROWS[name], sizes, density=1)
         check(Schedule(SPMM), sizes, density=1)
+        check(UNIT_CASES["runs in parts"], sizes, density=1)  # of no position
 
 
 def test_wide_indices():
