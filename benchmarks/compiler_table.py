@@ -16,7 +16,7 @@ PEERS = {
 
 
 def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    """Means of the ratios of each operation."""
+    """Means of the ratios of each operation; of several cases the lowest one too."""
     ops: dict[str, list[Row]] = {}
     for row in rows:
         op = row["schedule"].split()[0]
@@ -25,11 +25,15 @@ def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
         ops.setdefault(case, []).append(row)
     body = []
     for op, own in ops.items():
-        means = [mean(found) if (found := numbers(own, f"x_{peer}")) else None for peer in PEERS]
-        cells = ["-" if value is None else f"{value:.2f}" for value in means]
+        cells = [_ratios(numbers(own, f"x_{peer}")) for peer in PEERS]
         first = sorted(numbers(own, "first_ms"))[len(own) // 2]
         body.append([op, str(len(own)), *cells, f"{first:.0f}"])
     return ["", "cases", *(f"x {title}" for title in PEERS.values()), "first call, ms"], body
+
+
+def _ratios(found: list[float]) -> str:
+    lowest = f" ({min(found):.2f})" if len(found) > 1 else ""
+    return f"{mean(found):.2f}{lowest}" if found else "-"
 
 
 def studies(rows: list[Row]) -> tuple[list[str], list[list[str]]]:

@@ -194,7 +194,8 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
     rows = [row for own in found.values() for row in own]
     lines = source({"compiler": rows + studies}, folder) if rows or studies else []
     if rows:
-        lines += ["Ratios are the other's time over that of the compiled loops.", ""]
+        of = "Ratios are the other's time over that of the compiled loops: their geometric mean"
+        lines += [f"{of}, and in brackets the lowest of a case.", ""]
         lines += table(*compiler_table.table(rows))
     if studies:
         compiler_table.plot(studies, STUDIES_PLOT)

@@ -1,5 +1,7 @@
 """Operands of compiled functions: dense arrays laid out level by level, and what comes back."""
 
+from collections import Counter
+
 import ml_dtypes
 import numpy as np
 
@@ -45,7 +47,8 @@ def stored(access, pattern, values=None, spare=0):
             repeats = isinstance(kind, Singleton) or not kind.unique
             below = prefixes if repeats else sorted(set(prefixes))
             if not isinstance(kind, Singleton):
-                counts = np.array([sum(n[:-1] == node for n in below) for node in nodes], int)
+                children = Counter(node[:-1] for node in below)
+                counts = np.array([children[node] for node in nodes], int)
                 offsets = np.concatenate([[0], np.cumsum(counts)])
                 unused = [OUT_OF_RANGE] * (0 if not positions else positions[-1] - len(nodes))
                 arrays[f"{name}{level + 1}_pos"] = np.array([*offsets, *unused], np.int32)
@@ -67,9 +70,11 @@ def stored(access, pattern, values=None, spare=0):
 
 class Problem:
     """Small integers, so that every sum is exact, for an expression. A row of the sparse factor
-    without entries among others, unless `density` is 1."""
+    without entries among others, unless `density` is 1; or entries where `pattern` is true."""
 
-    def __init__(self, expression, sizes, density=0.3, spare=0, dtype="float32", seed=0):
+    def __init__(
+        self, expression, sizes, density=0.3, spare=0, dtype="float32", seed=0, pattern=None
+    ):
         random, self.expression, self.sizes = np.random.default_rng(seed), expression, sizes
         self.inputs, self.positions, dense = {}, (), []
         for factor in expression.factors:
@@ -78,13 +83,15 @@ class Problem:
             if factor.format is None:
                 arrays = {factor.tensor: tensor.reshape(-1)}
             else:
-                self.pattern = _pattern(factor, shape, density, random)
+                drawn = _pattern(factor, shape, density, random) if pattern is None else pattern
+                self.pattern = drawn
                 tensor = np.where(self.pattern, tensor, 0)
                 arrays, self.positions = stored(factor, self.pattern, tensor, spare)
             dense.append(tensor)
-            for name, array in arrays.items():
-                index = name.endswith(("_pos", "_crd"))
-                self.inputs[name] = array if index else array.astype(numbers(dtype))
+            with np.errstate(invalid="ignore"):  # of NaN an integer is anything
+                for name, array in arrays.items():
+                    index = name.endswith(("_pos", "_crd"))
+                    self.inputs[name] = array if index else array.astype(numbers(dtype))
         self.want = self._expected(dense, spare)
 
     def _expected(self, dense, spare):

@@ -1,13 +1,24 @@
 """Chains that are lowered and interpreted, against the exact sums."""
 
 import numpy as np
-from compiler_chains import SPMM, SPMV, positions
+from compiler_chains import SPMM, SPMV, positions, rows
 from compiler_tensors import Problem
 
 from sgap_jax.compiler import interp
 from sgap_jax.compiler.lower import lower
 from sgap_jax.compiler.schedule import Schedule
 
+ROWS = rows()
+LISTED_SIZES = {
+    **dict.fromkeys(ROWS, {"i": 37, "j": 29, "k": 11}),
+    **dict.fromkeys([name for name in ROWS if name[0] in "678"], {"i": 35, "j": 6, "k": 5, "l": 9}),
+    **dict.fromkeys(["15 TTM", "15 MTTKRP", "16"], {"i": 9, "j": 6, "k": 5, "l": 7}),
+    **dict.fromkeys(["8 order 4", "8 order 5"], {"i": 19, "j": 6, "k": 3, "l": 2, "m": 2, "n": 2}),
+    **dict.fromkeys(["S1", "S2", "S3", "S4"], {"i": 37, "j": 29, "k": 4}),
+    **dict.fromkeys(["V1", "V2"], {"i": 32, "j": 4, "k": 66}),
+    "12": {"i": 37, "j": 29, "k": 97},
+    "14": {"i": 19, "j": 100, "k": 13},
+}
 SMALL = {"i": 12, "j": 8, "k": 5, "l": 3}
 
 

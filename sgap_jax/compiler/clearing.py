@@ -84,7 +84,7 @@ class Clearing:
             return None
         loops = movement.leaves(first)
         around = list(itertools.takewhile(lambda loop: loop.var in loops, path))
-        if path[0].unit != CPU_THREAD or {loop.var for loop in around} != loops:
+        if not path or path[0].unit != CPU_THREAD or {loop.var for loop in around} != loops:
             return None
         if any(loop.unit == CPU_VECTOR for loop in around):
             return None  # rows side by side are cleared one after the other

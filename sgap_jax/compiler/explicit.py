@@ -45,13 +45,12 @@ def _without_scalars(body: Body) -> Body:
         case Forall():
             return dataclasses.replace(body, body=_without_scalars(body.body))
         case Where(Assignment(target, (scalar,), op) as whole, producer):
+            producer = _without_scalars(producer)  # one may be the sum of another
             (_, part), *others = paths(producer)
             same = part.op in (op, None) and part.target == scalar and not scalar.indices
             if same and not others:
-                return _without_scalars(
-                    _with_assignment(producer, Assignment(target, part.factors, whole.op))
-                )
-            return Where(whole, _without_scalars(producer))
+                return _with_assignment(producer, Assignment(target, part.factors, whole.op))
+            return Where(whole, producer)
         case Where():
             return Where(_without_scalars(body.consumer), _without_scalars(body.producer))
     return _without_scalars(body.body)

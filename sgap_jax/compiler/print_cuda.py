@@ -136,18 +136,15 @@ class CudaText(CText):
     def expr(self, expr: Expr, binding: int = 0) -> str:
         match expr:
             case loopir.Binary("+" | "*" as op, left, right) if self.is_wrapped(expr):
-                return f"{WRAPPED[op]}({self.typed(left)}, {self.typed(right)})"
+                return f"{WRAPPED[op]}({self.expr(left)}, {self.expr(right)})"
         return super().expr(expr, binding)
 
     def is_wrapped(self, expr: Expr) -> bool:
         return self.wraps and self.kind(expr) == NUMBER
 
-    def typed(self, number: Expr) -> str:
-        """A literal is of int."""
-        text = self.expr(number)
-        return f"{self.number}({text})" if isinstance(number, loopir.Float) else text
-
     def literal(self, value: float) -> str:
+        if "char" in self.number:  # templates tell a literal, which is an int, from those
+            return f"({self.number}){super().literal(value)}"
         if self.wraps or math.isfinite(value):
             return super().literal(value)
         double = {math.inf: "0x7ff0000000000000", -math.inf: "0xfff0000000000000"}

@@ -180,4 +180,4 @@ class Recovery:
 
 
 def fits(extent: Range, parts: int) -> bool:
-    return extent.exact is not None and extent.exact % parts == 0
+    return extent.exact is not None and parts > 0 and extent.exact % parts == 0

@@ -70,12 +70,13 @@ class Tracking:
             begin = greatest(begin, whole.low)
         begin = self.recovery.named(f"{pos.position}_first", begin, scope)
         some: Expr | None = Binary("<", begin, whole.high)
-        if scope.masked:
+        if scope.masked and self._by_lane(pos):
             some = both(scope.live, some)
         else:
             scope.only_if(Binary("<", begin, whole.high))
             some = None
-        parents, place = [], begin
+        parents: list[tuple[int, str]] = []
+        place = begin
         for level in range(last, min(levels), -1):
             storage = self.recovery.storage
             assert storage is not None
@@ -84,7 +85,8 @@ class Tracking:
             elif storage.is_compressed(level):
                 above = self.ranges.level_range(first, level - 1, scope)
                 found: Expr = Search(storage.offsets(level), above.low, above.high, place)
-                if begin == whole.low:
+                # A first segment may be empty: the innermost parent steps over it at once.
+                if begin == whole.low and not (parents and storage.is_dense(level - 1)):
                     found = above.low
                 elif some is not None:
                     found = Select(some, found, ZERO)
@@ -160,7 +162,8 @@ class Tracking:
         assert storage is not None
         (level, name), rest = parents[0], parents[1:]
         end = Load(storage.offsets(level), add(Var(name), ONE))
-        condition = both(scope.live, Binary("==" if tracked.contiguous else ">=", place, end))
+        live = scope.live if self._by_lane(tracked.pos) else None
+        condition = both(live, Binary("==" if tracked.contiguous else ">=", place, end))
         assert condition is not None
         step: list[Stmt] = []
         if self._ends_sum(tracked, level):
@@ -207,7 +210,8 @@ class Tracking:
             elif storage.is_compressed(level):
                 within = self.ranges.level_range(first, level - 1, scope)
                 found = Search(storage.offsets(level), within.low, within.high, place)
-                above = self.recovery.named(self._name(level - 1), found, scope)
+                lanes = self._by_lane(pos)
+                above = self.recovery.named(self._name(level - 1), found, scope, lanes)
             elif storage.is_dense(level):
                 above = divide(place, storage.extents[level])
                 above = self.recovery.named(self._name(level - 1), above, scope)
@@ -217,6 +221,14 @@ class Tracking:
             if storage.is_dense(level - 1):
                 var = storage.variables[level - 1]
                 self.recovery.define(var, self._coordinate(level - 1, first, scope), scope)
+
+    def _by_lane(self, pos: Pos) -> bool:
+        """Whether the lanes of a group are at different positions. Where they are not, one that
+        takes no part has the coordinates of the others: they reduce into one element."""
+        storage = self.recovery.storage
+        assert storage is not None
+        first, _ = self.relations.levels_of(pos)
+        return any(map(self.recovery.by_lane, (pos.position, *storage.variables[:first])))
 
     def _name(self, level: int) -> str:
         var = self.relations.levels[level].name

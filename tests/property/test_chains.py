@@ -1,0 +1,68 @@
+"""Random expressions, formats, schedules and batches: loops that are lowered compute the expression
+in the interpreter, as machine code and as CUDA kernels; all others are refused."""
+
+import os
+import random
+
+import pytest
+from compiled_loops import call
+from compiled_operands import own_cache  # noqa: F401
+from compiler_tensors import numbers
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate, starts
+from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import strategies as st
+from random_chains import random_case
+
+from sgap_jax.compiler import interp, llvm
+from sgap_jax.compiler.print_cuda import launch_plan, rooms
+
+SLOW = [HealthCheck.too_slow]
+
+
+def law(part, examples, check, machines):
+    """`examples` cases: the same ones at each run, others with SGAP_SAMPLE_SEED."""
+    lowered = 0
+
+    @seed(f"{os.environ.get('SGAP_SAMPLE_SEED', '0')} {part}")
+    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW, database=None)
+    @given(st.integers(0, 2**32 - 1))
+    def holds(number):
+        nonlocal lowered
+        case = random_case(random.Random(number), machines)
+        if case is not None:
+            lowered += 1
+            note(f"{case.schedule} of {case.function.inputs} to {case.function.outputs}")
+            check(case)
+
+    holds()
+    assert lowered > examples // 4
+
+
+def on_cpu(case):
+    case.check(interp.run(case.function, case.inputs)[case.output.name])
+    if llvm.available():
+        (found,) = call(case.function, *case.inputs.values(), chunk=1, work=1 << 30)
+        case.check(found)
+
+
+def on_gpu(case):
+    case.check(interp.run(case.function, case.inputs)[case.output.name])
+    try:
+        launch = launch_plan(case.function)
+    except NotImplementedError:
+        return  # no single launch does it
+    result = [((room,), numbers(case.output.dtype)) for room in rooms(case.function)]
+    (found,) = emulate(launch, [*case.inputs.values(), *starts(case.function)], result)
+    case.check(found)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_chains_for_the_cpu(part):
+    law(part, 300, on_cpu, ("serial", "cpu", "cpu"))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_chains_for_a_gpu(part):
+    require_nvrtc()
+    law(part, 200, on_gpu, ("gpu",))
