@@ -16,6 +16,7 @@ INSTEAD = {
     "any": _DENSE,
     "argmax": _DENSE,
     "argmin": _DENSE,
+    "at": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
     "col": "A.asformat(COO).column_indices",
     "conj": "A.with_values(jnp.conj(A.values))",
     "conjugate": "A.with_values(jnp.conj(A.values))",
@@ -75,6 +76,17 @@ def no_truth() -> ValueError:
     return ValueError(
         "SparseArray: neither true nor false; A.nnz > 0 says whether it stores anything, "
         "A is not None whether there is one"
+    )
+
+
+def no_length() -> TypeError:
+    return TypeError("SparseArray: no len(): A.shape[0] counts rows, A.nnz what is stored")
+
+
+def no_assignment() -> TypeError:
+    return TypeError(
+        "SparseArray: nothing is assigned to; the nearest is A.with_values(A.values.at[p].set(x)), "
+        "which changes what is stored"
     )
 
 

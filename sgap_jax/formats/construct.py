@@ -183,10 +183,10 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
     fields = {"index_arrays": index_arrays, "transposed": transposed}
-    # jnp.array copies: an index array may be a view of the caller's, who may write to it later.
+    # Copies: an index array may be a view of the caller's, who may write to it later.
     # Under jit and in shard_map too the structure stays concrete: a sum may be added to again.
     with structure.concrete():
-        return {name: jax.tree.map(jnp.array, field) for name, field in fields.items()}
+        return structure.placed(fields)
 
 
 def _fiber_tree(
@@ -248,11 +248,13 @@ def from_arrays(
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
         with structure.concrete():  # as in index_fields
             arrays = [
-                a if isinstance(a, jax.Array) and a.dtype == jnp.int32 else jnp.array(c, jnp.int32)
+                a
+                if isinstance(a, jax.Array) and a.dtype == jnp.int32
+                else structure.placed(c.astype(np.int32))
                 for a, c in zip(given, (offsets, indices), strict=True)
             ]
             offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
-            transposed = jax.tree.map(jnp.array, transpose_structure(offsets, indices, inner))
+            transposed = structure.placed(transpose_structure(offsets, indices, inner))
     return {
         "values": checks.to_jax_values(values, None, what),
         "index_arrays": ((), tuple(arrays)),

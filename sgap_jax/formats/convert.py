@@ -185,15 +185,19 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     if format == A.format:
         return A
     require_unbatched(A, f"{what}: A")
-    if checks.is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
+    index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
+    if checks.is_traced(*index_arrays):
         return _converted(A, format, limit)
+    # Arrays that somebody put on a mesh stay there; no others come to be on one.
+    placed = structure.placed if all(map(structure.on_no_mesh, index_arrays)) else lambda tree: tree
     with structure.concrete():
-        if not checks.is_traced(A.values) and jax.typeof(A.values).sharding.mesh.empty:
-            return _converted(A, format, limit)
+        if not checks.is_traced(A.values) and structure.on_no_mesh(A.values):
+            return placed(_converted(A, format, limit))
         # Numbers from 1 on are converted in place of the values, and say where each comes from.
         numbers = structure.positions(A.nnz) + 1
         found = _converted(replace(A, values=numbers.reshape(A.values.shape)), format, limit)
         source = np.asarray(found.values)
+        found = placed(found)
     values = A.values
     if not (source.shape == values.shape and np.array_equal(source.reshape(-1), numbers)):
         taken = structure.whole(values).reshape(-1)[source - 1]

@@ -106,6 +106,12 @@ class Operators:
     def __bool__(self: Any) -> NoReturn:
         raise advice.no_truth()
 
+    def __len__(self: Any) -> NoReturn:
+        raise advice.no_length()
+
+    def __setitem__(self: Any, index: Any, value: Any) -> NoReturn:
+        raise advice.no_assignment()
+
     def __getitem__(self: Any, index: slice) -> SparseArray:
         """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
         where negative, cut at the ends. IndexError for any other index.

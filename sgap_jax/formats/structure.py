@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @contextmanager
@@ -20,6 +22,22 @@ def concrete() -> Iterator[None]:
     none = jax.sharding.AbstractMesh((), ())
     with jax.core.eval_context(), jax.sharding.use_abstract_mesh(none):
         yield
+
+
+def on_no_mesh(array: jax.Array) -> bool:
+    empty: bool = jax.typeof(array).sharding.mesh.empty
+    return empty
+
+
+def placed(tree: Any) -> Any:
+    """Concrete arrays as JAX's on no mesh; NumPy's are copied. Under `jax.set_mesh` a new array is
+    on its mesh; in shard_map, which has a mesh of its own, JAX refuses to index with it."""
+
+    def copied(x: Any) -> jax.Array:
+        array = x if isinstance(x, jax.Array) else jnp.array(x)
+        return array if on_no_mesh(array) else jax.device_put(np.array(array))
+
+    return jax.tree.map(copied, tree)
 
 
 def whole(values: jax.Array) -> jax.Array:

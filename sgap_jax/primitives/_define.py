@@ -323,7 +323,7 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     if hasattr(x, "todense"):  # ours, SciPy's, BCOO and BCSR
         kind = type(x).__name__
         raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
-    x = jnp.asarray(x)
+    x = as_numbers(op, name, x)
     fits = x.ndim == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(x.shape, shape, strict=True)
     )
@@ -333,8 +333,14 @@ def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     return x
 
 
+def as_numbers(op: str, name: str, x: Any) -> jax.Array:
+    if x is None or isinstance(x, str):
+        raise TypeError(f"{op}: {name} must be an array or a number, got {x!r}")
+    return jnp.asarray(x)
+
+
 def check_scale(op: str, scale: Any) -> jax.Array:
-    scale = jnp.asarray(scale)
+    scale = as_numbers(op, "scale", scale)
     if scale.ndim != 0 or jnp.issubdtype(scale.dtype, jnp.complexfloating):
         raise ValueError(
             f"{op}: scale must be a real scalar, got shape {list(scale.shape)} of {scale.dtype}"

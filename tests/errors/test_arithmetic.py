@@ -47,6 +47,8 @@ def of_shared_columns(A, offsets):
         (lambda: jax.jit(lambda A: A + OTHER)(A), ValueError, ["traced", "A.with_values(v)"]),
         (lambda: jax.jit(of_shared_columns)(A, OFFSETS), ValueError, ["traced"]),
         (lambda: A + batch(A), ValueError, ["second", "jax.vmap"]),
+        (lambda: len(A), TypeError, ["A.shape[0]", "A.nnz"]),
+        (lambda: A.__setitem__(0, 1.0), TypeError, ["A.values.at[p].set(x)"]),
         (lambda: A[2], IndexError, ["A[i:j]", "int", "A[i:i + 1]", "A.T[i:j].T"]),
         (lambda: A[1:3, 0], IndexError, ["tuple", "A.todense()"]),
         (lambda: A[DENSE > 0], IndexError, ["ndarray"]),
@@ -112,5 +114,5 @@ def test_what_is_said_to_be_there_is_there(name):
         getattr(A, name)
     expression = re.split(", or |, which ", INSTEAD[name])[0]
     B = A if name == "multiply" else A.T.todense()
-    names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "s": 0.0}
+    names = {"A": A, "B": B, "n": 2, "i": 1, "j": 1, "r": 2, "c": 2, "p": 0, "s": 0.0, "x": 1.0}
     assert eval(expression, globals() | names) is not None

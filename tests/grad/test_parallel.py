@@ -4,13 +4,27 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from battery import BATTERY, array
 from differentiable_ops import CASES, close, function_of, normal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import CSR, CVS, Reference, gspmm, row_max, sddmm, sparse_softmax, spmm
+from sgap_jax import (
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    Reference,
+    SparseArray,
+    gspmm,
+    row_max,
+    sddmm,
+    sparse_softmax,
+    spmm,
+)
 
 A = array(BATTERY["skewed"], jnp.float64)
 B = normal(A.shape[1], 6)
@@ -108,3 +122,28 @@ def test_the_reference_of_other_ops_under_explicit_sharding(format):
     with jax.set_mesh(mesh):
         x, b = (jax.device_put(y, NamedSharding(mesh, P(None, "x"))) for y in (X, B))
         close(jax.jit(jax.grad(loss, (0, 1, 2)))(S.values, x, b), expected)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("format", [CSR, COO, CVS(2), CSF(2)], ids=str)
+def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
+    """Their index arrays would be on the mesh of `set_mesh`, and shard_map has another one."""
+    dense = np.asarray(A.todense())
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType[kind],))
+
+    def f(v, b):
+        made = SparseArray.from_dense(dense, format=format)
+        other = outside.with_values(v)
+        parts = (made, other, other + made, other[2:], other.asformat(CSC), other.asformat(CVS(3)))
+        return sum(jnp.sum((part.todense() @ b) ** 2, axis=0) for part in parts)
+
+    loss = lambda v, b, f=f: jnp.sum(jnp.sin(f(v, b)))
+    outside = SparseArray.from_dense(dense, format=format)
+    v = outside.values
+    expected = loss(v, B), jax.grad(loss)(v, B)
+    with jax.set_mesh(mesh):
+        outside = SparseArray.from_dense(dense, format=format)
+        b = jax.device_put(B, NamedSharding(mesh, P(None, "x")))
+        sharded = jax.shard_map(f, mesh=mesh, in_specs=(P(), P(None, "x")), out_specs=P("x"))
+        run = lambda v, b: loss(v, b, sharded)
+        close((jax.jit(run)(v, b), jax.jit(jax.grad(run))(v, b)), expected)
