@@ -12,6 +12,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
+from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
 from sgap_jax.nn.graph_conv import GLOROT
@@ -160,7 +161,7 @@ def graph_attention(
     dropout: Callable[[jax.Array], jax.Array],
     schedule: Schedule | None,
 ) -> jax.Array:
-    h = spmm(x, kernel) if isinstance(x, SparseArray) else x @ kernel
+    h = structure.whole(spmm(x, kernel) if isinstance(x, SparseArray) else x @ kernel)
     leading, n, (heads, size) = h.shape[:-2], h.shape[-2], to.shape
     batch = math.prod(leading)
     # [batch * heads, n, size]: to the operations a batch and the heads are the same.

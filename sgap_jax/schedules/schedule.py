@@ -26,6 +26,8 @@ class Schedule:
     @staticmethod
     def parse(text: str) -> Schedule:
         """The schedule that prints as `text`, such as {<1/8 row, 4 col>, 8}; else ScheduleError."""
+        if not isinstance(text, str):
+            raise ScheduleError(f"expected the text of a schedule, got {text!r}")
         # A base that several classes complete explains nothing: no text is of that class alone.
         # Of one name the class of this package comes last, and stays; else the last that was made.
         kinds = {
@@ -75,10 +77,14 @@ class Schedule:
                 "schedule=None or Reference() runs there"
             )
         if problem.dtype not in KERNEL_DTYPES:
-            others = ", or use einsum" if problem.op in ("spmm", "sddmm") else ""
+            others = " or pass schedule=Reference()"
+            if problem.op in ("spmm", "sddmm"):
+                others += ", or use einsum"
+            if problem.dtype == "bool":  # JAX adds and multiplies none
+                others = ""
             raise NotImplementedError(
                 f"{problem.op}: no kernel for dtype {problem.dtype}; "
-                f"cast to one of {', '.join(KERNEL_DTYPES)} or pass schedule=Reference(){others}"
+                f"cast to one of {', '.join(KERNEL_DTYPES)}{others}"
             )
 
     def derived(self) -> Schedule | None:

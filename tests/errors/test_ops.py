@@ -194,6 +194,13 @@ def test_a_dtype_without_a_kernel_names_what_would_run(dtype):
     np.testing.assert_allclose(einsum("ij,jk->ik", a, b), a.todense() @ b, rtol=1e-5, atol=1e-5)
 
 
+def test_bool_is_sent_nowhere_that_refuses_it():
+    mask = A.astype(bool)
+    for call in (lambda: spmm(mask, B.astype(bool)), lambda: row_sum(mask)):
+        with pytest.raises(NotImplementedError, match=r"bfloat16, float16\s"):
+            call()
+
+
 def test_more_than_two_dimensions():
     coords = np.array([[0, 1, 2], [1, 0, 0]])
     from sgap_jax import COO
@@ -227,6 +234,12 @@ def test_a_tile_that_the_op_cannot_obey_is_refused():
     f = jax.jit(lambda B: spmm(A, B, schedule=CpuTile()))
     with pytest.raises(NotImplementedError, match="platform"):
         f.trace(B).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize("text", [None, CpuTile(), b"CpuTile()"])
+def test_only_text_is_parsed(text):
+    with pytest.raises(ScheduleError, match="expected the text of a schedule"):
+        Schedule.parse(text)
 
 
 def test_schedules_are_values():

@@ -238,6 +238,15 @@ def test_attention(concat, heads):
     close(layer(S, SparseArray.from_dense(X)), attention_by_hand(layer, A, X))
 
 
+@pytest.mark.parametrize("make", [convolution, attention])
+def test_features_of_explicit_sharding(make):
+    S, x, layer = SparseArray.from_dense(np.eye(6) + np.eye(6, k=2)), features()[:6], make()
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    expected = layer(S, x)
+    with jax.set_mesh(mesh):
+        close(layer(S, jax.device_put(x, jax.P("x"))), expected)
+
+
 @pytest.mark.parametrize("leading", [(), (2,), (0,), (2, 0)])
 @pytest.mark.parametrize("nodes", [0, 3])
 def test_batches_of_none_and_graphs_without_nodes(leading, nodes):
