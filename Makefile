@@ -34,7 +34,7 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
+  sanitize-address sanitize-thread gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables clean moved-modules
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour; RESULTS=folder"
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make gpu-octets on an NVIDIA GPU: column vectors on tensor cores; RESULTS=folder"
@@ -136,6 +137,10 @@ gpu-install:
 	$(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --upgrade --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake \
 	  --config-settings=cmake.define.SGAP_CUBINS_FOR=$$gpu . && echo "$$built" > $(GPU_SITE)/built
+
+# One that fails does not keep the others from running.
+gpu:
+	$(MAKE) --keep-going --jobs=1 gpu-test gpu-bench gpu-octets gpu-attention gpu-figures gpu-tables
 
 gpu-test: gpu-install
 	SGAP_GPU_RESULTS="$(abspath $(RESULTS))" $(GPU_RUN) -m pytest tests/gpu -rs -p no:cacheprovider \

@@ -13,7 +13,8 @@ case "$*" in
   *"import jax"*) test -n "$STANDIN_GPU" && echo sm_90 || { echo no driver >&2; exit 1; } ;;
   -VV) echo "Python $STANDIN_VERSION" ;;
   *) echo "seconds=$SGAP_GPU_SECONDS/$SGAP_GPU_RUNS $*" >> "$STANDIN_LOG"
-    mkdir -p "$STANDIN_SITE" ;;
+    mkdir -p "$STANDIN_SITE"
+    test -z "$STANDIN_FAILS" || case "$*" in *"$STANDIN_FAILS"*) exit 1 ;; esac ;;
 esac
 """
 
@@ -62,6 +63,15 @@ def test_the_runs_of_a_target_share_its_time(make):
     _, both = make("gpu-octets", "GPU_SECONDS=100")
     assert [line.split()[:3] for line in both] == [
         ["seconds=100/2", "-m", f"benchmarks.gpu.{name}"] for name in ("octets", "octets_sddmm")
+    ]
+
+
+def test_all_of_them_whatever_one_does(make):
+    done, (_, *asked) = make("gpu", STANDIN_FAILS="benchmarks.gpu.octets ")
+    assert done.returncode != 0
+    assert [next(word for word in line.split() if "gpu" in word) for line in asked] == [
+        "tests/gpu",
+        *(f"benchmarks.gpu.{name}" for name in ("run", "octets", "attention", "figures", "tables")),
     ]
 
 
