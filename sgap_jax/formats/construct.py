@@ -250,7 +250,7 @@ def from_arrays(
             arrays = [
                 a
                 if isinstance(a, jax.Array) and a.dtype == jnp.int32
-                else structure.placed(c.astype(np.int32))
+                else structure.placed(c.astype(np.int32, copy=False))
                 for a, c in zip(given, (offsets, indices), strict=True)
             ]
             offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
