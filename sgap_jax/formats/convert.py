@@ -59,7 +59,8 @@ def _well_formed(A: SparseArray) -> tuple[Any, Any]:
     taken for the largest up to it, as offsets are."""
     outer, inner = (A.shape[mode] for mode in A.format.modes)
     if A.format.levels[:2] == CSR.levels:
-        return structure.well_formed(*A.index_arrays[1], inner)
+        offsets, indices = A.index_arrays[1]
+        return structure.well_formed(offsets, indices, inner)
     (bounds, rows), (*offsets, indices) = A.index_arrays
     ends, rows = structure.well_formed(bounds, rows, outer)
     starts = structure.offsets_of_sorted(rows, outer, ends[1])

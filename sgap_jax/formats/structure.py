@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -115,6 +116,8 @@ def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
         call = jax.ffi.ffi_call("sgap_valid_offsets_v1", like, vmap_method="broadcast_all")
         return call(offsets, nnz=np.int64(nnz))
 
+    if jax.export.is_symbolic_dim(nnz):
+        return plain(offsets)
     return jax.lax.platform_dependent(offsets, cpu=kernel, default=plain)
 
 

@@ -135,13 +135,12 @@ def well_formed(A: SparseArray) -> SparseArray:
     where they were checked, else see formats/structure.py."""
     if A.is_checked:
         return A
-    assert A.transposed is not None
     outer, inner = grid(A.shape, A.format)
-    return replace(
-        A,
-        index_arrays=((), structure.well_formed(*A.index_arrays[1], inner)),
-        transposed=structure.well_formed_transpose(A.transposed, outer),
-    )
+    transposed = A.transposed
+    if transposed is not None:
+        transposed = structure.well_formed_transpose(transposed, outer)
+    levels = ((), structure.well_formed(*A.index_arrays[1], inner))
+    return replace(A, index_arrays=levels, transposed=transposed)
 
 
 def split_blocks(A: SparseArray) -> SparseArray:
@@ -177,9 +176,7 @@ def _split(A: SparseArray) -> tuple[SparseArray, Any]:
         columns = jnp.where(columns < inner, columns, 0)
     lanes = _offsets_of_lanes(column_offsets, width, inner)
     transposed = (lanes, rows[source // width], number)
-    fields = structure.as_fields(
-        ((), (vector_offsets, columns)), transposed, checked=A.is_checked
-    )
+    fields = structure.as_fields(((), (vector_offsets, columns)), transposed, checked=A.is_checked)
     split = replace(A, values=values, **fields, format=Format(A.format.levels[:3], A.format.order))
     return split, to
 

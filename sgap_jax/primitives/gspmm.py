@@ -211,14 +211,11 @@ def _reference(
     return jax.vmap(one)(messages)[: 1 + positions]
 
 
-def _compact(
-    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, checked: bool, **params: Any
-) -> list:
-    arrays, entry, _ = compact_structure(shape, transpose, None, arrays)
-    values = values if transpose else values[:, entry]
-    params |= dict(shape=shape, transpose=transpose, checked=True)
-    best, *arg = bind(gspmm_p, values, x, *arrays, **params)
-    return [best, *(a if transpose else jnp.where(a < 0, a, entry[a]) for a in arg)]
+def _compact(values: Any, x: Any, *arrays: Any, shape: Any, **params: Any) -> list:
+    arrays, entry, _ = compact_structure(shape, None, arrays)
+    params |= dict(shape=shape, checked=True)
+    best, *arg = bind(gspmm_p, values[:, entry], x, *arrays, **params)
+    return [best, *(jnp.where(a < 0, a, entry[a]) for a in arg)]
 
 
 def _cpu(

@@ -138,7 +138,7 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
-# `checked` says that the index arrays were checked; of others formats/structure.py says what counts.
+# `checked`: the index arrays were; which entries of others take part says formats/structure.py.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -200,15 +200,12 @@ def _compact(
     x: Any,
     *arrays: Any,
     shape: tuple[int, int],
-    transpose: bool,
     vector_length: int | None,
-    checked: bool,
     **params: Any,
 ) -> Any:
-    arrays, entry, _ = compact_structure(shape, transpose, vector_length, arrays)
-    values = values if transpose else values[:, entry]
-    params |= dict(transpose=transpose, vector_length=vector_length)
-    return _bind(values, x, *arrays, shape=shape, checked=True, **params)
+    arrays, entry, _ = compact_structure(shape, vector_length, arrays)
+    params |= dict(shape=shape, vector_length=vector_length, checked=True)
+    return _bind(values[:, entry], x, *arrays, **params)
 
 
 def kernel_operands(
