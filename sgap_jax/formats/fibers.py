@@ -26,7 +26,7 @@ def _levels(A: SparseArray) -> list[tuple[Any, ...]]:
         return list(A.index_arrays)
     sizes = [A.shape[mode] for mode in A.format.modes]
     return [
-        structure.well_formed(*level, size) if level else ()
+        structure.well_formed(level[0], level[1], size) if level else ()
         for level, size in zip(A.index_arrays, sizes, strict=True)
     ]
 

@@ -139,7 +139,8 @@ def well_formed(A: SparseArray) -> SparseArray:
     transposed = A.transposed
     if transposed is not None:
         transposed = structure.well_formed_transpose(transposed, outer)
-    levels = ((), structure.well_formed(*A.index_arrays[1], inner))
+    offsets, indices = A.index_arrays[1]
+    levels = ((), structure.well_formed(offsets, indices, inner))
     return replace(A, index_arrays=levels, transposed=transposed)
 
 
