@@ -49,7 +49,8 @@ class SparseArray(Operators):
     Entries from offsets[-1] on are padding: every operation ignores them.
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
-    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants.
+    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants,
+    which make the program large.
     `==` and hash go by identity.
     """
 

@@ -36,12 +36,12 @@ def used_nodes(A: SparseArray) -> list[Any]:
 def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
     """How many entries are not padding, and the coordinate of each entry on each level."""
     node, coordinates = structure.positions(A.nnz), []
-    for level in reversed(A.index_arrays):
+    for depth, level in enumerate(reversed(A.index_arrays)):
         if not level:
             coordinates.append(node)
             break
         offsets, indices = level
-        coordinates.append(indices[node])
+        coordinates.append(indices[node] if depth else indices)  # the last nodes are the entries
         node = structure.segment_of_entry(offsets, indices.shape[0])[node]
     return used_nodes(A)[-1], coordinates[::-1]
 

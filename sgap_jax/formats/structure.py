@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -49,6 +50,19 @@ def whole(values: jax.Array) -> jax.Array:
     return jax.sharding.reshard(values, sharding.update(spec=jax.P(*[None] * values.ndim)))
 
 
+def unfolded(tree: Any) -> Any:
+    """The same arrays, but XLA does not see that those of a captured matrix are constants. It would
+    expand them while it compiles, in an interpreter: 10 s for a million entries. Costs nothing when
+    the program runs."""
+    # Each by itself: what nothing uses is still dropped.
+    return jax.tree.map(jax.lax.optimization_barrier, tree)
+
+
+def unfolded_structure(A: Any) -> Any:
+    """A SparseArray over index arrays that are `unfolded`: for functions under `jax.jit`."""
+    return replace(A, index_arrays=unfolded(A.index_arrays), transposed=unfolded(A.transposed))
+
+
 def positions(nnz: int) -> jax.Array:
     """0 .. nnz-1 as int32."""
     return jnp.arange(nnz, dtype=jnp.int32)
@@ -57,12 +71,14 @@ def positions(nnz: int) -> jax.Array:
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
     # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
+    offsets = unfolded(offsets)
     marks = jnp.zeros(nnz, jnp.int32).at[offsets[1:-1]].add(1, mode="drop")
     return jnp.cumsum(marks, dtype=jnp.int32)
 
 
 def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
     """[size + 1] offsets that count how often each index occurs among the first `used` entries."""
+    used = unfolded(used)  # smaller than the indices, which are not copied where nothing is traced
     counted = jnp.where(positions(indices.shape[0]) < used, indices, size) + 1
     counts = jnp.zeros(size + 1, jnp.int32).at[counted].add(1, mode="drop")
     return jnp.cumsum(counts, dtype=jnp.int32)
@@ -82,7 +98,7 @@ def transpose_structure(
     A stable sort by index keeps the segments ascending; padding sorts behind everything.
     """
     nnz = indices.shape[0]
-    used = offsets[-1]
+    used = unfolded(offsets[-1])
     key = jnp.where(positions(nnz) < used, indices, size)
     permutation = jnp.argsort(key, stable=True).astype(jnp.int32)
     segments = segment_of_entry(offsets, nnz)

@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
-from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.formats.structure import positions, segment_of_entry, unfolded
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.runtime.kernel_call import KernelCall
@@ -58,7 +58,12 @@ def define(
         # Plain JAX asks every step on operands with explicit sharding for that of its result: here
         # they are taken whole, as by a kernel.
         whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        rule = mlir.lower_fun(partial(function, **params), multiple_results)
+        count = data if isinstance(data, int) else data(params)
+
+        def expanded(*operands: Any) -> Any:
+            return function(*operands[:count], *unfolded(operands[count:]), **params)
+
+        rule = mlir.lower_fun(expanded, multiple_results)
         return rule(ctx.replace(avals_in=whole), *operands)
 
     reference_rule = partial(plain_rule, reference)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.structure import unfolded
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -282,7 +283,7 @@ def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tup
 
 
 def _longest_first(offsets: Any) -> Any:
-    return jnp.argsort(jnp.diff(offsets), descending=True).astype(offsets.dtype)
+    return jnp.argsort(jnp.diff(unfolded(offsets)), descending=True).astype(offsets.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
