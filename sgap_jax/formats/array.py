@@ -295,6 +295,7 @@ class SparseArray(Operators):
         """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
         stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
         the values."""
+        checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
     def todense(self) -> jax.Array:
