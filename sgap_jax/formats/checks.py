@@ -135,6 +135,18 @@ def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
     return indices
 
 
+def saturated(integers: Any) -> jax.Array:
+    """int32 of integers of any width, NumPy's or traced: cast, they would wrap. An index that is
+    out of range stays so, and an offset or a length that is beyond all others stays that."""
+    integers = as_array(integers)
+    unsigned = jnp.issubdtype(integers.dtype, jnp.unsignedinteger)
+    if integers.dtype.itemsize > 4 or (unsigned and integers.dtype.itemsize == 4):
+        # NumPy's by NumPy: without x64 jnp.asarray would wrap them first.
+        clip: Any = jnp.clip if isinstance(integers, jax.Array) else np.clip
+        integers = clip(integers, 0 if unsigned else -1, INT32_MAX)
+    return jnp.asarray(integers, jnp.int32)
+
+
 def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:
     """Every index in 0 .. size-1; the first offender is named."""
     if indices.size == 0:

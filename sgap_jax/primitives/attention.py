@@ -84,7 +84,8 @@ def sparse_attention(
       sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
       is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
         as the stored entries: `masks.causal` makes a pattern that stores few of them.
-      key_value_seq_lengths: int32 [B] or a scalar; leave out keys from this one on (padding).
+      key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
+        One beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
         on CUDA an `AttentionTile`.
