@@ -75,7 +75,8 @@ def outer_offsets(A: SparseArray) -> jax.Array:
     (bounds, outer), (offsets, _) = A.index_arrays
     size = A.shape[A.format.modes[0]]
     lengths = jnp.diff(offsets)
-    row = jnp.where(structure.positions(outer.shape[0]) < bounds[1], outer, size)
+    used = structure.unfolded(bounds[1])
+    row = jnp.where(structure.positions(outer.shape[0]) < used, outer, size)
     counts = jnp.zeros(size + 1, jnp.int32).at[row + 1].add(lengths, mode="drop")
     return jnp.cumsum(counts, dtype=jnp.int32)
 

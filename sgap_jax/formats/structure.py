@@ -70,6 +70,8 @@ def positions(nnz: int) -> jax.Array:
 
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
+    if offsets.shape[0] == 2:  # one segment, as of COO: nothing is summed
+        return jnp.zeros(nnz, jnp.int32)
     # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
     offsets = unfolded(offsets)
     marks = jnp.zeros(nnz, jnp.int32).at[offsets[1:-1]].add(1, mode="drop")

@@ -41,7 +41,7 @@ OPAQUE = ("stablehlo.optimization_barrier", "stablehlo.custom_call")
 
 def expansions_of_constants(function, *operands):
     """Steps of the program whose operands are all known when it is compiled, and whose results are
-    as large as an index array."""
+    as large as an array of offsets."""
     module = jax.jit(function).lower(*operands).compiler_ir("stablehlo")
     functions = {op.attributes["sym_name"].value: op for op in module.body.operations}
     found = []
@@ -63,7 +63,7 @@ def expansions_of_constants(function, *operands):
             if fixed and name not in OPAQUE:
                 known |= set(op.results)
                 sizes = [np.prod(x.type.shape) for x in op.results]
-                if name in EXPANSIONS and max(sizes) >= 100:
+                if name in EXPANSIONS and max(sizes) >= M // 4:
                     found.append(str(op)[:200])
         return []
 
