@@ -58,7 +58,8 @@ class SparseArray(Operators):
     Entries from offsets[-1] on are padding: every operation ignores them.
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
-    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants.
+    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants,
+    which make the program large.
     `==` and hash go by identity.
     """
 
@@ -310,6 +311,7 @@ class SparseArray(Operators):
         """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
         stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
         the values."""
+        checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
     def todense(self) -> jax.Array:

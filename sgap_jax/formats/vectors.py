@@ -160,7 +160,7 @@ def join_blocks(A: SparseArray, values: Any) -> Any:
 @jax.jit
 def _split(A: SparseArray) -> tuple[SparseArray, Any]:
     """See `split_blocks`; and where vector j of block p, number p c + j, went (None: nowhere)."""
-    A = well_formed(A)
+    A = structure.unfolded_structure(well_formed(A))
     assert A.transposed is not None
     (offsets, indices), (column_offsets, rows, permutation) = A.index_arrays[1], A.transposed
     (height, width), inner = tile(A.format), A.shape[A.format.modes[1]]
@@ -196,7 +196,7 @@ def positions(A: SparseArray) -> tuple[Any, Any]:
 
     "Row" is the outer mode; numbers past the end of the matrix, and padding, get ceil(m / V) V.
     """
-    offsets, indices = well_formed(A).index_arrays[1]
+    offsets, indices = structure.unfolded(well_formed(A).index_arrays[1])
     length, count = A.format.vector_length, indices.shape[0]
     assert length is not None
     block = structure.segment_of_entry(offsets, count)
@@ -256,7 +256,7 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 def expand(A: SparseArray) -> SparseArray:
     """CSR of CVS(V) and BCSR(r, c) (CSC of transposes): every number that is inside the matrix an
     entry, zeros included."""
-    A = well_formed(split_blocks(A))
+    A = structure.unfolded_structure(well_formed(split_blocks(A)))
     offsets, indices = A.index_arrays[1]
     length = A.format.vector_length
     assert length is not None

@@ -21,6 +21,7 @@ from sgap_jax.formats.structure import (
     compacted,
     positions,
     segment_of_entry,
+    unfolded,
     well_formed,
     well_formed_transpose,
 )
@@ -68,7 +69,12 @@ def define(
         # Plain JAX asks every step on operands with explicit sharding for that of its result: here
         # they are taken whole, as by a kernel.
         whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        rule = mlir.lower_fun(partial(function, **params), multiple_results)
+        count = data if isinstance(data, int) else data(params)
+
+        def expanded(*operands: Any) -> Any:
+            return function(*operands[:count], *unfolded(operands[count:]), **params)
+
+        rule = mlir.lower_fun(expanded, multiple_results)
         return rule(ctx.replace(avals_in=whole), *operands)
 
     reference_rule = partial(plain_rule, reference)
@@ -352,7 +358,7 @@ def entries_that_count(A: SparseArray) -> Any:
     padding."""
     offsets, indices = A.index_arrays[1]
     if A.is_checked:
-        return positions(indices.shape[0]) < offsets[-1]
+        return positions(indices.shape[0]) < unfolded(offsets[-1])
     return well_formed(offsets, indices, vectors.grid(A.shape, A.format)[1])[1] >= 0
 
 

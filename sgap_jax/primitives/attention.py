@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
@@ -85,7 +86,8 @@ def sparse_attention(
       sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
       is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
         as the stored entries: `masks.causal` makes a pattern that stores few of them.
-      key_value_seq_lengths: int32 [B] or a scalar; leave out keys from this one on (padding).
+      key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
+        One beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
         on CUDA an `AttentionTile`.
@@ -105,6 +107,8 @@ def sparse_attention(
     """
     op = "sparse_attention"
     check_schedule(op, schedule)
+    is_causal = check_flag(is_causal, "is_causal", op)
+    return_lse = check_flag(return_lse, "return_lse", op)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
     for i, one in enumerate(heads):
         check_sparse(op, "pattern", one)
@@ -128,7 +132,7 @@ def sparse_attention(
         number = float(scale)
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     sinks = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))
-    params = dict(scale=number, is_causal=bool(is_causal), schedule=schedule)
+    params = dict(scale=number, is_causal=is_causal, schedule=schedule)
     if len(heads) == 1 or all(one is heads[0] for one in heads):
         if isinstance(bias, Sequence) and len(heads) > 1:
             bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -88,9 +89,10 @@ def gspmm(
     check_schedule("gspmm", schedule)
     check_choice("gspmm", "op", op, OPS)
     check_choice("gspmm", "reduce", reduce, REDUCTIONS)
+    transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
     X = check_dense("gspmm", "X", X, (rows, "n"))
-    return _gspmm(A, X, op=op, reduce=reduce, transpose=bool(transpose), schedule=schedule)
+    return _gspmm(A, X, op=op, reduce=reduce, transpose=transpose, schedule=schedule)
 
 
 def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:

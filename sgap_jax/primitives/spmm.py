@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.structure import unfolded
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -86,9 +88,10 @@ def spmm(
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
+    transpose = check_flag(transpose, "transpose", "spmm")
     rows = A.shape[0] if transpose else A.shape[1]
     B = check_dense("spmm", "B", B, (rows, "n"))
-    return _spmm(A, B, transpose=bool(transpose), schedule=schedule)
+    return _spmm(A, B, transpose=transpose, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
@@ -126,8 +129,9 @@ def spmv(
     """
     check_sparse("spmv", "A", A)
     check_schedule("spmv", schedule)
+    transpose = check_flag(transpose, "transpose", "spmv")
     x = check_dense("spmv", "x", x, (A.shape[0] if transpose else A.shape[1],))
-    return _spmv(A, x, transpose=bool(transpose), schedule=schedule)
+    return _spmv(A, x, transpose=transpose, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
@@ -301,7 +305,7 @@ def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tup
 
 
 def _longest_first(offsets: Any) -> Any:
-    return jnp.argsort(jnp.diff(offsets), descending=True).astype(offsets.dtype)
+    return jnp.argsort(jnp.diff(unfolded(offsets)), descending=True).astype(offsets.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
