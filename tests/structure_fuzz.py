@@ -141,7 +141,7 @@ OPERATIONS = {
     "attention_bias": lambda A, B, s: attention(A, B, s, bias=A.values, is_causal=True),
     "einsum": lambda A, B, s: einsum("ij,jk->ik", A, B, schedule=s),
     "todense": lambda A, B, s: A.todense(),
-    "sums": lambda A, B, s: A.sum(0) + A.diagonal().sum() + A.row_lengths.sum(),
+    "sums": lambda A, B, s: A.sum(0) + A.diagonal().sum() + A.row_lengths.sum().astype(A.dtype),
     "converted": lambda A, B, s: A.asformat(CSC).asformat(COO).asformat(CSR).todense(),
 }
 ONE_FORMAT = ("CSR", "CVS", "BCSR")  # of attention
