@@ -147,9 +147,10 @@ class SparseArray(Operators):
         BCSR(r, c), taken as they are.
 
         Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
-        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: pass
-        it through `checked()` if it may be wrong. What nnz exceeds row_offsets[m] by is padding.
-        What vectors and blocks hold outside the matrix is ignored: NaN there reaches nothing.
+        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: an
+        entry that is not valid takes no part in any operation, or is an error with `checked()`.
+        What nnz exceeds row_offsets[m] by is padding. What vectors and blocks hold outside the
+        matrix is ignored: NaN there reaches nothing.
         """
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
 
@@ -338,9 +339,9 @@ class SparseArray(Operators):
         """This array after a check of its structure.
 
         Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
-        fails (ValueError or JaxRuntimeError) before anything reads out of bounds; the transpose is
-        derived anew from what was checked. NotImplementedError for traced COO and CSF and for other
-        platforms.
+        fails (ValueError or JaxRuntimeError) before anything is computed of it; the transpose is
+        derived anew from what was checked. The result's `is_checked` is True. NotImplementedError
+        for traced COO and CSF and for other platforms.
         """
         return checked.checked(self)
 

@@ -1,5 +1,5 @@
-"""Index arrays that nobody checked, right and wrong: a slice of `make fuzz` (structure_fuzz.py), the
-same on CUDA's kernels in the emulator, and what says that an array was checked."""
+"""Index arrays that nobody checked: a slice of `make fuzz` (structure_fuzz.py), the same on CUDA's
+kernels in the emulator, and what says that an array was checked."""
 
 import dataclasses
 
