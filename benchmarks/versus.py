@@ -1,0 +1,115 @@
+"""This installation against another one: python -m benchmarks.versus OTHER_PYTHON --out results
+
+Two interpreters, each with its own sgap_jax, take turns at the same calls: blocks of about 50 ms in
+alternating order, a time being the median over rounds of the median in a block. The ratio is time
+here over time there. For what no one process can hold, such as kernels before and after a change.
+"""
+
+import argparse
+import csv
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+from benchmarks import problems
+
+N = (1, 32, 128)
+OPS = ("spmm", "spmm_transpose", "sddmm", "gradient")
+BLOCK_SECONDS = 0.05
+ROUNDS = 9
+
+
+def calls(op: str, name: str, n: int):
+    """A call of `op` on a problem, without arguments."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from sgap_jax import SparseArray, sddmm, spmm
+
+    (problem,) = problems.select(names=[name])
+    A = SparseArray.from_scipy(problem.build())
+    draw = np.random.default_rng(2).standard_normal
+    X, B = (jnp.asarray(draw((size, n)), jnp.float32) for size in A.shape)
+    total = lambda v, B, A: jnp.sum(spmm(A.with_values(v), B) ** 2)  # noqa: E731
+    function, operands = {
+        "spmm": (lambda A, B: spmm(A, B), (A, B)),
+        "spmm_transpose": (lambda A, X: spmm(A, X, transpose=True), (A, X)),
+        "sddmm": (lambda A, X, B: sddmm(A, X, B).values, (A, X, B)),
+        "gradient": (jax.value_and_grad(total, argnums=(0, 1)), (A.values, B, A)),
+    }[op]
+    compiled = jax.jit(function)
+    return lambda: jax.block_until_ready(compiled(*operands))
+
+
+def work() -> None:
+    """Times the case of each line of the input for a block, and answers with the median."""
+    held, call = None, None
+    for line in sys.stdin:
+        case = json.loads(line)
+        if case != held:
+            held, call = case, calls(*case)
+            call()
+        times, end = [], time.perf_counter() + BLOCK_SECONDS
+        while not times or time.perf_counter() < end:
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        print(statistics.median(times), flush=True)
+
+
+def start(python: str) -> subprocess.Popen:
+    command = [python, "-m", "benchmarks.versus", "--worker"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=problems.ROOT, **pipes)
+
+
+def ask(worker: subprocess.Popen, case: list) -> float:
+    worker.stdin.write(json.dumps(case) + "\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", nargs="?", help="a Python with another sgap_jax")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--problems", nargs="+")
+    parser.add_argument("--n", nargs="+", type=int, default=N)
+    parser.add_argument("--ops", nargs="+", default=OPS, choices=OPS)
+    parser.add_argument("--out", type=pathlib.Path, help="a folder: writes versus.csv")
+    args = parser.parse_args()
+    if args.worker:
+        return work()
+    if not args.other:
+        parser.error("OTHER_PYTHON is missing")
+    workers, rows = [start(sys.executable), start(args.other)], []
+    names = [problem.name for problem in problems.select(names=args.problems)]
+    for op, n, name in ((op, n, name) for op in args.ops for n in args.n for name in names):
+        case, times = [op, name, n], ([], [])
+        for i in range(ROUNDS + 1):
+            for turn in (0, 1) if i % 2 else (1, 0):
+                times[turn].append(ask(workers[turn], case))
+        here, there = (statistics.median(found[1:]) * 1e6 for found in times)  # the first compiles
+        rows.append(
+            dict(op=op, problem=name, n=n, here_us=here, there_us=there, ratio=here / there)
+        )
+        print(f"{op} {name} n={n}: {here:.1f} us, {there:.1f} us, {here / there:.3f}", flush=True)
+    for n in args.n:
+        for op in args.ops:
+            logs = [math.log(row["ratio"]) for row in rows if (row["op"], row["n"]) == (op, n)]
+            print(f"{op} n={n}: mean ratio {math.exp(statistics.mean(logs)):.3f} of {len(logs)}")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with open(args.out / "versus.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
