@@ -1,6 +1,7 @@
 // FFI target sgap_attention_backward_cvs_v1.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace ffi = xla::ffi;
 // What a call owns until its last task is done.
 struct BackwardCall {
   AttentionBackwardArgs args;
+  StructureAndBias owned;
+  std::unique_ptr<char[]> dbias;  // of compacted vectors
   std::vector<int64_t> pieces;
   Workspace memory;
 };
@@ -58,7 +61,7 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   auto call = std::make_shared<BackwardCall>();
   AttentionBackwardArgs& args = call->args;
   args = {};
-  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal);
+  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal, &call->owned);
   const auto expect = [&](const char* name, ffi::AnyBuffer buffer, ffi::DataType of,
                           std::initializer_list<int64_t> shape) {
     if (error.empty()) error = Mismatch(name, buffer, of, shape);
@@ -102,6 +105,10 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const size_t element = AccumulatorBytes(args.dtype);
   if (wrt_bias) {
     args.dbias = dbias->untyped_data();
+    if (call->owned.structure.compact()) {
+      call->dbias.reset(new char[dbias->size_bytes()]);
+      args.dbias = call->dbias.get();
+    }
     const size_t used = size_t(blocks > 0 ? args.offsets[blocks] : 0) * args.length;
     for (int64_t i = 0; i < batch * args.heads && used < size_t(stored); ++i) {
       char* own = static_cast<char*>(args.dbias) + size_t(i) * stored * element;
@@ -134,9 +141,19 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   args.added = reinterpret_cast<uint8_t*>(memory + args.group * delta_bytes);
   call->pieces = CutPieces(args.offsets, blocks, pieces);
   args.piece_begin = call->pieces.data();
+  std::vector<int64_t> phases = PhasesOfGroups(args, /*phases=*/pieces, pieces);
+  const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
+  void* const result = wrt_bias ? dbias->untyped_data() : nullptr;
+  if (call->dbias) phases.push_back(1);
   return ParallelPhases(
-      pool, PhasesOfGroups(args, /*phases=*/pieces, pieces), 3 * MultiplyAdds(args),
-      [call, kernel = Kernels().attention_backward](int64_t task) { kernel(call->args, task); });
+      pool, phases, 3 * MultiplyAdds(args),
+      [call, tasks, result, kernel = Kernels().attention_backward](int64_t task) {
+        if (task < tasks) return kernel(call->args, task);
+        const AttentionBackwardArgs& args = call->args;
+        PutEntries(call->dbias.get(), args.batch * args.heads,
+                   size_t(args.length) * AccumulatorBytes(args.dtype),
+                   *call->owned.structure.compact(), result);
+      });
 }
 
 }  // namespace

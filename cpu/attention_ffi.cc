@@ -20,6 +20,7 @@ namespace ffi = xla::ffi;
 // What a call owns until its last task is done.
 struct AttentionCall {
   AttentionArgs args;
+  StructureAndBias owned;
   ProductPlan plan;
   Workspace memory;
 };
@@ -40,7 +41,7 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   auto call = std::make_shared<AttentionCall>();
   AttentionArgs& args = call->args;
   args = {};
-  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal);
+  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal, &call->owned);
   const ffi::DataType wide = WideType(q.element_type());
   error = Mismatch("out", *out, q.element_type(), {batch, args.rows, args.heads, args.value_depth});
   if (error.empty()) error = Mismatch("lse", *lse, wide, {batch, args.rows, args.heads});

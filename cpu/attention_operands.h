@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "attention.h"
 #include "ffi_arguments.h"
+#include "structure.h"
 
 namespace sgap {
 
@@ -18,6 +20,12 @@ constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as 
 struct Operands {
   xla::ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
   int64_t vector_length;
+};
+
+// What a call owns of them: a structure that is valid, and a bias of that.
+struct StructureAndBias {
+  ValidStructure structure;
+  std::unique_ptr<char[]> bias;
 };
 
 inline xla::ffi::DataType WideType(xla::ffi::DataType type) {
@@ -87,11 +95,10 @@ inline std::string Check(const Operands& in, int64_t batch) {
   return BadBatch("lengths", in.lengths, batch);
 }
 
-inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool is_causal) {
+inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool is_causal,
+                                 StructureAndBias* owned) {
   AttentionProblem out{};
   out.dtype = *ToDtype(in.q.element_type());
-  out.offsets = Ints(in.offsets);
-  out.indices = Ints(in.indices);
   out.q = in.q.untyped_data();
   out.batch = batch;
   out.rows = in.q.dimensions()[1];
@@ -117,6 +124,17 @@ inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale
   }
   out.scale = scale;
   out.is_causal = is_causal;
+  const int64_t blocks = in.offsets.dimensions()[0] - 1;
+  owned->structure = ValidStructure(
+      {Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
+  out.offsets = owned->structure.view().offsets;
+  out.indices = owned->structure.view().indices;
+  if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
+    const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
+    const auto shape = in.bias.dimensions();
+    owned->bias = TakeEntries(out.bias, shape[0] * shape[1], vector, compact->entries);
+    out.bias = owned->bias.get();
+  }
   return out;
 }
 

@@ -1,9 +1,11 @@
-// FFI target sgap_check_csr_v1: a structure that is only known at run time, checked before use.
+// Structures that are only known at run time. FFI targets sgap_check_csr_v1, which fails for one that
+// is wrong, and sgap_valid_offsets_v1, which makes offsets valid.
 #include <algorithm>
 #include <string>
 
 #include "ffi_arguments.h"
 #include "handlers.h"
+#include "structure.h"
 
 namespace sgap {
 namespace {
@@ -85,7 +87,29 @@ ffi::Error CheckHandler(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> ind
   return ffi::Error::Success();
 }
 
+// Offsets within 0 .. nnz that do not fall: each is the largest up to it, clamped.
+ffi::Error MakeOffsetsValidHandler(ffi::Buffer<ffi::S32> offsets,
+                               ffi::Result<ffi::Buffer<ffi::S32>> out, int64_t nnz) {
+  const auto shape = offsets.dimensions();
+  if (shape.size() < 1 || out->element_count() != offsets.element_count() || nnz < 0 ||
+      nnz > INT32_MAX) {
+    return ffi::Error::InvalidArgument("valid_offsets: expected offsets [..., n] and as many out");
+  }
+  const int64_t size = shape[shape.size() - 1];
+  const int64_t count = size > 0 ? int64_t(offsets.element_count()) / size : 0;
+  for (int64_t i = 0; i < count; ++i) {
+    MakeValid(offsets.typed_data() + i * size, size, nnz, out->typed_data() + i * size);
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(MakeOffsetsValid, MakeOffsetsValidHandler,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // offsets [..., n]
+                                  .Ret<ffi::Buffer<ffi::S32>>()  // valid ones
+                                  .Attr<int64_t>("nnz"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CheckCsr, CheckHandler,
                               ffi::Ffi::Bind()

@@ -62,6 +62,17 @@ inline int32_t* Ints(xla::ffi::AnyBuffer buffer) {
   return reinterpret_cast<int32_t*>(buffer.untyped_data());
 }
 
+inline size_t DtypeBytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat64:
+      return 8;
+    case Dtype::kFloat32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
 inline size_t AccumulatorBytes(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float);
 }

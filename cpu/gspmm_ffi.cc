@@ -10,6 +10,7 @@
 #include "parallel.h"
 #include "product_operands.h"
 #include "row_plan.h"
+#include "structure.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -25,6 +26,11 @@ struct GspmmCall {
   GspmmArgs args;
   ProductPlan plan;
   std::unique_ptr<int32_t[]> partial_arg;
+  int64_t tasks, work;
+
+  void Run(int64_t task) const { Kernels().gspmm(args, task); }
+  std::pair<int64_t, int64_t> Entries(int64_t task) const { return args.EntriesOf(task); }
+  void Finish(const CompactStructure&) const {}
 };
 
 std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -55,36 +61,39 @@ std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBu
 }
 
 // The call, of operands that CheckGspmm has passed.
-std::shared_ptr<GspmmCall> Plan(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                                ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
-                                ffi::AnyBuffer x, ffi::AnyBuffer y, int32_t* arg,
-                                int64_t chunk_nonzeros) {
+std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& structure,
+                                 int64_t batch, int64_t chunk_nonzeros) {
   auto call = std::make_shared<GspmmCall>();
   GspmmArgs& args = call->args;
-  SetOperands(values, offsets, indices, x, y, args);
-  args.fold = fold;
-  args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
-  args.picked = nullptr;
-  args.arg = arg;
-  AdviseHugePages(args.y, y.size_bytes());
-  if (arg) AdviseHugePages(arg, y.element_count() * sizeof(int32_t));
-  args.nnz = values.dimensions()[1];
-  args.picked_stride = 0;
-  const int64_t batch = y.dimensions()[0];
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  args.permutation = structure.permutation;
   const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch, piece);
-  if (arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
+  if (args.arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
   args.partial_arg = call->partial_arg.get();
+  call->tasks = batch * args.row_tasks;
+  const int64_t entries = args.offsets[args.m] + args.m;
+  call->work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);
   return call;
 }
 
-ffi::Future Run(ffi::ThreadPool& pool, std::shared_ptr<GspmmCall> call, int64_t batch) {
-  const GspmmArgs& args = call->args;
-  const int64_t entries = args.offsets[args.m] + args.m;
-  const int64_t work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);
-  return ParallelTasks(
-      pool, batch * args.row_tasks, work,
-      [call, kernel = Kernels().gspmm](int64_t task) { kernel(call->args, task); });
+GspmmArgs Operands(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer x, ffi::AnyBuffer y) {
+  GspmmArgs args = {};
+  SetOperands(values, x, y, args);
+  args.fold = fold;
+  args.nnz = values.dimensions()[1];
+  AdviseHugePages(args.y, y.size_bytes());
+  return args;
+}
+
+ffi::Future Run(ffi::ThreadPool& pool, const GspmmArgs& args, const Structure& structure,
+                int64_t batch, int64_t chunk_nonzeros) {
+  return RunOnStructure(pool, structure,
+                        [=](const Structure& valid, const CompactStructure*, int64_t) {
+                          return Begin(args, valid, batch, chunk_nonzeros);
+                        });
 }
 
 ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
@@ -100,9 +109,12 @@ ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBu
   if (batch == 0 || m == 0 || n == 0) return Finished();
   const Fold fold = add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
                         : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
-  auto call = Plan(fold, values, offsets, indices, permutation, x, *y,
-                   positions ? Ints(*arg) : nullptr, chunk_nonzeros);
-  return Run(pool, std::move(call), batch);
+  GspmmArgs args = Operands(fold, values, x, *y);
+  if (positions) {
+    args.arg = Ints(*arg);
+    AdviseHugePages(args.arg, arg->size_bytes());
+  }
+  return Run(pool, args, OfArrays(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
 }
 
 ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
@@ -120,11 +132,10 @@ ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi
   }
   if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
   if (batch == 0 || m == 0 || shape[2] == 0) return Finished();
-  auto call =
-      Plan(Fold::kPicked, values, offsets, indices, permutation, d, *y, nullptr, chunk_nonzeros);
-  call->args.picked = Ints(arg);
-  call->args.picked_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
-  return Run(pool, std::move(call), batch);
+  GspmmArgs args = Operands(Fold::kPicked, values, d, *y);
+  args.picked = Ints(arg);
+  args.picked_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
+  return Run(pool, args, OfArrays(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace sgap {
 struct PickArgs {
   Dtype dtype;
   bool transposed;
-  const int32_t* offsets;  // [rows of the matrix + 1]
-  const int32_t* indices;  // [nnz], columns
+  const int32_t* offsets;  // [rows of the matrix + 1], valid
+  const int32_t* indices;  // [nnz], columns; an entry whose column is out of range takes no part
   const void* x;           // [batch or 1, sources, n]
   const int32_t* arg;      // [batch or 1, m, n], m rows of the result of gspmm
   int64_t matrix_rows, m, sources, n, nnz;

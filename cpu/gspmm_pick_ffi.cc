@@ -1,5 +1,6 @@
 // FFI targets sgap_gspmm_pick_csr_v1 and sgap_gspmm_pick_to_values_csr_v1.
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "ffi_arguments.h"
@@ -7,6 +8,7 @@
 #include "handlers.h"
 #include "isa.h"
 #include "parallel.h"
+#include "structure.h"
 
 namespace sgap {
 namespace {
@@ -40,7 +42,6 @@ std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffe
   if (!(error = BadBatch("arg", arg, batch)).empty()) return error;
   args->dtype = *ToDtype(type);
   args->transposed = transposed;
-  args->offsets = static_cast<const int32_t*>(offsets.untyped_data());
   args->indices = static_cast<const int32_t*>(indices.untyped_data());
   args->x = x.untyped_data();
   args->arg = static_cast<const int32_t*>(arg.untyped_data());
@@ -50,6 +51,14 @@ std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffe
   args->x_stride = x.dimensions()[0] == 1 ? 0 : args->sources * args->n;
   args->arg_stride = arg.dimensions()[0] == 1 ? 0 : args->m * args->n;
   return "";
+}
+
+ffi::Future Run(ffi::ThreadPool& pool, PickArgs args, Kernel<PickArgs> kernel,
+                const int32_t* offsets, int64_t tasks, int64_t work) {
+  const auto valid = std::make_shared<ValidOffsets>(offsets, args.matrix_rows, args.nnz);
+  args.offsets = valid->data();
+  return ParallelTasks(pool, tasks, work,
+                       [args, kernel, valid](int64_t task) { kernel(args, task); });
 }
 
 ffi::Future GspmmPickHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
@@ -71,8 +80,8 @@ ffi::Future GspmmPickHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::A
   // A task takes as many numbers as one of a row operation takes nonzeros.
   args.chunk_size = std::max<int64_t>(1, chunk_nonzeros / std::max<int64_t>(args.n, 1));
   args.chunks = (args.m + args.chunk_size - 1) / args.chunk_size;
-  return ParallelTasks(pool, batch * args.chunks, batch * args.m * args.n * 4,
-                       [args, kernel = Kernels().gspmm_pick](int64_t task) { kernel(args, task); });
+  return Run(pool, args, Kernels().gspmm_pick, Ints(offsets), batch * args.chunks,
+             batch * args.m * args.n * 4);
 }
 
 ffi::Future GspmmPickToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets,
@@ -93,9 +102,8 @@ ffi::Future GspmmPickToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offset
   args.out = out->untyped_data();
   args.chunk_size = chunk_nonzeros;
   args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
-  return ParallelTasks(
-      pool, batch * args.chunks, 2 * batch * args.nnz * std::max<int64_t>(args.n, 1),
-      [args, kernel = Kernels().gspmm_pick_to_values](int64_t task) { kernel(args, task); });
+  return Run(pool, args, Kernels().gspmm_pick_to_values, Ints(offsets), batch * args.chunks,
+             2 * batch * args.nnz * std::max<int64_t>(args.n, 1));
 }
 
 }  // namespace

@@ -6,6 +6,9 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
+// Columns of the matrix.
+int64_t ColumnsOf(const PickArgs& args) { return args.transposed ? args.m : args.sources; }
+
 template <typename T>
 void PickTask(const PickArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_size;
@@ -14,10 +17,12 @@ void PickTask(const PickArgs& args, int64_t task) {
   const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
   const int32_t* arg = args.arg + batch * args.arg_stride + begin * args.n;
   T* y = static_cast<T*>(args.y) + (batch * args.m + begin) * args.n;
+  const int64_t stored = args.offsets[args.matrix_rows];
+  const auto columns = uint32_t(ColumnsOf(args));
   for (int64_t r = begin; r < end; ++r, arg += args.n, y += args.n) {
     for (int64_t c = 0; c < args.n; ++c) {
       const int64_t q = arg[c];
-      if (q < 0 || q >= args.nnz) {
+      if (q < 0 || q >= stored || uint32_t(args.indices[q]) >= columns) {
         y[c] = T{};
         continue;
       }
@@ -51,10 +56,15 @@ void PickToValuesTask(const PickArgs& args, int64_t task) {
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t q = end; q < stop; ++q) out[q] = T{};
   if (begin == end) return;
+  const auto columns = uint32_t(ColumnsOf(args));
   for (int64_t q = begin, i = RowOfEntry(args.offsets, args.matrix_rows, begin); q < end; ++i) {
     const int64_t row_end = args.offsets[i + 1] < end ? args.offsets[i + 1] : end;
     for (; q < row_end; ++q) {
       const int64_t j = args.indices[q];
+      if (uint32_t(j) >= columns) {
+        out[q] = T{};
+        continue;
+      }
       const int64_t row = (args.transposed ? j : i) * args.n;
       const int64_t source = (args.transposed ? i : j) * args.n;
       StoreScalar(out + q, PickedDot(x + source, d + row, arg + row, args.n, int32_t(q)));

@@ -35,6 +35,8 @@ using Kernel = void (*)(const Args& args, int64_t task);
 
 struct KernelTable {
   const char* isa;
+  bool (*indices_hold)(const int32_t* indices, int64_t count, int64_t size);
+  bool (*offsets_hold)(const int32_t* offsets, int64_t rows, int64_t nnz);
   Kernel<AttentionArgs> attention;
   Kernel<AttentionBackwardArgs> attention_backward;
   Kernel<SpmmArgs> spmm;

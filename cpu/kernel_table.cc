@@ -11,6 +11,7 @@
 #include "spmm.h"
 #include "spmm_cvs.h"
 #include "spmm_scatter.h"
+#include "structure_kernel.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
@@ -20,6 +21,8 @@ namespace sgap::SGAP_ISA {
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
+    IndicesHold,
+    OffsetsHold,
     Attention,
     AttentionBackward,
     Spmm,

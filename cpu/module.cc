@@ -49,6 +49,7 @@ nb::dict Targets() {
   add("sgap_row_broadcast_cvs_v1", sgap::RowBroadcastCvs);
   add("sgap_check_csr_v1", sgap::CheckCsr);
   add("sgap_check_levels_v1", sgap::CheckLevels);
+  add("sgap_valid_offsets_v1", sgap::MakeOffsetsValid);
   add("sgap_compiled_v1", sgap::Compiled);
   return targets;
 }

@@ -33,6 +33,12 @@ struct RowTasks {
   int64_t pieces;
   void* partials;      // what the pieces leave, in accumulators
   int32_t* remaining;  // pieces to come, [as often as the rows are walked, split_rows]
+
+  // The entries that a task reads, where tasks count through the rows again and again.
+  std::pair<int64_t, int64_t> EntriesOf(int64_t task) const {
+    const RowTask& rows = tasks[task % row_tasks];
+    return {rows.entry_begin, rows.entry_end};
+  }
 };
 
 namespace SGAP_ISA {

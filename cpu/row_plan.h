@@ -10,6 +10,7 @@
 #include "column_tiles.h"
 #include "partition.h"
 #include "row_reduce.h"
+#include "structure.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -71,15 +72,18 @@ inline int64_t ChunkOfVectors(int64_t chunk_nonzeros, int64_t length) {
 }
 
 struct RowPlan {
+  ValidOffsets offsets;
   RowPartition partition;
   std::vector<RowTask> piece_tasks;
   std::vector<double> partials, totals;
 
-  // Block rows of `length` of the `rows` rows; a task has about chunk_nonzeros numbers.
-  RowPhases Cut(const int32_t* offsets, int64_t rows, int64_t length, int64_t batch,
+  // Block rows of `length` of the `rows` rows, `vectors` in all; a task has about chunk_nonzeros
+  // numbers.
+  RowPhases Cut(const int32_t* given, int64_t rows, int64_t length, int64_t vectors, int64_t batch,
                 int64_t chunk_nonzeros) {
     const int64_t block_rows = (rows + length - 1) / length;
-    partition = PartitionRows(offsets, block_rows, ChunkOfVectors(chunk_nonzeros, length),
+    offsets = ValidOffsets(given, block_rows, vectors);
+    partition = PartitionRows(offsets.data(), block_rows, ChunkOfVectors(chunk_nonzeros, length),
                               /*split_rows=*/true);
     for (const RowTask& task : partition.tasks) {
       if (task.piece >= 0) piece_tasks.push_back(task);
@@ -87,7 +91,7 @@ struct RowPlan {
     partials.resize(size_t(batch) * partition.pieces * 2 * length);
     totals.resize(size_t(batch) * partition.splits.size() * 2 * length);
     RowPhases phases;
-    phases.offsets = offsets;
+    phases.offsets = offsets.data();
     phases.rows = rows;
     phases.length = length;
     phases.tasks = partition.tasks.data();

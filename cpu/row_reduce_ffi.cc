@@ -43,7 +43,7 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.rows = rows.untyped_data();
   args.numbers = shape.Numbers();
   if (batch == 0 || shape.rows == 0) return Finished();
-  args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, batch, chunk_nonzeros);
+  args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.numbers + 4 * shape.rows),
       [call, kernel = Kernels().row_reduce](int64_t task) { kernel(call->args, task); });
@@ -55,7 +55,9 @@ ffi::Future Broadcast(ffi::ThreadPool pool, const VectorShape& shape, ffi::AnyBu
   if (!error.empty()) return Failed("row_broadcast: " + error);
   RowBroadcastArgs args;
   args.dtype = *ToDtype(rows.element_type());
-  args.offsets = Ints(offsets);
+  const auto valid =
+      std::make_shared<ValidOffsets>(Ints(offsets), shape.BlockRows(), shape.vectors);
+  args.offsets = valid->data();
   args.rows = rows.untyped_data();
   args.values = values.untyped_data();
   args.m = shape.rows;
@@ -67,7 +69,7 @@ ffi::Future Broadcast(ffi::ThreadPool pool, const VectorShape& shape, ffi::AnyBu
   const int64_t batch = rows.dimensions()[0];
   return ParallelTasks(
       pool, batch * args.chunks, batch * shape.Numbers(),
-      [args, kernel = Kernels().row_broadcast](int64_t task) { kernel(args, task); });
+      [args, valid, kernel = Kernels().row_broadcast](int64_t task) { kernel(args, task); });
 }
 
 ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,

@@ -8,6 +8,7 @@
 #include "parallel.h"
 #include "sddmm_cvs.h"
 #include "sddmm_factors.h"
+#include "structure.h"
 
 namespace sgap {
 namespace {
@@ -33,6 +34,34 @@ std::string CheckSddmmCvs(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::A
   return error.empty() ? BadFactors(x, y, weights, scale, out) : error;
 }
 
+// What a call owns until its last task is done.
+struct SddmmCvsCall {
+  SddmmCvsArgs args;
+  SampledEntries compacted;
+  int64_t stored, tasks, work;
+
+  void Run(int64_t task) const { Kernels().sddmm_cvs(args, task); }
+  std::pair<int64_t, int64_t> Entries(int64_t task) const {
+    const int64_t begin = task % args.chunks * args.chunk_vectors;
+    return {std::min(begin, stored), std::min(begin + args.chunk_vectors, stored)};
+  }
+  void Finish(const CompactStructure& structure) const { compacted.Put(structure); }
+};
+
+std::shared_ptr<SddmmCvsCall> Begin(const SddmmCvsArgs& operands, const Structure& structure,
+                                    const CompactStructure* compact, int64_t batch) {
+  auto call = std::make_shared<SddmmCvsCall>();
+  SddmmCvsArgs& args = call->args;
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  if (compact) call->compacted.Take(*compact, batch, args.length, &args);
+  call->stored = structure.offsets[structure.rows];
+  call->tasks = batch * args.chunks;
+  call->work = batch * args.vectors * args.length * std::max<int64_t>(args.d, 1);
+  return call;
+}
+
 ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                             ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
                             ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
@@ -43,8 +72,6 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
 
   SddmmCvsArgs args;
   SetFactors(x, y, weights, scale, *out, args);
-  args.offsets = Ints(offsets);
-  args.indices = Ints(indices);
   args.vectors = indices.dimensions()[0];
   args.length = out->dimensions()[2];
   args.chunk_vectors = std::max<int64_t>(1, chunk_nonzeros / args.length);
@@ -52,9 +79,12 @@ ffi::Future SddmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::A
   const int64_t batch = out->dimensions()[0];
   if (batch == 0 || args.vectors == 0) return Finished();
 
-  const int64_t work = batch * args.vectors * args.length * std::max<int64_t>(args.d, 1);
-  return ParallelTasks(pool, batch * args.chunks, work,
-                       [args, kernel = Kernels().sddmm_cvs](int64_t task) { kernel(args, task); });
+  const int64_t blocks = offsets.dimensions()[0] - 1;
+  const Structure structure{Ints(offsets), Ints(indices), nullptr, blocks, args.vectors, args.k};
+  return RunOnStructure(pool, structure,
+                        [=](const Structure& valid, const CompactStructure* compact, int64_t) {
+                          return Begin(args, valid, compact, batch);
+                        });
 }
 
 }  // namespace

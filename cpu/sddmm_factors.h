@@ -2,9 +2,11 @@
 // those that multiply the sums has no elements.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "ffi_arguments.h"
+#include "structure.h"
 
 namespace sgap {
 
@@ -57,5 +59,31 @@ void SetFactors(xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer y, xla::ffi::AnyBuffe
       weighted > 0 && weights.dimensions()[0] > 1 ? weighted / weights.dimensions()[0] : 0;
   args.scale_stride = scaled > 1 ? 1 : 0;
 }
+
+// Weights and results of a compacted structure, which the kernel reads and writes in place of those
+// of the call.
+struct SampledEntries {
+  std::unique_ptr<char[]> weights, results;
+  void* out;
+  int64_t batch;
+  size_t bytes;  // of an entry
+
+  // Entries of `length` numbers.
+  template <class Args>
+  void Take(const CompactStructure& structure, int64_t batches, int64_t length, Args* args) {
+    batch = batches;
+    bytes = length * DtypeBytes(args->dtype);
+    const int64_t weight_batch = args->weights_stride == 0 ? 1 : batch;
+    weights = TakeEntries(args->weights, weight_batch, bytes, structure.entries);
+    results.reset(new char[batch * structure.entries.size() * bytes]);
+    out = args->out;
+    args->weights = weights.get();
+    args->out = results.get();
+  }
+
+  void Put(const CompactStructure& structure) const {
+    PutEntries(results.get(), batch, bytes, structure, out);
+  }
+};
 
 }  // namespace sgap

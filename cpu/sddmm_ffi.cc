@@ -9,6 +9,7 @@
 #include "parallel.h"
 #include "sddmm.h"
 #include "sddmm_factors.h"
+#include "structure.h"
 
 namespace sgap {
 namespace {
@@ -62,6 +63,35 @@ int64_t PrefetchEntries(int64_t element, const SddmmArgs& args) {
   return std::clamp<int64_t>(kPrefetchBytes / row, 2, 24);
 }
 
+// What a call owns until its last task is done.
+struct SddmmCall {
+  SddmmArgs args;
+  SampledEntries compacted;
+  int64_t tasks, work;
+
+  void Run(int64_t task) const { Kernels().sddmm(args, task); }
+  std::pair<int64_t, int64_t> Entries(int64_t task) const {
+    const int64_t begin = task % args.chunks * args.chunk_nonzeros;
+    const int64_t stored = args.offsets[args.m];
+    return {std::min(begin, stored), std::min(begin + args.chunk_nonzeros, stored)};
+  }
+  void Finish(const CompactStructure& structure) const { compacted.Put(structure); }
+};
+
+std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, const Structure& structure,
+                                 const CompactStructure* compact, int64_t batch) {
+  auto call = std::make_shared<SddmmCall>();
+  SddmmArgs& args = call->args;
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  if (compact) call->compacted.Take(*compact, batch, /*length=*/1, &args);
+  args.prefetch_entries = PrefetchEntries(DtypeBytes(args.dtype), args);
+  call->tasks = batch * args.chunks;
+  call->work = batch * args.nnz * std::max<int64_t>(args.d, 1);
+  return call;
+}
+
 ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                          ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
                          ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
@@ -72,17 +102,17 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
 
   SddmmArgs args;
   SetFactors(x, y, weights, scale, *out, args);
-  args.offsets = Ints(offsets);
-  args.indices = Ints(indices);
   args.nnz = indices.dimensions()[0];
   args.chunk_nonzeros = chunk_nonzeros;
   args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
   const int64_t batch = out->dimensions()[0];
   if (batch == 0 || args.nnz == 0) return Finished();
 
-  args.prefetch_entries = PrefetchEntries(ffi::ByteWidth(x.element_type()), args);
-  return ParallelTasks(pool, batch * args.chunks, batch * args.nnz * std::max<int64_t>(args.d, 1),
-                       [args, kernel = Kernels().sddmm](int64_t task) { kernel(args, task); });
+  const Structure structure{Ints(offsets), Ints(indices), nullptr, args.m, args.nnz, args.k};
+  return RunOnStructure(pool, structure,
+                        [=](const Structure& valid, const CompactStructure* compact, int64_t) {
+                          return Begin(args, valid, compact, batch);
+                        });
 }
 
 }  // namespace

@@ -53,10 +53,10 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
   call->args.numbers = shape.Numbers();
   call->args.out = out.untyped_data();
   if (batch == 0 || shape.vectors == 0) return Finished();
-  const auto* row_offsets = Ints(offsets);
-  ClearPadding(out, shape, row_offsets);
+  call->args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch,
+                                     chunk_nonzeros);
+  ClearPadding(out, shape, call->args.phases.offsets);
   if (shape.rows == 0) return Finished();
-  call->args.phases = call->plan.Cut(row_offsets, shape.rows, shape.length, batch, chunk_nonzeros);
   return ParallelPhases(pool, PhaseTasks(call->args.phases, /*write=*/true),
                         batch * (shape.Numbers() * number_work + shape.rows),
                         [call, kernel](int64_t task) { kernel(call->args, task); });

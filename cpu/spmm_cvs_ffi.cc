@@ -10,6 +10,7 @@
 #include "product_operands.h"
 #include "row_plan.h"
 #include "spmm_cvs.h"
+#include "structure.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -25,7 +26,42 @@ struct SpmmCvsCall {
   SpmmCvsArgs args;
   ProductPlan plan;
   TilePlan tiles;
+  std::unique_ptr<char[]> values;  // of compacted vectors
+  int64_t tasks, work;
+
+  void Run(int64_t task) const { Kernels().spmm_cvs(args, task); }
+  std::pair<int64_t, int64_t> Entries(int64_t task) const { return args.EntriesOf(task); }
+  void Finish(const CompactStructure&) const {}
 };
+
+std::shared_ptr<SpmmCvsCall> Begin(const SpmmCvsArgs& operands, const Structure& structure,
+                                   const CompactStructure* compact, int64_t tile_columns,
+                                   int64_t chunk_nonzeros, bool pack, int64_t threads) {
+  auto call = std::make_shared<SpmmCvsCall>();
+  SpmmCvsArgs& args = call->args;
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  args.permutation = structure.permutation;
+  if (compact && !args.transpose) {  // without a permutation the vectors have to move
+    const size_t vector = args.length * DtypeBytes(args.dtype);
+    const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
+    call->values = TakeEntries(args.values, batch, vector, compact->entries);
+    args.values = call->values.get();
+  }
+  call->tiles.Cut(tile_columns, &args);
+  const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
+  args.piece_rows = args.transpose ? 1 : args.length;
+  const size_t piece =
+      size_t(args.batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) =
+      call->plan.Cut(args.offsets, structure.rows, chunk, args.Walks(), piece);
+  call->tasks = args.Tasks();
+  const int64_t entries = args.offsets[structure.rows] + structure.rows;
+  call->work = args.batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);
+  if (pack) call->tiles.AddSlabs(DtypeBytes(args.dtype), threads, &args);
+  return call;
+}
 
 std::string CheckSpmmCvs(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                          ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
@@ -59,29 +95,21 @@ ffi::Future SpmmCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   }
   if (!error.empty()) return Failed("spmm: " + error);
 
-  auto call = std::make_shared<SpmmCvsCall>();
-  SpmmCvsArgs& args = call->args;
-  SetOperands(values, offsets, indices, x, *y, args);
-  args.permutation = Ints(permutation);
+  SpmmCvsArgs args;
+  SetOperands(values, x, *y, args);
   args.transpose = transpose;
   args.vectors = values.dimensions()[1];
   args.length = values.dimensions()[2];
-  const int64_t batch = args.batch = y->dimensions()[0], rows = offsets.dimensions()[0] - 1;
-  if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
+  args.batch = y->dimensions()[0];
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
-  call->tiles.Cut(tile_columns, &args);
-  const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
-  args.piece_rows = transpose ? 1 : args.length;
-  const size_t piece = size_t(batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
-  static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, rows, chunk, args.Walks(), piece);
-
-  const int64_t entries = args.offsets[rows] + rows;
-  const int64_t work = batch * entries * std::max<int64_t>(args.length * args.n, kVectorWork);
-  if (pack) call->tiles.AddSlabs(ffi::ByteWidth(x.element_type()), pool.num_threads(), &args);
-  return ParallelTasks(pool, args.Tasks(), work, [call, kernel = Kernels().spmm_cvs](int64_t task) {
-    kernel(call->args, task);
-  });
+  const int64_t size = transpose ? (args.k + args.length - 1) / args.length : args.k;
+  return RunOnStructure(
+      pool, OfArrays(offsets, indices, permutation, size),
+      [=](const Structure& valid, const CompactStructure* compact, int64_t threads) {
+        return Begin(args, valid, compact, tile_columns, chunk_nonzeros, pack, threads);
+      });
 }
 
 }  // namespace

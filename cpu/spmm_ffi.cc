@@ -10,6 +10,7 @@
 #include "product_operands.h"
 #include "row_plan.h"
 #include "spmm.h"
+#include "structure.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -25,7 +26,33 @@ struct SpmmCall {
   SpmmArgs args;
   ProductPlan plan;
   TilePlan tiles;
+  int64_t tasks, work;
+
+  void Run(int64_t task) const { Kernels().spmm(args, task); }
+  std::pair<int64_t, int64_t> Entries(int64_t task) const { return args.EntriesOf(task); }
+  void Finish(const CompactStructure&) const {}
 };
+
+std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, const Structure& structure,
+                                int64_t tile_columns, int64_t chunk_nonzeros, bool pack,
+                                int64_t threads) {
+  auto call = std::make_shared<SpmmCall>();
+  SpmmArgs& args = call->args;
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  args.permutation = structure.permutation;
+  call->tiles.Cut(tile_columns, &args);
+  const size_t piece = size_t(args.batch) * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) =
+      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, args.Walks(), piece);
+  call->tasks = args.Tasks();
+  const int64_t entries = args.offsets[args.m] + args.m;
+  // An entry costs a load of its index and a row of x, however few columns that row has.
+  call->work = args.batch * entries * std::max<int64_t>(args.n, kEntryWork);
+  if (pack) call->tiles.AddSlabs(DtypeBytes(args.dtype), threads, &args);
+  return call;
+}
 
 std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                       ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y) {
@@ -59,26 +86,18 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   }
   if (!error.empty()) return Failed("spmm: " + error);
 
-  auto call = std::make_shared<SpmmCall>();
-  SpmmArgs& args = call->args;
-  SetOperands(values, offsets, indices, x, *y, args);
-  args.permutation = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
+  SpmmArgs args;
+  SetOperands(values, x, *y, args);
   args.nnz = values.dimensions()[1];
-  const int64_t batch = args.batch = y->dimensions()[0];
-  if (batch == 0 || args.m == 0 || args.n == 0) return Finished();
+  args.batch = y->dimensions()[0];
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
-  call->tiles.Cut(tile_columns, &args);
-  const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
-  static_cast<RowTasks&>(args) =
-      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, args.Walks(), piece);
-
-  const int64_t entries = args.offsets[args.m] + args.m;
-  // An entry costs a load of its index and a row of x, however few columns that row has.
-  const int64_t work = batch * entries * std::max<int64_t>(args.n, kEntryWork);
-  if (pack) call->tiles.AddSlabs(ffi::ByteWidth(x.element_type()), pool.num_threads(), &args);
-  return ParallelTasks(pool, args.Tasks(), work,
-                       [call, kernel = Kernels().spmm](int64_t task) { kernel(call->args, task); });
+  const Structure structure = OfArrays(offsets, indices, permutation, args.k);
+  return RunOnStructure(pool, structure,
+                        [=](const Structure& valid, const CompactStructure*, int64_t threads) {
+                          return Begin(args, valid, tile_columns, chunk_nonzeros, pack, threads);
+                        });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "parallel.h"
 #include "product_operands.h"
 #include "spmm_scatter.h"
+#include "structure.h"
 #include "workspace.h"
 
 namespace sgap {
@@ -22,6 +23,8 @@ constexpr int64_t kAddedNumbers = 16 << 10;
 struct SpmmScatterCall {
   SpmmScatterArgs args;
   Workspace sums;
+  ValidStructure structure;
+  std::unique_ptr<char[]> values;  // of compacted vectors
 };
 
 std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
@@ -57,11 +60,22 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
 
   auto call = std::make_shared<SpmmScatterCall>();
   SpmmScatterArgs& args = call->args;
-  SetOperands(values, offsets, indices, x, *y, args);
+  SetOperands(values, x, *y, args);
   args.length = values.dimensions()[2];
   args.blocks = offsets.dimensions()[0] - 1;
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
+  const int64_t vectors = indices.dimensions()[0];
+  call->structure =
+      ValidStructure({Ints(offsets), Ints(indices), nullptr, args.blocks, vectors, args.m});
+  args.offsets = call->structure.view().offsets;
+  args.indices = call->structure.view().indices;
+  if (const CompactStructure* compact = call->structure.compact()) {
+    const size_t vector = args.length * DtypeBytes(args.dtype);
+    call->values =
+        TakeEntries(args.values, values.dimensions()[0], vector, compact->entries);
+    args.values = call->values.get();
+  }
 
   AdviseHugePages(args.y, y->size_bytes());
   args.tile_columns = std::min(tile_columns, args.n);

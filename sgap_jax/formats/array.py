@@ -12,7 +12,16 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import advice, checked, checks, construct, convert, interop, parts
+from sgap_jax.formats import (
+    advice,
+    checked,
+    checks,
+    construct,
+    convert,
+    interop,
+    parts,
+    structure,
+)
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
 from sgap_jax.formats.operators import Operators
 
@@ -161,6 +170,13 @@ class SparseArray(Operators):
     def density(self) -> float:
         """nnz over the number of entries of the shape; 0 for an empty shape."""
         return checks.density(self.nnz, self.shape)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the index arrays were checked when they were made (static): those of concrete
+        constructors and of `checked()`, and what is derived from them. Of others, made inside jit
+        or given to the bare constructor, operations leave out what is not valid."""
+        return structure.is_checked(self)
 
     @property
     def T(self) -> SparseArray:

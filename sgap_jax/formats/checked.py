@@ -21,7 +21,7 @@ def checked(A: SparseArray) -> SparseArray:
     leaves = jax.tree.leaves((A.index_arrays, A.transposed))
     if not checks.is_traced(*leaves):
         _check_concrete(A)
-        return A
+        return replace(A, **structure.as_fields(A.index_arrays, A.transposed, checked=True))
     what = "SparseArray.checked"
     if A.format.levels[:2] != CSR.levels or A.ndim != 2:
         raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
@@ -48,7 +48,7 @@ def checked(A: SparseArray) -> SparseArray:
     # All that follows uses the offsets that come out, so the check cannot be dropped as dead code.
     offsets = check(offsets, indices, columns=np.int64(columns))
     transposed = structure.transpose_structure(offsets, indices, columns)
-    return replace(A, index_arrays=((), (offsets, indices)), transposed=transposed)
+    return replace(A, **structure.as_fields(((), (offsets, indices)), transposed, checked=True))
 
 
 def _check_concrete(A: SparseArray) -> None:

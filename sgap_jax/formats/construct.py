@@ -182,7 +182,7 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     transposed = None
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
-    fields = {"index_arrays": index_arrays, "transposed": transposed}
+    fields = structure.as_fields(index_arrays, transposed, checked=True)
     # Copies: an index array may be a view of the caller's, who may write to it later.
     # Under jit and in shard_map too the structure stays concrete: a sum may be added to again.
     with structure.concrete():
@@ -244,6 +244,7 @@ def from_arrays(
         # Saturated, not wrapped: an index out of range must stay so for `checked()`.
         arrays = [_saturated(jnp.asarray(a)).astype(jnp.int32) for a in given]
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
+        fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
         with structure.concrete():  # as in index_fields
@@ -255,10 +256,10 @@ def from_arrays(
             ]
             offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
             transposed = structure.placed(transpose_structure(offsets, indices, inner))
+        fields = structure.as_fields(((), arrays), transposed, checked=True)
     return {
         "values": checks.to_jax_values(values, None, what),
-        "index_arrays": ((), tuple(arrays)),
-        "transposed": transposed,
+        **fields,
         "shape": shape,
         "format": format,
     }

@@ -40,7 +40,10 @@ def require_matrix(A: SparseArray, what: str) -> None:
 
 
 def compressed(A: SparseArray) -> tuple[Any, Any]:
-    """Of a matrix: offsets over the outer dimension, and the inner indices."""
+    """Of a matrix: offsets over the outer dimension, and the inner indices; well-formed where
+    nobody checked them."""
+    if not A.is_checked:
+        return _well_formed(A)
     if A.format.levels[:2] == CSR.levels:
         offsets, inner = A.index_arrays[1]
         return offsets, inner
@@ -51,12 +54,44 @@ def compressed(A: SparseArray) -> tuple[Any, Any]:
     return structure.offsets_of_indices(outer, size, bounds[1]), inner
 
 
+def _well_formed(A: SparseArray) -> tuple[Any, Any]:
+    """As `compressed`, of any arrays. Outer coordinates that are stored one by one ascend: each is
+    taken for the largest up to it, as offsets are."""
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    if A.format.levels[:2] == CSR.levels:
+        return structure.well_formed(*A.index_arrays[1], inner)
+    (bounds, rows), (*offsets, indices) = A.index_arrays
+    ends, rows = structure.well_formed(bounds, rows, outer)
+    starts = structure.offsets_of_sorted(rows, outer, ends[1])
+    if not offsets:  # COO: each row has one entry
+        return starts, jnp.where(rows >= 0, indices, -1)
+    nodes, indices = structure.well_formed(offsets[0], indices, inner)
+    row = jnp.append(rows, -1)[structure.segment_of_entry(nodes, indices.shape[0])]
+    return nodes[starts].at[0].set(0), jnp.where(row >= 0, indices, -1)
+
+
 def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
-    """One [nnz] index array per dimension; padding gets the size of the dimension."""
+    """One [nnz] index array per dimension; padding gets the size of the dimension, and so does an
+    entry that takes no part."""
     require_unbatched(A, "SparseArray")
+    found = _coordinates(A)
+    if A.is_checked:
+        return found
+    real = [structure.in_range(x, n) for x, n in zip(found, A.shape, strict=True)]
+    part = jnp.stack(real).all(0)
+    return tuple(jnp.where(part, x, n) for x, n in zip(found, A.shape, strict=True))
+
+
+def _coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+    if A.ndim == 2 and not A.is_checked and not A.format.block_shape:
+        offsets, inner = compressed(A)
+        levels = [structure.segment_of_entry(offsets, A.nnz), inner]
+        return tuple(levels[A.format.modes.index(mode)] for mode in (0, 1))
     if A.format.is_coordinate:
-        used = A.index_arrays[0][0][1]
-        levels = [level[-1] for level in A.index_arrays]
+        bounds, first = A.index_arrays[0]
+        if not A.is_checked:
+            bounds, first = structure.well_formed(bounds, first, A.shape[A.format.modes[0]])
+        used, levels = bounds[1], [first, *(level[-1] for level in A.index_arrays[1:])]
     elif A.format.block_shape:
         return _block_coordinates(A)
     elif A.format.dense_modes:
@@ -132,7 +167,7 @@ def prefix(A: SparseArray) -> SparseArray:
 
 def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     """Of the flat values: what lies past the end of the matrix counts as padding."""
-    offsets, indices = A.index_arrays[1]
+    offsets, indices = vectors.well_formed(A).index_arrays[1]
     (height, width), count = vectors.tile(A.format), indices.shape[0]
     first = structure.segment_of_entry(offsets, count) * height, indices * width
     row = first[0][:, None, None] + structure.positions(height)[None, :, None]
@@ -168,6 +203,10 @@ def scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ..
 def row_lengths(A: SparseArray) -> jax.Array:
     require_matrix(A, "row_lengths")
     require_unbatched(A, "SparseArray.row_lengths: A")
+    if not A.is_checked:
+        rows, columns = coordinates(A)
+        stored = ((rows < A.shape[0]) & (columns < A.shape[1])).astype(jnp.int32)
+        return jnp.zeros(A.shape[0], jnp.int32).at[rows].add(stored, mode="drop")
     if A.format.block_shape:
         A = vectors.expand(A)
     if A.format.modes[0] == 0:
@@ -217,6 +256,9 @@ def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArr
         return _assembled(A, format, limit)
     (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
     assert transposed is not None
+    if not A.is_checked:
+        outer = A.shape[A.format.modes[0]]
+        transposed = structure.well_formed_transpose(transposed, outer)
     if format.modes != A.format.modes:
         other_offsets, other_indices, permutation = transposed
         inverse = structure.invert_permutation(permutation)
@@ -226,9 +268,8 @@ def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArr
     if format.is_coordinate:
         bounds = jnp.zeros(2, jnp.int32).at[1].set(offsets[-1])
         index_arrays = ((bounds, structure.segment_of_entry(offsets, A.nnz)), (indices,))
-    return replace(
-        A, values=values, index_arrays=index_arrays, transposed=transposed, format=format
-    )
+    fields = structure.as_fields(index_arrays, transposed, checked=A.is_checked)
+    return replace(A, values=values, **fields, format=format)
 
 
 def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> SparseArray:

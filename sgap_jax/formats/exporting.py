@@ -9,6 +9,7 @@ import jax.export
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
+from sgap_jax.formats.structure import CheckedIndices, CheckedLevel, CheckedTranspose
 
 _LEVELS: dict[str, Any] = {level.__name__: level for level in (Dense, Compressed, Singleton)}
 
@@ -29,7 +30,11 @@ def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:
     return SparseArray(*children, *aux_data)
 
 
-# The name is part of exported programs.
+# The names are part of exported programs.
+for _tuple in (CheckedIndices, CheckedLevel, CheckedTranspose):
+    jax.export.register_namedtuple_serialization(
+        _tuple, serialized_name=f"sgap_jax.{_tuple.__name__}"
+    )
 jax.export.register_pytree_node_serialization(
     SparseArray,
     serialized_name="sgap_jax.SparseArray",

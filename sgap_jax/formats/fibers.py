@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
 
 
+def _levels(A: SparseArray) -> list[tuple[Any, ...]]:
+    """The index arrays of each level, well-formed where nobody checked them."""
+    if A.is_checked:
+        return list(A.index_arrays)
+    sizes = [A.shape[mode] for mode in A.format.modes]
+    return [
+        structure.well_formed(*level, size) if level else ()
+        for level, size in zip(A.index_arrays, sizes, strict=True)
+    ]
+
+
 def used_nodes(A: SparseArray) -> list[Any]:
     """Of each level, how many of its nodes are not padding."""
     used: list[Any] = []
     above: Any = 1
-    for i, (level, mode) in enumerate(zip(A.index_arrays, A.format.modes, strict=True)):
+    for i, (level, mode) in enumerate(zip(_levels(A), A.format.modes, strict=True)):
         if level:  # a dense level has no padding, and may have a symbol's size
             above = level[0][above if i == 0 or A.index_arrays[i - 1] else -1]
         else:
@@ -36,7 +47,7 @@ def used_nodes(A: SparseArray) -> list[Any]:
 def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
     """How many entries are not padding, and the coordinate of each entry on each level."""
     node, coordinates = structure.positions(A.nnz), []
-    for level in reversed(A.index_arrays):
+    for level in reversed(_levels(A)):
         if not level:
             coordinates.append(node)
             break
@@ -50,7 +61,7 @@ def ancestors(A: SparseArray, depth: int) -> jax.Array:
     """[nnz]: of each entry, the node of the outer `depth` levels that it is under; of padding it
     is any."""
     node = structure.positions(A.nnz)
-    for offsets, indices in reversed(A.index_arrays[depth:]):
+    for offsets, indices in reversed(_levels(A)[depth:]):
         node = structure.segment_of_entry(offsets, indices.shape[0])[node]
     return node
 

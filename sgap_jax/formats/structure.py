@@ -2,17 +2,66 @@
 
 The capacity nnz is static; the number of entries that count is offsets[-1] and may be less. Entries
 from there on are padding: no function here lets one of them reach a result.
+
+Index arrays that were checked lie in the tuples `CheckedLevel`, `CheckedIndices` and
+`CheckedTranspose`. Whether they were is thereby part of the pytree's structure: it stays with them
+through jit, vmap and scan, and new arrays in plain tuples are not taken for checked. What an
+unchecked structure means, whatever its arrays hold:
+
+    offsets    o'[i] = max over l <= i of min(max(o[l], 0), nnz): segment i is o'[i] .. o'[i+1] - 1
+    entry p    takes no part in any operation where its index is not in 0 .. size - 1
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    from sgap_jax.formats.array import SparseArray
+
+
+class CheckedLevel(NamedTuple):
+    """Checked offsets and indices of a level."""
+
+    offsets: Any
+    indices: Any
+
+
+class CheckedIndices(NamedTuple):
+    """Checked indices of a level without offsets."""
+
+    indices: Any
+
+
+class CheckedTranspose(NamedTuple):
+    """The checked other orientation of a matrix."""
+
+    offsets: Any
+    indices: Any
+    permutation: Any
+
+
+_LEVELS = {1: CheckedIndices, 2: CheckedLevel}
+
+
+def as_fields(index_arrays: Any, transposed: Any, *, checked: bool) -> dict[str, Any]:
+    """The two fields of a SparseArray, marked as checked or not."""
+    if checked:
+        index_arrays = tuple(_LEVELS[len(x)](*x) if x else () for x in index_arrays)
+        transposed = None if transposed is None else CheckedTranspose(*transposed)
+    return {"index_arrays": index_arrays, "transposed": transposed}
+
+
+def is_checked(A: SparseArray) -> bool:
+    """Whether all index arrays of A were checked, or derived from such."""
+    levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in A.index_arrays if x)
+    return levels and isinstance(A.transposed, CheckedTranspose | None)
 
 
 @contextmanager
@@ -54,6 +103,26 @@ def positions(nnz: int) -> jax.Array:
     return jnp.arange(nnz, dtype=jnp.int32)
 
 
+def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
+    """Offsets [..., n] in 0 .. nnz that do not fall: each is the largest up to it, clamped."""
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    def plain(offsets: jax.Array) -> jax.Array:
+        return jax.lax.cummax(jnp.clip(offsets, 0, nnz), axis=offsets.ndim - 1)
+
+    def kernel(offsets: jax.Array) -> jax.Array:
+        like = jax.ShapeDtypeStruct(offsets.shape, offsets.dtype)  # type: ignore[no-untyped-call]
+        call = jax.ffi.ffi_call("sgap_valid_offsets_v1", like, vmap_method="broadcast_all")
+        return call(offsets, nnz=np.int64(nnz))
+
+    return jax.lax.platform_dependent(offsets, cpu=kernel, default=plain)
+
+
+def in_range(indices: jax.Array, size: int) -> jax.Array:
+    """Whether each index is one of 0 .. size - 1."""
+    return (indices >= 0) & (indices < size)
+
+
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
     # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
@@ -62,10 +131,19 @@ def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
 
 
 def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
-    """[size + 1] offsets that count how often each index occurs among the first `used` entries."""
-    counted = jnp.where(positions(indices.shape[0]) < used, indices, size) + 1
+    """[size + 1] offsets that count how often each index occurs among the first `used` entries;
+    one that is out of range is not counted."""
+    real = (positions(indices.shape[0]) < used) & in_range(indices, size)
+    counted = jnp.where(real, indices, size) + 1
     counts = jnp.zeros(size + 1, jnp.int32).at[counted].add(1, mode="drop")
     return jnp.cumsum(counts, dtype=jnp.int32)
+
+
+def offsets_of_sorted(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
+    """[size + 1] offsets of coordinates that should ascend, -1 where one is not valid: each is
+    taken for the largest up to it, as offsets are."""
+    ascending = jax.lax.cummax(jnp.maximum(indices, 0))
+    return offsets_of_indices(ascending, size, used)
 
 
 def invert_permutation(permutation: jax.Array) -> jax.Array:
@@ -77,13 +155,50 @@ def invert_permutation(permutation: jax.Array) -> jax.Array:
 def transpose_structure(
     offsets: jax.Array, indices: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation.
+    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation, valid
+    whatever the arrays hold.
 
-    A stable sort by index keeps the segments ascending; padding sorts behind everything.
+    A stable sort by index keeps the segments ascending; padding, and entries that take no part,
+    sort behind everything.
     """
     nnz = indices.shape[0]
-    used = offsets[-1]
-    key = jnp.where(positions(nnz) < used, indices, size)
+    offsets, indices = well_formed(offsets, indices, size)
+    key = jnp.where(indices >= 0, indices, size)
     permutation = jnp.argsort(key, stable=True).astype(jnp.int32)
     segments = segment_of_entry(offsets, nnz)
-    return offsets_of_indices(indices, size, used), segments[permutation], permutation
+    return offsets_of_indices(indices, size, offsets[-1]), segments[permutation], permutation
+
+
+def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Valid offsets from 0 on, and indices that are -1 where an entry takes no part, or is padding:
+    what lies before the first offset joins the first segment."""
+    place = positions(indices.shape[0])
+    offsets = valid_offsets(offsets, indices.shape[0])
+    stored = (place >= offsets[0]) & (place < offsets[-1])
+    indices = jnp.where(stored & in_range(indices, size), indices, -1)
+    return offsets.at[0].set(0), indices
+
+
+def well_formed_transpose(
+    transposed: tuple[jax.Array, jax.Array, jax.Array], size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `well_formed`: an entry that the permutation sends nowhere takes no part either."""
+    offsets, indices, permutation = transposed
+    known = in_range(permutation, permutation.shape[0])
+    offsets, indices = well_formed(offsets, jnp.where(known, indices, -1), size)
+    return offsets, indices, jnp.where(known, permutation, 0)
+
+
+def compacted(
+    offsets: jax.Array, indices: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The entries that take part, moved together: valid (offsets, indices), the entry that lies at
+    each place now, and the place of each entry, -1 where it takes no part."""
+    nnz = indices.shape[0]
+    offsets, indices = well_formed(offsets, indices, size)
+    real = indices >= 0
+    before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(real, dtype=jnp.int32))
+    place = jnp.where(real, before[:-1], -1)
+    target = jnp.where(real, before[:-1], nnz)
+    entry = jnp.zeros(nnz, jnp.int32).at[target].set(positions(nnz), mode="drop")
+    return before[offsets], jnp.where(positions(nnz) < before[-1], indices[entry], 0), entry, place

@@ -130,6 +130,20 @@ def _widths(offsets: Any) -> Any:
     return jnp.diff(offsets, append=offsets[-1:])
 
 
+def well_formed(A: SparseArray) -> SparseArray:
+    """A, of vectors or blocks, with index arrays that its entries can be computed of: as they are
+    where they were checked, else see formats/structure.py."""
+    if A.is_checked:
+        return A
+    assert A.transposed is not None
+    outer, inner = grid(A.shape, A.format)
+    return replace(
+        A,
+        index_arrays=((), structure.well_formed(*A.index_arrays[1], inner)),
+        transposed=structure.well_formed_transpose(A.transposed, outer),
+    )
+
+
 def split_blocks(A: SparseArray) -> SparseArray:
     """BCSR(r, c) as CVS(r), and the transpose of one as that of the other; all else as it is.
 
@@ -146,6 +160,7 @@ def join_blocks(A: SparseArray, values: Any) -> Any:
 @jax.jit
 def _split(A: SparseArray) -> tuple[SparseArray, Any]:
     """See `split_blocks`; and where vector j of block p, number p c + j, went (None: nowhere)."""
+    A = well_formed(A)
     assert A.transposed is not None
     (offsets, indices), (column_offsets, rows, permutation) = A.index_arrays[1], A.transposed
     (height, width), inner = tile(A.format), A.shape[A.format.modes[1]]
@@ -160,17 +175,12 @@ def _split(A: SparseArray) -> tuple[SparseArray, Any]:
         number, order = to[number], structure.invert_permutation(to)
         columns, values = columns[order], values[order]
         columns = jnp.where(columns < inner, columns, 0)
-    split = replace(
-        A,
-        values=values,
-        index_arrays=((), (vector_offsets, columns)),
-        transposed=(
-            _offsets_of_lanes(column_offsets, width, inner),
-            rows[source // width],
-            number,
-        ),
-        format=Format(A.format.levels[:3], A.format.order),
+    lanes = _offsets_of_lanes(column_offsets, width, inner)
+    transposed = (lanes, rows[source // width], number)
+    fields = structure.as_fields(
+        ((), (vector_offsets, columns)), transposed, checked=A.is_checked
     )
+    split = replace(A, values=values, **fields, format=Format(A.format.levels[:3], A.format.order))
     return split, to
 
 
@@ -188,7 +198,7 @@ def positions(A: SparseArray) -> tuple[Any, Any]:
 
     "Row" is the outer mode; numbers past the end of the matrix, and padding, get ceil(m / V) V.
     """
-    offsets, indices = A.index_arrays[1]
+    offsets, indices = well_formed(A).index_arrays[1]
     length, count = A.format.vector_length, indices.shape[0]
     assert length is not None
     block = structure.segment_of_entry(offsets, count)
@@ -248,17 +258,17 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 def expand(A: SparseArray) -> SparseArray:
     """CSR of CVS(V) and BCSR(r, c) (CSC of transposes): every number that is inside the matrix an
     entry, zeros included."""
-    A = split_blocks(A)
+    A = well_formed(split_blocks(A))
     offsets, indices = A.index_arrays[1]
     length = A.format.vector_length
     assert length is not None
     source = _sources(offsets, indices.shape[0], length)
     row_offsets = _offsets_of_lanes(offsets, length, A.shape[A.format.modes[0]])
+    levels = ((), (row_offsets, indices[source // length]))
     return replace(
         A,
         values=structure.whole(A.values).reshape(-1)[source],
-        index_arrays=((), (row_offsets, indices[source // length])),
-        transposed=_expand_transposed(A),
+        **structure.as_fields(levels, _expand_transposed(A), checked=A.is_checked),
         format=entries_format(A.format),
     )
 

@@ -40,7 +40,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
-        offsets, columns, entry, loop = _with_diagonal(S.row_offsets, S.column_indices)
+        offsets, columns, entry, loop = _with_diagonal(*convert.compressed(S))
         values = jnp.zeros(columns.shape, A.dtype)
         values = values.at[entry].set(own[S.values], mode="drop")
         at, one = values.at[loop], jnp.ones((), A.dtype)

@@ -14,9 +14,16 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
+from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
-from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.formats.structure import (
+    compacted,
+    positions,
+    segment_of_entry,
+    well_formed,
+    well_formed_transpose,
+)
 from sgap_jax.runtime import launch
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.runtime.kernel_call import KernelCall
@@ -38,6 +45,7 @@ def define(
     batch: Callable | None = None,
     cuda: Callable | None = None,
     entries: Callable | None = None,
+    compact: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
     """Makes a primitive of its rules; `data` operands come first, index arrays after. Where their
@@ -47,6 +55,8 @@ def define(
     reference runs. Without `cpu` that is what every platform runs, and its parts obey the schedule.
     `entries` is the same call on entries, for one on vectors (`vector_length`): for the reference,
     and where `cuda` returns None, having no kernel for the vectors. `cpu` may return None likewise.
+    `compact` is the same call on valid index arrays, for one on arrays that nobody checked
+    (`checked=False`): the kernels of the CPU check theirs as they read them, all others rely on it.
     Of multiple results only the first has a derivative, or the jvp gives a list of tangents.
     """
     primitive = Primitive(name)
@@ -66,8 +76,11 @@ def define(
     def of_vectors(params: dict) -> bool:
         return entries is not None and params["vector_length"] is not None
 
+    def unchecked(params: dict) -> bool:
+        return compact is not None and not params["checked"]
+
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
-        if cuda is None or isinstance(params["schedule"], Reference):
+        if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
             return None
         return cuda(ctx, *operands, **params)
 
@@ -80,7 +93,7 @@ def define(
             if lowered is not None:
                 return lowered
             # What it is made of instead is emulated in its turn.
-            rule = other_rule if of_vectors(params) else reference_rule
+            rule = other_rule if of_vectors(params) or unchecked(params) else reference_rule
             return rule(ctx, *operands, **params)
         if isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
@@ -93,6 +106,9 @@ def define(
         return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if unchecked(params):
+            assert compact is not None
+            return plain_rule(compact, ctx, *operands, **params)
         if of_vectors(params):
             assert entries is not None
             return plain_rule(entries, ctx, *operands, **params)
@@ -248,6 +264,29 @@ def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
     return jax_lowering(ctx, lambda x: x.astype(dtype), [value], [aval])
 
 
+def compact_structure(
+    shape: tuple[int, int], transpose: bool, vector_length: int | None, arrays: Sequence
+) -> tuple[tuple, Any, Any]:
+    """The five index arrays with those of one direction, A or A^T, compacted; which entry lies at
+    each place now, and the place of each entry, -1 where it takes no part. For A^T the permutation
+    leads to the values as before; for A the values have to be moved."""
+    offsets, indices, *rest = arrays
+    if not transpose:
+        offsets, indices, entry, place = compacted(offsets, indices, shape[1])
+        return (offsets, indices, *rest), entry, place
+    blocks = -(-shape[0] // (vector_length or 1))
+    *other, permutation = well_formed_transpose(tuple(rest), blocks)
+    *other, entry, place = compacted(*other, blocks)
+    return (offsets, indices, *other, permutation[entry]), entry, place
+
+
+def at_places(values: Any, place: Any) -> Any:
+    """Of [B, nnz, ...] results at compacted entries those of all entries; zero where one takes no
+    part."""
+    part = (place >= 0).reshape(1, -1, *[1] * (values.ndim - 2))
+    return jnp.where(part, values[:, place], jnp.zeros((), values.dtype))
+
+
 def empty_index() -> tuple[Any, Any]:
     """An index array of no entries, and its aval: an absent operand of an FFI call."""
     value = mlir.ir_constant(np.zeros(0, np.int32))  # NumPy: a lowering must not trace
@@ -308,6 +347,15 @@ def row_of_entry(offsets: Any, nnz: int) -> Any:
     """Row of each entry; entries of the padding get row m, which segment sums drop."""
     m = offsets.shape[0] - 1
     return jnp.where(positions(nnz) < offsets[-1], segment_of_entry(offsets, nnz), m)
+
+
+def entries_that_count(A: SparseArray) -> Any:
+    """[nnz], [vectors] or [blocks] of CSR, CVS(V) or BCSR(r, c): whether each takes part, and is no
+    padding."""
+    offsets, indices = A.index_arrays[1]
+    if A.is_checked:
+        return positions(indices.shape[0]) < offsets[-1]
+    return well_formed(offsets, indices, vectors.grid(A.shape, A.format)[1])[1] >= 0
 
 
 def check_sparse(op: str, name: str, A: Any) -> None:

@@ -10,7 +10,7 @@ platform's kernels.
 import math
 from typing import Any
 
-from sgap_jax.formats import vectors
+from sgap_jax.formats import structure, vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.structure import positions
@@ -34,14 +34,17 @@ def as_stored(A: SparseArray, values: Any) -> Any:
 class Entries:
     """The structure of vectors with every number an entry, and the ways there and back."""
 
-    def __init__(self, arrays: Any, shape: tuple[int, int], vector_length: int) -> None:
+    def __init__(
+        self, arrays: Any, shape: tuple[int, int], vector_length: int, checked: bool
+    ) -> None:
         row_offsets, column_indices, *transposed = arrays
         count = column_indices.shape[0]
         numbers = positions(count * vector_length).reshape(count, vector_length)
-        index_arrays = ((), (row_offsets, column_indices))
-        self._stored = SparseArray(
-            numbers, index_arrays, tuple(transposed), shape, CVS(vector_length)
+        fields = structure.as_fields(
+            ((), (row_offsets, column_indices)), tuple(transposed), checked=checked
         )
+        format = CVS(vector_length)
+        self._stored = SparseArray(values=numbers, **fields, shape=shape, format=format)
         self.array = vectors.expand(self._stored)  # its values are places in the flat numbers
 
     def values(self, values: Any) -> Any:

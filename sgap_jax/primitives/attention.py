@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.structure import compacted, well_formed_transpose
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
 from sgap_jax.primitives._define import (
     accumulator,
+    at_places,
     bind,
     check_scale,
     check_schedule,
@@ -165,7 +167,7 @@ def _attention(
 ) -> list:
     operands = (q, k, v, bias, sinks, lengths, *structure(pattern))
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
-    params |= dict(scale=scale, is_causal=is_causal, schedule=schedule)
+    params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
     if isinstance(schedule, Unfused):
         return unfused.forward(*operands, **params | dict(schedule=None))
     return bind(attention_p, *operands, **params)
@@ -225,7 +227,15 @@ def _plan(
     return tile, attention_plan(problem, k.shape[2], key_batch, batch, widths)
 
 
-def _cpu(ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any) -> Any:
+def _cpu(
+    ctx: Any,
+    *operands: Any,
+    shape: Any,
+    vector_length: Any,
+    checked: bool,
+    schedule: Any,
+    **of: Any,
+) -> Any:
     avals = ctx.avals_in
     batch = ctx.avals_out[0].shape[0]
     tile, plan = _plan((*avals[:3], avals[7], batch), shape, vector_length, schedule)
@@ -234,7 +244,13 @@ def _cpu(ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any
 
 
 def _backward_cpu(
-    ctx: Any, *operands: Any, shape: Any, vector_length: Any, schedule: Any, **of: Any
+    ctx: Any,
+    *operands: Any,
+    shape: Any,
+    vector_length: Any,
+    checked: bool,
+    schedule: Any,
+    **of: Any,
 ) -> Any:
     avals = ctx.avals_in
     batch = ctx.avals_out[0].shape[0]
@@ -243,6 +259,39 @@ def _backward_cpu(
     attrs |= dict(pack=plan.backward_packed)
     target = "sgap_attention_backward_cvs_v1"
     return ffi_lowering(target, ctx, operands[:11], avals[:11], **attrs, **of)
+
+
+def _compact_arrays(
+    arrays: Sequence, shape: tuple[int, int], vector_length: int | None, **_: Any
+) -> tuple[tuple, Any, Any]:
+    """The index arrays of both directions compacted; which entry lies at each place of the rows
+    now, and the place of each, -1 where it takes no part."""
+    row_offsets, column_indices, *transposed = arrays
+    *rows, entry, place = compacted(row_offsets, column_indices, shape[1])
+    blocks = -(-shape[0] // (vector_length or 1))
+    offsets, indices, permutation = well_formed_transpose(tuple(transposed), blocks)
+    indices = jnp.where(place[permutation] < 0, -1, indices)
+    *columns, moved, _ = compacted(offsets, indices, blocks)
+    return (*rows, *columns, place[permutation[moved]]), entry, place
+
+
+def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:
+    sinks, lengths, *arrays = operands
+    arrays, entry, _ = _compact_arrays(arrays, **params)
+    bias = bias if absent(bias) else bias[:, :, entry]
+    return bind(attention_p, q, k, v, bias, sinks, lengths, *arrays, **params | {"checked": True})
+
+
+def _backward_compact(*operands: Any, **params: Any) -> list:
+    dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
+    arrays, entry, place = _compact_arrays(arrays, **params)
+    bias = bias if absent(bias) else bias[:, :, entry]
+    operands = (dout, dlse, q, k, v, bias, lengths, out, lse)
+    *grads, dbias = bind(attention_backward_p, *operands, *arrays, **params | {"checked": True})
+    if params["wrt_bias"]:
+        heads = dbias.reshape(-1, *dbias.shape[2:])
+        dbias = at_places(heads, place).reshape(dbias.shape)
+    return [*grads, dbias]
 
 
 def _or_absent(tangents: Sequence, like: Sequence) -> list:
@@ -341,6 +390,7 @@ attention_p = define(
     reference=unfused.forward,
     cpu=_cpu,
     cuda=launches.forward,
+    compact=_compact,
     jvp=_jvp,
     transpose=None,
     multiple_results=True,
@@ -362,6 +412,7 @@ attention_backward_p = define(
     reference=unfused.backward,
     cpu=_backward_cpu,
     cuda=launches.backward,
+    compact=_backward_compact,
     jvp=_backward_jvp,
     transpose=_backward_transpose,
     multiple_results=True,

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
-from sgap_jax.formats.structure import positions
+from sgap_jax.formats.structure import as_fields, positions, well_formed
 from sgap_jax.primitives._define import accumulator, derived, joint_batch, row_of_entry
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
@@ -54,19 +54,22 @@ class Composition:
         *,
         shape: tuple[int, int],
         vector_length: int | None,
+        checked: bool,
         scale: float,
         is_causal: bool,
         schedule: Schedule | None,
     ) -> None:
         row_offsets, column_indices, *transposed = arrays
+        if not checked:
+            row_offsets, column_indices = well_formed(row_offsets, column_indices, shape[1])
         count = column_indices.shape[0]
         self.stored = (count,) if vector_length is None else (count, vector_length)
+        levels = ((), (row_offsets, column_indices))
         self.A = SparseArray(
             positions(count) if vector_length is None else jnp.zeros(self.stored, jnp.int32),
-            ((), (row_offsets, column_indices)),
-            tuple(transposed),
-            shape,
-            CSR if vector_length is None else CVS(vector_length),
+            **as_fields(levels, tuple(transposed), checked=checked),
+            shape=shape,
+            format=CSR if vector_length is None else CVS(vector_length),
         )
         if vector_length is None:
             self.rows, self.columns = row_of_entry(row_offsets, count), column_indices
@@ -115,6 +118,8 @@ class Composition:
             shape = (joint_batch(s.shape[0], bias.shape[0]), *s.shape[1:])
             s = jnp.broadcast_to(s, shape) + jnp.broadcast_to(bias, shape)
         kept = (self.rows < self.A.shape[0])[None]
+        if not self.A.is_checked:
+            kept = kept & (self.columns >= 0)[None]
         if self.is_causal:
             kept = kept & (self.columns <= self.rows)[None]
         if not absent(lengths):

@@ -143,7 +143,7 @@ def einsum(
         tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
         A.format,
         REDUCTIONS[reduction],
-        checked=getattr(A, "is_checked", True),
+        checked=A.is_checked,
     )
     if fibers:
         expression = by_fibers(expression, A, output)

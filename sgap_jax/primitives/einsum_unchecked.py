@@ -61,10 +61,10 @@ def _levels(expression: Expression, index_arrays: Sequence) -> list[_Nodes]:
             continue
         offsets = next(left) if isinstance(level, Compressed) else None
         indices = next(left)
-        place, there = positions(indices.shape[0]), (indices >= 0) & (indices < size)
+        place, there = positions(indices.shape[0]), structure.in_range(indices, size)
         parents = place
         if offsets is not None:
-            offsets = _valid_offsets(offsets, indices.shape[0])
+            offsets = structure.valid_offsets(offsets, indices.shape[0])
             parents = structure.segment_of_entry(offsets, indices.shape[0])
             there &= (place >= offsets[0]) & (place < offsets[-1])
         if found:
@@ -310,7 +310,7 @@ class _Order:
         return arrays
 
 
-def _valid_offsets(offsets: jax.Array, capacity: int) -> jax.Array:
+def X(offsets: jax.Array, capacity: int) -> jax.Array:
     return jax.lax.cummax(jnp.clip(offsets, 0, capacity))
 
 

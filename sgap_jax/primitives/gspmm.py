@@ -8,15 +8,16 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
     check_dense,
     check_schedule,
     check_sparse,
+    compact_structure,
     define,
     derived,
+    entries_that_count,
     ffi_lowering,
     joint_batch,
     out_aval,
@@ -133,7 +134,7 @@ def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
     values = A.values.astype(dtype)
     if op == "div":
         # The padding may hold zeros or NaN, whose reciprocals would reach gradients.
-        stored = positions(A.nnz) < by_rows(A)[0].row_offsets[-1]
+        stored = entries_that_count(by_rows(A)[0])
         return 1 / jnp.where(stored, values, jnp.ones((), dtype))
     return -values if op == "sub" else values
 
@@ -152,6 +153,7 @@ def _extremum(
         add=add,
         minimum=minimum,
         positions=False,
+        checked=base.is_checked,
         schedule=schedule,
     )
     return C[0]
@@ -183,6 +185,7 @@ def _reference(
     add: bool,
     minimum: bool,
     positions: bool,
+    checked: bool,
     schedule: Any,
 ) -> tuple:
     (m, _), offsets, indices, permutation = direction(shape, transpose, arrays)
@@ -208,6 +211,16 @@ def _reference(
     return jax.vmap(one)(messages)[: 1 + positions]
 
 
+def _compact(
+    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, checked: bool, **params: Any
+) -> list:
+    arrays, entry, _ = compact_structure(shape, transpose, None, arrays)
+    values = values if transpose else values[:, entry]
+    params |= dict(shape=shape, transpose=transpose, checked=True)
+    best, *arg = bind(gspmm_p, values, x, *arrays, **params)
+    return [best, *(a if transpose else jnp.where(a < 0, a, entry[a]) for a in arg)]
+
+
 def _cpu(
     ctx: Any,
     *operands: Any,
@@ -216,6 +229,7 @@ def _cpu(
     add: bool,
     minimum: bool,
     positions: bool,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
@@ -244,6 +258,7 @@ def _cuda(
     add: bool,
     minimum: bool,
     positions: bool,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
@@ -265,13 +280,14 @@ def _jvp(
     transpose: bool,
     add: bool,
     positions: bool,
+    checked: bool,
     schedule: Any,
     **of: Any,
 ) -> tuple:
     # Of the message at the entry that is picked: d(x v) = dx v + x dv, d(x + v) = dx + dv.
     values, x, *arrays = primals
     dvalues, dx = tangents
-    params: dict = dict(shape=shape, transpose=transpose)
+    params: dict = dict(shape=shape, transpose=transpose, checked=checked)
     out = bind(gspmm_p, *primals, **params, add=add, positions=True, schedule=schedule, **of)
     params |= dict(schedule=derived(schedule))
     v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
@@ -291,5 +307,6 @@ gspmm_p = define(
     jvp=_jvp,
     transpose=None,
     cuda=_cuda,
+    compact=_compact,
     multiple_results=True,
 )

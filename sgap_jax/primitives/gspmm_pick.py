@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives._define import (
     accumulator,
+    at_places,
     bind,
+    compact_structure,
     define,
     ffi_lowering,
     is_linear_operand,
@@ -63,7 +65,7 @@ def _ends_of_entries(arrays: Sequence, transpose: bool) -> tuple[Any, Any]:
 
 
 def _pick_abstract_eval(
-    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert w.dtype == x.dtype and arg.shape[1:] == (m, x.shape[2]) and x.shape[1] == k
@@ -71,7 +73,7 @@ def _pick_abstract_eval(
 
 
 def _to_x_abstract_eval(
-    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert w.dtype == d.dtype and d.shape[1:] == arg.shape[1:] and d.shape[1] == m
@@ -89,7 +91,7 @@ def _over_batch(function: Any, *operands: Any) -> Any:
 
 
 def _pick_reference(
-    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     if w.shape[1] == 0 or 0 in x.shape:
         return jnp.zeros((_batch(w, x, arg), *arg.shape[1:]), x.dtype)
@@ -105,7 +107,7 @@ def _pick_reference(
 
 
 def _to_x_reference(
-    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     (_, k), *_ = direction(shape, transpose, arrays)
     if w.shape[1] == 0 or 0 in d.shape:
@@ -122,7 +124,7 @@ def _to_x_reference(
 
 
 def _to_values_reference(
-    x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     nnz = arrays[1].shape[0]
     if nnz == 0 or 0 in d.shape or 0 in x.shape:
@@ -138,6 +140,33 @@ def _to_values_reference(
     return _over_batch(one, x, d, arg)
 
 
+# Of compacted entries an `arg` is the place of what it named; -1 where that takes no part.
+
+
+def _pick_compact(w: Any, x: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
+    arrays, entry, place = compact_structure(params["shape"], False, None, arrays)
+    return bind_pick(w[:, entry], x, _placed(arg, place), arrays, **params | {"checked": True})
+
+
+def _to_values_compact(x: Any, d: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
+    arrays, _, place = compact_structure(params["shape"], False, None, arrays)
+    params |= {"checked": True}
+    return at_places(_bind_to_values(x, d, _placed(arg, place), arrays, **params), place)
+
+
+def _to_x_compact(w: Any, d: Any, arg: Any, *arrays: Any, transpose: bool, **params: Any) -> Any:
+    # A walk along the transpose of what the messages took.
+    arrays, entry, place = compact_structure(params["shape"], not transpose, None, arrays)
+    if transpose:
+        w, arg = w[:, entry], _placed(arg, place)
+    params |= {"transpose": transpose, "checked": True}
+    return _bind_to_x(w, d, arg, arrays, **params)
+
+
+def _placed(arg: Any, place: Any) -> Any:
+    return place.at[jnp.where(arg < 0, place.shape[0], arg)].get(mode="fill", fill_value=-1)
+
+
 def _along(ctx: Any, op: str, platform: str, shape: Any, n: int, transpose: bool) -> Problem:
     (out,) = ctx.avals_out
     nnz, dtype = ctx.avals_in[4].shape[0], out.dtype.name
@@ -145,7 +174,7 @@ def _along(ctx: Any, op: str, platform: str, shape: Any, n: int, transpose: bool
 
 
 def _pick_cpu(
-    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     w_aval, x_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "gspmm", "cpu", shape, x_aval.shape[2], transpose)
@@ -172,7 +201,7 @@ def _to_x_operands(
     return problem, (*operands, arg), (*avals, arg_aval)
 
 
-def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any) -> Any:
+def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **_: Any) -> Any:
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     target = "sgap_gspmm_pick_to_x_csr_v1"
@@ -180,7 +209,7 @@ def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: A
 
 
 def _to_values_cpu(
-    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cpu", shape, x_aval.shape[2], transpose)
@@ -195,7 +224,7 @@ def _to_values_cpu(
 
 
 def _pick_cuda(
-    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     w_aval, x_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "gspmm", "cuda", shape, x_aval.shape[2], transpose)
@@ -205,7 +234,7 @@ def _pick_cuda(
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
-def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any) -> Any:
+def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **_: Any) -> Any:
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda")
     point = resolve(schedule, problem, AtomicParallelism)
     batches = [avals[i].shape[0] for i in (0, -2, -1)]
@@ -214,7 +243,7 @@ def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: 
 
 
 def _to_values_cuda(
-    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any
+    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
 ) -> Any:
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cuda", shape, x_aval.shape[2], transpose)
@@ -267,6 +296,7 @@ pick_p = define(
     abstract_eval=_pick_abstract_eval,
     reference=_pick_reference,
     cpu=_pick_cpu,
+    compact=_pick_compact,
     jvp=_bilinear_jvp(bind_pick),
     transpose=_pick_transpose,
     cuda=_pick_cuda,
@@ -277,6 +307,7 @@ pick_to_x_p = define(
     abstract_eval=_to_x_abstract_eval,
     reference=_to_x_reference,
     cpu=_to_x_cpu,
+    compact=_to_x_compact,
     jvp=_bilinear_jvp(_bind_to_x),
     transpose=_to_x_transpose,
     cuda=_to_x_cuda,
@@ -287,6 +318,7 @@ pick_to_values_p = define(
     abstract_eval=_to_values_abstract_eval,
     reference=_to_values_reference,
     cpu=_to_values_cpu,
+    compact=_to_values_compact,
     jvp=_bilinear_jvp(_bind_to_values),
     transpose=_to_values_transpose,
     cuda=_to_values_cuda,

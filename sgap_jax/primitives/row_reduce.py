@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
-from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -76,20 +77,35 @@ def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 def _reduce(op: str, primitive: Any, A: SparseArray, schedule: Schedule | None) -> jax.Array:
     check_sparse(op, "A", A)
     check_schedule(op, schedule)
-    return _rows(split_blocks(A), primitive=primitive, schedule=schedule)
+    nothing = -math.inf if primitive is row_max_p else 0.0
+    return _rows(vectors.split_blocks(A), primitive=primitive, nothing=nothing, schedule=schedule)
 
 
-@partial(jax.jit, static_argnames=("primitive", "schedule"), inline=True)
-def _rows(A: SparseArray, *, primitive: Any, schedule: Schedule | None) -> jax.Array:
-    A = row_vectors(A)
+@partial(jax.jit, static_argnames=("primitive", "nothing", "schedule"), inline=True)
+def _rows(
+    A: SparseArray, *, primitive: Any, nothing: float, schedule: Schedule | None
+) -> jax.Array:
+    A, _ = entries_of_rows(row_vectors(A), nothing)
     return bind(primitive, A.values[None], A.row_offsets, **of_rows(A), schedule=schedule)[0]
 
 
 def row_vectors(A: SparseArray) -> SparseArray:
     """A where it is CSR or CVS(V), else its entries in CSR: of vectors that lie along the columns
     a row has single numbers."""
-    vectors = A.format.vector_length is not None and A.format.modes[0] == 0
-    return A if vectors else A.asformat(CSR)
+    by_rows = A.format.vector_length is not None and A.format.modes[0] == 0
+    return A if by_rows else A.asformat(CSR)
+
+
+def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
+    """An array of `row_vectors` that the primitives on rows are right for, though they read no
+    indices: with valid offsets, and `nothing` as the value of an entry that takes no part; and which
+    entries do (None: all, since they were checked)."""
+    if A.is_checked:
+        return A, None
+    offsets, indices = vectors.well_formed(A).index_arrays[1]
+    part = (indices >= 0).reshape(-1, *[1] * (A.values.ndim - 1))
+    values = jnp.where(part, A.values, jnp.asarray(nothing, A.dtype))
+    return replace(A, values=values, index_arrays=((), (offsets, indices))), part
 
 
 def of_rows(A: SparseArray) -> dict[str, Any]:

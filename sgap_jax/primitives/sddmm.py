@@ -12,11 +12,13 @@ from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import join_blocks
 from sgap_jax.primitives._define import (
     accumulator,
+    at_places,
     bind,
     check_dense,
     check_scale,
     check_schedule,
     check_sparse,
+    compact_structure,
     define,
     derived,
     ffi_lowering,
@@ -110,6 +112,7 @@ def _sddmm(
         *structure(base),
         shape=base.shape,
         vector_length=base.format.vector_length,
+        checked=base.is_checked,
         schedule=schedule,
     )[0]
     return join_blocks(A, values)
@@ -144,6 +147,7 @@ def _abstract_eval(
     *arrays: Any,
     shape: tuple[int, int],
     vector_length: int | None,
+    checked: bool,
     schedule: Any,
 ) -> Any:
     assert x.dtype == y.dtype == weights.dtype and scale.dtype == accumulator(x.dtype)
@@ -166,11 +170,12 @@ def _entries(
     *arrays: Any,
     shape: tuple[int, int],
     vector_length: int,
+    checked: bool,
     schedule: Any,
 ) -> Any:
-    entries = Entries(arrays, shape, vector_length)
+    entries = Entries(arrays, shape, vector_length, checked)
     own = None if _absent(weights) else entries.values(weights)
-    params = dict(shape=shape, vector_length=None, schedule=schedule)
+    params = dict(shape=shape, vector_length=None, checked=checked, schedule=schedule)
     return entries.vectors(bind_sddmm(x, y, own, scale, *structure(entries.array), **params))
 
 
@@ -182,6 +187,7 @@ def _reference(
     *arrays: Any,
     shape: tuple[int, int],
     vector_length: None,
+    checked: bool,
     schedule: Any,
 ) -> Any:
     offsets, indices, *_ = arrays
@@ -194,6 +200,23 @@ def _reference(
     stored = rows < shape[0]
     sums = _multiplied(products.sum(-1), weights, scale)
     return jnp.where(stored, sums, 0).astype(x.dtype)
+
+
+def _compact(
+    x: Any,
+    y: Any,
+    weights: Any,
+    scale: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    checked: bool,
+    schedule: Any,
+) -> Any:
+    arrays, entry, place = compact_structure(shape, False, vector_length, arrays)
+    own = weights if _absent(weights) else weights[:, entry]
+    params = dict(shape=shape, vector_length=vector_length, checked=True, schedule=schedule)
+    return at_places(bind_sddmm(x, y, own, scale, *arrays, **params), place)
 
 
 def _multiplied(sums: Any, weights: Any, scale: Any) -> Any:
@@ -228,6 +251,7 @@ def _cpu(
     *operands: Any,
     shape: tuple[int, int],
     vector_length: int | None,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
@@ -242,6 +266,7 @@ def _cuda(
     *operands: Any,
     shape: tuple[int, int],
     vector_length: int | None,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
@@ -303,4 +328,5 @@ sddmm_p = define(
     transpose=_transpose,
     cuda=_cuda,
     entries=_entries,
+    compact=_compact,
 )

@@ -1,5 +1,6 @@
 """Softmax over the stored entries of each row."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from sgap_jax.primitives._vectors import as_stored
 from sgap_jax.primitives.row_reduce import (
     bind_row_broadcast,
     bind_row_sum,
+    entries_of_rows,
     of_rows,
     row_launch_lowering,
     row_lowering,
@@ -81,8 +83,13 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
         stored = _stored(by_rows.values.shape[0], by_rows.row_offsets, **of)
         scaled = jnp.where(stored, by_rows.values, zero) * factor.astype(A.dtype)
         by_rows = by_rows.with_values(scaled)
+    if scale == 0 and not A.is_checked:  # no value is nothing after that
+        by_rows, scale = by_rows.with_values(by_rows.values * scale), 1.0
+    by_rows, part = entries_of_rows(by_rows, -math.copysign(math.inf, scale))
     params = dict(scale=scale, **of, schedule=schedule)
     values = bind(sparse_softmax_p, by_rows.values[None], by_rows.row_offsets, **params)[0]
+    if part is not None:  # NaN of a row stays in its entries
+        values = jnp.where(part, values, zero)
     if by_rows.format == A.format:
         return values
     entries = by_rows.with_values(values).asformat(entries_format(A.format))

@@ -18,6 +18,7 @@ from sgap_jax.primitives._define import (
     check_dense,
     check_schedule,
     check_sparse,
+    compact_structure,
     define,
     derived,
     empty_index,
@@ -101,6 +102,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         shape=A.shape,
         transpose=transpose != swapped,
         vector_length=A.format.vector_length,
+        checked=A.is_checked,
         schedule=schedule,
     )[0]
 
@@ -136,6 +138,7 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
+# `checked` says that the index arrays were checked; of others formats/structure.py says what counts.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -157,6 +160,7 @@ def _abstract_eval(
     shape: tuple[int, int],
     transpose: bool,
     vector_length: int | None,
+    checked: bool,
     schedule: Any,
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
@@ -186,9 +190,25 @@ def _reference(
 def _entries(
     values: Any, x: Any, *arrays: Any, shape: tuple[int, int], vector_length: int, **params: Any
 ) -> Any:
-    entries = Entries(arrays, shape, vector_length)
+    entries = Entries(arrays, shape, vector_length, params["checked"])
     arrays = structure(entries.array)
     return _bind(entries.values(values), x, *arrays, shape=shape, vector_length=None, **params)
+
+
+def _compact(
+    values: Any,
+    x: Any,
+    *arrays: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    vector_length: int | None,
+    checked: bool,
+    **params: Any,
+) -> Any:
+    arrays, entry, _ = compact_structure(shape, transpose, vector_length, arrays)
+    values = values if transpose else values[:, entry]
+    params |= dict(transpose=transpose, vector_length=vector_length)
+    return _bind(values, x, *arrays, shape=shape, checked=True, **params)
 
 
 def kernel_operands(
@@ -223,6 +243,7 @@ def _cpu(
     shape: tuple[int, int],
     transpose: bool,
     vector_length: int | None,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     given = list(zip(operands, ctx.avals_in, strict=True))
@@ -247,6 +268,7 @@ def _cuda(
     shape: tuple[int, int],
     transpose: bool,
     vector_length: int | None,
+    checked: bool,
     schedule: Schedule | None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
@@ -334,4 +356,5 @@ spmm_p = define(
     batch=_batch,
     cuda=_cuda,
     entries=_entries,
+    compact=_compact,
 )
