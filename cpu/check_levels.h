@@ -20,7 +20,8 @@ struct LevelPiece {
   int64_t begin, end;      // begin > 0 but for kRange and kStarts
   const int32_t* numbers;  // coordinates or offsets
   const int32_t* offsets;  // of kStarts
-  int64_t size;            // of kRange; of kStarts, how many coordinates there are
+  int64_t size;  // of kRange; of kRises and kStays likewise, were it not negative; of kStarts, how
+                 // many coordinates there are
 };
 
 struct CheckLevelsArgs {

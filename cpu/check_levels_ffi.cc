@@ -17,11 +17,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Numbers of a piece: some microseconds.
-constexpr int64_t kPiece = 1 << 16;
-
-// A number costs a small part of what a multiply-add and its loads do.
-constexpr int64_t kNumbersPerWork = 4;
+// Numbers of a piece: few microseconds.
+constexpr int64_t kPiece = 1 << 15;
 
 struct Level {
   const int32_t* offsets = nullptr;
@@ -105,18 +102,21 @@ ffi::Future CheckLevelsHandler(ffi::ThreadPool pool, ffi::RemainingArgs args,
       if (level.offsets[0] != 0 || last < 0 || last > level.capacity) return Finished();
       const bool stored = l > 0 && kinds[l - 1] == 'c';  // such a parent has a child
       const auto rise = stored ? LevelCheck::kRises : LevelCheck::kStays;
-      call->Add({rise, false, -1, 1, used + 1, level.offsets, nullptr, 0});
+      call->Add({rise, false, -1, 1, used + 1, level.offsets, nullptr, -1});
       if (order == '<' || order == '=') {
         const auto check = order == '<' ? LevelCheck::kRises : LevelCheck::kStays;
         const int place = static_cast<int>(l);
-        call->Add({check, false, place, 1, last, level.coordinates, nullptr, 0});
+        call->Add({check, false, place, 1, last, level.coordinates, nullptr, sizes[l]});
         call->Add({LevelCheck::kStarts, order == '<', place, 0, used, level.coordinates,
                    level.offsets, last});
       }
       used = last;
       capacity = level.capacity;
     }
-    call->Add({LevelCheck::kRange, false, -1, 0, used, level.coordinates, nullptr, sizes[l]});
+    // Of one coordinate nothing is compared.
+    if (order == '.' || order == 't' || used == 1) {
+      call->Add({LevelCheck::kRange, false, -1, 0, used, level.coordinates, nullptr, sizes[l]});
+    }
     call->tuples.push_back(level.coordinates);
   }
   if (orders.back() == 't') {
@@ -126,7 +126,7 @@ ffi::Future CheckLevelsHandler(ffi::ThreadPool pool, ffi::RemainingArgs args,
   call->found.resize(count);
   call->args = {call->pieces.data(), call->found.data(), call->tuples.data(),
                 static_cast<int>(call->tuples.size())};
-  return ParallelPhases(pool, {count, 1}, call->numbers / kNumbersPerWork,
+  return ParallelPhases(pool, {count, 1}, call->numbers,
                         [call, holds, count, kernel = Kernels().check_levels](int64_t task) {
                           if (task < count) return kernel(call->args, task);
                           *holds = call->Holds();

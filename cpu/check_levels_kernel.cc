@@ -22,6 +22,19 @@ int64_t Falls(const int32_t* numbers, int64_t begin, int64_t end, bool strict) {
   return count;
 }
 
+// One pass for both.
+int64_t FallsInRange(const int32_t* numbers, int64_t begin, int64_t end, bool strict,
+                     int64_t size) {
+  constexpr int64_t kPart = 1024;
+  int64_t count = 0;
+  for (int64_t p = begin; p < end; p += kPart) {
+    const int64_t stop = end - p < kPart ? end : p + kPart;
+    count += Falls(numbers, p, stop, strict);
+    count += OutOfRange(numbers, p - 1, stop, size) << 40;  // more than all falls
+  }
+  return count;
+}
+
 // Of segments that have an entry. Offsets may be anything: kRises and kStays tell of that.
 int64_t FallsAtStarts(const LevelPiece& piece) {
   int64_t count = 0;
@@ -53,10 +66,13 @@ void CheckLevels(const CheckLevelsArgs& args, int64_t task) {
       args.found[task] = OutOfRange(piece.numbers, piece.begin, piece.end, piece.size);
       break;
     case LevelCheck::kRises:
-    case LevelCheck::kStays:
+    case LevelCheck::kStays: {
+      const bool strict = piece.check == LevelCheck::kRises;
       args.found[task] =
-          Falls(piece.numbers, piece.begin, piece.end, piece.check == LevelCheck::kRises);
+          piece.size < 0 ? Falls(piece.numbers, piece.begin, piece.end, strict)
+                         : FallsInRange(piece.numbers, piece.begin, piece.end, strict, piece.size);
       break;
+    }
     case LevelCheck::kStarts:
       args.found[task] = -FallsAtStarts(piece);
       break;

@@ -191,8 +191,12 @@ def _optimized(text: str) -> Any:
     module = llvm.parse_assembly(text)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    # llvmlite 0.50 does not: 70 kB for each kernel.
+    llvm.ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
+    passes.detach()
     return module
 
 

@@ -235,7 +235,7 @@ def cuda_lowering(
 
 
 def default_schedule(
-    expression: Expression, dtype: Any, index_shapes: Sequence[tuple]
+    expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
 ) -> Schedule | None:
     """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
     assign = index_notation(of_one(expression))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.fibers import ancestors
+from sgap_jax.formats.structure import as_fields
 from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, nothing
@@ -32,7 +33,8 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
     shape = expression.shape(expression.sparse)
     tail = format.stored_shape(shape)
     values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
-    A = SparseArray(values, taken, None, shape, format)
+    fields = as_fields(taken, None, checked=True)
+    A = SparseArray(values, **fields, shape=shape, format=format)
     found = dict(zip(expression.sparse, A.coordinates(), strict=True))
     index, depth = expression.fiber
     if index:
