@@ -13,6 +13,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SANITIZE_TESTS ?= tests/oracle -k "not reference and not emulated"
+FUZZ_ARGS ?= --draws 1000000
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \
@@ -34,7 +35,7 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
+  sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables clean moved-modules
 
 help:
@@ -44,6 +45,7 @@ help:
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make fuzz      a million random index arrays under the address sanitizer (FUZZ_ARGS)"
 	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour; RESULTS=folder"
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
@@ -107,14 +109,22 @@ export TSAN_OPTIONS ?= ignore_noninstrumented_modules=1:suppressions=tests/threa
 
 sanitize: sanitize-address sanitize-thread
 
-sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/package $(STAMPS)/group-test
+SANITIZED_RUN = LD_PRELOAD="$(PRELOAD_$*) $(call LIBRARY,libstdc++.so)" $(SANITIZED)/bin/python
+
+sanitize-address sanitize-thread: sanitize-%: sanitized-%
+	$(SANITIZED_RUN) -m pytest -n 2 -p no:cacheprovider $(SANITIZE_TESTS)
+
+# Index arrays that hold anything, through every operation, format and derivative.
+fuzz: fuzz-address
+fuzz-address: fuzz-%: sanitized-%
+	$(SANITIZED_RUN) tests/structure_fuzz.py $(FUZZ_ARGS)
+
+sanitized-address sanitized-thread: sanitized-%: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m venv --without-pip $(SANITIZED)
 	echo "$(call SITE,$(VENV))" > "$(call SITE,$(SANITIZED))/dependencies.pth"
 	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \
 	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$* \
 	  --config-settings=cmake.build-type=RelWithDebInfo --config-settings=install.strip=false
-	LD_PRELOAD="$(PRELOAD_$*) $(call LIBRARY,libstdc++.so)" $(SANITIZED)/bin/python -m pytest \
-	  -n 2 -p no:cacheprovider $(SANITIZE_TESTS)
 
 # No network and no environment of its own: the package goes to a folder in front of what GPU_PYTHON
 # has, and the checkout, whose sgap_jax is not built, comes behind it.

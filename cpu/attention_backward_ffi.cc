@@ -145,15 +145,14 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
   void* const result = wrt_bias ? dbias->untyped_data() : nullptr;
   if (call->dbias) phases.push_back(1);
-  return ParallelPhases(
-      pool, phases, 3 * MultiplyAdds(args),
-      [call, tasks, result, kernel = Kernels().attention_backward](int64_t task) {
-        if (task < tasks) return kernel(call->args, task);
-        const AttentionBackwardArgs& args = call->args;
-        PutEntries(call->dbias.get(), args.batch * args.heads,
-                   size_t(args.length) * AccumulatorBytes(args.dtype),
-                   *call->owned.structure.compact(), result);
-      });
+  return ParallelPhases(pool, phases, 3 * MultiplyAdds(args),
+                        [call, tasks, result, kernel = Kernels().attention_backward](int64_t task) {
+                          if (task < tasks) return kernel(call->args, task);
+                          const AttentionBackwardArgs& args = call->args;
+                          PutEntries(call->dbias.get(), args.batch * args.heads,
+                                     size_t(args.length) * AccumulatorBytes(args.dtype),
+                                     *call->owned.structure.compact(), result);
+                        });
 }
 
 }  // namespace

@@ -125,8 +125,8 @@ inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale
   out.scale = scale;
   out.is_causal = is_causal;
   const int64_t blocks = in.offsets.dimensions()[0] - 1;
-  owned->structure = ValidStructure(
-      {Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
+  owned->structure =
+      ValidStructure({Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
   out.offsets = owned->structure.view().offsets;
   out.indices = owned->structure.view().indices;
   if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {

@@ -1,5 +1,5 @@
-// Structures that are only known at run time. FFI targets sgap_check_csr_v1, which fails for one that
-// is wrong, and sgap_valid_offsets_v1, which makes offsets valid.
+// Structures that are only known at run time. FFI targets sgap_check_csr_v1, which fails for one
+// that is wrong, and sgap_valid_offsets_v1, which makes offsets valid.
 #include <algorithm>
 #include <string>
 
@@ -89,7 +89,7 @@ ffi::Error CheckHandler(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> ind
 
 // Offsets within 0 .. nnz that do not fall: each is the largest up to it, clamped.
 ffi::Error MakeOffsetsValidHandler(ffi::Buffer<ffi::S32> offsets,
-                               ffi::Result<ffi::Buffer<ffi::S32>> out, int64_t nnz) {
+                                   ffi::Result<ffi::Buffer<ffi::S32>> out, int64_t nnz) {
   const auto shape = offsets.dimensions();
   if (shape.size() < 1 || out->element_count() != offsets.element_count() || nnz < 0 ||
       nnz > INT32_MAX) {

@@ -11,12 +11,15 @@
 #include "spmm.h"
 #include "spmm_cvs.h"
 #include "spmm_scatter.h"
-#include "structure_kernel.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
 namespace sgap::SGAP_ISA {
+
+// structure_kernel.cc
+bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
+bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {

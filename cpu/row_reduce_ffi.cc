@@ -43,7 +43,8 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.rows = rows.untyped_data();
   args.numbers = shape.Numbers();
   if (batch == 0 || shape.rows == 0) return Finished();
-  args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
+  args.phases =
+      call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.numbers + 4 * shape.rows),
       [call, kernel = Kernels().row_reduce](int64_t task) { kernel(call->args, task); });

@@ -53,8 +53,8 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
   call->args.numbers = shape.Numbers();
   call->args.out = out.untyped_data();
   if (batch == 0 || shape.vectors == 0) return Finished();
-  call->args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch,
-                                     chunk_nonzeros);
+  call->args.phases =
+      call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   ClearPadding(out, shape, call->args.phases.offsets);
   if (shape.rows == 0) return Finished();
   return ParallelPhases(pool, PhaseTasks(call->args.phases, /*write=*/true),

@@ -52,8 +52,7 @@ std::shared_ptr<SpmmCvsCall> Begin(const SpmmCvsArgs& operands, const Structure&
   call->tiles.Cut(tile_columns, &args);
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.piece_rows = args.transpose ? 1 : args.length;
-  const size_t piece =
-      size_t(args.batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
+  const size_t piece = size_t(args.batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) =
       call->plan.Cut(args.offsets, structure.rows, chunk, args.Walks(), piece);
   call->tasks = args.Tasks();

@@ -1,13 +1,13 @@
-// Index arrays that nobody has checked, or that something has changed since: a call looks at them as
-// it goes, and where they are not valid it runs on those entries that take part.
+// Index arrays that nobody has checked, or that something has changed since: a call looks at them
+// as it goes, and where they are not valid it runs on those entries that take part.
 //
 // A task looks at the indices of its entries just before it reads them, so that they come from the
 // cache when it does. The first one that finds a wrong index ends the attempt, and what comes after
 // the last task begins the call anew, on a compact copy of the structure.
 //
 // What counts: row r has the entries o[r] .. o[r + 1] - 1, where o[r] is the greatest of
-// offsets[0 .. r], each clamped to 0 .. nnz. An entry takes part if its index is in 0 .. size - 1 and
-// its permutation, where there is one, in 0 .. nnz - 1.
+// offsets[0 .. r], each clamped to 0 .. nnz. An entry takes part if its index is in 0 .. size - 1
+// and its permutation, where there is one, in 0 .. nnz - 1.
 #pragma once
 
 #include <atomic>
@@ -61,9 +61,10 @@ std::unique_ptr<char[]> TakeEntries(const void* operand, int64_t batch, size_t b
 void PutEntries(const char* compact, int64_t batch, size_t bytes, const CompactStructure& structure,
                 void* result);
 
-// Runs the call that begin(structure, compact, threads) makes; `compact` is null where the structure
-// is as given. A call has `tasks` and `work`, Run(task), Entries(task), which is the range of
-// entries that a task reads, and Finish(), for a compact one. `begin` outlives the handler.
+// Runs the call that begin(structure, compact, threads) makes; `compact` is null where the
+// structure is as given. A call has `tasks` and `work`, Run(task), Entries(task), which is the
+// range of entries that a task reads, and Finish(), for a compact one. `begin` outlives the
+// handler.
 template <typename Begin>
 xla::ffi::Future RunOnStructure(xla::ffi::ThreadPool& pool, const Structure& given, Begin begin) {
   if (!given.OffsetsHold()) {

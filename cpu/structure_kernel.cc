@@ -1,7 +1,10 @@
-// Whether index arrays are valid, at the speed at which they are read.
-#include "structure_kernel.h"
+// Whether index arrays are valid (structure.h), at the speed at which they are read.
+#include <cstdint>
 
 namespace sgap::SGAP_ISA {
+
+bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
+bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 
 // Every index in 0 .. size - 1.
 bool IndicesHold(const int32_t* indices, int64_t count, int64_t size) {

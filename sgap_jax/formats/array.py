@@ -58,7 +58,8 @@ class SparseArray(Operators):
     Entries from offsets[-1] on are padding: every operation ignores them.
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
-    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants.
+    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants,
+    which make the program large.
     `==` and hash go by identity.
     """
 
@@ -146,9 +147,10 @@ class SparseArray(Operators):
         BCSR(r, c), taken as they are.
 
         Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
-        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: pass
-        it through `checked()` if it may be wrong. What nnz exceeds row_offsets[m] by is padding.
-        What vectors and blocks hold outside the matrix is ignored: NaN there reaches nothing.
+        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: an
+        entry that is not valid takes no part in any operation, or is an error with `checked()`.
+        What nnz exceeds row_offsets[m] by is padding. What vectors and blocks hold outside the
+        matrix is ignored: NaN there reaches nothing.
         """
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
 
@@ -310,6 +312,7 @@ class SparseArray(Operators):
         """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
         stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
         the values."""
+        checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
     def todense(self) -> jax.Array:
@@ -336,9 +339,9 @@ class SparseArray(Operators):
         """This array after a check of its structure.
 
         Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
-        fails (ValueError or JaxRuntimeError) before anything reads out of bounds; the transpose is
-        derived anew from what was checked. NotImplementedError for traced COO and CSF and for other
-        platforms.
+        fails (ValueError or JaxRuntimeError) before anything is computed of it; the transpose is
+        derived anew from what was checked. The result's `is_checked` is True. NotImplementedError
+        for traced COO and CSF and for other platforms.
         """
         return checked.checked(self)
 

@@ -20,7 +20,8 @@ def checked(A: SparseArray) -> SparseArray:
     """See `SparseArray.checked`."""
     leaves = jax.tree.leaves((A.index_arrays, A.transposed))
     if not checks.is_traced(*leaves):
-        _check_concrete(A)
+        with structure.concrete():  # under jit too
+            _check_concrete(A)
         return replace(A, **structure.as_fields(A.index_arrays, A.transposed, checked=True))
     what = "SparseArray.checked"
     if A.format.levels[:2] != CSR.levels or A.ndim != 2:

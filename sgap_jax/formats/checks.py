@@ -23,6 +23,26 @@ def is_traced(*arrays: Any) -> bool:
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
+def check_concrete(x: Any, name: str, what: str, instead: str) -> None:
+    """ValueError for a tracer, or a list with one in it; `instead` says what to write."""
+    if is_traced(*jax.tree.leaves(x)):
+        raise ValueError(f"{what}: {name}: expected a concrete value, got a tracer; {instead}")
+
+
+def check_flag(flag: Any, name: str, what: str) -> bool:
+    """A bool that the program depends on."""
+    if not isinstance(flag, bool):
+        check_concrete(flag, name, what, f"under jax.jit name it in static_argnames, {name!r}")
+    return bool(flag)
+
+
+def as_array(x: Any) -> Any:
+    """A JAX array as it is, a list with tracers as one; else NumPy's, which narrows nothing."""
+    if isinstance(x, jax.Array):
+        return x
+    return (jnp if is_traced(*jax.tree.leaves(x)) else np).asarray(x)
+
+
 def check_shape(shape: Any, what: str) -> tuple[int, ...]:
     """`shape` as a tuple of Python ints that int32 indices can address."""
     try:
@@ -55,11 +75,10 @@ def check_numeric(dtype: Any, what: str, name: str = "values") -> None:
 
 def check_values(values: Any, nnz: int | None, what: str, block: tuple[int, ...] = ()) -> Any:
     """`values` as an array (traced or NumPy) of a numeric dtype and of shape [nnz, *block]."""
-    if not isinstance(values, jax.Array):
-        try:
-            values = np.asarray(values)
-        except ValueError as error:
-            raise ValueError(f"{what}: values: expected an array, got {error}") from None
+    try:
+        values = as_array(values)
+    except ValueError as error:
+        raise ValueError(f"{what}: values: expected an array, got {error}") from None
     check_numeric(values.dtype, what)
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
@@ -101,11 +120,12 @@ def to_jax_values(values: Any, dtype: Any, what: str) -> jax.Array:
 
 def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
     """`indices` as an integer array of `ndim` dimensions; tracers keep being tracers."""
+    try:
+        indices = as_array(indices)
+    except ValueError as error:
+        raise ValueError(f"{what}: {name}: expected an array, got {error}") from None
     if not is_traced(indices):
-        try:
-            indices = np.asarray(indices)
-        except ValueError as error:
-            raise ValueError(f"{what}: {name}: expected an array, got {error}") from None
+        indices = np.asarray(indices)
         if indices.size == 0 and indices.dtype == np.float64:  # np.asarray([]) is float64
             indices = indices.astype(np.int32)
     if not jnp.issubdtype(indices.dtype, jnp.integer):
@@ -113,6 +133,18 @@ def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
     if indices.ndim != ndim:
         raise ValueError(f"{what}: {name}: expected {ndim}-d, got shape {list(indices.shape)}")
     return indices
+
+
+def saturated(integers: Any) -> jax.Array:
+    """int32 of integers of any width, NumPy's or traced: cast, they would wrap. An index that is
+    out of range stays so, and an offset or a length that is beyond all others stays that."""
+    integers = as_array(integers)
+    unsigned = jnp.issubdtype(integers.dtype, jnp.unsignedinteger)
+    if integers.dtype.itemsize > 4 or (unsigned and integers.dtype.itemsize == 4):
+        # NumPy's by NumPy: without x64 jnp.asarray would wrap them first.
+        clip: Any = jnp.clip if isinstance(integers, jax.Array) else np.clip
+        integers = clip(integers, 0 if unsigned else -1, INT32_MAX)
+    return jnp.asarray(integers, jnp.int32)
 
 
 def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:

@@ -210,12 +210,6 @@ def _fiber_tree(
     return tuple(index_arrays)
 
 
-def _saturated(indices: jax.Array) -> jax.Array:
-    if indices.dtype.itemsize <= 4:
-        return indices
-    return jnp.clip(indices, -1, checks.INT32_MAX)
-
-
 def from_arrays(
     values: Any, offsets: Any, indices: Any, shape: tuple[int, ...], format: Format
 ) -> dict[str, Any]:
@@ -241,8 +235,7 @@ def from_arrays(
     checks.check_nnz(indices.shape[0] * math.prod(format.block_shape), what)
     values = checks.check_values(values, indices.shape[0], what, format.block_shape)
     if checks.is_traced(offsets, indices):
-        # Saturated, not wrapped: an index out of range must stay so for `checked()`.
-        arrays = [_saturated(jnp.asarray(a)).astype(jnp.int32) for a in given]
+        arrays = [checks.saturated(a) for a in given]  # an index out of range is for `checked()`
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
         fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:

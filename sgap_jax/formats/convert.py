@@ -59,7 +59,8 @@ def _well_formed(A: SparseArray) -> tuple[Any, Any]:
     taken for the largest up to it, as offsets are."""
     outer, inner = (A.shape[mode] for mode in A.format.modes)
     if A.format.levels[:2] == CSR.levels:
-        return structure.well_formed(*A.index_arrays[1], inner)
+        offsets, indices = A.index_arrays[1]
+        return structure.well_formed(offsets, indices, inner)
     (bounds, rows), (*offsets, indices) = A.index_arrays
     ends, rows = structure.well_formed(bounds, rows, outer)
     starts = structure.offsets_of_sorted(rows, outer, ends[1])
@@ -98,7 +99,7 @@ def _coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
         return _fiber_coordinates(A)
     else:
         used, levels = fibers.entries(A)
-    real = structure.positions(A.nnz) < used
+    real = structure.positions(A.nnz) < structure.unfolded(used)
     by_mode = (levels[A.format.modes.index(mode)] for mode in range(A.ndim))
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
@@ -145,7 +146,8 @@ def _fiber_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
         structure.positions(size).reshape(-1, *[1] * (len(shape) - n - 2))
         for n, size in enumerate(shape[1:])
     ]
-    real = (structure.positions(stored.nnz) < used).reshape(levels[0].shape)
+    real = structure.positions(stored.nnz) < structure.unfolded(used)
+    real = real.reshape(levels[0].shape)
     found = [
         jnp.broadcast_to(jnp.where(real, level, size), shape).reshape(-1)
         for level, size in zip(levels, sizes, strict=True)
@@ -173,7 +175,7 @@ def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     row = first[0][:, None, None] + structure.positions(height)[None, :, None]
     column = first[1][:, None, None] + structure.positions(width)[None, None]
     outer, inner = (A.shape[mode] for mode in A.format.modes)
-    stored = (structure.positions(count) < offsets[-1])[:, None, None]
+    stored = (structure.positions(count) < structure.unfolded(offsets[-1]))[:, None, None]
     real = stored & (row < outer) & (column < inner)
     levels = [jnp.where(real, x, n).reshape(-1) for x, n in ((row, outer), (column, inner))]
     return tuple(levels[A.format.modes.index(mode)] for mode in range(2))
@@ -226,7 +228,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     require_unbatched(A, f"{what}: A")
     index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
     if checks.is_traced(*index_arrays):
-        return _converted(A, format, limit)
+        return _converted(structure.unfolded_structure(A), format, limit)
     # Arrays that somebody put on a mesh stay there; no others come to be on one.
     placed = structure.placed if all(map(structure.on_no_mesh, index_arrays)) else lambda tree: tree
     with structure.concrete():

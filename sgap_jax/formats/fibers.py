@@ -26,7 +26,7 @@ def _levels(A: SparseArray) -> list[tuple[Any, ...]]:
         return list(A.index_arrays)
     sizes = [A.shape[mode] for mode in A.format.modes]
     return [
-        structure.well_formed(*level, size) if level else ()
+        structure.well_formed(level[0], level[1], size) if level else ()
         for level, size in zip(A.index_arrays, sizes, strict=True)
     ]
 
@@ -47,12 +47,12 @@ def used_nodes(A: SparseArray) -> list[Any]:
 def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
     """How many entries are not padding, and the coordinate of each entry on each level."""
     node, coordinates = structure.positions(A.nnz), []
-    for level in reversed(_levels(A)):
+    for depth, level in enumerate(reversed(_levels(A))):
         if not level:
             coordinates.append(node)
             break
         offsets, indices = level
-        coordinates.append(indices[node])
+        coordinates.append(indices[node] if depth else indices)  # the last nodes are the entries
         node = structure.segment_of_entry(offsets, indices.shape[0])[node]
     return used_nodes(A)[-1], coordinates[::-1]
 
@@ -86,7 +86,8 @@ def outer_offsets(A: SparseArray) -> jax.Array:
     (bounds, outer), (offsets, _) = A.index_arrays
     size = A.shape[A.format.modes[0]]
     lengths = jnp.diff(offsets)
-    row = jnp.where(structure.positions(outer.shape[0]) < bounds[1], outer, size)
+    used = structure.unfolded(bounds[1])
+    row = jnp.where(structure.positions(outer.shape[0]) < used, outer, size)
     counts = jnp.zeros(size + 1, jnp.int32).at[row + 1].add(lengths, mode="drop")
     return jnp.cumsum(counts, dtype=jnp.int32)
 

@@ -12,20 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct, convert, vectors
+from sgap_jax.formats import checks, construct, convert, structure, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
 
 
+_TRACED_STRUCTURE = "SparseArray.from_arrays takes traced structure"
+
+
 def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
     what = "SparseArray.from_dense"
-    if checks.is_traced(x):
-        raise ValueError(
-            f"{what}: x: expected a concrete array (the number of entries is a static size), got "
-            "a tracer; build the structure outside jit and use with_values inside"
-        )
+    checks.check_concrete(
+        x,
+        "x",
+        what,
+        "the number of entries is a static size: build the structure outside jit and use "
+        "with_values inside",
+    )
     if hasattr(x, "todense"):
         raise ValueError(
             f"{what}: x: expected a dense array, got a {type(x).__name__}; from_scipy, from_bcoo "
@@ -61,11 +66,7 @@ def from_coordinates(
 ) -> dict[str, Any]:
     shape = checks.check_shape(shape, what)
     format = require_stored(format, len(shape), what)
-    if checks.is_traced(coordinates):
-        raise ValueError(
-            f"{what}: coordinates: expected a concrete array, got a tracer; "
-            "SparseArray.from_arrays takes traced structure"
-        )
+    checks.check_concrete(coordinates, "coordinates", what, _TRACED_STRUCTURE)
     coordinates = checks.check_indices(coordinates, "coordinates", 2, what)
     if coordinates.shape[1] != len(shape):
         raise ValueError(
@@ -117,11 +118,7 @@ def from_bcoo(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[st
     if not isinstance(a, BCOO):
         raise ValueError(f"{what}: a: expected a BCOO, got {type(a).__name__}")
     _check_unbatched(a, what)
-    if checks.is_traced(a.indices):
-        raise ValueError(
-            f"{what}: a: expected concrete indices, got a tracer; "
-            "SparseArray.from_arrays takes traced structure"
-        )
+    checks.check_concrete(a.indices, "a.indices", what, _TRACED_STRUCTURE)
     indices = np.asarray(a.indices)
     real = (indices < np.asarray(a.shape)).all(axis=1)
     values = a.data
@@ -171,10 +168,11 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
     if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
     convert.require_unbatched(A, f"{what}: A")
-    if A.format.block_shape:
-        A = vectors.expand(A)
-    if A.format.dense_modes:
-        A = A.asformat(COO)
+    with structure.concrete():  # under jit too
+        if A.format.block_shape:
+            A = vectors.expand(A)
+        if A.format.dense_modes:
+            A = A.asformat(COO)
     levels = convert.stored_levels(A, what)
     coordinates = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
     return np.asarray(A.values)[: len(levels[0])], coordinates
@@ -192,7 +190,8 @@ def to_scipy(A: SparseArray) -> Any:
     if is_bsr(A):
         return scipy.sparse.bsr_array(bsr_arrays(A), shape=A.shape)
     if A.format.block_shape:
-        A = vectors.expand(A)
+        with structure.concrete():
+            A = vectors.expand(A)
     if A.format in (CSR, CSC):
         cls = scipy.sparse.csr_array if A.format == CSR else scipy.sparse.csc_array
         offsets, indices = (np.array(x) for x in A.index_arrays[1])

@@ -37,8 +37,9 @@ def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray
     Source: vectorSparse, sections 7.1 (grain V x 1) and 8 (blocks, for training); Gale et al., SC20
     (magnitude pruning).
     """
-    if checks.is_traced(W):
-        raise ValueError("prune: W: expected a concrete array: what is kept is a static size")
+    checks.check_concrete(
+        W, "W", "prune", "what is kept is a static size; nn.magnitude_mask takes a traced W"
+    )
     W = np.asarray(W)
     if W.ndim != 2 or not jnp.issubdtype(W.dtype, jnp.floating):
         raise ValueError(f"prune: W: expected a real matrix, got shape {W.shape} of {W.dtype}")
@@ -100,6 +101,7 @@ def kept_groups(op: str, shape: tuple[int, ...], format: Format, sparsity: Any) 
 
 
 def _share(op: str, name: str, value: Any) -> float:
+    checks.check_concrete(value, name, op, "how much is stored is a static size")
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -98,6 +100,19 @@ def whole(values: jax.Array) -> jax.Array:
     return jax.sharding.reshard(values, sharding.update(spec=jax.P(*[None] * values.ndim)))
 
 
+def unfolded(tree: Any) -> Any:
+    """The same arrays, but XLA does not see that those of a captured matrix are constants. It would
+    expand them while it compiles, in an interpreter: 10 s for a million entries. Costs nothing when
+    the program runs."""
+    # Each by itself: what nothing uses is still dropped.
+    return jax.tree.map(jax.lax.optimization_barrier, tree)
+
+
+def unfolded_structure(A: Any) -> Any:
+    """A SparseArray over index arrays that are `unfolded`: for functions under `jax.jit`."""
+    return replace(A, index_arrays=unfolded(A.index_arrays), transposed=unfolded(A.transposed))
+
+
 def positions(nnz: int) -> jax.Array:
     """0 .. nnz-1 as int32."""
     return jnp.arange(nnz, dtype=jnp.int32)
@@ -115,6 +130,8 @@ def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
         call = jax.ffi.ffi_call("sgap_valid_offsets_v1", like, vmap_method="broadcast_all")
         return call(offsets, nnz=np.int64(nnz))
 
+    if jax.export.is_symbolic_dim(nnz):
+        return plain(offsets)
     return jax.lax.platform_dependent(offsets, cpu=kernel, default=plain)
 
 
@@ -125,7 +142,10 @@ def in_range(indices: jax.Array, size: int) -> jax.Array:
 
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
     """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
+    if offsets.shape[0] == 2:  # one segment, as of COO: nothing is summed
+        return jnp.zeros(nnz, jnp.int32)
     # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
+    offsets = unfolded(offsets)
     marks = jnp.zeros(nnz, jnp.int32).at[offsets[1:-1]].add(1, mode="drop")
     return jnp.cumsum(marks, dtype=jnp.int32)
 
@@ -133,6 +153,7 @@ def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
 def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
     """[size + 1] offsets that count how often each index occurs among the first `used` entries;
     one that is out of range is not counted."""
+    used = unfolded(used)  # smaller than the indices, which are not copied where nothing is traced
     real = (positions(indices.shape[0]) < used) & in_range(indices, size)
     counted = jnp.where(real, indices, size) + 1
     counts = jnp.zeros(size + 1, jnp.int32).at[counted].add(1, mode="drop")
@@ -172,6 +193,7 @@ def transpose_structure(
 def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """Valid offsets from 0 on, and indices that are -1 where an entry takes no part, or is padding:
     what lies before the first offset joins the first segment."""
+    offsets, indices = unfolded((offsets, indices))
     place = positions(indices.shape[0])
     offsets = valid_offsets(offsets, indices.shape[0])
     stored = (place >= offsets[0]) & (place < offsets[-1])

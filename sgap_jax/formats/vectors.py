@@ -135,13 +135,13 @@ def well_formed(A: SparseArray) -> SparseArray:
     where they were checked, else see formats/structure.py."""
     if A.is_checked:
         return A
-    assert A.transposed is not None
     outer, inner = grid(A.shape, A.format)
-    return replace(
-        A,
-        index_arrays=((), structure.well_formed(*A.index_arrays[1], inner)),
-        transposed=structure.well_formed_transpose(A.transposed, outer),
-    )
+    transposed = A.transposed
+    if transposed is not None:
+        transposed = structure.well_formed_transpose(transposed, outer)
+    offsets, indices = A.index_arrays[1]
+    levels = ((), structure.well_formed(offsets, indices, inner))
+    return replace(A, index_arrays=levels, transposed=transposed)
 
 
 def split_blocks(A: SparseArray) -> SparseArray:
@@ -160,7 +160,7 @@ def join_blocks(A: SparseArray, values: Any) -> Any:
 @jax.jit
 def _split(A: SparseArray) -> tuple[SparseArray, Any]:
     """See `split_blocks`; and where vector j of block p, number p c + j, went (None: nowhere)."""
-    A = well_formed(A)
+    A = structure.unfolded_structure(well_formed(A))
     assert A.transposed is not None
     (offsets, indices), (column_offsets, rows, permutation) = A.index_arrays[1], A.transposed
     (height, width), inner = tile(A.format), A.shape[A.format.modes[1]]
@@ -177,9 +177,7 @@ def _split(A: SparseArray) -> tuple[SparseArray, Any]:
         columns = jnp.where(columns < inner, columns, 0)
     lanes = _offsets_of_lanes(column_offsets, width, inner)
     transposed = (lanes, rows[source // width], number)
-    fields = structure.as_fields(
-        ((), (vector_offsets, columns)), transposed, checked=A.is_checked
-    )
+    fields = structure.as_fields(((), (vector_offsets, columns)), transposed, checked=A.is_checked)
     split = replace(A, values=values, **fields, format=Format(A.format.levels[:3], A.format.order))
     return split, to
 
@@ -198,7 +196,7 @@ def positions(A: SparseArray) -> tuple[Any, Any]:
 
     "Row" is the outer mode; numbers past the end of the matrix, and padding, get ceil(m / V) V.
     """
-    offsets, indices = well_formed(A).index_arrays[1]
+    offsets, indices = structure.unfolded(well_formed(A).index_arrays[1])
     length, count = A.format.vector_length, indices.shape[0]
     assert length is not None
     block = structure.segment_of_entry(offsets, count)
@@ -258,7 +256,7 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 def expand(A: SparseArray) -> SparseArray:
     """CSR of CVS(V) and BCSR(r, c) (CSC of transposes): every number that is inside the matrix an
     entry, zeros included."""
-    A = well_formed(split_blocks(A))
+    A = structure.unfolded_structure(well_formed(split_blocks(A)))
     offsets, indices = A.index_arrays[1]
     length = A.format.vector_length
     assert length is not None

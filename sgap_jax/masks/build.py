@@ -6,11 +6,17 @@ from typing import Any
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_nnz
+from sgap_jax.formats.checks import check_concrete, check_nnz
 from sgap_jax.formats.levels import CSR, CVS, Format
+
+TRACED_MASK = (
+    "how much a mask stores is a static size: make it outside jit and pass it as an argument. What "
+    "is traced goes to sparse_attention beside it: key_value_seq_lengths, or a bias of -inf"
+)
 
 
 def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
+    check_concrete(size, name, f"masks.{op}", TRACED_MASK)
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < least:
         raise ValueError(f"masks.{op}: {name} must be an integer of at least {least}, got {size!r}")
     return int(size)
@@ -88,7 +94,9 @@ def from_function(
         found: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in range(count)]
         for left in range(0, S, block):
             keys = np.arange(left, min(left + block, S))[None]
-            seen = np.asarray(f(rows, keys))
+            seen = f(rows, keys)
+            check_concrete(seen, "f(rows, columns)", f"masks.{op}", TRACED_MASK)
+            seen = np.asarray(seen)
             if seen.dtype != np.bool_:
                 raise ValueError(f"masks.{op}: f must give booleans, got {seen.dtype}")
             want = (len(rows), keys.shape[1])

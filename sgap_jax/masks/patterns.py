@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_concrete
 from sgap_jax.formats.levels import CSR, CVS, Format
-from sgap_jax.masks.build import check_size, from_rows, of_block_rows, rows_of_vectors
+from sgap_jax.masks.build import (
+    TRACED_MASK,
+    check_size,
+    from_rows,
+    of_block_rows,
+    rows_of_vectors,
+)
 
 
 def band(L: int, width: int, S: int | None = None, *, format: Format = CSR) -> SparseArray:
@@ -65,6 +72,8 @@ def band_and_random(
     """
     op, V = "band_and_random", check_size("band_and_random", "vector_length", vector_length, 1)
     L, band = check_size(op, "L", L), check_size(op, "band", band)
+    for name, number in (("sparsity", sparsity), ("seed", seed)):
+        check_concrete(number, name, f"masks.{op}", TRACED_MASK)
     density = 1 - float(sparsity)
     if not 0 < density <= 1:
         raise ValueError(f"masks.{op}: sparsity must be in [0, 1), got {sparsity}")
@@ -190,6 +199,7 @@ def bigbird(
         check_size(op, "global_blocks", global_blocks),
     )
     drawn, count = check_size(op, "random_blocks", random_blocks), -(-L // block)
+    check_concrete(seed, "seed", f"masks.{op}", TRACED_MASK)
     rng, every, seen = np.random.default_rng(seed), np.arange(count), []
     for a in every:
         stored = (every < first) | (abs(every - a) <= window // 2) | (a < first)
@@ -214,6 +224,8 @@ def block_diagonal(
     Source: the `segment_ids` of sequence packing (T5, Raffel et al. 2020, appendix C).
     """
     op = "block_diagonal"
+    for name, ids in (("segment_ids", segment_ids), ("kv_segment_ids", kv_segment_ids)):
+        check_concrete(ids, name, f"masks.{op}", TRACED_MASK)
     rows = np.asarray(segment_ids)
     keys = rows if kv_segment_ids is None else np.asarray(kv_segment_ids)
     for name, ids in (("segment_ids", rows), ("kv_segment_ids", keys)):

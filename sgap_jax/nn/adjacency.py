@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import interop, structure
+from sgap_jax.formats import convert, interop, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR

@@ -14,6 +14,7 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_concrete
 from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
@@ -91,6 +92,7 @@ class GraphAttention(nnx.Module):
         bias_metadata: Mapping[str, Any] = NO_METADATA,
     ) -> None:
         check_schedule("GraphAttention", schedule)
+        check_concrete(heads, "heads", "GraphAttention", "it says how many parameters there are")
         if heads < 1:
             raise ValueError(f"GraphAttention: heads must be positive, got {heads}")
         width = heads * out_features

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sgap_jax.formats.checks import check_concrete
 from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import with_bias
@@ -48,6 +49,9 @@ def sparsity_schedule(
 
     Source: Zhu and Gupta, "To prune, or not to prune" (2017), equation 1.
     """
+    numbers = dict(final=final, initial=initial, steps=steps, every=every)
+    for name, number in numbers.items():
+        check_concrete(number, name, "sparsity_schedule", "the step may be traced, later")
     for name, share in (("final", final), ("initial", initial)):
         if not 0 <= share <= 1:
             raise ValueError(

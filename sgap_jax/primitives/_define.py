@@ -21,6 +21,7 @@ from sgap_jax.formats.structure import (
     compacted,
     positions,
     segment_of_entry,
+    unfolded,
     well_formed,
     well_formed_transpose,
 )
@@ -68,7 +69,12 @@ def define(
         # Plain JAX asks every step on operands with explicit sharding for that of its result: here
         # they are taken whole, as by a kernel.
         whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        rule = mlir.lower_fun(partial(function, **params), multiple_results)
+        count = data if isinstance(data, int) else data(params)
+
+        def expanded(*operands: Any) -> Any:
+            return function(*operands[:count], *unfolded(operands[count:]), **params)
+
+        rule = mlir.lower_fun(expanded, multiple_results)
         return rule(ctx.replace(avals_in=whole), *operands)
 
     reference_rule = partial(plain_rule, reference)
@@ -265,19 +271,17 @@ def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
 
 
 def compact_structure(
-    shape: tuple[int, int], transpose: bool, vector_length: int | None, arrays: Sequence
+    shape: tuple[int, int], vector_length: int | None, arrays: Sequence
 ) -> tuple[tuple, Any, Any]:
-    """The five index arrays with those of one direction, A or A^T, compacted; which entry lies at
-    each place now, and the place of each entry, -1 where it takes no part. For A^T the permutation
-    leads to the values as before; for A the values have to be moved."""
-    offsets, indices, *rest = arrays
-    if not transpose:
-        offsets, indices, entry, place = compacted(offsets, indices, shape[1])
-        return (offsets, indices, *rest), entry, place
+    """The five index arrays of A and A^T with the entries that take part alone; which entry lies at
+    each place of A's now, and the place of each entry there, -1 where it takes no part."""
+    row_offsets, column_indices, *transposed = arrays
+    *rows, entry, place = compacted(row_offsets, column_indices, shape[1])
     blocks = -(-shape[0] // (vector_length or 1))
-    *other, permutation = well_formed_transpose(tuple(rest), blocks)
-    *other, entry, place = compacted(*other, blocks)
-    return (offsets, indices, *other, permutation[entry]), entry, place
+    offsets, indices, permutation = well_formed_transpose(tuple(transposed), blocks)
+    indices = jnp.where(place[permutation] < 0, -1, indices)
+    *columns, moved, _ = compacted(offsets, indices, blocks)
+    return (*rows, *columns, place[permutation[moved]]), entry, place
 
 
 def at_places(values: Any, place: Any) -> Any:
@@ -354,7 +358,7 @@ def entries_that_count(A: SparseArray) -> Any:
     padding."""
     offsets, indices = A.index_arrays[1]
     if A.is_checked:
-        return positions(indices.shape[0]) < offsets[-1]
+        return positions(indices.shape[0]) < unfolded(offsets[-1])
     return well_formed(offsets, indices, vectors.grid(A.shape, A.format)[1])[1] >= 0
 
 

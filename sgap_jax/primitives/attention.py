@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR, CVS
-from sgap_jax.formats.structure import compacted, well_formed_transpose
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
@@ -21,6 +21,7 @@ from sgap_jax.primitives._define import (
     check_scale,
     check_schedule,
     check_sparse,
+    compact_structure,
     define,
     ffi_lowering,
     is_linear_operand,
@@ -85,7 +86,8 @@ def sparse_attention(
       sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
       is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
         as the stored entries: `masks.causal` makes a pattern that stores few of them.
-      key_value_seq_lengths: int32 [B] or a scalar; leave out keys from this one on (padding).
+      key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
+        One beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
         on CUDA an `AttentionTile`.
@@ -105,6 +107,8 @@ def sparse_attention(
     """
     op = "sparse_attention"
     check_schedule(op, schedule)
+    is_causal = check_flag(is_causal, "is_causal", op)
+    return_lse = check_flag(return_lse, "return_lse", op)
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
     for i, one in enumerate(heads):
         check_sparse(op, "pattern", one)
@@ -128,7 +132,7 @@ def sparse_attention(
         number = float(scale)
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     sinks = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))
-    params = dict(scale=number, is_causal=bool(is_causal), schedule=schedule)
+    params = dict(scale=number, is_causal=is_causal, schedule=schedule)
     if len(heads) == 1 or all(one is heads[0] for one in heads):
         if isinstance(bias, Sequence) and len(heads) > 1:
             bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)
@@ -261,33 +265,21 @@ def _backward_cpu(
     return ffi_lowering(target, ctx, operands[:11], avals[:11], **attrs, **of)
 
 
-def _compact_arrays(
-    arrays: Sequence, shape: tuple[int, int], vector_length: int | None, **_: Any
-) -> tuple[tuple, Any, Any]:
-    """The index arrays of both directions compacted; which entry lies at each place of the rows
-    now, and the place of each, -1 where it takes no part."""
-    row_offsets, column_indices, *transposed = arrays
-    *rows, entry, place = compacted(row_offsets, column_indices, shape[1])
-    blocks = -(-shape[0] // (vector_length or 1))
-    offsets, indices, permutation = well_formed_transpose(tuple(transposed), blocks)
-    indices = jnp.where(place[permutation] < 0, -1, indices)
-    *columns, moved, _ = compacted(offsets, indices, blocks)
-    return (*rows, *columns, place[permutation[moved]]), entry, place
-
-
 def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:
     sinks, lengths, *arrays = operands
-    arrays, entry, _ = _compact_arrays(arrays, **params)
+    shape, length = params["shape"], params["vector_length"]
+    compact, entry, _ = compact_structure(shape, length, arrays)
     bias = bias if absent(bias) else bias[:, :, entry]
-    return bind(attention_p, q, k, v, bias, sinks, lengths, *arrays, **params | {"checked": True})
+    return bind(attention_p, q, k, v, bias, sinks, lengths, *compact, **params | {"checked": True})
 
 
 def _backward_compact(*operands: Any, **params: Any) -> list:
     dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
-    arrays, entry, place = _compact_arrays(arrays, **params)
+    shape, length = params["shape"], params["vector_length"]
+    compact, entry, place = compact_structure(shape, length, arrays)
     bias = bias if absent(bias) else bias[:, :, entry]
     operands = (dout, dlse, q, k, v, bias, lengths, out, lse)
-    *grads, dbias = bind(attention_backward_p, *operands, *arrays, **params | {"checked": True})
+    *grads, dbias = bind(attention_backward_p, *operands, *compact, **params | {"checked": True})
     if params["wrt_bias"]:
         heads = dbias.reshape(-1, *dbias.shape[2:])
         dbias = at_places(heads, place).reshape(dbias.shape)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import export
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import as_array, saturated
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention_unfused import no_array
@@ -94,7 +95,7 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
     """[B|1, 1] int32, or no array."""
     if lengths is None:
         return no_array(jnp.int32)
-    lengths = jnp.asarray(lengths)
+    lengths = as_array(lengths)
     integers = jnp.issubdtype(lengths.dtype, jnp.integer)
     if lengths.shape not in ((), (1,), (batch,)) or not integers:
         raise ValueError(
@@ -102,7 +103,7 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
             f"{list(lengths.shape)} of {lengths.dtype}"
         )
     # Fewer than none are none, also where kernels count without a sign.
-    return jnp.maximum(lengths.reshape(-1, 1).astype(jnp.int32), 0)
+    return jnp.maximum(saturated(lengths).reshape(-1, 1), 0)
 
 
 def attention_problem(

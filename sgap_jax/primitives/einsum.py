@@ -11,6 +11,7 @@ from jax import export
 
 from sgap_jax.compiler.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives import einsum_loops, einsum_unchecked
@@ -105,6 +106,7 @@ def einsum(
     OOPSLA 2020, section 2.
     """
     check_schedule("einsum", schedule)
+    fibers = check_flag(fibers, "fibers", "einsum")
     if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(
             f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -88,9 +89,10 @@ def gspmm(
     check_schedule("gspmm", schedule)
     check_choice("gspmm", "op", op, OPS)
     check_choice("gspmm", "reduce", reduce, REDUCTIONS)
+    transpose = check_flag(transpose, "transpose", "gspmm")
     rows = A.shape[0] if transpose else A.shape[1]
     X = check_dense("gspmm", "X", X, (rows, "n"))
-    return _gspmm(A, X, op=op, reduce=reduce, transpose=bool(transpose), schedule=schedule)
+    return _gspmm(A, X, op=op, reduce=reduce, transpose=transpose, schedule=schedule)
 
 
 def check_choice(op: str, name: str, choice: Any, choices: tuple[str, ...]) -> None:
@@ -211,14 +213,11 @@ def _reference(
     return jax.vmap(one)(messages)[: 1 + positions]
 
 
-def _compact(
-    values: Any, x: Any, *arrays: Any, shape: Any, transpose: bool, checked: bool, **params: Any
-) -> list:
-    arrays, entry, _ = compact_structure(shape, transpose, None, arrays)
-    values = values if transpose else values[:, entry]
-    params |= dict(shape=shape, transpose=transpose, checked=True)
-    best, *arg = bind(gspmm_p, values, x, *arrays, **params)
-    return [best, *(a if transpose else jnp.where(a < 0, a, entry[a]) for a in arg)]
+def _compact(values: Any, x: Any, *arrays: Any, shape: Any, **params: Any) -> list:
+    arrays, entry, _ = compact_structure(shape, None, arrays)
+    params |= dict(shape=shape, checked=True)
+    best, *arg = bind(gspmm_p, values[:, entry], x, *arrays, **params)
+    return [best, *(jnp.where(a < 0, a, entry[a]) for a in arg)]
 
 
 def _cpu(

@@ -65,7 +65,7 @@ def _ends_of_entries(arrays: Sequence, transpose: bool) -> tuple[Any, Any]:
 
 
 def _pick_abstract_eval(
-    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert w.dtype == x.dtype and arg.shape[1:] == (m, x.shape[2]) and x.shape[1] == k
@@ -73,7 +73,7 @@ def _pick_abstract_eval(
 
 
 def _to_x_abstract_eval(
-    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert w.dtype == d.dtype and d.shape[1:] == arg.shape[1:] and d.shape[1] == m
@@ -91,7 +91,7 @@ def _over_batch(function: Any, *operands: Any) -> Any:
 
 
 def _pick_reference(
-    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     if w.shape[1] == 0 or 0 in x.shape:
         return jnp.zeros((_batch(w, x, arg), *arg.shape[1:]), x.dtype)
@@ -107,7 +107,7 @@ def _pick_reference(
 
 
 def _to_x_reference(
-    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    w: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     (_, k), *_ = direction(shape, transpose, arrays)
     if w.shape[1] == 0 or 0 in d.shape:
@@ -124,7 +124,7 @@ def _to_x_reference(
 
 
 def _to_values_reference(
-    x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     nnz = arrays[1].shape[0]
     if nnz == 0 or 0 in d.shape or 0 in x.shape:
@@ -144,23 +144,19 @@ def _to_values_reference(
 
 
 def _pick_compact(w: Any, x: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
-    arrays, entry, place = compact_structure(params["shape"], False, None, arrays)
+    arrays, entry, place = compact_structure(params["shape"], None, arrays)
     return bind_pick(w[:, entry], x, _placed(arg, place), arrays, **params | {"checked": True})
 
 
+def _to_x_compact(w: Any, d: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
+    arrays, entry, place = compact_structure(params["shape"], None, arrays)
+    return _bind_to_x(w[:, entry], d, _placed(arg, place), arrays, **params | {"checked": True})
+
+
 def _to_values_compact(x: Any, d: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
-    arrays, _, place = compact_structure(params["shape"], False, None, arrays)
+    arrays, _, place = compact_structure(params["shape"], None, arrays)
     params |= {"checked": True}
     return at_places(_bind_to_values(x, d, _placed(arg, place), arrays, **params), place)
-
-
-def _to_x_compact(w: Any, d: Any, arg: Any, *arrays: Any, transpose: bool, **params: Any) -> Any:
-    # A walk along the transpose of what the messages took.
-    arrays, entry, place = compact_structure(params["shape"], not transpose, None, arrays)
-    if transpose:
-        w, arg = w[:, entry], _placed(arg, place)
-    params |= {"transpose": transpose, "checked": True}
-    return _bind_to_x(w, d, arg, arrays, **params)
 
 
 def _placed(arg: Any, place: Any) -> Any:
@@ -174,7 +170,15 @@ def _along(ctx: Any, op: str, platform: str, shape: Any, n: int, transpose: bool
 
 
 def _pick_cpu(
-    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    ctx: Any,
+    w: Any,
+    x: Any,
+    arg: Any,
+    *arrays: Any,
+    shape: Any,
+    transpose: bool,
+    schedule: Any,
+    **_: Any,
 ) -> Any:
     w_aval, x_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "gspmm", "cpu", shape, x_aval.shape[2], transpose)
@@ -201,7 +205,9 @@ def _to_x_operands(
     return problem, (*operands, arg), (*avals, arg_aval)
 
 
-def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **_: Any) -> Any:
+def _to_x_cpu(
+    ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
+) -> Any:
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     target = "sgap_gspmm_pick_to_x_csr_v1"
@@ -209,7 +215,15 @@ def _to_x_cpu(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: A
 
 
 def _to_values_cpu(
-    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    ctx: Any,
+    x: Any,
+    d: Any,
+    arg: Any,
+    *arrays: Any,
+    shape: Any,
+    transpose: bool,
+    schedule: Any,
+    **_: Any,
 ) -> Any:
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cpu", shape, x_aval.shape[2], transpose)
@@ -224,7 +238,15 @@ def _to_values_cpu(
 
 
 def _pick_cuda(
-    ctx: Any, w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    ctx: Any,
+    w: Any,
+    x: Any,
+    arg: Any,
+    *arrays: Any,
+    shape: Any,
+    transpose: bool,
+    schedule: Any,
+    **_: Any,
 ) -> Any:
     w_aval, x_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "gspmm", "cuda", shape, x_aval.shape[2], transpose)
@@ -234,7 +256,9 @@ def _pick_cuda(
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
-def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **_: Any) -> Any:
+def _to_x_cuda(
+    ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
+) -> Any:
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda")
     point = resolve(schedule, problem, AtomicParallelism)
     batches = [avals[i].shape[0] for i in (0, -2, -1)]
@@ -243,7 +267,15 @@ def _to_x_cuda(ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: 
 
 
 def _to_values_cuda(
-    ctx: Any, x: Any, d: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **_: Any
+    ctx: Any,
+    x: Any,
+    d: Any,
+    arg: Any,
+    *arrays: Any,
+    shape: Any,
+    transpose: bool,
+    schedule: Any,
+    **_: Any,
 ) -> Any:
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cuda", shape, x_aval.shape[2], transpose)

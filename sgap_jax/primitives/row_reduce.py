@@ -97,9 +97,9 @@ def row_vectors(A: SparseArray) -> SparseArray:
 
 
 def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
-    """An array of `row_vectors` that the primitives on rows are right for, though they read no
-    indices: with valid offsets, and `nothing` as the value of an entry that takes no part; and which
-    entries do (None: all, since they were checked)."""
+    """An array of `row_vectors` as the primitives on rows need it, since they read no indices: with
+    valid offsets, and `nothing` as the value of an entry that takes no part. And which entries do;
+    None where the array was checked, and all of them do."""
     if A.is_checked:
         return A, None
     offsets, indices = vectors.well_formed(A).index_arrays[1]

@@ -213,7 +213,7 @@ def _compact(
     checked: bool,
     schedule: Any,
 ) -> Any:
-    arrays, entry, place = compact_structure(shape, False, vector_length, arrays)
+    arrays, entry, place = compact_structure(shape, vector_length, arrays)
     own = weights if _absent(weights) else weights[:, entry]
     params = dict(shape=shape, vector_length=vector_length, checked=True, schedule=schedule)
     return at_places(bind_sddmm(x, y, own, scale, *arrays, **params), place)

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.structure import unfolded
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -86,9 +88,10 @@ def spmm(
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
+    transpose = check_flag(transpose, "transpose", "spmm")
     rows = A.shape[0] if transpose else A.shape[1]
     B = check_dense("spmm", "B", B, (rows, "n"))
-    return _spmm(A, B, transpose=bool(transpose), schedule=schedule)
+    return _spmm(A, B, transpose=transpose, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
@@ -126,8 +129,9 @@ def spmv(
     """
     check_sparse("spmv", "A", A)
     check_schedule("spmv", schedule)
+    transpose = check_flag(transpose, "transpose", "spmv")
     x = check_dense("spmv", "x", x, (A.shape[0] if transpose else A.shape[1],))
-    return _spmv(A, x, transpose=bool(transpose), schedule=schedule)
+    return _spmv(A, x, transpose=transpose, schedule=schedule)
 
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
@@ -138,7 +142,7 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
-# `checked` says that the index arrays were checked; of others formats/structure.py says what counts.
+# `checked`: the index arrays were; which entries of others take part says formats/structure.py.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -200,15 +204,12 @@ def _compact(
     x: Any,
     *arrays: Any,
     shape: tuple[int, int],
-    transpose: bool,
     vector_length: int | None,
-    checked: bool,
     **params: Any,
 ) -> Any:
-    arrays, entry, _ = compact_structure(shape, transpose, vector_length, arrays)
-    values = values if transpose else values[:, entry]
-    params |= dict(transpose=transpose, vector_length=vector_length)
-    return _bind(values, x, *arrays, shape=shape, checked=True, **params)
+    arrays, entry, _ = compact_structure(shape, vector_length, arrays)
+    params |= dict(shape=shape, vector_length=vector_length, checked=True)
+    return _bind(values[:, entry], x, *arrays, **params)
 
 
 def kernel_operands(
@@ -304,7 +305,7 @@ def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tup
 
 
 def _longest_first(offsets: Any) -> Any:
-    return jnp.argsort(jnp.diff(offsets), descending=True).astype(offsets.dtype)
+    return jnp.argsort(jnp.diff(unfolded(offsets)), descending=True).astype(offsets.dtype)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

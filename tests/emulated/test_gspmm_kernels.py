@@ -60,7 +60,7 @@ class Operands:
         self.x, self.d = draw(self.batch, self.k, self.n), draw(self.batch, self.m, self.n)
         A = array(case, self.dtype)
         self.arrays = [np.asarray(a) for a in structure(A)]
-        self.params = dict(shape=A.shape, transpose=self.transpose, schedule=None)
+        self.params = dict(shape=A.shape, transpose=self.transpose, checked=True, schedule=None)
 
     def along(self, transpose):
         row_offsets, column_indices, column_offsets, row_indices, permutation = self.arrays

@@ -261,6 +261,23 @@ def test_checked_fails_at_run_time_when_traced(leaf, position, value, words, for
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "uint64"])
+def test_traced_structure_saturates(dtype):
+    # Cast to int32 these would be offsets of 2 and -1, and an index of 1.
+    run = jax.jit(lambda o, i: build(offsets=o, indices=i).checked().todense())
+    offsets, indices = (jnp.asarray(x, dtype) for x in (OFFSETS, INDICES))
+    np.testing.assert_array_equal(run(offsets, indices), build().todense())
+    for huge in (2**32 - 1, *([2**32 + 2] if dtype.endswith("64") else [])):
+        made = jax.jit(lambda o: build(offsets=o, indices=INDICES).row_offsets)
+        assert int(made(offsets.at[3].set(huge))[3]) == 2**31 - 1
+        with pytest.raises(RUN_TIME_ERRORS, match=r"offsets\[3\]: expected at most nnz"):
+            run(offsets.at[3].set(huge), indices).block_until_ready()
+        with pytest.raises(RUN_TIME_ERRORS, match=r"indices\[1\].*got 2147483647"):
+            run(offsets, indices.at[1].set(huge)).block_until_ready()
+        with pytest.raises(ValueError, match=rf"row_offsets\[3\].*got {huge}"):
+            build(offsets=offsets.at[3].set(huge))
+
+
 def test_checked_under_vmap_and_with_a_stale_transpose():
     A = array(BATTERY["padded"], jnp.float32)
     stale = damage(A, 5, 0, 10**6)  # the permutation, which checked() does not take on trust

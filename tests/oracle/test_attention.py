@@ -1,5 +1,7 @@
 """sparse_attention against plain loops: every length of vectors, dtype and schedule."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -300,6 +302,52 @@ def test_lengths_below_zero_are_none(schedule):
     lengths = jnp.asarray([-3, 0], jnp.int32)
     out = sparse_attention(q, k, v, A, key_value_seq_lengths=lengths, schedule=schedule)
     np.testing.assert_array_equal(out, 0)
+
+
+WIDE = {  # more keys than int32 counts; of int8 and uint8 the most there are
+    "int8": 2**7 - 1,
+    "uint8": 2**8 - 1,
+    "int32": 2**31 - 1,
+    "uint32": 2**31 + 5,
+    "int64": 2**32 + 1,
+    "uint64": 2**63 + 7,
+}
+
+
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_lengths_beyond_the_keys_are_all(schedule, dtype, x64):
+    with jax.enable_x64(x64):
+        A = SparseArray.from_dense(np.ones((3, 4), np.float32))
+        q, k, v = (cast(x, "float32") for x in operands(A.shape, 1, 1, (8, 8), "float32"))
+        attend = jax.jit(partial(sparse_attention, q, k, v, A, schedule=schedule))
+        expected = attend(key_value_seq_lengths=np.asarray([4, 2], np.int32))
+        with jax.numpy_dtype_promotion("standard"):
+            dense = jax.nn.dot_product_attention(
+                q, k, v, key_value_seq_lengths=jnp.asarray([4, 2], jnp.int32)
+            )
+        np.testing.assert_allclose(expected, dense, atol=1e-6)
+        lengths = np.asarray([WIDE[dtype], 2], dtype)
+        captured = jax.jit(lambda: sparse_attention(q, k, v, A, key_value_seq_lengths=lengths))
+        np.testing.assert_allclose(captured(), expected, atol=1e-6)
+        for n in (lengths, [int(WIDE[dtype]), 2] if dtype != "uint64" else lengths):
+            out = sparse_attention(q, k, v, A, key_value_seq_lengths=n, schedule=schedule)
+            np.testing.assert_allclose(out, expected, atol=1e-6)
+        if x64 or lengths.itemsize < 8:  # without x64 there are no such tracers
+            np.testing.assert_array_equal(attend(key_value_seq_lengths=lengths), expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_lengths_far_below_zero_are_none(dtype):
+    A = SparseArray.from_dense(np.ones((3, 4), np.float32))
+    q, k, v = (cast(x, "float32") for x in operands(A.shape, 1, 1, (8, 5), "float32"))
+    lengths = jnp.full(2, np.iinfo(dtype).min, dtype)
+    attend = lambda n: sparse_attention(q, k, v, A, key_value_seq_lengths=n)  # noqa: E731
+    np.testing.assert_array_equal(attend(lengths), 0)
+    np.testing.assert_array_equal(jax.jit(attend)(lengths), 0)
+    listed = jax.jit(lambda n: attend([n, n]))(jnp.asarray(1, dtype))
+    np.testing.assert_array_equal(listed, attend(jnp.ones(2, jnp.int32)))
 
 
 def test_heads_too_wide_for_the_kernels_say_so():

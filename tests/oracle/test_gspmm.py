@@ -58,7 +58,8 @@ def test_extrema_of_every_width(dtype, n, schedule):
 
 
 def extrema(A, X, transpose, add, minimum, schedule):
-    options = dict(transpose=transpose, add=add, minimum=minimum, positions=True, schedule=schedule)
+    options = dict(transpose=transpose, add=add, minimum=minimum, positions=True)
+    options |= dict(checked=True, schedule=schedule)
     C, arg = bind(gspmm_p, A.values[None], X[None], *structure(A), shape=A.shape, **options)
     return np.asarray(C[0]), np.asarray(arg[0])
 

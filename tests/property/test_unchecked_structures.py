@@ -1,0 +1,150 @@
+"""Index arrays that nobody checked: a slice of `make fuzz` (structure_fuzz.py), the same on CUDA's
+kernels in the emulator, and what says that an array was checked."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import structure_fuzz as fuzz
+from conftest import backend_of
+
+from sgap_jax import COO, CSC, CSR, CVS, SparseArray, spmm
+
+# Every operation on one format, and every format on one operation; `make fuzz` has all of both.
+SLICE = [
+    case
+    for i, case in enumerate(fuzz.cases())
+    if case[2] != "second" and (case[0] in ("spmm", "sddmm") or i % 5 == 0)
+]
+
+
+def named(case):
+    return "-".join(case)
+
+
+@pytest.mark.parametrize("case", SLICE, ids=named)
+def test_the_kernels_do_what_the_plain_lowering_does(case):
+    rng = np.random.default_rng(sum(map(ord, named(case))))
+    for _ in range(12):
+        arrays = fuzz.draw(rng, case[1])
+        if case[1] in ("COO", "DCSR"):  # their two orientations disagree
+            jax.block_until_ready(fuzz.run(case, arrays))
+        else:
+            fuzz.compare(case, arrays)
+
+
+@pytest.mark.parametrize("name", ["CSR", "CSC"])
+def test_what_takes_part_is_what_the_definition_says(name):
+    rng, values, B = np.random.default_rng(5), fuzz.values_of(name), np.asarray(fuzz.normal(6, 3))
+    for _ in range(200):
+        arrays = fuzz.draw(rng, name)
+        expected = fuzz.dense(name, values, arrays)
+        (got,) = fuzz.run(("todense", name, "value"), arrays)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+        (got,) = fuzz.run(("spmm", name, "value"), arrays)
+        np.testing.assert_allclose(got, expected @ B, atol=1e-5)
+        (got,) = fuzz.run(("row_sum", name, "value"), arrays)
+        np.testing.assert_allclose(got, expected.sum(1), atol=1e-5)
+        taken = {p for p, *_ in fuzz.counted(name, arrays)}
+        left = [p for p in range(fuzz.CAPACITY[name]) if p not in taken]
+        for operation in ("sddmm", "softmax"):  # results at entries are zero there
+            (got,) = fuzz.run((operation, name, "value"), arrays)
+            np.testing.assert_array_equal(np.asarray(got)[left], 0)
+
+
+EMULATED = ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax", "attention"]
+
+
+@pytest.mark.parametrize("name", ["CSR", "CVS"])
+@pytest.mark.parametrize("operation", EMULATED)
+def test_cuda_kernels_stay_within_their_operands(operation, name):
+    schedule = backend_of("emulated", "")  # it faults at an access out of bounds
+    rng, values, B = np.random.default_rng(7), fuzz.values_of(name), fuzz.normal(6, 3)
+
+    def total(values, B, arrays):
+        return jnp.sum(
+            jnp.sin(fuzz.OPERATIONS[operation](fuzz.matrix(name, values, arrays), B, schedule))
+        )
+
+    slope = jax.jit(jax.grad(total, argnums=(0, 1)))
+    for _ in range(6):
+        arrays = fuzz.draw(rng, name)
+        expected = fuzz.run((operation, name, "gradient"), arrays)
+        for got, want in zip(slope(values, B, arrays), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def plain(A):
+    """The same index arrays in tuples that say nothing of a check."""
+    levels = tuple(tuple(level) for level in A.index_arrays)
+    return dataclasses.replace(A, index_arrays=levels, transposed=tuple(A.transposed))
+
+
+A = SparseArray.from_dense(np.eye(5, 4, dtype=np.float32) + np.eye(5, 4, k=2, dtype=np.float32))
+B = jnp.ones((4, 2), jnp.float32)
+
+
+@pytest.mark.parametrize("format", [CSR, CSC, COO, CVS(2)], ids=str)
+def test_checked_index_arrays_stay_checked(format):
+    S, seen = A.asformat(format), []
+    assert S.is_checked and S.T.is_checked and S.with_values(S.values).is_checked
+    assert S.asformat(CSR).is_checked and (S + S).is_checked and S[0:4].is_checked
+
+    def note(S, *_):
+        seen.append(S.is_checked and S.asformat(CSR).is_checked)
+        return S, None
+
+    jax.jit(note)(S)
+    jax.lax.scan(note, S, None, length=2)
+    jax.vmap(lambda v: note(S.with_values(v))[0].values)(jnp.stack([S.values] * 2))
+    jax.grad(lambda v: jnp.sum(note(S.with_values(v))[0].values))(S.values)
+    assert len(seen) >= 4 and all(seen)
+    assert jax.jit(lambda S: S)(S).is_checked
+    assert not plain(S).is_checked
+
+
+def test_index_arrays_made_in_jit_are_not_checked_until_they_are():
+    seen = []
+
+    @jax.jit
+    def product(values, offsets, columns):
+        S = SparseArray.from_arrays(values, offsets, columns, shape=A.shape)
+        seen.extend([S.is_checked, S.checked().is_checked, S.checked().T.is_checked])
+        return spmm(S, B)
+
+    got = product(A.values, A.row_offsets, A.column_indices)
+    assert seen == [False, True, True]
+    assert plain(A).checked().is_checked
+    np.testing.assert_array_equal(got, spmm(A, B))
+
+
+@pytest.mark.parametrize("n", [1, 3, 32])
+def test_valid_arrays_give_the_same_bits_whether_checked_or_not(n):
+    rng = np.random.default_rng(n)
+    dense = np.where(rng.random((300, 200)) < 0.2, rng.standard_normal((300, 200)), 0)
+    S, X = SparseArray.from_dense(dense, dtype=np.float32), fuzz.normal(200, n)
+    np.testing.assert_array_equal(spmm(S, X), spmm(plain(S), X))
+    np.testing.assert_array_equal(
+        spmm(S.T, fuzz.normal(300, n)), spmm(plain(S).T, fuzz.normal(300, n))
+    )
+
+
+@pytest.mark.parametrize("where", [0, 70_000, 99_999])
+def test_one_wrong_index_among_many(where):
+    # More entries than one task has: most tasks are done before, or with, the one that fails.
+    rng = np.random.default_rng(where)
+    columns = rng.integers(0, 50, 100_000).astype(np.int32)
+    offsets = np.linspace(0, 100_000, 401).astype(np.int32)
+    values = rng.standard_normal(100_000).astype(np.float32)
+    X = fuzz.normal(50, 8)
+    product = jax.jit(
+        lambda v, c: spmm(SparseArray.from_arrays(v, offsets_, c, shape=(400, 50)), X)
+    )
+    offsets_ = jnp.asarray(offsets)
+    wrong, zeroed = columns.copy(), values.copy()
+    wrong[where], zeroed[where] = 50, 0
+    np.testing.assert_allclose(
+        product(values, wrong), product(zeroed, columns), rtol=1e-5, atol=1e-5
+    )

@@ -1,0 +1,242 @@
+"""Random index arrays, right and wrong, through every operation, format and derivative.
+
+`make fuzz` runs this file as a program, on a library with the address sanitizer; the tests take a
+slice of it. Every draw runs; of one in `COMPARED` the result is compared with that of the plain-JAX
+lowering, and of those with that of the same operation on the entries that count, found here in
+NumPy.
+
+    python tests/structure_fuzz.py --draws 1000000 --seed 1
+"""
+
+import argparse
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    CVS,
+    Reference,
+    SparseArray,
+    einsum,
+    gsddmm,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
+
+M, K, N = 7, 6, 3  # neither is a multiple of a vector or of a block
+CAPACITY = {"CSR": 13, "CSC": 13, "CVS": 9, "BCSR": 5, "COO": 13, "DCSR": 13}
+COMPARED = 64
+
+FORMATS = {"CSR": CSR, "CSC": CSC, "CVS": CVS(2), "BCSR": BCSR(2, 4), "COO": COO, "DCSR": CSF(2)}
+NODES = 4  # of the rows of DCSR
+
+
+def grid(name):
+    """Segments, and sizes of the indices, of a format by rows and by columns."""
+    outer, inner = (K, M) if name == "CSC" else (M, K)
+    height, width = {"CVS": (2, 1), "BCSR": (2, 4)}.get(name, (1, 1))
+    return -(-outer // height), -(-inner // width)
+
+
+def draw_offsets(rng, count, nnz):
+    kind = rng.integers(5)
+    if kind == 0:
+        return np.sort(np.append(rng.integers(0, nnz + 1, count), 0)).astype(np.int32)
+    if kind == 1:
+        return rng.integers(0, nnz + 1, count + 1).astype(np.int32)
+    if kind == 2:
+        return rng.integers(-(2**31), 2**31, count + 1).astype(np.int32)
+    near = [0, 1, nnz - 1, nnz, nnz + 1, -1, 2**31 - 1, -(2**31), 2 * nnz]
+    offsets = rng.choice(near, count + 1).astype(np.int32)
+    return np.sort(offsets) if kind == 3 else offsets
+
+
+def draw_indices(rng, count, size):
+    kind = rng.integers(5)
+    if kind < 2:
+        indices = rng.integers(0, size, count).astype(np.int32)
+        if kind == 1 and count:  # one of them is wrong
+            indices[rng.integers(count)] = rng.choice([-1, size, 2**30, -(2**31), 2**31 - 1])
+        return indices
+    if kind == 2:
+        return rng.integers(-(2**31), 2**31, count).astype(np.int32)
+    near = [0, size - 1, size, size + 1, -1, -size, 2**30, 2**31 - 1, -(2**31)]
+    return rng.choice(near, count).astype(np.int32)
+
+
+def draw(rng, name):
+    """The index arrays of a format, as `matrix` takes them."""
+    outer, inner = grid(name)
+    nnz = CAPACITY[name]
+    if name == "COO":
+        rows, columns = draw_indices(rng, nnz, outer), draw_indices(rng, nnz, inner)
+        return (draw_offsets(rng, 1, nnz), rows, columns, *draw_transpose(rng, nnz))
+    if name == "DCSR":
+        first = draw_offsets(rng, 1, NODES), draw_indices(rng, NODES, outer)
+        second = draw_offsets(rng, NODES, nnz), draw_indices(rng, nnz, inner)
+        return (*first, *second, *draw_transpose(rng, nnz))
+    return draw_offsets(rng, outer, nnz), draw_indices(rng, nnz, inner)
+
+
+def draw_transpose(rng, nnz):
+    return draw_offsets(rng, K, nnz), draw_indices(rng, nnz, M), draw_indices(rng, nnz, nnz)
+
+
+def matrix(name, values, arrays):
+    if name == "COO":
+        bounds, rows, columns, *transposed = arrays
+        levels = ((bounds, rows), (columns,))
+        return SparseArray(values, levels, tuple(transposed), (M, K), COO)
+    if name == "DCSR":
+        bounds, rows, offsets, columns, *transposed = arrays
+        levels = ((bounds, rows), (offsets, columns))
+        return SparseArray(values, levels, tuple(transposed), (M, K), CSF(2))
+    return SparseArray.from_arrays(values, *arrays, shape=(M, K), format=FORMATS[name])
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape), jnp.float32)
+
+
+def values_of(name):
+    block = FORMATS[name].block_shape
+    return normal(CAPACITY[name], *block)
+
+
+def attention(A, B, schedule, **options):
+    # Of a query for each row and a key for each column, in two heads that share keys.
+    q, k = jnp.sin(normal(1, M, 2, N)), B[None, :, None]
+    return sparse_attention(q, k, k, A, schedule=schedule, **options)
+
+
+# Of a matrix A, B [K, N] and a schedule: everything that reads index arrays.
+OPERATIONS = {
+    "spmm": lambda A, B, s: spmm(A, B, schedule=s),
+    "spmv": lambda A, B, s: spmm(A, B[:, :1], schedule=s),
+    "spmm_transpose": lambda A, B, s: spmm(A, normal(M, N), transpose=True, schedule=s),
+    "sddmm": lambda A, B, s: sddmm(A, normal(M, N), B, weighted=True, scale=0.5, schedule=s).values,
+    "gspmm_max": lambda A, B, s: gspmm(A, B, reduce="max", schedule=s),
+    "gspmm_min_transpose": lambda A, B, s: gspmm(
+        A, normal(M, N), op="add", reduce="min", transpose=True, schedule=s
+    ),
+    "gspmm_mean": lambda A, B, s: gspmm(A, B, op="div", reduce="mean", schedule=s),
+    "gsddmm": lambda A, B, s: gsddmm(A, normal(M, N), B, op="add", schedule=s).values,
+    "softmax": lambda A, B, s: sparse_softmax(A, scale=-0.5, schedule=s).values,
+    "row_sum": lambda A, B, s: row_sum(A, schedule=s),
+    "row_max": lambda A, B, s: jnp.tanh(row_max(A, schedule=s)),
+    "attention": attention,
+    "attention_bias": lambda A, B, s: attention(A, B, s, bias=A.values, is_causal=True),
+    "einsum": lambda A, B, s: einsum("ij,jk->ik", A, B, schedule=s),
+    "todense": lambda A, B, s: A.todense(),
+    "sums": lambda A, B, s: A.sum(0) + A.diagonal().sum() + A.row_lengths.sum().astype(A.dtype),
+    "converted": lambda A, B, s: A.asformat(CSC).asformat(COO).asformat(CSR).todense(),
+}
+ONE_FORMAT = ("CSR", "CVS", "BCSR")  # of attention
+DERIVATIVES = ("value", "gradient", "second")
+HAVE_SECOND = ("spmm", "sddmm", "softmax", "gspmm_max", "attention")
+
+
+def cases():
+    for operation in OPERATIONS:
+        for name in FORMATS:
+            if operation.startswith("attention") and name not in ONE_FORMAT:
+                continue
+            if operation == "attention_bias" and name == "BCSR":
+                continue
+            for derivative in DERIVATIVES:
+                if derivative != "second" or operation in HAVE_SECOND:
+                    yield operation, name, derivative
+
+
+@functools.cache
+def program(operation, name, derivative, reference=False):
+    """Of index arrays: an operation or a derivative in the values and B, on arrays made in jit."""
+    schedule = Reference() if reference else None
+
+    def value(values, B, arrays):
+        A = matrix(name, values, arrays)
+        return OPERATIONS[operation](A, B, schedule)
+
+    def total(values, B, arrays):
+        return jnp.sum(jnp.sin(value(values, B, arrays)))
+
+    def slope(values, B, arrays):
+        d_values, d_B = jax.grad(total, argnums=(0, 1))(values, B, arrays)
+        return jnp.sum(jnp.cos(d_values)) + jnp.sum(jnp.cos(d_B))
+
+    of = {"value": value, "gradient": jax.grad(total, argnums=(0, 1))}
+    return jax.jit(of.get(derivative) or jax.grad(slope, argnums=(0, 1)))
+
+
+def run(case, arrays, reference=False):
+    values, B = values_of(case[1]), normal(K, N)
+    return jax.tree.leaves(program(*case, reference)(values, B, tuple(map(jnp.asarray, arrays))))
+
+
+def compare(case, arrays):
+    """Of the kernels and of the plain-JAX lowering."""
+    for got, expected in zip(run(case, arrays), run(case, arrays, reference=True), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5, err_msg=f"{case} {arrays}")
+
+
+def counted(name, arrays):
+    """Positions, rows and columns of the entries (vectors, blocks) that count, by the definition:
+    a loop over the segments."""
+    offsets, indices = (np.asarray(x, np.int64) for x in arrays)
+    _, size = grid(name)
+    ends, found = 0, []
+    starts = [ends := max(ends, min(max(x, 0), len(indices))) for x in offsets]
+    for segment, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        inside = [(p, segment, indices[p]) for p in range(begin, end)]
+        found += [entry for entry in inside if 0 <= entry[2] < size]
+    return found
+
+
+def dense(name, values, arrays):
+    """The matrix that those entries make, where all are numbers apart (CSR, CSC)."""
+    out = np.zeros((M, K), np.float64)
+    for p, segment, index in counted(name, arrays):
+        at = (index, segment) if name == "CSC" else (segment, index)
+        out[at] += np.asarray(values)[p]
+    return out
+
+
+def fuzz(draws, seed, report=print):
+    rng, every, start = np.random.default_rng(seed), list(cases()), time.time()
+    for i in range(draws):
+        case = every[i % len(every)]
+        arrays = draw(rng, case[1])
+        own_transpose = case[1] in ("COO", "DCSR")  # both orientations are drawn, and disagree
+        if rng.integers(COMPARED) == 0 and not own_transpose:
+            compare(case, arrays)
+        else:
+            jax.block_until_ready(run(case, arrays))
+        if (i + 1) % 10000 == 0:
+            report(f"{i + 1} draws of {len(every)} cases, {time.time() - start:.0f} s", flush=True)
+    return len(every)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    number = fuzz(options.draws, options.seed)
+    print(f"{options.draws} draws of {number} cases: the process lives, results are those defined")
+
+
+if __name__ == "__main__":
+    main()
