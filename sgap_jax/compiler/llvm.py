@@ -3,8 +3,8 @@
 A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled_ffi.cc): the hash of the
 LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
 
-In memory it belongs to the executables of XLA that run it, and goes with them. What was made last is
-kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.
+In memory it belongs to the executables of XLA that run it, and goes with them. What was asked for
+last is kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def compile(function: Function, cache: CubinCache | None = None) -> str:
       LlvmMissing, NotImplementedError: as `call_attributes`.
     """
     with _lock:
-        key = _keys.get(function)
-        found = None if key is None else native_library.native.find_compiled(key)
+        key = _keys.get(function, "")
+        found = native_library.native.find_compiled(key)
         if found is None:
             key, found = _made(function, _user_cache() if cache is None else cache)
         _keys[function] = key

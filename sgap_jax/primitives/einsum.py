@@ -341,9 +341,7 @@ def _unchecked(*operands: Any, expression: Expression, schedule: Any) -> Any:
     if chain and (symbolic or _empty(expression)):
         return run(*operands)
     in_order = chain and einsum_loops.needs_order(trusted, schedule, shapes, dtype)
-    in_loops = partial(
-        einsum_unchecked.bounded, expression=expression, run=run, in_order=in_order
-    )
+    in_loops = partial(einsum_unchecked.bounded, expression=expression, run=run, in_order=in_order)
     if chain:
         return in_loops(*operands)
     return jax.lax.platform_dependent(*operands, cpu=in_loops, default=in_plain)

@@ -257,5 +257,5 @@ def needs_order(
     expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
 ) -> bool:
     """Whether the loops of a chain want coordinates in their order."""
-    chain = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    chain: Any = schedule.schedule if isinstance(schedule, Emulated) else schedule
     return einsum_unchecked.needs_order(function_of(expression, chain, index_shapes, dtype))

@@ -1,12 +1,12 @@
 """einsum over index arrays that nobody has checked: made under jit, they may hold anything.
 
-Segment i of a level is [o[i], o[i + 1]) of its offsets, clamped to the level and made monotone by a
-running maximum. An entry with a coordinate out of range takes no part, nor does what is under such a
-node; each other entry counts as it is stored, in any order and any number of times.
+Segment i of a level is [o[i], o[i + 1]) of its offsets, clamped to the level and made monotone by
+a running maximum. An entry with a coordinate out of range takes no part, nor does what is under
+such a node; each other entry counts as it is stored, in any order and any number of times.
 
 Loops trust their index arrays, so these are looked at when the program runs: one pass, which most
-calls do not notice. Those that hold go to the loops as they are. Others are put in order first, which
-costs more: the entries that take part, before all others, under nodes that come once.
+calls do not notice. Those that hold go to the loops as they are. Others are put in order first,
+which costs more: the entries that take part, before all others, under nodes that come once.
 """
 
 from __future__ import annotations
@@ -154,9 +154,7 @@ def _orders(expression: Expression, in_order: bool) -> str:
     own = {format.ndim - 1, expression.fiber[1] - 1}  # what is under them may be stored twice
     loose = "=" if in_order else "."
     dense = [isinstance(level, Dense) for level in format.levels]
-    return "".join(
-        "." if dense[n] else loose if n in own else "<" for n in range(format.ndim)
-    )
+    return "".join("." if dense[n] else loose if n in own else "<" for n in range(format.ndim))
 
 
 def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
@@ -170,7 +168,7 @@ def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -
         orders=_orders(expression, in_order),
         sizes=np.asarray(_sizes(expression), np.int64),
     )
-    return hold
+    return structure.varying_like(hold, *index_arrays)
 
 
 def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
@@ -210,15 +208,13 @@ def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Arr
     return hold
 
 
-def _mended(
-    *operands: Any, expression: Expression, run: Callable, in_order: bool
-) -> jax.Array:
-    count, (index, depth) = len(expression.words), expression.fiber
+def _mended(*operands: Any, expression: Expression, run: Callable, in_order: bool) -> jax.Array:
+    count, index = len(expression.words), expression.fiber[0]
     there = _Order(expression, operands[count:], in_order)
     block = math.prod(expression.format.block_shape)
 
     def taken(word: str, x: Any, entries: Any, fibers: Any, fill: Any) -> Any:
-        """The elements of a word's array at these entries, or fibers; `fill` where there is none."""
+        """Of a word's array, what is at these entries, or fibers; `fill` where there is none."""
         for letter, places, each in ((ENTRY, entries, block), (index, fibers, 1)):
             if letter and letter in word:
                 axis, shape = word.index(letter), x.shape
@@ -245,7 +241,7 @@ class _Order:
     Attributes:
       index_arrays: those arrays, of the same lengths.
       order, fibers: of each place in them, the entry and the fiber that come to it.
-      rank, fiber_rank: of each entry and fiber its place in them; beyond the last where it has none.
+      rank, fiber_rank: of each entry and fiber its place in them; beyond the last: it has none.
     """
 
     def __init__(self, expression: Expression, index_arrays: Sequence, in_order: bool):
@@ -266,7 +262,8 @@ class _Order:
             self.order = empty.at[jnp.where(there, rank, count)].set(positions(count), mode="drop")
         self.rank = jnp.where(there, rank, count)
         self._real = positions(count) < jnp.sum(there, dtype=jnp.int32)
-        self.fibers = self.fiber_rank = None
+        self.fibers: Any = None
+        self.fiber_rank: Any = None
         found = self._coordinate_levels() if format.is_coordinate else self._tree()
         self.index_arrays = found
 

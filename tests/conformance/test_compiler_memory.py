@@ -81,7 +81,9 @@ def test_a_program_of_more_kernels_than_are_kept(monkeypatch):
             x = call(x, **llvm.call_attributes(plus(n)))
         return x
 
-    np.testing.assert_array_equal(run(jnp.zeros(4, jnp.float32)), np.full(4, sum(range(20, 40)), np.float32))
+    np.testing.assert_array_equal(
+        run(jnp.zeros(4, jnp.float32)), np.full(4, sum(range(20, 40)), np.float32)
+    )
 
 
 def test_kernels_that_no_program_takes_are_bounded_too(monkeypatch):
@@ -127,7 +129,9 @@ def test_two_thousand_shapes(tmp_path):
     """
     environment = dict(os.environ, SGAP_CACHE_DIR=str(tmp_path), JAX_PLATFORMS="cpu")
     environment["SGAP_COMPILED_IN_MEMORY"] = "16"
-    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [os.path.dirname(__file__), *filter(None, sys.path)]
+    )
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         env=environment,
