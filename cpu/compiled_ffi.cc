@@ -1,10 +1,9 @@
 // FFI target sgap_compiled_v1: runs what this process has compiled. The program names it by its
-// content, so that it may outlive the process.
+// content, so that it may outlive the process; an executable holds it from INSTANTIATE on.
 #include <algorithm>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "compiled.h"
@@ -25,8 +24,9 @@ constexpr int64_t kTasksPerThread = 32;
 constexpr int64_t kCacheLine = 64;
 
 struct Table {
-  std::shared_mutex mutex;
-  std::map<std::string, std::shared_ptr<const CompiledKernel>, std::less<>> kernels;
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<const HeldKernel>, std::less<>> kernels;
+  std::vector<int64_t> unused;
 };
 
 // Never destroyed: threads of XLA may still run when the process ends.
@@ -35,9 +35,34 @@ Table& TheTable() {
   return *table;
 }
 
+// What an executable has of a call. A program that was loaded may come before its kernel.
+class CompiledState {
+ public:
+  static ffi::TypeId id;
+
+  explicit CompiledState(HeldKernelPtr kernel) { Take(std::move(kernel)); }
+
+  HeldKernelPtr Kernel(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    if (!kernel_) Take(FindCompiled(key));
+    return kernel_;
+  }
+
+ private:
+  void Take(HeldKernelPtr kernel) {
+    kernel_ = std::move(kernel);
+    if (kernel_) kernel_->taken.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  std::mutex mutex_;
+  HeldKernelPtr kernel_;
+};
+ffi::TypeId CompiledState::id = {};  // assigned by RegisterState
+
 // What a call owns until its last task is done.
 struct CompiledCall {
-  std::shared_ptr<const CompiledKernel> kernel;
+  HeldKernelPtr held;
+  const CompiledKernel* kernel = nullptr;
   std::vector<void*> arrays;
   std::vector<int64_t> chunks, ends;  // of each phase: iterations of a task; tasks up to its end
   int64_t scratch_stride = 0;
@@ -83,16 +108,22 @@ std::string TakeArrays(ffi::RemainingArgs args, ffi::RemainingRets rets, Compile
   return "";
 }
 
-ffi::Future CompiledHandler(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                            std::string_view key, int64_t chunk, int64_t work) {
+// XLA wants all attributes bound, here too.
+ffi::ErrorOr<std::unique_ptr<CompiledState>> Instantiate(std::string_view key, int64_t, int64_t) {
+  return std::make_unique<CompiledState>(FindCompiled(key));
+}
+
+ffi::Future Execute(ffi::ThreadPool pool, CompiledState* state, ffi::RemainingArgs args,
+                    ffi::RemainingRets rets, std::string_view key, int64_t chunk, int64_t work) {
   auto call = std::make_shared<CompiledCall>();
-  call->kernel = FindCompiled(key);
-  if (!call->kernel) {
+  call->held = state->Kernel(key);
+  if (!call->held) {
     return Failed("compiled kernel " + std::string(key) +
                   " is not in this process: a program that was exported, or loaded from disk, does "
                   "not carry machine code. Lower the same expression once in this process (call it "
                   "or .lower() it under jax.jit), or build the program with schedule=Reference()");
   }
+  call->kernel = &call->held->kernel;
   if (chunk < 0) return Failed("compiled: chunk: expected >= 0, got " + std::to_string(chunk));
   const std::string error = TakeArrays(args, rets, call.get());
   if (!error.empty()) return Failed("compiled: " + error);
@@ -126,24 +157,70 @@ ffi::Future CompiledHandler(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::
                         [call, done](int64_t task) { call->Run(done + task); });
 }
 
+XLA_FFI_DEFINE_HANDLER(
+    kInstantiate, Instantiate,
+    ffi::Ffi::BindInstantiate().Attr<std::string_view>("key").Attr<int64_t>("chunk").Attr<int64_t>(
+        "work"));
+
+// As in cuda/launch_ffi.cc: the type is registered when XLA asks for the handler's metadata. JAX
+// replays queued handlers before or after queued types.
+XLA_FFI_Error* RegisterState(const XLA_FFI_Api* api) {
+  static std::mutex mutex;
+  static const XLA_FFI_Api* registered = nullptr;
+  static constexpr XLA_FFI_TypeInfo info = ffi::MakeTypeInfo<CompiledState>();
+  const std::lock_guard lock(mutex);
+  if (registered == api) return nullptr;
+  XLA_FFI_Error* error =
+      ffi::Ffi::RegisterTypeId(api, "sgap_compiled_state_v1", &CompiledState::id, &info);
+  if (error == nullptr) registered = api;
+  return error;
+}
+
+// The last holder has gone: no thread runs the code any more.
+void Forget(const std::string& key, const HeldKernel* held) {
+  Table& table = TheTable();
+  const std::lock_guard lock(table.mutex);
+  table.unused.push_back(held->kernel.code);
+  const auto found = table.kernels.find(key);
+  if (found != table.kernels.end() && found->second.expired()) table.kernels.erase(found);
+  delete held;
+}
+
 }  // namespace
 
-void RegisterCompiled(const std::string& key, CompiledKernel kernel) {
+HeldKernelPtr RegisterCompiled(const std::string& key, CompiledKernel kernel) {
+  if (HeldKernelPtr there = FindCompiled(key)) return there;
+  auto* const held = new HeldKernel;
+  held->kernel = std::move(kernel);
+  HeldKernelPtr made(held, [key](const HeldKernel* last) { Forget(key, last); });
   Table& table = TheTable();
-  const std::unique_lock lock(table.mutex);
-  table.kernels.emplace(key, std::make_shared<const CompiledKernel>(std::move(kernel)));
+  const std::lock_guard lock(table.mutex);
+  table.kernels[key] = made;
+  return made;
 }
 
-std::shared_ptr<const CompiledKernel> FindCompiled(std::string_view key) {
+HeldKernelPtr FindCompiled(std::string_view key) {
   Table& table = TheTable();
-  const std::shared_lock lock(table.mutex);
+  const std::lock_guard lock(table.mutex);
   const auto found = table.kernels.find(key);
-  return found == table.kernels.end() ? nullptr : found->second;
+  return found == table.kernels.end() ? nullptr : found->second.lock();
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(Compiled, CompiledHandler,
+std::vector<int64_t> TakeUnused() {
+  Table& table = TheTable();
+  const std::lock_guard lock(table.mutex);
+  return std::exchange(table.unused, {});
+}
+
+extern "C" XLA_FFI_Error* CompiledInstantiate(XLA_FFI_CallFrame* call_frame) {
+  if (XLA_FFI_Error* error = RegisterState(call_frame->api)) return error;
+  return kInstantiate(call_frame);
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Compiled, Execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Ctx<ffi::State<CompiledState>>()
                                   .RemainingArgs()  // the kernel's inputs
                                   .RemainingRets()  // the kernel's outputs
                                   .Attr<std::string_view>("key")

@@ -26,6 +26,7 @@ struct RowReduceArgs;
 struct RowBroadcastArgs;
 struct SparseSoftmaxArgs;
 struct SparseSoftmaxJacobianArgs;
+struct CheckLevelsArgs;
 
 // A kernel runs one task of its operation; tasks are independent and may run in any order on any
 // thread.
@@ -50,6 +51,7 @@ struct KernelTable {
   Kernel<RowBroadcastArgs> row_broadcast;
   Kernel<SparseSoftmaxArgs> sparse_softmax;
   Kernel<SparseSoftmaxJacobianArgs> sparse_softmax_jacobian;
+  Kernel<CheckLevelsArgs> check_levels;
 };
 
 // The table in use. SelectIsa must have succeeded.

@@ -1,5 +1,6 @@
 // The kernels of one instruction set.
 #include "attention.h"
+#include "check_levels.h"
 #include "gspmm.h"
 #include "gspmm_pick.h"
 #include "isa.h"
@@ -39,6 +40,7 @@ const KernelTable kKernelTable = {
     RowBroadcast,
     SparseSoftmax,
     SparseSoftmaxJacobian,
+    CheckLevels,
 };
 
 }  // namespace sgap::SGAP_ISA

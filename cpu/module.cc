@@ -48,8 +48,12 @@ nb::dict Targets() {
   add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
   add("sgap_row_broadcast_cvs_v1", sgap::RowBroadcastCvs);
   add("sgap_check_csr_v1", sgap::CheckCsr);
+  add("sgap_check_levels_v1", sgap::CheckLevels);
   add("sgap_valid_offsets_v1", sgap::MakeOffsetsValid);
-  add("sgap_compiled_v1", sgap::Compiled);
+  nb::dict compiled;
+  compiled["instantiate"] = Capsule(sgap::CompiledInstantiate);
+  compiled["execute"] = Capsule(sgap::Compiled);
+  targets["sgap_compiled_v1"] = compiled;
   return targets;
 }
 
@@ -63,10 +67,15 @@ nb::dict CudaTargets() {
   return targets;
 }
 
-// What the FFI target sgap_compiled_v1 runs under this key, from now on.
-void Register(const std::string& key, const std::vector<uint64_t>& addresses,
+// Python's hold on a kernel.
+struct Hold {
+  sgap::HeldKernelPtr kernel;
+};
+
+// What the FFI target sgap_compiled_v1 runs under this key, for as long as somebody holds it.
+Hold Register(const std::string& key, const std::vector<uint64_t>& addresses,
               const std::vector<int64_t>& iterations, const std::vector<int64_t>& array_bytes,
-              int64_t scratch_bytes) {
+              int64_t scratch_bytes, int64_t code) {
   if (addresses.size() != iterations.size()) {
     throw std::invalid_argument("register_compiled: one address and one count for each phase");
   }
@@ -77,7 +86,14 @@ void Register(const std::string& key, const std::vector<uint64_t>& addresses,
   kernel.iterations = iterations;
   kernel.array_bytes = array_bytes;
   kernel.scratch_bytes = scratch_bytes;
-  sgap::RegisterCompiled(key, std::move(kernel));
+  kernel.code = code;
+  return {sgap::RegisterCompiled(key, std::move(kernel))};
+}
+
+// None where nobody holds it.
+nb::object Find(const std::string& key) {
+  sgap::HeldKernelPtr found = sgap::FindCompiled(key);
+  return found ? nb::cast(Hold{std::move(found)}) : nb::none();
 }
 
 }  // namespace
@@ -94,7 +110,15 @@ NB_MODULE(_native, module) {
              "FFI target names and their handlers by stage, for platform CUDA.");
   module.def("register_compiled", &Register, nb::arg("key"), nb::arg("addresses"),
              nb::arg("iterations"), nb::arg("array_bytes"), nb::arg("scratch_bytes"),
-             "Names machine code of this process by its content, for sgap_compiled_v1.");
+             nb::arg("code"),
+             "Names machine code of this process by its content, for sgap_compiled_v1. What comes "
+             "back holds it, as executables do that run it.");
+  module.def("find_compiled", &Find, nb::arg("key"));
+  module.def("take_unused", &sgap::TakeUnused,
+             "The `code` of kernels that nobody holds any more, each once.");
+  nb::class_<Hold>(module, "Hold").def_prop_ro("taken", [](const Hold& hold) {
+    return hold.kernel->taken.load(std::memory_order_relaxed);
+  });
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("ffi_api_version",

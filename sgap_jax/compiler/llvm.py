@@ -2,13 +2,19 @@
 
 A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled_ffi.cc): the hash of the
 LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
+
+In memory it belongs to the executables of XLA that run it, and goes with them. What was asked for
+last is kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import threading
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +27,28 @@ TARGET = "sgap_compiled_v1"
 
 _BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 _BYTES |= {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+# Kernels that no executable has taken yet may be about to be: a program may have many. So many
+# times the others are kept of them.
+_WAITING = 16
+
+
+class _Recent(NamedTuple):
+    """A kernel that was asked for lately."""
+
+    hold: Any  # of the native library: while it lives, programs find the kernel
+    taken: int  # by how many executables, when it was last asked for
+
+    @property
+    def waits(self) -> bool:
+        """Whether the program that asked for it is maybe still on its way to XLA."""
+        return bool(self.hold.taken == self.taken)
+
+
 _lock = threading.Lock()
-_engines: dict[str, Any] = {}  # by key; machine code stays where it is until the process ends
+_recent: OrderedDict[str, _Recent] = OrderedDict()  # by key, what was asked for last at the end
+_keys: OrderedDict[Function, str] = OrderedDict()  # of functions that were printed lately
+_engines: dict[int, Any] = {}  # machine code, for as long as the native library has use for it
+_numbers = itertools.count()
 
 
 class LlvmMissing(ImportError):
@@ -58,7 +84,23 @@ def compile(function: Function, cache: CubinCache | None = None) -> str:
       LlvmMissing, NotImplementedError: as `call_attributes`.
     """
     with _lock:
-        return _compile(function, _user_cache() if cache is None else cache)
+        key = _keys.get(function, "")
+        found = native_library.native.find_compiled(key)
+        if found is None:
+            key, found = _made(function, _user_cache() if cache is None else cache)
+        _keys[function] = key
+        _keys.move_to_end(function)
+        _recent[key] = _Recent(found, found.taken)
+        _recent.move_to_end(key)
+        _let_go()
+        return key
+
+
+def in_memory() -> int:
+    """How many kernels have their machine code in memory."""
+    with _lock:
+        _let_go()
+        return len(_engines)
 
 
 def assembly(function: Function) -> str:
@@ -77,26 +119,51 @@ def available() -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=1024)
-def _compile(function: Function, cache: CubinCache) -> str:
+def _made(function: Function, cache: CubinCache) -> tuple[str, Any]:
+    """The key, and the native library's hold on machine code that is there, is read or made."""
     arrays = (*function.inputs, *function.outputs)
     _check_conversions({array.dtype for array in arrays})
     module = print_llvm(function, _vector_bytes())
     _, _, target = _host()
     key = content_key("cpu", module.text, target)
-    if key in _engines:
-        return key
+    found = native_library.native.find_compiled(key)
+    if found is not None:
+        return key, found
     code = cache.get(key, lambda: Cubin(function.name, _machine_code(module.text))).code
-    engine = _load(code)
-    native_library.native.register_compiled(
+    engine, number = _load(code), next(_numbers)
+    hold = native_library.native.register_compiled(
         key,
         [engine.get_function_address(kernel) for kernel in module.kernels],
         list(module.iterations),
         [array.size * _BYTES[array.dtype] for array in arrays],
         module.scratch_bytes,
+        number,
     )
-    _engines[key] = engine
-    return key
+    _engines[number] = engine
+    return key, hold
+
+
+def _let_go() -> None:
+    """Of kernels that were asked for longest ago, and of machine code that nobody runs any more."""
+    most = _most()
+    if len(_recent) > most:
+        idle = [key for key, kernel in _recent.items() if not kernel.waits]
+        for key in idle[: len(_recent) - most]:
+            del _recent[key]
+    while len(_recent) > _WAITING * most:
+        _recent.popitem(last=False)
+    while len(_keys) > most:
+        _keys.popitem(last=False)
+    for number in native_library.native.take_unused():
+        _engines.pop(number).close()
+
+
+def _most() -> int:
+    """How many kernels are kept that no executable may run any more."""
+    text = os.environ.get("SGAP_COMPILED_IN_MEMORY", "256")
+    if not text.isdecimal():
+        raise ValueError(f"SGAP_COMPILED_IN_MEMORY: expected a number of kernels, got {text!r}")
+    return int(text)
 
 
 def _check_conversions(dtypes: set[str]) -> None:
@@ -124,8 +191,12 @@ def _optimized(text: str) -> Any:
     module = llvm.parse_assembly(text)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    # llvmlite 0.50 does not: 70 kB for each kernel.
+    llvm.ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
+    passes.detach()
     return module
 
 

@@ -65,6 +65,7 @@ def lower(
     positions: tuple[int, ...],
     dtype: str,
     name: str = "kernel",
+    repeated: tuple[int, ...] = (),
 ) -> Function:
     """The loops of a scheduled expression.
 
@@ -80,6 +81,8 @@ def lower(
         CVS(V). () where all factors are dense.
       dtype: of the numbers in all inputs.
       name: of the function.
+      repeated: levels of the sparse factor, from 0 on, of which a coordinate may come more than
+        once under its parent, although the format says that none does: nobody has checked.
 
     Raises:
       ScheduleError: the loops cannot run so, or would race; the message names the store.
@@ -87,7 +90,7 @@ def lower(
         than theirs.
       ValueError: sizes or positions that do not fit the expression.
     """
-    return _Lowering(schedule, sizes, positions, dtype, name).function()
+    return _Lowering(schedule, sizes, positions, dtype, name, repeated).function()
 
 
 class _Lowering:
@@ -98,6 +101,7 @@ class _Lowering:
         positions: tuple[int, ...],
         dtype: str,
         name: str,
+        repeated: tuple[int, ...],
     ):
         self.expression = schedule.expression
         self.sizes, self.dtype, self.name = sizes, dtype, name
@@ -106,7 +110,9 @@ class _Lowering:
             if index.name not in sizes:
                 raise ValueError(f"lower: sizes: no size of {index}, got {sizes}")
         self.storage = (
-            None if sparse is None else Storage(sparse, sizes, positions, statement.relations)
+            None
+            if sparse is None
+            else Storage(sparse, sizes, positions, statement.relations, repeated)
         )
         self.body, self.relations = positions_explicit(statement, self.storage)
         self.ranges = Ranges(self.relations, sizes)

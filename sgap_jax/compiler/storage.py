@@ -44,6 +44,7 @@ class Storage:
         sizes: dict[str, int],
         positions: tuple[int, ...],
         relations: tuple[Relation, ...],
+        repeated: tuple[int, ...] = (),
     ):
         assert access.format is not None
         format = access.format
@@ -72,7 +73,10 @@ class Storage:
             inner.append(split.inner)
         self.variables = (*outer, *inner)
         # Coordinates of a level may come more than once under one parent.
-        repeats = [isinstance(level, Compressed) and not level.unique for level in self.levels]
+        repeats = [
+            isinstance(level, Compressed) and not level.unique or number in repeated
+            for number, level in enumerate(self.levels)
+        ]
         self.repeats = [any(repeats[: level + 1]) for level in range(len(repeats))]
 
     def _split(self, var: IndexVar, size: int, relations: tuple[Relation, ...]) -> Split:

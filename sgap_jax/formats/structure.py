@@ -128,11 +128,25 @@ def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
     def kernel(offsets: jax.Array) -> jax.Array:
         like = jax.ShapeDtypeStruct(offsets.shape, offsets.dtype)  # type: ignore[no-untyped-call]
         call = jax.ffi.ffi_call("sgap_valid_offsets_v1", like, vmap_method="broadcast_all")
-        return call(offsets, nnz=np.int64(nnz))
+        return varying_like(call(offsets, nnz=np.int64(nnz)), offsets)
 
     if jax.export.is_symbolic_dim(nnz):
         return plain(offsets)
     return jax.lax.platform_dependent(offsets, cpu=kernel, default=plain)
+
+
+def varying_axes(x: Any) -> frozenset:
+    """The shard_map axes along which x differs between devices."""
+    aval = jax.typeof(x)
+    # The attribute has had two names; a third must be an error and not an empty set.
+    return aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying
+
+
+def varying_like(x: jax.Array, *operands: Any) -> jax.Array:
+    """What a custom call makes of operands, said to differ between devices as these do: the other
+    branches of a choice say so of theirs."""
+    axes = frozenset().union(*map(varying_axes, operands)) - varying_axes(x)
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
 def in_range(indices: jax.Array, size: int) -> jax.Array:

@@ -22,6 +22,7 @@ from sgap_jax.formats.structure import (
     positions,
     segment_of_entry,
     unfolded,
+    varying_axes,
     well_formed,
     well_formed_transpose,
 )
@@ -187,13 +188,6 @@ def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
         for x in operands
     ]
     return primitive.bind(*joined, **params)
-
-
-def varying_axes(x: Any) -> frozenset:
-    """The shard_map axes along which x differs between devices."""
-    aval = jax.typeof(x)
-    # The attribute has had two names; a third must be an error and not an empty set.
-    return aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying
 
 
 def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:

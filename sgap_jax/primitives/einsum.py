@@ -14,7 +14,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
-from sgap_jax.primitives import einsum_loops
+from sgap_jax.primitives import einsum_loops, einsum_unchecked
 from sgap_jax.primitives._define import (
     batch_rule,
     bind,
@@ -145,6 +145,7 @@ def einsum(
         tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
         A.format,
         REDUCTIONS[reduction],
+        checked=A.is_checked,
     )
     if fibers:
         expression = by_fibers(expression, A, output)
@@ -170,7 +171,9 @@ def einsum(
 def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> jax.Array:
     """A sparse result with zeros for what is not stored, as sums have it of themselves."""
     depth = expression.fiber[1]
-    if depth:
+    if not expression.checked:
+        stored = einsum_unchecked.stored(expression, jax.tree.leaves(A.index_arrays))
+    elif depth:
         stored = positions(out.shape[0]) < used_nodes(A)[depth - 1]
     else:
         stored = A.coordinates()[0].reshape(-1) < A.shape[0]
@@ -214,7 +217,8 @@ def _kernel(
 def bind_einsum(*operands: Any, expression: Expression, schedule: Any) -> Any:
     if not einsum_loops.has_chain(schedule):
         expression = joined(expression)
-    return bind(einsum_p, *operands, expression=expression, schedule=schedule)
+    primitive = einsum_p if expression.checked else einsum_unchecked_p
+    return bind(primitive, *operands, expression=expression, schedule=schedule)
 
 
 def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any:
@@ -232,7 +236,8 @@ def _empty(expression: Expression) -> bool:
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
     symbolic = any(export.is_symbolic_dim(n) for aval in ctx.avals_in for n in aval.shape)
     if schedule is None and not symbolic:
-        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype)
+        shapes = [aval.shape for aval in ctx.avals_in[len(expression.words) :]]
+        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype, shapes)
     if schedule is None:
         return None
     if symbolic:
@@ -290,7 +295,8 @@ def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tu
     """One more index, for the factors that have it and for the output."""
     count, words = len(expression.words), expression.words
     if any(d is not None for d in dims[count:]):
-        return batch_rule(einsum_p, count, args, dims, expression=expression, schedule=schedule)
+        primitive = einsum_p if expression.checked else einsum_unchecked_p
+        return batch_rule(primitive, count, args, dims, expression=expression, schedule=schedule)
     index = expression.fresh()
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
     wide = [word if d is None else index + word for word, d in zip(words, dims, strict=False)]
@@ -313,6 +319,40 @@ einsum_p = define(
     reference=plain,
     cpu=_cpu,
     cuda=_cuda,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+)
+
+
+def _unchecked(*operands: Any, expression: Expression, schedule: Any) -> Any:
+    """einsum_p over index arrays that hold, or whose entries have been put in order; plain JAX
+    takes them as they are."""
+    chain, dtype = einsum_loops.has_chain(schedule), operands[0].dtype
+    in_plain = partial(plain, expression=expression, schedule=schedule)
+    trusted = einsum_unchecked.trusted(expression)
+    shapes = [x.shape for x in operands[len(expression.words) :]]
+    symbolic = any(export.is_symbolic_dim(n) for x in operands for n in x.shape)
+    if not chain:
+        known = schedule is None and not symbolic and not _empty(expression)
+        if not known or einsum_loops.default_schedule(trusted, dtype, shapes) is None:
+            return in_plain(*operands)
+    run = partial(bind_einsum, expression=trusted, schedule=schedule)
+    if chain and (symbolic or _empty(expression)):
+        return run(*operands)
+    in_order = chain and einsum_loops.needs_order(trusted, schedule, shapes, dtype)
+    in_loops = partial(einsum_unchecked.bounded, expression=expression, run=run, in_order=in_order)
+    if chain:
+        return in_loops(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=in_loops, default=in_plain)
+
+
+einsum_unchecked_p = define(
+    "einsum_unchecked",
+    data=lambda params: len(params["expression"].words),
+    abstract_eval=_abstract_eval,
+    reference=_unchecked,
+    cpu=None,
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
 
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
 
@@ -34,6 +36,9 @@ class Expression:
       extremum: "max" or "min", with `attained`.
       batch: indices that vmap has put before words, outermost first, and of which loops know
         nothing: these are of one element of the batch (einsum_batch.py).
+      checked: whether the index arrays have been looked at; if not, they may hold anything
+        (einsum_unchecked.py).
+      repeats: coordinates of the last level, and those of fibers, may come more than once.
     """
 
     sparse: str
@@ -46,6 +51,8 @@ class Expression:
     attained: tuple[str, ...] = ()
     extremum: str = ""
     batch: str = ""
+    checked: bool = True
+    repeats: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -106,3 +113,12 @@ def arrays_per_level(format: Format) -> list[int]:
     """How many index arrays each level has, trailing blocks left out."""
     counts = {Dense: 0, Compressed: 2, Singleton: 1}
     return [counts[type(level)] for level in format.levels[: format.ndim]]
+
+
+def nothing(reduction: str, dtype: Any) -> Any:
+    """The maximum or minimum over nothing."""
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(-jnp.inf if reduction == "max" else jnp.inf, dtype)
+    limits = jnp.iinfo(dtype)
+    return jnp.asarray(limits.min if reduction == "max" else limits.max, dtype)

@@ -24,6 +24,7 @@ from sgap_jax.compiler.print_cuda import launch_plan, rooms, started
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.compiler.storage import array_name, capacities
 from sgap_jax.formats.levels import Format
+from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering
 from sgap_jax.primitives.einsum_batch import of_one
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
@@ -133,7 +134,8 @@ def function_of(
     coordinates = _coordinate_lengths(format, index_shapes)
     modes = [sizes[expression.sparse[mode]] for mode in format.modes]
     room = capacities(format, modes, coordinates)
-    function = lower(schedule, named, room, jnp.dtype(dtype).name, "einsum")
+    repeated = {format.ndim - 1, expression.fiber[1] - 1} if expression.repeats else ()
+    function = lower(schedule, named, room, jnp.dtype(dtype).name, "einsum", tuple(repeated))
     for index in reversed(expression.batch):
         own = {name: word for name, word in words.items() if index in word}
         stored = {ENTRY, expression.fiber[0]}
@@ -232,7 +234,9 @@ def cuda_lowering(
     return jax_lowering(ctx, stored, [found], [result])
 
 
-def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
+def default_schedule(
+    expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
+) -> Schedule | None:
     """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
     assign = index_notation(of_one(expression))
     if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
@@ -240,4 +244,18 @@ def default_schedule(expression: Expression, dtype: Any) -> Schedule | None:
     if assign.output.format is not None:
         return presets.cpu(assign)  # by fibers or entries, of which there are more
     slices = dict(expression.sizes)[expression.sparse[expression.format.modes[0]]]
-    return presets.cpu(assign, rows=min(16, max(1, slices // _TASKS)))
+    schedule = presets.cpu(assign, rows=min(16, max(1, slices // _TASKS)))
+    if expression.repeats:
+        try:  # threads may meet where an entry has come before
+            function_of(expression, schedule, index_shapes, dtype)
+        except ScheduleError:
+            return None
+    return schedule
+
+
+def needs_order(
+    expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
+) -> bool:
+    """Whether the loops of a chain want coordinates in their order."""
+    chain: Any = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    return einsum_unchecked.needs_order(function_of(expression, chain, index_shapes, dtype))

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.fibers import ancestors
+from sgap_jax.formats.structure import as_fields
+from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, nothing
 
 
 def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
@@ -23,13 +25,16 @@ def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
 
 def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
     """[nnz] of each index of the sparse operand; in the padding they are the sizes."""
+    if not expression.checked:
+        return einsum_unchecked.coordinates(expression, index_arrays)
     format, left = expression.format, iter(index_arrays)
     taken = tuple(tuple(next(left) for _ in range(arrays)) for arrays in arrays_per_level(format))
     count = expression.shape(ENTRY)[0]
     shape = expression.shape(expression.sparse)
     tail = format.stored_shape(shape)
     values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
-    A = SparseArray(values, taken, None, shape, format)
+    fields = as_fields(taken, None, checked=True)
+    A = SparseArray(values, **fields, shape=shape, format=format)
     found = dict(zip(expression.sparse, A.coordinates(), strict=True))
     index, depth = expression.fiber
     if index:
@@ -121,20 +126,20 @@ class _Entries:
     def extrema(self) -> Any:
         reduction = self.expression.reduction
         reduce = jnp.max if reduction == "max" else jnp.min
-        nothing = _nothing(reduction, self.wide)
+        empty = nothing(reduction, self.wide)
         output = self._output()
         dense = [index for index in self.sizes if index not in (ENTRY, *self.coordinates)]
         over = [index for index in dense if index not in output]
         if ENTRY in self.expression.output:
             product = self._each("".join([*over, *output]), self.terms)
-            return self._sparse(reduce(product, tuple(range(len(over))), initial=nothing))
+            return self._sparse(reduce(product, tuple(range(len(over))), initial=empty))
         kept, rest = self._kept()
         product = self._each("".join([*over, self.position, *rest]), self.terms)
-        product = reduce(product, tuple(range(len(over))), initial=nothing)
+        product = reduce(product, tuple(range(len(over))), initial=empty)
         if not kept:
             stored = self.stored.reshape(-1, *[1] * len(rest))
-            return reduce(jnp.where(stored, product, nothing), 0, initial=nothing)
-        start = self._at(jnp.full(self._shape(kept, rest), nothing), kept)
+            return reduce(jnp.where(stored, product, empty), 0, initial=empty)
+        start = self._at(jnp.full(self._shape(kept, rest), empty), kept)
         update = start.max if reduction == "max" else start.min
         return self._ordered(update(product, mode="drop"))
 
@@ -168,12 +173,3 @@ def _multiply(x: Any, y: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits == 8:
         return (x.astype(jnp.int32) * y.astype(jnp.int32)).astype(x.dtype)
     return x * y
-
-
-def _nothing(reduction: str, dtype: Any) -> Any:
-    """The maximum or minimum over nothing."""
-    dtype = jnp.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.asarray(-jnp.inf if reduction == "max" else jnp.inf, dtype)
-    limits = jnp.iinfo(dtype)
-    return jnp.asarray(limits.min if reduction == "max" else limits.max, dtype)

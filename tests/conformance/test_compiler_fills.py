@@ -29,9 +29,9 @@ NEVER = "  %there = icmp ne i8 0, 0"
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(llvm_fills, "_STREAMED_BYTES", 0)
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
     yield
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
 
 
 def cleared(dtype, index="int32"):

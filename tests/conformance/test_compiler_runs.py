@@ -89,13 +89,13 @@ def test_vectors_of_any_size(vector_bytes, dtype, reduction, monkeypatch):
     """As the interpreter runs the loops."""
     A, x = operands()
     monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
     for schedule in schedules(assign("ij,j->i", {"A": CSR}, reduction=reduction))[1::2]:
         f, inputs = function(schedule, A, x, dtype)
         expected = interp.run(f, inputs)[f.outputs[0].name]
         (found,) = call(f, *inputs.values(), chunk=1, work=1 << 30)
         np.testing.assert_array_equal(found, expected)
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
 
 
 BUGS = {
@@ -117,8 +117,8 @@ def test_planted_bugs_are_caught(name, monkeypatch):
     assert count > 0
     changed = dataclasses.replace(module, text=text)
     monkeypatch.setattr(llvm, "print_llvm", lambda *_: changed)
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
     (found,) = call(f, *inputs.values(), work=0)
-    llvm._compile.cache_clear()
+    llvm._keys.clear()
     with pytest.raises(AssertionError, match="not equal"):
         np.testing.assert_array_equal(found, A @ x)

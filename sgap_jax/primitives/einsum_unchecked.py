@@ -1,0 +1,316 @@
+"""einsum over index arrays that nobody has checked: made under jit, they may hold anything.
+
+Segment i of a level is [o[i], o[i + 1]) of its offsets, clamped to the level and made monotone by
+a running maximum. An entry with a coordinate out of range takes no part, nor does what is under
+such a node; each other entry counts as it is stored, in any order and any number of times.
+
+Loops trust their index arrays, so these are looked at when the program runs: one pass, which most
+calls do not notice. Those that hold go to the loops as they are. Others are put in order first,
+which costs more: the entries that take part, before all others, under nodes that come once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.compiler.loopir import Function, Search, SegReduce
+from sgap_jax.compiler.patterns import parts
+from sgap_jax.formats import structure
+from sgap_jax.formats.levels import Compressed, Dense, Singleton
+from sgap_jax.formats.structure import positions
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, nothing
+
+_KINDS = {Dense: "d", Compressed: "c", Singleton: "s"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nodes:
+    """Of a level: coordinates, the node above each (None where they are all there are), and whether
+    it takes part."""
+
+    coordinates: jax.Array
+    parents: jax.Array | None
+    there: jax.Array
+
+    @property
+    def count(self) -> int:
+        return self.there.shape[0]
+
+
+def _sizes(expression: Expression) -> list[int]:
+    """Of each level, how many coordinates there are: for vectors and blocks, those of the grid."""
+    format, sizes = expression.format, dict(expression.sizes)
+    sides = (*format.block_shape, *[1] * format.ndim)
+    extents = (sizes[expression.sparse[mode]] for mode in format.modes)
+    return [-(-extent // side) for extent, side in zip(extents, sides, strict=False)]
+
+
+def _levels(expression: Expression, index_arrays: Sequence) -> list[_Nodes]:
+    left, found = iter(index_arrays), list[_Nodes]()
+    for level, size in zip(expression.format.levels, _sizes(expression), strict=False):
+        if isinstance(level, Dense):
+            found.append(_Nodes(positions(size), None, jnp.ones(size, jnp.bool_)))
+            continue
+        offsets = next(left) if isinstance(level, Compressed) else None
+        indices = next(left)
+        place, there = positions(indices.shape[0]), structure.in_range(indices, size)
+        parents = place
+        if offsets is not None:
+            offsets = structure.valid_offsets(offsets, indices.shape[0])
+            parents = structure.segment_of_entry(offsets, indices.shape[0])
+            there &= (place >= offsets[0]) & (place < offsets[-1])
+        if found:
+            there &= found[-1].there.at[parents].get(mode="fill", fill_value=False)
+        found.append(_Nodes(indices, parents, there))
+    return found
+
+
+def _paths(levels: Sequence[_Nodes]) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Of each node of the last level, its coordinate and its node on each level."""
+    node, coordinates, nodes = positions(levels[-1].count), [], []
+    for level in reversed(levels):
+        coordinates.append(level.coordinates.at[node].get(mode="fill", fill_value=0))
+        nodes.append(node)
+        node = node if level.parents is None else level.parents[node]
+    return coordinates[::-1], nodes[::-1]
+
+
+def coordinates(expression: Expression, index_arrays: Sequence) -> dict[str, jax.Array]:
+    """[nnz] of each index of the sparse operand; the sizes where an entry takes no part."""
+    format, sizes = expression.format, dict(expression.sizes)
+    levels = _levels(expression, index_arrays)
+    found, nodes = _paths(levels)
+    tail = format.block_shape
+    shape = (levels[-1].count, *tail)
+    there = jnp.broadcast_to(levels[-1].there.reshape(-1, *[1] * len(tail)), shape)
+    by_index = {}
+    for n, mode in enumerate(format.modes):
+        index = expression.sparse[mode]
+        place = found[n].reshape(-1, *[1] * len(tail))
+        if n < len(tail):
+            side = [tail[n] if m == n else 1 for m in range(len(tail))]
+            place = place * tail[n] + positions(tail[n]).reshape(1, *side)
+        by_index[index] = place
+        there &= place < sizes[index]
+    if expression.fiber[0]:
+        by_index[expression.fiber[0]] = nodes[expression.fiber[1] - 1]
+    return {
+        index: jnp.where(there, place, sizes[index]).reshape(-1)
+        for index, place in by_index.items()
+    }
+
+
+def stored(expression: Expression, index_arrays: Sequence) -> jax.Array:
+    """Which entries take part, or which fibers where the expression has them."""
+    index, depth = expression.fiber
+    if index:
+        return _levels(expression, index_arrays)[depth - 1].there
+    first = expression.sparse[0]
+    return coordinates(expression, index_arrays)[first] < dict(expression.sizes)[first]
+
+
+def trusted(expression: Expression) -> Expression:
+    """For index arrays that hold, or that have been put in order."""
+    return dataclasses.replace(expression, checked=True, repeats=True)
+
+
+def bounded(
+    *operands: Any, expression: Expression, run: Callable, in_order: bool = False
+) -> jax.Array:
+    """`run` on operands that its loops may trust, wherever these come from.
+
+    `in_order`: it needs the coordinates of each level in their order (`needs_order`).
+    """
+    count = len(expression.words)
+    mended = partial(_mended, expression=expression, run=run, in_order=in_order)
+    look = partial(_hold_natively, expression=expression, in_order=in_order)
+    otherwise = partial(_hold, expression=expression, in_order=in_order)
+    hold = jax.lax.platform_dependent(*operands[count:], cpu=look, default=otherwise)
+    return jax.lax.cond(hold, run, mended, *operands)
+
+
+def needs_order(function: Function) -> bool:
+    """Whether loops search in coordinates, or threads add up those that are neighbours."""
+    return any(
+        isinstance(part, SegReduce) or (isinstance(part, Search) and part.array.endswith("_crd"))
+        for part in parts(function.body)
+    )
+
+
+def _orders(expression: Expression, in_order: bool) -> str:
+    """What is asked of the coordinates of each level under one node: that they rise (<), that they
+    do not fall (=), nothing (.); that those of all levels together do not fall (t)."""
+    format = expression.format
+    if format.is_coordinate:
+        return "." * (format.ndim - 1) + ("t" if in_order else ".")
+    own = {format.ndim - 1, expression.fiber[1] - 1}  # what is under them may be stored twice
+    loose = "=" if in_order else "."
+    dense = [isinstance(level, Dense) for level in format.levels]
+    return "".join("." if dense[n] else loose if n in own else "<" for n in range(format.ndim))
+
+
+def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    levels = expression.format.levels[: expression.format.ndim]
+    call = jax.ffi.ffi_call("sgap_check_levels_v1", jax.ShapeDtypeStruct((), jnp.bool_))
+    hold: jax.Array = call(
+        *index_arrays,
+        kinds="".join(_KINDS[type(level)] for level in levels),
+        orders=_orders(expression, in_order),
+        sizes=np.asarray(_sizes(expression), np.int64),
+    )
+    return structure.varying_like(hold, *index_arrays)
+
+
+def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
+    """As cpu/check_levels_ffi.cc."""
+    left, hold = iter(index_arrays), jnp.asarray(True)
+    levels = expression.format.levels[: expression.format.ndim]
+    order, stored_above, used = _orders(expression, in_order), False, jnp.int32(1)
+    falls, equal = jnp.asarray(False), jnp.asarray(True)  # of tuples, as far as they are known
+    starts = jnp.zeros(0, jnp.bool_)
+    for n, (level, size) in enumerate(zip(levels, _sizes(expression), strict=True)):
+        if isinstance(level, Dense):
+            used = jnp.int32(size)
+            continue
+        if isinstance(level, Compressed):
+            offsets, indices = next(left), next(left)
+            last = offsets[used]
+            rise = offsets[1:] > offsets[:-1] if stored_above else offsets[1:] >= offsets[:-1]
+            rise |= positions(offsets.shape[0] - 1) >= used
+            hold &= (offsets[0] == 0) & (last <= indices.shape[0]) & jnp.all(rise)
+            begins = jnp.where(positions(offsets.shape[0]) <= used, offsets, indices.shape[0])
+            starts = jnp.zeros(indices.shape[0], jnp.bool_)
+            starts = starts.at[jnp.maximum(begins, 0)].set(True, mode="drop")
+            used, stored_above = last, True
+        else:
+            indices = next(left)
+        counts = positions(indices.shape[0]) < used
+        hold &= jnp.all((indices >= 0) & (indices < size) | ~counts)
+        below, same = indices[1:] < indices[:-1], indices[1:] == indices[:-1]
+        if order[n] in "<=":
+            fall = below | same if order[n] == "<" else below
+            hold &= ~jnp.any(fall & counts[1:] & ~starts[1:])
+        if expression.format.is_coordinate:
+            falls |= equal & below
+            equal &= same
+        if order[n] == "t":
+            hold &= ~jnp.any(falls & counts[1:])
+    return hold
+
+
+def _mended(*operands: Any, expression: Expression, run: Callable, in_order: bool) -> jax.Array:
+    count, index = len(expression.words), expression.fiber[0]
+    there = _Order(expression, operands[count:], in_order)
+    block = math.prod(expression.format.block_shape)
+
+    def taken(word: str, x: Any, entries: Any, fibers: Any, fill: Any) -> Any:
+        """Of a word's array, what is at these entries, or fibers; `fill` where there is none."""
+        for letter, places, each in ((ENTRY, entries, block), (index, fibers, 1)):
+            if letter and letter in word:
+                axis, shape = word.index(letter), x.shape
+                x = x.reshape(*shape[:axis], places.shape[0], each, *shape[axis + 1 :])
+                found = (places < x.shape[axis]).reshape(-1, *[1] * (x.ndim - axis - 1))
+                found = found.reshape(*[1] * axis, *found.shape)
+                x = jnp.where(found, jnp.take(x, places, axis, mode="clip"), fill).reshape(shape)
+        return x
+
+    data = [
+        taken(word, x, there.order, there.fibers, 0)
+        for word, x in zip(expression.words, operands[:count], strict=True)
+    ]
+    out = run(*data, *there.index_arrays)
+    fill: Any = 0
+    if index in expression.output and expression.reduction != "+":
+        fill = nothing(expression.reduction, out.dtype)
+    return taken(expression.output, out, there.rank, there.fiber_rank, fill)
+
+
+class _Order:
+    """Index arrays of the entries that take part, under nodes that come once but for fibers.
+
+    Attributes:
+      index_arrays: those arrays, of the same lengths.
+      order, fibers: of each place in them, the entry and the fiber that come to it.
+      rank, fiber_rank: of each entry and fiber its place in them; beyond the last: it has none.
+    """
+
+    def __init__(self, expression: Expression, index_arrays: Sequence, in_order: bool):
+        format = expression.format
+        self._levels = _levels(expression, index_arrays)
+        self._coordinates, self._nodes = _paths(self._levels)
+        self._fiber = expression.fiber[1] - 1
+        self._last = format.ndim - 1
+        there, count = self._levels[-1].there, self._levels[-1].count
+        above = sum(not isinstance(level, Dense) for level in format.levels[: self._last])
+        if in_order or (above and not format.is_coordinate):
+            keys = self._keys(format.is_coordinate or in_order)
+            self.order = jnp.lexsort((*keys[::-1], ~there)).astype(jnp.int32)
+            rank = structure.invert_permutation(self.order)
+        else:  # segments are one after the other
+            rank = jnp.cumsum(there, dtype=jnp.int32) - 1
+            empty = jnp.zeros(count, jnp.int32)
+            self.order = empty.at[jnp.where(there, rank, count)].set(positions(count), mode="drop")
+        self.rank = jnp.where(there, rank, count)
+        self._real = positions(count) < jnp.sum(there, dtype=jnp.int32)
+        self.fibers: Any = None
+        self.fiber_rank: Any = None
+        found = self._coordinate_levels() if format.is_coordinate else self._tree()
+        self.index_arrays = found
+
+    def _keys(self, last: bool) -> list[jax.Array]:
+        keys = []
+        for n, coordinates in enumerate(self._coordinates[: None if last else -1]):
+            keys.append(coordinates)
+            if n == self._fiber:
+                keys.append(self._nodes[n])
+        return keys
+
+    def _coordinate_levels(self) -> list[jax.Array]:
+        bounds = jnp.stack([jnp.int32(0), jnp.sum(self._real, dtype=jnp.int32)])
+        return [bounds, *(coordinates[self.order] for coordinates in self._coordinates)]
+
+    def _tree(self) -> list[jax.Array]:
+        arrays: list[jax.Array] = []
+        changed = positions(self._real.shape[0]) == 0
+        above, parents = jnp.zeros_like(self.order), 1
+        for n, level in enumerate(self._levels):
+            coordinates, count = self._coordinates[n][self.order], level.count
+            changed |= _differs(coordinates)
+            if level.parents is None:
+                above, parents = coordinates, count
+                continue
+            node = self._nodes[n][self.order]
+            if n == self._fiber:
+                changed |= _differs(node)
+            new = self._real & changed if n < self._last else self._real
+            number = jnp.cumsum(new, dtype=jnp.int32) - 1
+            place = jnp.where(new, number, count)
+            slot = jnp.where(new, above, parents) + 1
+            counts = jnp.zeros(parents + 1, jnp.int32).at[slot].add(1, mode="drop")
+            indices = jnp.zeros(count, jnp.int32).at[place].set(coordinates, mode="drop")
+            arrays += [jnp.cumsum(counts, dtype=jnp.int32), indices]
+            if n == self._fiber:
+                none = jnp.full(count, count, jnp.int32)
+                self.fibers = none.at[place].set(node, mode="drop")
+                self.fiber_rank = none.at[jnp.where(new, node, count)].set(number, mode="drop")
+            above, parents = number, count
+        return arrays
+
+
+def X(offsets: jax.Array, capacity: int) -> jax.Array:
+    return jax.lax.cummax(jnp.clip(offsets, 0, capacity))
+
+
+def _differs(x: jax.Array) -> jax.Array:
+    """From the one before."""
+    return jnp.concatenate([jnp.ones(1, jnp.bool_), x[1:] != x[:-1]])[: x.shape[0]]

@@ -1,0 +1,151 @@
+"""What programs have of structures that nobody checked: which are looked at, under vmap, scan and
+schedules, and that no number ends the process."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from unchecked_einsum import Case, every, near
+from unchecked_structures import KINDS
+
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, einsum
+from sgap_jax.compiler import Schedule, assign, llvm
+from sgap_jax.schedules.emulated import Emulated
+
+loops = pytest.mark.skipif(not llvm.available(), reason="no llvmlite")
+
+
+def run_of(case, **options):
+    return jax.jit(lambda v, a, d: case.call(v, *d, arrays=a, **options))
+
+
+@loops
+def test_only_what_nobody_checked_is_looked_at():
+    """The loops of both are the same ones."""
+    case = Case("ij,j,jr->ir", CSR, "valid")
+    text = run_of(case).lower(*case.given()).as_text()
+    A = SparseArray.from_arrays(case.values, *case.arrays, shape=case.shape)
+    assert A.is_checked
+    checked = jax.jit(lambda A, *d: einsum(case.subscripts, A, *d)).lower(A, *case.given()[2])
+    keys = [set(re.findall(r'key = "(\w+)"', t)) for t in (text, checked.as_text())]
+    assert keys[0] == keys[1] and len(keys[0]) == 1
+    assert "sgap_check_levels_v1" in text and "stablehlo.case" in text
+    assert "sgap_check_levels_v1" not in checked.as_text()
+    assert "stablehlo.case" not in checked.as_text()
+
+
+@loops
+@pytest.mark.parametrize("format", [CSR, COO, CSF(2)], ids=str)
+def test_each_of_a_batch_is_looked_at(format):
+    """vmap and scan over structures of all kinds."""
+    cases = every("ij,j,jr->ir", format)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *(case.given() for case in cases))
+    one = lambda given: cases[0].call(given[0], *given[2], arrays=given[1])
+    found = jax.jit(jax.vmap(one))(list(stacked))
+    _, again = jax.jit(lambda x: jax.lax.scan(lambda c, x: (c, one(x)), 0, x))(list(stacked))
+    for n, case in enumerate(cases):
+        near(found[n], case.wanted(), KINDS[n])
+        near(again[n], case.wanted(), KINDS[n])
+
+
+@loops
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_that_wants_order(kind):
+    """It searches in the coordinates, which are put in order for it."""
+    expression = assign("ij,jr->ir", {"A": CSR})
+    chain = Schedule(expression).split("j", "j0", "j1", 4).reorder("i", "j0", "j1", "r")
+    case = Case("ij,jr->ir", CSR, kind)
+    near(run_of(case, schedule=chain)(*case.given()), case.wanted(), kind)
+
+
+@loops
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_that_share_entries(kind):
+    """They search for their rows in the offsets."""
+    from sgap_jax.compiler.presets import cpu_entries
+
+    case = Case("ij,j->i", CSR, kind)
+    chain = cpu_entries(assign("ij,j->i", {"A": CSR}), entries=8)
+    near(run_of(case, schedule=chain)(*case.given()), case.wanted(), kind)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_cuda_emulated(grouped):
+    """The launches are those of a GPU; what it reads is looked at or put in order before."""
+    require_nvrtc()
+    chain = Schedule(assign("ij,j->i", {"A": CSR}))
+    if grouped:
+        chain = chain.fuse("i", "j", "f").pos("f", "p", "A").split("p", "block", "lane", 64)
+        chain = chain.precompute("A B", (), (), "product")
+        chain = chain.parallelize("block", "GPUBlock", "IgnoreRaces")
+        chain = chain.parallelize("lane", "GPUThread", "Atomics").group("lane", 32, "Segment")
+    else:
+        chain = chain.split("i", "block", "row", 32).parallelize("block", "GPUBlock", "NoRaces")
+        chain = chain.parallelize("row", "GPUThread", "NoRaces")
+    cases = every("ij,j->i", CSR)
+    call = run_of(cases[0], schedule=Emulated(emulate, chain))
+    for kind, case in zip(KINDS, cases, strict=True):
+        near(call(*case.given()), case.wanted(), kind)
+
+
+@loops
+def test_sharded_over_devices():
+    case = Case("ij,j,jr->ir", CSR, "wild")
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+    spread = jax.shard_map(
+        lambda v, a, d: case.call(v, *d, arrays=a),
+        mesh=mesh,
+        in_specs=(P(), P(), [P(), P(None, "d")]),
+        out_specs=P(None, "d"),
+    )
+    near(jax.jit(spread)(*case.given()), case.wanted(), "wild")
+
+
+FORMATS = {"CSR": CSR, "CSC": CSC, "COO": COO, "CVS(4)": CVS(4), "BCSR(2, 4)": BCSR(2, 4)}
+FORMATS |= {"CSF(3)": CSF(3), "tensor COO": COO}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_number_ends_the_process(name):
+    """Thousands of large numbers in every array, in a process of its own: a crash is a failure."""
+    script = f"""
+        import jax, jax.numpy as jnp, numpy as np
+        from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from unchecked_einsum import SIZES, Case
+        from test_einsum_unchecked_programs import FORMATS
+
+        SIZES.update(i=300, j=200, k=20, r=33)
+        subscripts = {"ijk,jr,kr->ir" if "CSF" in name or "tensor" in name else "ij,j,jr->ir"!r}
+        case = Case(subscripts, FORMATS[{name!r}], "valid")
+        values, arrays, dense = case.given()
+        rng = np.random.default_rng(0)
+        limits = np.iinfo(np.int32)
+
+        def loss(values, dense, arrays):
+            return jnp.sum(case.call(values, *dense, arrays=arrays) ** 2)
+
+        for run in (jax.jit(loss), jax.jit(jax.grad(loss, argnums=(0, 1)))):
+            for spread in (1 << 4, 1 << 9, 1 << 16, limits.max):
+                wild = [rng.integers(-spread, spread, a.shape).astype(np.int32) for a in arrays]
+                jax.block_until_ready(run(jnp.ones_like(values), dense, wild))
+        print("alive")
+    """
+    folders = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
+    environment = dict(os.environ, JAX_PLATFORMS="cpu")
+    environment["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, sys.path)])
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and run.stdout == "alive\n", run.stderr[-2000:]
