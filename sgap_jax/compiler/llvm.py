@@ -194,9 +194,10 @@ def _optimized(text: str) -> Any:
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getModulePassManager()
     passes.run(module, builder)
-    # llvmlite 0.50 does not: 70 kB for each kernel.
-    llvm.ffi.lib.LLVMPY_DisposeNewModulePassManger(passes)
-    passes.detach()
+    dispose = getattr(llvm.ffi.lib, "LLVMPY_DisposeNewModulePassManger", None)
+    if dispose is not None:  # llvmlite 0.50 does not call it: 70 kB for each kernel
+        dispose(passes)
+        passes.detach()
     return module
 
 
