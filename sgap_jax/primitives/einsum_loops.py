@@ -134,7 +134,11 @@ def function_of(
     coordinates = _coordinate_lengths(format, index_shapes)
     modes = [sizes[expression.sparse[mode]] for mode in format.modes]
     room = capacities(format, modes, coordinates)
-    repeated = {format.ndim - 1, expression.fiber[1] - 1} if expression.repeats else ()
+    repeated = (
+        {einsum_unchecked.stored_levels(format) - 1, expression.fiber[1] - 1}
+        if expression.repeats
+        else ()
+    )
     function = lower(schedule, named, room, jnp.dtype(dtype).name, "einsum", tuple(repeated))
     for index in reversed(expression.batch):
         own = {name: word for name, word in words.items() if index in word}

@@ -24,7 +24,7 @@ import numpy as np
 from sgap_jax.compiler.loopir import Function, Search, SegReduce
 from sgap_jax.compiler.patterns import parts
 from sgap_jax.formats import structure
-from sgap_jax.formats.levels import Compressed, Dense, Singleton
+from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
 from sgap_jax.formats.structure import positions
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, nothing
 
@@ -45,12 +45,24 @@ class _Nodes:
         return self.there.shape[0]
 
 
+def stored_levels(format: Format) -> int:
+    """How many are not dense under stored ones: a block, or whole modes."""
+    return format.ndim - format.dense_modes
+
+
+def _tail(expression: Expression) -> tuple[int, ...]:
+    """The shape of what is stored at each position."""
+    return expression.format.stored_shape(expression.shape(expression.sparse))
+
+
 def _sizes(expression: Expression) -> list[int]:
-    """Of each level, how many coordinates there are: for vectors and blocks, those of the grid."""
+    """Of each stored level, how many coordinates there are: for vectors and blocks, those of the
+    grid."""
     format, sizes = expression.format, dict(expression.sizes)
     sides = (*format.block_shape, *[1] * format.ndim)
     extents = (sizes[expression.sparse[mode]] for mode in format.modes)
-    return [-(-extent // side) for extent, side in zip(extents, sides, strict=False)]
+    found = [-(-extent // side) for extent, side in zip(extents, sides, strict=False)]
+    return found[: stored_levels(format)]
 
 
 def _levels(expression: Expression, index_arrays: Sequence) -> list[_Nodes]:
@@ -88,20 +100,24 @@ def coordinates(expression: Expression, index_arrays: Sequence) -> dict[str, jax
     format, sizes = expression.format, dict(expression.sizes)
     levels = _levels(expression, index_arrays)
     found, nodes = _paths(levels)
-    tail = format.block_shape
+    tail, depth = _tail(expression), stored_levels(format)
     shape = (levels[-1].count, *tail)
     there = jnp.broadcast_to(levels[-1].there.reshape(-1, *[1] * len(tail)), shape)
     by_index = {}
     for n, mode in enumerate(format.modes):
         index = expression.sparse[mode]
-        place = found[n].reshape(-1, *[1] * len(tail))
-        if n < len(tail):
-            side = [tail[n] if m == n else 1 for m in range(len(tail))]
-            place = place * tail[n] + positions(tail[n]).reshape(1, *side)
+        place = found[n].reshape(-1, *[1] * len(tail)) if n < depth else jnp.int32(0)
+        axis = n if format.block_shape else n - depth  # of the tail
+        if 0 <= axis < len(tail):
+            side = [size if m == axis else 1 for m, size in enumerate(tail)]
+            within = positions(tail[axis]).reshape(1, *side)
+            place = within if n >= depth else place * tail[axis] + within
         by_index[index] = place
         there &= place < sizes[index]
     if expression.fiber[0]:
-        by_index[expression.fiber[0]] = nodes[expression.fiber[1] - 1]
+        by_index[expression.fiber[0]] = nodes[expression.fiber[1] - 1].reshape(
+            shape[0], *[1] * len(tail)
+        )
     return {
         index: jnp.where(there, place, sizes[index]).reshape(-1)
         for index, place in by_index.items()
@@ -151,16 +167,21 @@ def _orders(expression: Expression, in_order: bool) -> str:
     format = expression.format
     if format.is_coordinate:
         return "." * (format.ndim - 1) + ("t" if in_order else ".")
-    own = {format.ndim - 1, expression.fiber[1] - 1}  # what is under them may be stored twice
+    own = {
+        stored_levels(format) - 1,
+        expression.fiber[1] - 1,
+    }  # what is under them may be stored twice
     loose = "=" if in_order else "."
     dense = [isinstance(level, Dense) for level in format.levels]
-    return "".join("." if dense[n] else loose if n in own else "<" for n in range(format.ndim))
+    return "".join(
+        "." if dense[n] else loose if n in own else "<" for n in range(stored_levels(format))
+    )
 
 
 def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
-    levels = expression.format.levels[: expression.format.ndim]
+    levels = expression.format.levels[: stored_levels(expression.format)]
     call = jax.ffi.ffi_call("sgap_check_levels_v1", jax.ShapeDtypeStruct((), jnp.bool_))
     hold: jax.Array = call(
         *index_arrays,
@@ -174,7 +195,7 @@ def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -
 def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
     """As cpu/check_levels_ffi.cc."""
     left, hold = iter(index_arrays), jnp.asarray(True)
-    levels = expression.format.levels[: expression.format.ndim]
+    levels = expression.format.levels[: stored_levels(expression.format)]
     order, stored_above, used = _orders(expression, in_order), False, jnp.int32(1)
     falls, equal = jnp.asarray(False), jnp.asarray(True)  # of tuples, as far as they are known
     starts = jnp.zeros(0, jnp.bool_)
@@ -211,7 +232,7 @@ def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Arr
 def _mended(*operands: Any, expression: Expression, run: Callable, in_order: bool) -> jax.Array:
     count, index = len(expression.words), expression.fiber[0]
     there = _Order(expression, operands[count:], in_order)
-    block = math.prod(expression.format.block_shape)
+    block = math.prod(_tail(expression))
 
     def taken(word: str, x: Any, entries: Any, fibers: Any, fill: Any) -> Any:
         """Of a word's array, what is at these entries, or fibers; `fill` where there is none."""
@@ -249,7 +270,7 @@ class _Order:
         self._levels = _levels(expression, index_arrays)
         self._coordinates, self._nodes = _paths(self._levels)
         self._fiber = expression.fiber[1] - 1
-        self._last = format.ndim - 1
+        self._last = stored_levels(format) - 1
         there, count = self._levels[-1].there, self._levels[-1].count
         above = sum(not isinstance(level, Dense) for level in format.levels[: self._last])
         if in_order or (above and not format.is_coordinate):
