@@ -42,11 +42,12 @@ def require_matrix(A: SparseArray, what: str) -> None:
 def compressed(A: SparseArray) -> tuple[Any, Any]:
     """Of a matrix: offsets over the outer dimension, and the inner indices; well-formed where
     nobody checked them."""
-    if not A.is_checked:
-        return _well_formed(A)
     if A.format.levels[:2] == CSR.levels:
         offsets, inner = A.index_arrays[1]
-        return offsets, inner
+        if A.is_checked:
+            return offsets, inner
+        return structure.well_formed(offsets, inner, A.shape[A.format.modes[1]])
+    assert A.is_checked  # others are put in order first
     if A.format.is_fiber_tree:
         return fibers.outer_offsets(A), A.index_arrays[1][1]
     (bounds, outer), (inner,) = A.index_arrays
@@ -54,21 +55,22 @@ def compressed(A: SparseArray) -> tuple[Any, Any]:
     return structure.offsets_of_indices(outer, size, bounds[1]), inner
 
 
-def _well_formed(A: SparseArray) -> tuple[Any, Any]:
-    """As `compressed`, of any arrays. Outer coordinates that are stored one by one ascend: each is
-    taken for the largest up to it, as offsets are."""
-    outer, inner = (A.shape[mode] for mode in A.format.modes)
-    if A.format.levels[:2] == CSR.levels:
-        offsets, indices = A.index_arrays[1]
-        return structure.well_formed(offsets, indices, inner)
-    (bounds, rows), (*offsets, indices) = A.index_arrays
-    ends, rows = structure.well_formed(bounds, rows, outer)
-    starts = structure.offsets_of_sorted(rows, outer, ends[1])
-    if not offsets:  # COO: each row has one entry
-        return starts, jnp.where(rows >= 0, indices, -1)
-    nodes, indices = structure.well_formed(offsets[0], indices, inner)
-    row = jnp.append(rows, -1)[structure.segment_of_entry(nodes, indices.shape[0])]
-    return nodes[starts].at[0].set(0), jnp.where(row >= 0, indices, -1)
+def _in_order(A: SparseArray) -> SparseArray:
+    """An unchecked matrix in COO or CSF as CSR, or as CSC where that is its order of modes. Entries
+    may lie in any order: they are sorted by their outer coordinate, stably, and those that take no
+    part come last."""
+    outer, inner = A.format.modes
+    found, size = coordinates(A), A.shape[outer]
+    order = jnp.argsort(found[outer], stable=True).astype(jnp.int32)
+    indices = jnp.where(found[outer][order] < size, found[inner][order], -1)
+    offsets = structure.offsets_of_indices(found[outer], size, jnp.asarray(A.nnz, jnp.int32))
+    return replace(
+        A,
+        values=structure.whole(A.values)[order],
+        index_arrays=((), (offsets, indices)),
+        transposed=structure.transpose_structure(offsets, indices, A.shape[inner]),
+        format=vectors.entries_format(A.format),
+    )
 
 
 def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
@@ -84,10 +86,6 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
 
 
 def _coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
-    if A.ndim == 2 and not A.is_checked and not A.format.block_shape:
-        offsets, inner = compressed(A)
-        levels = [structure.segment_of_entry(offsets, A.nnz), inner]
-        return tuple(levels[A.format.modes.index(mode)] for mode in (0, 1))
     if A.format.is_coordinate:
         bounds, first = A.index_arrays[0]
         if not A.is_checked:
@@ -256,6 +254,10 @@ def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArr
         return entries if entries.format == format else _converted(entries, format, limit)
     if A.ndim != 2 or not (format in (CSR, CSC) or format.is_coordinate):
         return _assembled(A, format, limit)
+    if not A.is_checked and A.format.levels[:2] != CSR.levels:
+        A = _in_order(A)
+        if A.format == format:
+            return A
     (offsets, indices), values, transposed = compressed(A), A.values, A.transposed
     assert transposed is not None
     if not A.is_checked:

@@ -174,13 +174,6 @@ def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Ar
     return jnp.cumsum(counts, dtype=jnp.int32)
 
 
-def offsets_of_sorted(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
-    """[size + 1] offsets of coordinates that should ascend, -1 where one is not valid: each is
-    taken for the largest up to it, as offsets are."""
-    ascending = jax.lax.cummax(jnp.maximum(indices, 0))
-    return offsets_of_indices(ascending, size, used)
-
-
 def invert_permutation(permutation: jax.Array) -> jax.Array:
     """[nnz]: where each entry went."""
     nnz = permutation.shape[0]

@@ -8,7 +8,10 @@ platform's kernels.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
+
+import jax.numpy as jnp
 
 from sgap_jax.formats import structure, vectors
 from sgap_jax.formats.array import SparseArray
@@ -19,7 +22,8 @@ from sgap_jax.formats.structure import positions
 def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
     """CSR or CVS(V) with A's values in A's order, and whether it is A^T rather than A.
 
-    BCSR(r, c) is given as CVS(r); `join_blocks` takes values in that order back.
+    BCSR(r, c) is given as CVS(r); `join_blocks` takes values in that order back. Unchecked COO and
+    CSF are put in order; `as_listed` takes values back.
     """
     by_columns = A.format.modes[0] == 1
     A = vectors.split_blocks(A.T if by_columns else A)
@@ -28,7 +32,16 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
 
 def as_stored(A: SparseArray, values: Any) -> Any:
     """The values of A's entries, in the order of CSR or CSC, as A stores them."""
-    return vectors.collect(A, values) if A.format.block_shape else values
+    return vectors.collect(A, values) if A.format.block_shape else as_listed(A, values)
+
+
+def as_listed(A: SparseArray, values: Any) -> Any:
+    """Those of an unchecked COO or CSF, which may list its entries in any order; of others as they
+    are."""
+    if A.is_checked or A.format.levels[:2] == CSR.levels:
+        return values
+    places = replace(A, values=positions(A.nnz)).asformat(vectors.entries_format(A.format)).values
+    return jnp.zeros_like(values).at[places].set(values, unique_indices=True)
 
 
 class Entries:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
+from sgap_jax.formats.levels import CSR
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -106,6 +107,8 @@ def _gspmm(
 ) -> jax.Array:
     if A.format.block_shape:
         A = vectors.expand(A)
+    elif not A.is_checked and A.format.levels[:2] != CSR.levels:
+        A = A.asformat(CSR)  # in order, so that its entries are those that the kernels see
     dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
     if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
         dtype = jnp.result_type(float)

@@ -29,7 +29,7 @@ from sgap_jax.primitives._define import (
     row_of_entry,
     structure,
 )
-from sgap_jax.primitives._vectors import Entries, by_rows
+from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.sddmm_cuda import launch_plan
 from sgap_jax.runtime.sddmm_operands import OperandShapes
@@ -115,7 +115,7 @@ def _sddmm(
         checked=base.is_checked,
         schedule=schedule,
     )[0]
-    return join_blocks(A, values)
+    return as_listed(A, join_blocks(A, values))
 
 
 # Operands of the primitive: x [B|1, m, d], y [B|1, k, d], weights [B|1, nnz], scale [B|1, 1] of the
