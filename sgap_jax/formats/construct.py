@@ -22,8 +22,10 @@ from sgap_jax.formats.levels import CSR, Dense, Format, require_stored
 DUPLICATES = ("sum", "error")
 
 
-def expand_offsets(offsets: np.ndarray) -> np.ndarray:
-    """[nnz]: the segment of each entry."""
+def expand_offsets(offsets: np.ndarray, nnz: int) -> np.ndarray:
+    """[offsets[-1]]: the segment of each entry that is not padding, of `nnz` in all. ValueError for
+    offsets that something has changed since they were checked: what they ask for may not exist."""
+    checks.check_offsets(offsets, offsets.shape[0] - 1, nnz, "offsets", "SparseArray")
     return np.repeat(np.arange(offsets.shape[0] - 1, dtype=np.int32), np.diff(offsets))
 
 
@@ -39,7 +41,7 @@ def expand_compressed(
     offsets = checks.check_indices(offsets, names[0], 1, what)
     indices = checks.check_indices(indices, names[1], 1, what)
     checks.check_offsets(offsets, shape[modes[0]], indices.shape[0], names[0], what)
-    levels = expand_offsets(offsets), indices[: int(offsets[-1])]
+    levels = expand_offsets(offsets, indices.shape[0]), indices[: int(offsets[-1])]
     return [levels[modes.index(mode)] for mode in (0, 1)]
 
 
@@ -64,6 +66,9 @@ def transpose_structure(
     past offsets[-1]) goes last and gets index 0.
     """
     nnz, used = indices.shape[0], int(offsets[-1])
+    # SciPy trusts them, and something may have changed arrays that were checked.
+    checks.check_offsets(offsets, offsets.shape[0] - 1, nnz, "offsets", "SparseArray")
+    checks.check_range(indices[:used], size, "indices", "SparseArray")
     where = np.arange(nnz, dtype=np.int32)
     rows = offsets.shape[0] - 1
     other = scipy.sparse.csr_array(

@@ -117,7 +117,7 @@ def stored_levels(A: SparseArray, what: str) -> list[np.ndarray]:
         raise NotImplementedError(f"{what}: {A.format}; the nearest is A.asformat(COO)")
     if A.format.block_shape:
         offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
-        return [construct.expand_offsets(offsets), indices[: int(offsets[-1])]]
+        return [construct.expand_offsets(offsets, indices.shape[0]), indices[: int(offsets[-1])]]
     if A.format.is_coordinate:
         # In NumPy: under jit an index into a concrete array is traced.
         used = int(np.asarray(A.index_arrays[0][0])[1])

@@ -75,7 +75,7 @@ def numpy_entries(A: SparseArray) -> tuple[int, list[np.ndarray]]:
             found = [np.arange(used, dtype=np.int32)]
             continue
         offsets, indices = (np.asarray(x) for x in level)
-        parent = construct.expand_offsets(offsets[: used + 1])
+        parent = construct.expand_offsets(offsets[: used + 1], indices.shape[0])
         used = int(offsets[used])
         found = [*(x[parent] for x in found), indices[:used]]
     return used, found
