@@ -22,6 +22,8 @@ def checked(A: SparseArray) -> SparseArray:
     if not checks.is_traced(*leaves):
         with structure.concrete():  # under jit too
             _check_concrete(A)
+        if A.is_checked:
+            return A
         return replace(A, **structure.as_fields(A.index_arrays, A.transposed, checked=True))
     what = "SparseArray.checked"
     if A.format.levels[:2] != CSR.levels or A.ndim != 2:
