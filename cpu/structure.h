@@ -2,18 +2,20 @@
 // as it goes, and where they are not valid it runs on those entries that take part.
 //
 // A task looks at the indices of its entries just before it reads them, so that they come from the
-// cache when it does. The first one that finds a wrong index ends the attempt, and what comes after
-// the last task begins the call anew, on a compact copy of the structure.
+// cache when it does. The first task that finds a wrong index ends the attempt: those that follow
+// do nothing, and then the threads run the whole call again, on a compact copy of the structure.
 //
 // What counts: row r has the entries o[r] .. o[r + 1] - 1, where o[r] is the greatest of
 // offsets[0 .. r], each clamped to 0 .. nnz. An entry takes part if its index is in 0 .. size - 1
 // and its permutation, where there is one, in 0 .. nnz - 1.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -41,8 +43,8 @@ struct Structure {
 // The greatest of offsets[0 .. i], each clamped to 0 .. nnz, for every i.
 void MakeValid(const int32_t* offsets, int64_t count, int64_t nnz, int32_t* out);
 
-// The entries of a structure that take part, moved together. Entry p of it was entry entries[p], or
-// permutation[that] where there is a permutation; arrays are as long as those of the structure.
+// The entries of a structure that take part, moved together. entries[p] is where entry p was, or
+// what the permutation says there where there is one. Arrays are as long as those of the structure.
 struct CompactStructure {
   std::vector<int32_t> offsets, indices, entries;
 
@@ -63,41 +65,71 @@ void PutEntries(const char* compact, int64_t batch, size_t bytes, const CompactS
 
 // Runs the call that begin(structure, compact, threads) makes; `compact` is null where the
 // structure is as given. A call has `tasks` and `work`, Run(task), Entries(task), which is the
-// range of entries that a task reads, and Finish(), for a compact one. `begin` outlives the
-// handler.
+// range of entries that a task reads, and Finish(), for a compact one. `begin` is copied: it runs
+// again when the handler has returned.
+template <typename Begin>
+class StructureJob {
+  using Call = decltype(std::declval<Begin>()(std::declval<Structure>(), nullptr, int64_t(1)));
+
+ public:
+  StructureJob(const Structure& given, const Begin& begin, int64_t threads)
+      : given_(given), begin_(begin), threads_(threads) {
+    if (given.OffsetsHold()) {
+      call_ = begin(given, nullptr, threads);
+    } else {
+      failed_ = true;
+      Compact();
+    }
+  }
+
+  // The tasks of the given structure, then as many as threads: those share the tasks of the compact
+  // one, where it is needed.
+  std::vector<int64_t> Phases() const { return {call_ ? call_->tasks : 0, threads_}; }
+  int64_t Work() const { return call_ ? call_->work : again_->work; }
+
+  void Run(int64_t task) {
+    if (call_ && task < call_->tasks) return Try(task);
+    if (!failed_.load(std::memory_order_relaxed)) return;
+    std::call_once(compacted_, [this] { Compact(); });
+    for (int64_t i = next_++; i < again_->tasks; i = next_++) {
+      again_->Run(i);
+      if (++done_ == again_->tasks) again_->Finish(*compact_);
+    }
+    if (again_->tasks == 0 && done_++ == 0) again_->Finish(*compact_);
+  }
+
+ private:
+  void Try(int64_t task) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    const std::pair<int64_t, int64_t> entries = call_->Entries(task);
+    if (given_.EntriesHold(entries.first, entries.second)) {
+      call_->Run(task);
+    } else {
+      failed_.store(true, std::memory_order_relaxed);
+    }
+  }
+
+  void Compact() {
+    if (compact_) return;
+    compact_ = std::make_unique<CompactStructure>(given_);
+    again_ = begin_(compact_->View(given_), compact_.get(), threads_);
+  }
+
+  const Structure given_;
+  const Begin begin_;
+  const int64_t threads_;
+  std::atomic<bool> failed_{false};
+  std::once_flag compacted_;
+  std::unique_ptr<CompactStructure> compact_;
+  Call call_, again_;
+  std::atomic<int64_t> next_{0}, done_{0};
+};
+
 template <typename Begin>
 xla::ffi::Future RunOnStructure(xla::ffi::ThreadPool& pool, const Structure& given, Begin begin) {
-  if (!given.OffsetsHold()) {
-    const auto compact = std::make_shared<CompactStructure>(given);
-    const auto call = begin(compact->View(given), compact.get(), int64_t(pool.num_threads()));
-    return ParallelPhases(pool, {call->tasks, 1}, call->work, [call, compact](int64_t task) {
-      task < call->tasks ? call->Run(task) : call->Finish(*compact);
-    });
-  }
-  struct Attempt {
-    decltype(begin(given, nullptr, int64_t(1))) call;
-    std::atomic<bool> failed{false};
-  };
-  const auto attempt = std::make_shared<Attempt>();
-  attempt->call = begin(given, nullptr, int64_t(pool.num_threads()));
-  const auto run = [attempt, given, begin](int64_t task) {
-    const auto& call = attempt->call;
-    if (task < call->tasks) {
-      if (attempt->failed.load(std::memory_order_relaxed)) return;
-      const std::pair<int64_t, int64_t> entries = call->Entries(task);
-      if (given.EntriesHold(entries.first, entries.second)) {
-        call->Run(task);
-      } else {
-        attempt->failed.store(true, std::memory_order_relaxed);
-      }
-    } else if (attempt->failed.load(std::memory_order_relaxed)) {
-      const CompactStructure compact(given);
-      const auto again = begin(compact.View(given), &compact, int64_t(1));
-      for (int64_t i = 0; i < again->tasks; ++i) again->Run(i);
-      again->Finish(compact);
-    }
-  };
-  return ParallelPhases(pool, {attempt->call->tasks, 1}, attempt->call->work, run);
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const auto job = std::make_shared<StructureJob<Begin>>(given, begin, threads);
+  return ParallelPhases(pool, job->Phases(), job->Work(), [job](int64_t task) { job->Run(task); });
 }
 
 // A structure that was looked at as a whole, for calls that take long next to that: the given one,

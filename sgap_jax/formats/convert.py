@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from sgap_jax.formats import checks, construct, fibers, structure, vectors
 from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
@@ -32,6 +33,35 @@ def require_unbatched(A: SparseArray, what: str) -> None:
             f"{A.values.shape}; where a batch shares its values, map over it with jax.vmap, and "
             "dataclasses.replace(A, values=None, index_arrays=0, transposed=0) as its in_axes"
         )
+
+
+def require_arrays(A: SparseArray) -> SparseArray:
+    """A, if the dtypes and shapes of its index arrays are those of its format: the bare constructor
+    looks at nothing. ValueError otherwise; sizes that are symbols are passed over."""
+    arrays: list[tuple[str, Any, Any]] = []
+    above: Any = 1
+    sizes = level_sizes(A.shape, A.format)
+    stored = A.values.shape[0]
+    for i, (level, size) in enumerate(zip(A.index_arrays, sizes, strict=False)):
+        if len(level) == 2:
+            arrays.append((f"offsets of level {i}", level[0], above + 1))
+        last = i == len(A.index_arrays) - 1
+        above = stored if last else level[-1].shape[0] if level else size
+        if level:
+            arrays.append((f"indices of level {i}", level[-1], above))
+    if A.transposed is not None:
+        names = ("offsets", "indices", "permutation")
+        expected = (sizes[1] + 1, stored, stored)
+        found = zip(names, A.transposed, expected, strict=True)
+        arrays += [(f"transposed {name}", x, n) for name, x, n in found]
+    for name, x, n in arrays:
+        symbolic = any(export.is_symbolic_dim(d) for d in (n, *x.shape))
+        if x.dtype != jnp.int32 or not (symbolic or x.shape == (n,)):
+            raise ValueError(
+                f"SparseArray: {name}: expected int32 of shape [{n}] for {A.format} of shape "
+                f"{A.shape}, got {x.dtype} of shape {list(x.shape)}"
+            )
+    return A
 
 
 def require_matrix(A: SparseArray, what: str) -> None:
@@ -77,7 +107,7 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     """One [nnz] index array per dimension; padding gets the size of the dimension, and so does an
     entry that takes no part."""
     require_unbatched(A, "SparseArray")
-    found = _coordinates(A)
+    found = _coordinates(require_arrays(A))
     if A.is_checked:
         return found
     real = [structure.in_range(x, n) for x, n in zip(found, A.shape, strict=True)]
@@ -117,12 +147,17 @@ def stored_levels(A: SparseArray, what: str) -> list[np.ndarray]:
         raise NotImplementedError(f"{what}: {A.format}; the nearest is A.asformat(COO)")
     if A.format.block_shape:
         offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
-        return [construct.expand_offsets(offsets, indices.shape[0]), indices[: int(offsets[-1])]]
-    if A.format.is_coordinate:
+        levels = [construct.expand_offsets(offsets, indices.shape[0]), indices[: int(offsets[-1])]]
+    elif A.format.is_coordinate:
         # In NumPy: under jit an index into a concrete array is traced.
         used = int(np.asarray(A.index_arrays[0][0])[1])
-        return [np.asarray(level[-1])[:used] for level in A.index_arrays]
-    return fibers.numpy_entries(A)[1]
+        levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
+    else:
+        levels = fibers.numpy_entries(A)[1]
+    # What follows trusts them, SciPy above all; nobody checked them, or something changed them.
+    for depth, (level, size) in enumerate(zip(levels, level_sizes(A.shape, A.format), strict=True)):
+        checks.check_range(level, size, f"indices of level {depth}", what)
+    return levels
 
 
 def level_sizes(shape: tuple[int, ...], format: Format) -> list[int]:
@@ -246,6 +281,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
 
 def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArray:
     """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
+    require_arrays(A)
     if A.format.block_shape:
         split = vectors.split_blocks(A)
         if split.format == format:

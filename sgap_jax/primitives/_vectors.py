@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import structure, vectors
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.structure import positions
 
@@ -25,7 +26,7 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
     BCSR(r, c) is given as CVS(r); `join_blocks` takes values in that order back. Unchecked COO and
     CSF are put in order; `as_listed` takes values back.
     """
-    by_columns = A.format.modes[0] == 1
+    by_columns = require_arrays(A).format.modes[0] == 1
     A = vectors.split_blocks(A.T if by_columns else A)
     return (A.asformat(CSR) if A.format.vector_length is None else A), by_columns
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
+from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
@@ -169,7 +170,7 @@ def _attention(
     is_causal: bool,
     schedule: Schedule | None,
 ) -> list:
-    operands = (q, k, v, bias, sinks, lengths, *structure(pattern))
+    operands = (q, k, v, bias, sinks, lengths, *structure(require_arrays(pattern)))
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
     params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
     if isinstance(schedule, Unfused):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.primitives._define import (
     accumulator,
@@ -92,7 +93,7 @@ def _rows(
 def row_vectors(A: SparseArray) -> SparseArray:
     """A where it is CSR or CVS(V), else its entries in CSR: of vectors that lie along the columns
     a row has single numbers."""
-    by_rows = A.format.vector_length is not None and A.format.modes[0] == 0
+    by_rows = require_arrays(A).format.vector_length is not None and A.format.modes[0] == 0
     return A if by_rows else A.asformat(CSR)
 
 

@@ -9,7 +9,7 @@ import scipy.sparse
 from battery import BATTERY, array
 from jax.experimental import sparse as jsparse
 
-from sgap_jax import COO, CSC, CSF, CSR, Compressed, Dense, Format, SparseArray
+from sgap_jax import COO, CSC, CSF, CSR, Compressed, Dense, Format, SparseArray, row_sum, spmm
 
 VALUES = np.arange(1.0, 5)
 OFFSETS = np.array([0, 2, 2, 4])
@@ -235,6 +235,22 @@ def test_checked_finds_any_damage(format):
                 with pytest.raises(ValueError, match=r"checked: .*expected"):
                     damage(A, leaf, position, value).checked()
     assert A.checked() is A
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (jnp.zeros(2, jnp.int32), "indices of level 1: expected int32 of shape"),
+        (jnp.zeros(3, jnp.uint32), "got uint32"),
+    ],
+)
+@pytest.mark.parametrize("use", [lambda A: spmm(A, jnp.ones((4, 1))), row_sum, SparseArray.todense])
+def test_index_arrays_of_another_length_or_dtype_are_refused_by_name(columns, words, use):
+    arrays = ((), (jnp.int32([0, 1, 3]), columns))
+    transposed = (jnp.zeros(5, jnp.int32), *[jnp.zeros(3, jnp.int32)] * 2)
+    A = SparseArray(jnp.ones(3), arrays, transposed, (2, 4), CSR)
+    with pytest.raises(ValueError, match=words):
+        use(A)
 
 
 @pytest.mark.parametrize(

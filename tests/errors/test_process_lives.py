@@ -65,6 +65,14 @@ np.testing.assert_allclose(dB, [0 * B[0], 8 * B[1], 50 * B[2], 0 * B[3]])
 A = SparseArray.from_arrays(values, offsets, columns, shape=(2, 4))
 doubled = jax.tree.map(lambda x: x * 2, A)
 assert jax.jit(product)(doubled).shape == (2, 3) and spmm(doubled, B).shape == (2, 3)
+far = jax.tree.map(lambda x: jnp.full_like(x, 2**30) if x is A.column_indices else x, A)
+for convert in (lambda A: A[0:1], lambda A: A + doubled, lambda A: A.to_scipy()):
+    try:
+        convert(far)
+    except ValueError as error:
+        assert "expected" in str(error), error
+    else:
+        raise AssertionError("SciPy was given an index out of range")
 """,
 }
 
