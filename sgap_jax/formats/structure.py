@@ -198,8 +198,8 @@ def transpose_structure(
 
 
 def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Valid offsets from 0 on, and indices that are -1 where an entry takes no part, or is padding:
-    what lies before the first offset joins the first segment."""
+    """Valid offsets from 0 on, and indices that are -1 where an entry takes no part or is padding.
+    Entries before the first offset come to lie in the first segment, with an index of -1."""
     offsets, indices = unfolded((offsets, indices))
     place = positions(indices.shape[0])
     offsets = valid_offsets(offsets, indices.shape[0])

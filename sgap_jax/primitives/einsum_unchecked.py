@@ -328,10 +328,6 @@ class _Order:
         return arrays
 
 
-def X(offsets: jax.Array, capacity: int) -> jax.Array:
-    return jax.lax.cummax(jnp.clip(offsets, 0, capacity))
-
-
 def _differs(x: jax.Array) -> jax.Array:
     """From the one before."""
     return jnp.concatenate([jnp.ones(1, jnp.bool_), x[1:] != x[:-1]])[: x.shape[0]]
