@@ -141,6 +141,7 @@ def _in_steps(
         *(q, k, v, bias, none(wide), none(jnp.int32), *structure(pattern)),
         shape=pattern.shape,
         vector_length=pattern.format.vector_length,
+        checked=pattern.is_checked,
         scale=1 / math.sqrt(max(q.shape[3], 1)),
         is_causal=is_causal,
         schedule=None,

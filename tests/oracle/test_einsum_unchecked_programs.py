@@ -118,9 +118,7 @@ def test_no_number_ends_the_process(name):
     """Thousands of large numbers in every array, in a process of its own: a crash is a failure."""
     script = f"""
         import jax, jax.numpy as jnp, numpy as np
-        from cuda_sources import require_nvrtc
-from emulated_launch import emulate
-from unchecked_einsum import SIZES, Case
+        from unchecked_einsum import SIZES, Case
         from test_einsum_unchecked_programs import FORMATS
 
         SIZES.update(i=300, j=200, k=20, r=33)
