@@ -6,12 +6,16 @@ namespace sgap::SGAP_ISA {
 bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
 bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 
-// Every index in 0 .. size - 1.
+// Every index in 0 .. size - 1. Without a sign negative ones are the greatest: one instruction for
+// a vector of them.
 bool IndicesHold(const int32_t* indices, int64_t count, int64_t size) {
-  const auto limit = uint32_t(size);
-  uint32_t wrong = 0;
-  for (int64_t p = 0; p < count; ++p) wrong |= uint32_t(indices[p]) >= limit;
-  return wrong == 0;
+  uint32_t greatest = 0;
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < count; ++p) {
+    const auto index = uint32_t(indices[p]);
+    greatest = index > greatest ? index : greatest;
+  }
+  return count == 0 || greatest < uint32_t(size);
 }
 
 // From 0, never falling, to nnz at most.
