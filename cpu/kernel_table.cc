@@ -3,6 +3,7 @@
 #include "check_levels.h"
 #include "gspmm.h"
 #include "gspmm_pick.h"
+#include "index_check.h"
 #include "isa.h"
 #include "row_reduce.h"
 #include "sddmm.h"
@@ -16,10 +17,6 @@
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
 namespace sgap::SGAP_ISA {
-
-// structure_kernel.cc
-bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
-bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {

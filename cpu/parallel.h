@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -72,13 +71,18 @@ inline void RunShared(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& w
 // The tasks of a call, in phases: run(task) counts through all of them, and a phase begins when the
 // one before is done. Each thread has a share of a phase, next to each other, and helps with those
 // of others when it is through: calls that repeat find what they read in the cache of the same
-// core, and neighbouring tasks share it.
-template <typename Task>
+// core, and neighbouring tasks share it. The call ends before its last phase unless last_needed().
+template <typename Task, typename Needed>
 class Job final : public Work {
  public:
   // `threads` at most take part, the one that calls Run() among them.
-  Job(Task run, const int64_t* phase_tasks, int64_t phases, int64_t threads)
-      : run_(std::move(run)), phases_(phases), threads_(threads), shares_(phases * threads) {
+  Job(Task run, Needed last_needed, const int64_t* phase_tasks, int64_t phases, int64_t threads)
+      : run_(std::move(run)),
+        last_needed_(std::move(last_needed)),
+        phases_(phases),
+        threads_(threads),
+        last_phase_tasks_(phase_tasks[phases - 1]),
+        shares_(phases * threads) {
     for (int64_t phase = 0; phase < phases; ++phase) {
       for (int64_t i = 0; i < threads; ++i) {
         Share& share = shares_[phase * threads + i];
@@ -108,7 +112,7 @@ class Job final : public Work {
 
   // A thread that finds the rest of a phase in the hands of others lingers to help with the next
   // one, at most for as long as it has worked, but does not wait for it: whoever finishes the phase
-  // goes on.
+  // goes on. It does not linger for a last phase that nobody needs so far.
   void Take(int64_t place) {
     AfterXla(this);
     Clock::duration worked = std::chrono::microseconds(200);
@@ -126,61 +130,68 @@ class Job final : public Work {
         }
       }
       const int64_t end = shares[threads_ - 1].end;
-      if (count > 0 && finished_.fetch_add(count, std::memory_order_acq_rel) + count == tasks_) {
-        BeforeXla(&finished_calls);
-        promise_.SetAvailable();
-        NoteCallEnd();
-        done_.store(true, std::memory_order_release);
+      if (count > 0) {
+        const int64_t all = finished_.fetch_add(count, std::memory_order_acq_rel) + count;
+        const bool last_is_next = all == tasks_ - last_phase_tasks_;
+        if (all == tasks_ || (last_is_next && !last_needed_())) return End();
       }
       worked += Clock::now() - begin;
-      if (phase + 1 < phases_ && !LingerUntil(end, worked)) return;
+      if (phase + 1 == phases_ || (phase + 2 == phases_ && !last_needed_())) return;
+      const auto phase_is_over = [&] { return finished_.load(std::memory_order_acquire) >= end; };
+      if (!SpinUntil(phase_is_over, worked)) return;
     }
   }
 
-  // Whether so many tasks were finished in time.
-  bool LingerUntil(int64_t tasks, Clock::duration limit) const {
-    if (finished_.load(std::memory_order_acquire) >= tasks) return true;
-    const auto deadline = Clock::now() + limit;
-    do {
-      std::this_thread::yield();
-      if (finished_.load(std::memory_order_acquire) >= tasks) return true;
-    } while (Clock::now() < deadline);
-    return false;
+  void End() {
+    if (ended_.exchange(true, std::memory_order_relaxed)) return;
+    BeforeXla(&finished_calls);
+    promise_.SetAvailable();
+    NoteCallEnd();
+    done_.store(true, std::memory_order_release);
   }
 
   Task run_;
-  const int64_t phases_, threads_;
+  Needed last_needed_;
+  const int64_t phases_, threads_, last_phase_tasks_;
   int64_t tasks_ = 0;
   std::vector<Share> shares_;  // [phases, threads]
   xla::ffi::Promise promise_;
   std::atomic<int64_t> helpers_{0};
   std::atomic<int64_t> finished_{0};
-  std::atomic<bool> done_{false};
+  std::atomic<bool> ended_{false}, done_{false};
 };
 
 // Calls run(task) for every task in [0, sum of phase_tasks), which must not throw; a phase begins
-// when all tasks of the one before have ended. The calling thread works too and none waits for
-// another, but for a moment; `run` (and what it owns) lives until the last task is done.
-template <typename Task>
+// when all tasks of the one before have ended, and the last one only if last_needed() is true then.
+// The calling thread works too and none waits for another, but for a moment; `run` (and what it
+// owns) lives until the last task is done.
+template <typename Task, typename Needed>
 xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
-                                int64_t work, Task run) {
+                                int64_t work, Task run, Needed last_needed) {
   AfterXla(&finished_calls);
-  int64_t tasks = 0, widest = 0;
-  for (const int64_t count : phase_tasks) {
-    tasks += count;
-    widest = std::max(widest, count);
-  }
+  const auto phases = static_cast<int64_t>(phase_tasks.size());
+  const int64_t widest = *std::max_element(phase_tasks.begin(), phase_tasks.end());
   const int64_t threads = work < kInlineWork ? 1 : std::min<int64_t>(widest, pool.num_threads());
   if (threads <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) run(task);
+    int64_t task = 0;
+    for (int64_t phase = 0; phase < phases; ++phase) {
+      if (phase > 0 && phase + 1 == phases && !last_needed()) break;
+      for (const int64_t end = task + phase_tasks[phase]; task < end; ++task) run(task);
+    }
     BeforeXla(&finished_calls);
     return Finished();
   }
-  const auto phases = static_cast<int64_t>(phase_tasks.size());
-  auto job = std::make_shared<Job<Task>>(std::move(run), phase_tasks.data(), phases, threads);
+  auto job = std::make_shared<Job<Task, Needed>>(std::move(run), std::move(last_needed),
+                                                 phase_tasks.data(), phases, threads);
   xla::ffi::Future future = job->Future();
   RunShared(pool, job, threads - 1);
   return future;
+}
+
+template <typename Task>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+                                int64_t work, Task run) {
+  return ParallelPhases(pool, phase_tasks, work, std::move(run), [] { return true; });
 }
 
 template <typename Task>

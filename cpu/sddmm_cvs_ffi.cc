@@ -40,10 +40,12 @@ struct SddmmCvsCall {
   SampledEntries compacted;
   int64_t stored, tasks, work;
 
-  void Run(int64_t task) const { Kernels().sddmm_cvs(args, task); }
-  std::pair<int64_t, int64_t> Entries(int64_t task) const {
+  bool Run(const Structure& structure, int64_t task) const {
     const int64_t begin = task % args.chunks * args.chunk_vectors;
-    return {std::min(begin, stored), std::min(begin + args.chunk_vectors, stored)};
+    const int64_t end = std::min(begin + args.chunk_vectors, stored);
+    if (!structure.EntriesHold({std::min(begin, stored), end})) return false;
+    Kernels().sddmm_cvs(args, task);
+    return true;
   }
   void Finish(const CompactStructure& structure) const { compacted.Put(structure); }
 };

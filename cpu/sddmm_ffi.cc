@@ -69,11 +69,12 @@ struct SddmmCall {
   SampledEntries compacted;
   int64_t tasks, work;
 
-  void Run(int64_t task) const { Kernels().sddmm(args, task); }
-  std::pair<int64_t, int64_t> Entries(int64_t task) const {
-    const int64_t begin = task % args.chunks * args.chunk_nonzeros;
-    const int64_t stored = args.offsets[args.m];
-    return {std::min(begin, stored), std::min(begin + args.chunk_nonzeros, stored)};
+  bool Run(const Structure& structure, int64_t task) const {
+    const int64_t begin = task % args.chunks * args.chunk_nonzeros, stored = args.offsets[args.m];
+    const int64_t end = std::min(begin + args.chunk_nonzeros, stored);
+    if (!structure.EntriesHold({std::min(begin, stored), end})) return false;
+    Kernels().sddmm(args, task);
+    return true;
   }
   void Finish(const CompactStructure& structure) const { compacted.Put(structure); }
 };

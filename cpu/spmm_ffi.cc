@@ -28,8 +28,11 @@ struct SpmmCall {
   TilePlan tiles;
   int64_t tasks, work;
 
-  void Run(int64_t task) const { Kernels().spmm(args, task); }
-  std::pair<int64_t, int64_t> Entries(int64_t task) const { return args.EntriesOf(task); }
+  bool Run(const Structure& structure, int64_t task) const {
+    if (!structure.EntriesHold(args.EntriesOf(task))) return false;
+    Kernels().spmm(args, task);
+    return true;
+  }
   void Finish(const CompactStructure&) const {}
 };
 

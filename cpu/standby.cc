@@ -1,7 +1,6 @@
 #include "standby.h"
 
 #include <atomic>
-#include <thread>
 #include <utility>
 
 namespace sgap {
@@ -22,30 +21,6 @@ Slot slots[16];
 std::atomic<int> waiting{0};  // a hint: whether looking through the slots is worthwhile
 std::atomic<Clock::rep> last_end{0};
 
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Looks at `ready` until it is true or kStandby has gone by; other threads get the core every now
-// and then. Returns the last look.
-template <typename Ready>
-bool SpinUntil(Ready ready) {
-  constexpr int kLooks = 32;
-  const auto deadline = Clock::now() + kStandby;
-  do {
-    for (int i = 0; i < kLooks; ++i) {
-      if (ready()) return true;
-      Pause();
-    }
-    std::this_thread::yield();
-  } while (Clock::now() < deadline);
-  return ready();
-}
-
 bool Become(Slot& slot, State from, State to) {
   return slot.state.compare_exchange_strong(from, to, std::memory_order_acq_rel);
 }
@@ -62,7 +37,7 @@ Slot* Claim() {
 // The work handed over, or null when none has been for kStandby.
 std::shared_ptr<Work> Await(Slot& slot) {
   const auto given = [&] { return slot.state.load(std::memory_order_acquire) == kGiven; };
-  if (!SpinUntil(given) && Become(slot, kWaiting, kFree)) return nullptr;
+  if (!SpinUntil(given, kStandby) && Become(slot, kWaiting, kFree)) return nullptr;
   while (!given()) Pause();  // the caller is about to
   std::shared_ptr<Work> work = std::move(slot.work);
   slot.state.store(kFree, std::memory_order_release);
@@ -72,7 +47,7 @@ std::shared_ptr<Work> Await(Slot& slot) {
 }  // namespace
 
 void Linger(const Work& work) {
-  SpinUntil([&] { return work.Done(); });
+  SpinUntil([&] { return work.Done(); }, kStandby);
 }
 
 void NoteCallEnd() {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <thread>
 
 namespace sgap {
 
@@ -21,6 +22,30 @@ class Work {
 
 // How long a helper stands by. A call that comes later finds it back in XLA's pool.
 constexpr std::chrono::microseconds kStandby(50);
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Looks at `ready` until it is true or `limit` has gone by; other threads get the core every now
+// and then. Returns the last look.
+template <typename Ready, typename Duration>
+bool SpinUntil(Ready ready, Duration limit) {
+  constexpr int kLooks = 32;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (ready()) return true;
+      Pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
 
 // Whether calls have been following each other so closely that a helper of this one should stand
 // by: a program with one product now and then never delays what XLA has for its pool.

@@ -2,8 +2,11 @@
 // as it goes, and where they are not valid it runs on those entries that take part.
 //
 // A task looks at the indices of its entries just before it reads them, so that they come from the
-// cache when it does. The first task that finds a wrong index ends the attempt: those that follow
-// do nothing, and then the threads run the whole call again, on a compact copy of the structure.
+// cache when it does; pieces of a task, looked at one by one, took longer (measured on Zen 4). The
+// first task that finds a wrong index ends the attempt: those that follow do nothing, and then the
+// threads run the whole call again, on a compact copy of the structure. All calls look, also those
+// on arrays that were checked when they were made: tree_map, psum or a restored checkpoint puts
+// others in their place, and a program cannot tell.
 //
 // What counts: row r has the entries o[r] .. o[r + 1] - 1, where o[r] is the greatest of
 // offsets[0 .. r], each clamped to 0 .. nnz. An entry takes part if its index is in 0 .. size - 1
@@ -33,7 +36,8 @@ struct Structure {
   bool OffsetsHold() const { return Kernels().offsets_hold(offsets, rows, nnz); }
 
   // Whether all of the entries [begin, end) take part.
-  bool EntriesHold(int64_t begin, int64_t end) const {
+  bool EntriesHold(std::pair<int64_t, int64_t> entries) const {
+    const auto [begin, end] = entries;
     const auto holds = Kernels().indices_hold;
     return holds(indices + begin, end - begin, size) &&
            (!permutation || holds(permutation + begin, end - begin, nnz));
@@ -64,9 +68,9 @@ void PutEntries(const char* compact, int64_t batch, size_t bytes, const CompactS
                 void* result);
 
 // Runs the call that begin(structure, compact, threads) makes; `compact` is null where the
-// structure is as given. A call has `tasks` and `work`, Run(task), Entries(task), which is the
-// range of entries that a task reads, and Finish(), for a compact one. `begin` is copied: it runs
-// again when the handler has returned.
+// structure is as given. A call has `tasks` and `work`, Run(structure, task), which is false where
+// an entry of the task is wrong, and Finish(), for a compact one. `begin` is copied: it runs again
+// when the handler has returned.
 template <typename Begin>
 class StructureJob {
   using Call = decltype(std::declval<Begin>()(std::declval<Structure>(), nullptr, int64_t(1)));
@@ -86,29 +90,24 @@ class StructureJob {
   // one, where it is needed.
   std::vector<int64_t> Phases() const { return {call_ ? call_->tasks : 0, threads_}; }
   int64_t Work() const { return call_ ? call_->work : again_->work; }
+  bool Failed() const { return failed_.load(std::memory_order_relaxed); }
 
   void Run(int64_t task) {
-    if (call_ && task < call_->tasks) return Try(task);
-    if (!failed_.load(std::memory_order_relaxed)) return;
+    if (call_ && task < call_->tasks) {
+      if (!Failed() && !call_->Run(given_, task)) failed_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    if (!Failed()) return;
     std::call_once(compacted_, [this] { Compact(); });
+    const Structure compact = compact_->View(given_);
     for (int64_t i = next_++; i < again_->tasks; i = next_++) {
-      again_->Run(i);
+      again_->Run(compact, i);
       if (++done_ == again_->tasks) again_->Finish(*compact_);
     }
     if (again_->tasks == 0 && done_++ == 0) again_->Finish(*compact_);
   }
 
  private:
-  void Try(int64_t task) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    const std::pair<int64_t, int64_t> entries = call_->Entries(task);
-    if (given_.EntriesHold(entries.first, entries.second)) {
-      call_->Run(task);
-    } else {
-      failed_.store(true, std::memory_order_relaxed);
-    }
-  }
-
   void Compact() {
     if (compact_) return;
     compact_ = std::make_unique<CompactStructure>(given_);
@@ -129,7 +128,9 @@ template <typename Begin>
 xla::ffi::Future RunOnStructure(xla::ffi::ThreadPool& pool, const Structure& given, Begin begin) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const auto job = std::make_shared<StructureJob<Begin>>(given, begin, threads);
-  return ParallelPhases(pool, job->Phases(), job->Work(), [job](int64_t task) { job->Run(task); });
+  return ParallelPhases(
+      pool, job->Phases(), job->Work(), [job](int64_t task) { job->Run(task); },
+      [job] { return job->Failed(); });
 }
 
 // A structure that was looked at as a whole, for calls that take long next to that: the given one,
@@ -138,7 +139,7 @@ class ValidStructure {
  public:
   ValidStructure() = default;
   explicit ValidStructure(const Structure& given) : view_(given) {
-    if (given.OffsetsHold() && given.EntriesHold(0, given.offsets[given.rows])) return;
+    if (given.OffsetsHold() && given.EntriesHold({0, given.offsets[given.rows]})) return;
     compact_ = std::make_unique<CompactStructure>(given);
     view_ = compact_->View(given);
   }

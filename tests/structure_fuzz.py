@@ -1,9 +1,8 @@
 """Random index arrays, right and wrong, through every operation, format and derivative.
 
 `make fuzz` runs this file as a program, on a library with the address sanitizer; the tests take a
-slice of it. Every draw runs; of one in `COMPARED` the result is compared with that of the plain-JAX
-lowering, and of those with that of the same operation on the entries that count, found here in
-NumPy.
+slice of it. Draws of one case run `TOGETHER`, one after the other in a loop of one program; of one
+group in `COMPARED` the results are compared with those of the plain-JAX lowering.
 
     python tests/structure_fuzz.py --draws 1000000 --seed 1
 """
@@ -38,7 +37,7 @@ from sgap_jax import (
 
 M, K, N = 7, 6, 3  # neither is a multiple of a vector or of a block
 CAPACITY = {"CSR": 13, "CSC": 13, "CVS": 9, "BCSR": 5, "COO": 13, "DCSR": 13}
-COMPARED = 64
+TOGETHER, COMPARED = 100, 8
 
 FORMATS = {"CSR": CSR, "CSC": CSC, "CVS": CVS(2), "BCSR": BCSR(2, 4), "COO": COO, "DCSR": CSF(2)}
 NODES = 4  # of the rows of DCSR
@@ -178,18 +177,27 @@ def program(operation, name, derivative, reference=False):
         return jnp.sum(jnp.cos(d_values)) + jnp.sum(jnp.cos(d_B))
 
     of = {"value": value, "gradient": jax.grad(total, argnums=(0, 1))}
-    return jax.jit(of.get(derivative) or jax.grad(slope, argnums=(0, 1)))
+    one = of.get(derivative) or jax.grad(slope, argnums=(0, 1))
+    return jax.jit(lambda values, B, draws: jax.lax.map(lambda a: one(values, B, a), draws))
 
 
-def run(case, arrays, reference=False):
+def several(rng, name, count):
+    """Index arrays of `count` draws, stacked."""
+    return tuple(map(np.stack, zip(*(draw(rng, name) for _ in range(count)), strict=True)))
+
+
+def run(case, draws, reference=False):
+    """Results of each of the draws, stacked."""
     values, B = values_of(case[1]), normal(K, N)
-    return jax.tree.leaves(program(*case, reference)(values, B, tuple(map(jnp.asarray, arrays))))
+    return jax.tree.leaves(program(*case, reference)(values, B, draws))
 
 
-def compare(case, arrays):
+def compare(case, draws):
     """Of the kernels and of the plain-JAX lowering."""
-    for got, expected in zip(run(case, arrays), run(case, arrays, reference=True), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5, err_msg=f"{case} {arrays}")
+    for got, expected in zip(run(case, draws), run(case, draws, reference=True), strict=True):
+        for i, (one, other) in enumerate(zip(got, expected, strict=True)):
+            arrays = [a[i].tolist() for a in draws]
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=f"{case} {arrays}")
 
 
 def segments(offsets, count):
@@ -226,17 +234,22 @@ def dense(name, values, arrays):
 
 
 def fuzz(draws, seed, report=print):
+    """Draws at least so many, as many of each case; returns how many."""
     rng, every, start = np.random.default_rng(seed), list(cases()), time.time()
-    for i in range(draws):
-        case = every[i % len(every)]
-        arrays = draw(rng, case[1])
-        if rng.integers(COMPARED) == 0:
-            compare(case, arrays)
-        else:
-            jax.block_until_ready(run(case, arrays))
-        if (i + 1) % 10000 == 0:
-            report(f"{i + 1} draws of {len(every)} cases, {time.time() - start:.0f} s", flush=True)
-    return len(every)
+    groups = -(-draws // (TOGETHER * len(every)))
+    for i, case in enumerate(every):
+        for group in range(groups):
+            together = several(rng, case[1], TOGETHER)
+            if (group + i) % COMPARED == 0:
+                compare(case, together)
+            else:
+                jax.block_until_ready(run(case, together))
+        program.cache_clear()
+        jax.clear_caches()
+        if (i + 1) % 20 == 0:
+            count = (i + 1) * groups * TOGETHER
+            report(f"{count} draws of {i + 1} cases, {time.time() - start:.0f} s", flush=True)
+    return groups * TOGETHER * len(every)
 
 
 def main():
@@ -244,8 +257,8 @@ def main():
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    number = fuzz(options.draws, options.seed)
-    print(f"{options.draws} draws of {number} cases: the process lives, results are those defined")
+    count = fuzz(options.draws, options.seed)
+    print(f"{count} draws: the process lives, and results are those of the plain lowering")
 
 
 if __name__ == "__main__":

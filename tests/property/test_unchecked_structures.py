@@ -27,24 +27,21 @@ def named(case):
 @pytest.mark.parametrize("case", SLICE, ids=named)
 def test_the_kernels_do_what_the_plain_lowering_does(case):
     rng = np.random.default_rng(sum(map(ord, named(case))))
-    for _ in range(12):
-        arrays = fuzz.draw(rng, case[1])
-        fuzz.compare(case, arrays)
+    fuzz.compare(case, fuzz.several(rng, case[1], 12))
 
 
 @pytest.mark.parametrize("name", ["CSR", "CSC", "COO", "DCSR"])
 def test_what_takes_part_is_what_the_definition_says(name):
     rng, values = np.random.default_rng(5), np.asarray(fuzz.values_of(name))
     X, B = np.asarray(fuzz.normal(7, 3)), np.asarray(fuzz.normal(6, 3))
-    for _ in range(200):
-        arrays = fuzz.draw(rng, name)
+    draws = fuzz.several(rng, name, 200)
+    operations = ("todense", "spmm", "row_sum", "sddmm", "softmax")
+    results = [fuzz.run((operation, name, "value"), draws)[0] for operation in operations]
+    for *arrays, todense, product, sums, sampled, softmax in zip(*draws, *results, strict=True):
         expected = fuzz.dense(name, values, arrays)
-        (got,) = fuzz.run(("todense", name, "value"), arrays)
-        np.testing.assert_allclose(got, expected, atol=1e-6)
-        (got,) = fuzz.run(("spmm", name, "value"), arrays)
-        np.testing.assert_allclose(got, expected @ B, atol=1e-5)
-        (got,) = fuzz.run(("row_sum", name, "value"), arrays)
-        np.testing.assert_allclose(got, expected.sum(1), atol=1e-5)
+        np.testing.assert_allclose(todense, expected, atol=1e-6)
+        np.testing.assert_allclose(product, expected @ B, atol=1e-5)
+        np.testing.assert_allclose(sums, expected.sum(1), atol=1e-5)
         # Results at entries: zero where one takes no part.
         dots, e, rows = np.zeros(len(values)), np.zeros(len(values)), np.zeros(fuzz.M)
         for p, i, j in fuzz.counted(name, arrays):
@@ -53,10 +50,8 @@ def test_what_takes_part_is_what_the_definition_says(name):
             rows[i] += e[p]
         for p, i, _ in fuzz.counted(name, arrays):
             e[p] /= rows[i]
-        (got,) = fuzz.run(("sddmm", name, "value"), arrays)
-        np.testing.assert_allclose(got, dots, atol=1e-5)
-        (got,) = fuzz.run(("softmax", name, "value"), arrays)
-        np.testing.assert_allclose(got, e, atol=1e-5)
+        np.testing.assert_allclose(sampled, dots, atol=1e-5)
+        np.testing.assert_allclose(softmax, e, atol=1e-5)
 
 
 EMULATED = ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax", "attention"]
@@ -74,9 +69,10 @@ def test_cuda_kernels_stay_within_their_operands(operation, name):
         )
 
     slope = jax.jit(jax.grad(total, argnums=(0, 1)))
-    for _ in range(6):
-        arrays = fuzz.draw(rng, name)
-        expected = fuzz.run((operation, name, "gradient"), arrays)
+    draws = fuzz.several(rng, name, 6)
+    results = fuzz.run((operation, name, "gradient"), draws)
+    for *arrays, d_values, d_B in zip(*draws, *results, strict=True):
+        expected = d_values, d_B
         for got, want in zip(slope(values, B, arrays), expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
