@@ -34,13 +34,14 @@ GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
-.PHONY: help demo test lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
+.PHONY: help demo check test test-all lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
-	@echo "make test      build, then run the whole test suite"
+	@echo "make test      build, then test every operation, dtype and backend: ten minutes on 2 cores"
+	@echo "make check     the quick part of it, after every edit; make test-all is everything"
 	@echo "make lint      ruff, mypy, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
@@ -58,8 +59,12 @@ help:
 demo: $(STAMPS)/package $(STAMPS)/group-demo
 	$(BIN)/python examples/sparse_transformer/demo.py $(DEMO_ARGS)
 
-test: $(STAMPS)/package $(STAMPS)/group-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# tests/tiers.py says what each runs.
+check: TIER = check
+test: TIER = test
+test-all: TIER = all
+check test test-all: $(STAMPS)/package $(STAMPS)/group-test
+	$(BIN)/python -m pytest --tier=$(TIER) $(PYTEST_ARGS)
 
 lint: lint-python lint-types lint-cpp lint-text
 

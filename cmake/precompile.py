@@ -55,7 +55,7 @@ def main() -> None:
         return
 
     start, folder = time.perf_counter(), headers.header_folder()
-    texts, include = headers.header_texts(folder), (f"--include-path={folder}",)
+    include = (f"--include-path={folder}",)
     names = args.names or list(default_calls.NAMES)
     calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
@@ -65,6 +65,7 @@ def main() -> None:
 
             def compile(call, arch=arch):
                 made = nvrtc.compile(call.source, arch=arch, options=include)
+                texts = headers.included_headers(call.source, folder)
                 return precompiled.key(call, texts), cubin(made.name, made.cubin)
 
             path = precompiled.write(args.out, arch, version, dict(pool.map(compile, calls)))

@@ -6,10 +6,13 @@ import pathlib
 import re
 
 import pytest
+from result_cache import cached
 
 from sgap_jax.runtime import nvrtc
+from sgap_jax.runtime.headers import included_headers
 
-INCLUDE = f"--include-path={pathlib.Path(__file__).resolve().parents[1] / 'cuda'}"
+HEADERS = pathlib.Path(__file__).resolve().parents[1] / "cuda"
+INCLUDE = f"--include-path={HEADERS}"
 
 
 def require_nvrtc():
@@ -30,14 +33,26 @@ def toolkit_headers():
 
 
 @functools.cache
-def ptx(source, arch="compute_90", options=()):
-    include = (INCLUDE, *(f"--include-path={folder}" for folder in toolkit_headers()))
-    return nvrtc.ptx(source, arch, (*include, "--generate-line-info", *options))
+def ptx(source, arch="compute_90", options=(), headers=HEADERS):
+    folders = (headers, *toolkit_headers())
+    include = tuple(f"--include-path={folder}" for folder in folders)
+    flags = (*include, "--generate-line-info", *options)
+    parts = ("ptx", *_depends_on(source, arch, headers), *flags)
+    return cached(parts, lambda: nvrtc.ptx(source, arch, flags))
+
+
+def _depends_on(source, arch, headers=HEADERS):
+    """What a compilation depends on but for its options."""
+    return (source, arch, nvrtc.version(), *included_headers(source, headers))
 
 
 def resources(source, arch):
     """Registers, and bytes of local memory and of spills, that ptxas reports for a kernel."""
-    log = nvrtc.compile(source, arch=arch, options=(INCLUDE, "--ptxas-options=-v")).log
+    options = (INCLUDE, "--ptxas-options=-v")
+    log = cached(
+        ("ptxas", *_depends_on(source, arch), *options),
+        lambda: nvrtc.compile(source, arch=arch, options=options).log,
+    )
     stack, stores, loads = re.findall(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
     )[0]

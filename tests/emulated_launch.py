@@ -12,14 +12,12 @@ import ml_dtypes
 import numpy as np
 from cuda_sources import ptx
 from emulator import Memory, Program
+from result_cache import cached, emulator_code
 
 from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
 from sgap_jax.compiler.print_cuda import rooms, started
 
-
-@functools.cache
-def program(source, arch):
-    return Program(ptx(source, arch))
+program = functools.cache(Program)
 
 
 def emulate(call, inputs, outputs, arch="compute_90", **run):
@@ -28,8 +26,24 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
     Those that are not zeroed start as junk, NaN in every float type: a kernel must write them all.
     One that takes an operand's memory is that operand, at one address.
     """
+    given = [np.asarray(array) for array in inputs]
+    code = ptx(call.source, arch)
+    if run:
+        return _launch(code, call, given, outputs, **run)
+    described = [(array.shape, str(array.dtype)) for array in given]
+    launch = (call.grid, call.block, call.scalars, call.shared_bytes, call.zero, call.in_place)
+    outputs = [(tuple(shape), np.dtype(dtype)) for shape, dtype in outputs]
+    question = repr((launch, described, [(shape, str(dtype)) for shape, dtype in outputs]))
+    parts = ("emulated", np.__version__, emulator_code(), code, question)
+    return cached(
+        (*parts, *(array.tobytes() for array in given)),
+        lambda: _launch(code, call, given, outputs),
+    )
+
+
+def _launch(code, call, given, outputs, **run):
     memory = Memory()
-    module = program(call.source, arch)
+    module = program(code)
     results = [
         np.zeros(shape, dtype)
         if i in call.zero
@@ -38,7 +52,6 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
         .reshape(shape)
         for i, (shape, dtype) in enumerate(outputs)
     ]
-    given = [np.asarray(array) for array in inputs]
     pointers = [memory.put(array) for array in (*given, *results)]
     for operand, result in call.in_place:
         assert given[operand].shape == results[result].shape
@@ -49,7 +62,7 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
     module.run(entry, call.grid, call.block, arguments, memory, **run)
     return [
         memory.get(address, like)
-        for address, like in zip(pointers[len(inputs) :], results, strict=True)
+        for address, like in zip(pointers[len(given) :], results, strict=True)
     ]
 
 

@@ -1,9 +1,12 @@
-"""The device code that every kernel includes."""
+"""The device code that kernels include."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def header_folder() -> Path:
@@ -14,7 +17,22 @@ def header_folder() -> Path:
 
 
 @cache
-def header_texts(folder: Path) -> tuple[str, ...]:
-    """Names and texts in turn: a change in any header is another key for every kernel."""
-    headers = sorted(folder.glob("*.cuh"))
-    return tuple(text for path in headers for text in (path.name, path.read_text()))
+def header_texts(folder: Path) -> dict[str, str]:
+    """The text of each header, by its name."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.cuh"))}
+
+
+def included_headers(source: str, folder: Path) -> tuple[str, ...]:
+    """Names and texts in turn of the headers that a source includes, itself or through others.
+
+    They belong to what a kernel's compilation depends on: a change in one of them is another key,
+    for the kernels that include it.
+    """
+    texts = header_texts(folder)
+    found, left = set[str](), _INCLUDE.findall(source)
+    while left:
+        name = left.pop()
+        if name in texts and name not in found:
+            found.add(name)
+            left += _INCLUDE.findall(texts[name])
+    return tuple(text for name in sorted(found) for text in (name, texts[name]))

@@ -23,7 +23,7 @@ import numpy as np
 from sgap_jax.runtime import native as native  # registers the target
 from sgap_jax.runtime import precompiled
 from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
-from sgap_jax.runtime.headers import header_folder, header_texts
+from sgap_jax.runtime.headers import header_folder, included_headers
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import grid
 
@@ -134,7 +134,7 @@ def compile_call(
     The compiler is not asked, not even for its version, where the package has the kernel.
     """
     folder = header_folder()
-    headers = header_texts(folder)
+    headers = included_headers(call.source, folder)
     if (found := precompiled.find(call, headers, arch)) is not None:
         return found
     key = content_key(call.source, call.kernel, arch, compiler.version(), *headers)

@@ -1,3 +1,4 @@
+import functools
 import pathlib
 import re
 import shutil
@@ -6,8 +7,6 @@ import numpy as np
 import pytest
 from cuda_sources import ptx, require_nvrtc
 from emulator import Fault, Memory, Program
-
-from sgap_jax.runtime import nvrtc
 
 HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 
@@ -54,11 +53,8 @@ def planted(tmp_path, monkeypatch):
         assert text.count(right) == 1
         (folder / header).write_text(text.replace(right, wrong))
 
-        def broken(source, arch):
-            return Program(nvrtc.ptx(source, arch, (f"--include-path={folder}",)))
-
         check()
-        monkeypatch.setattr("emulated_launch.program", broken)
+        monkeypatch.setattr("emulated_launch.ptx", functools.partial(ptx, headers=folder))
         with pytest.raises((Fault, AssertionError)):
             check()
 

@@ -16,6 +16,7 @@ from launched_axpy import CUBIN, FakeCompiler, axpy_call, make_axpy
 
 from sgap_jax.runtime import launch
 from sgap_jax.runtime.cache import Cubin, CubinCache
+from sgap_jax.runtime.headers import header_texts
 from sgap_jax.runtime.kernel_call import KernelCall
 
 X = jnp.arange(4, dtype=jnp.float32)
@@ -101,12 +102,16 @@ def test_a_kernel_is_compiled_once_for_what_it_depends_on(tmp_path, monkeypatch)
     assert compiled(compiler=FakeCompiler(version="13.1"))
     headers = tmp_path / "headers"
     headers.mkdir()
-    (headers / "spmm.cuh").write_text("first")
+    (headers / "spmm.cuh").write_text('#include "group.cuh"\n')
+    (headers / "group.cuh").write_text("first")
     monkeypatch.setattr(launch, "header_folder", lambda: headers)
-    assert compiled() and not compiled()
-    launch.header_texts.cache_clear()
-    (headers / "spmm.cuh").write_text("second")
-    assert compiled() and not compiled()
+    spmm = dataclasses.replace(call, source='#include "spmm.cuh"\n')
+    assert not compiled() and compiled(spmm) and not compiled(spmm)
+    # A header counts for what includes it, itself or through another, and for nothing else.
+    (headers / "group.cuh").write_text("second")
+    (headers / "sddmm.cuh").write_text("new")
+    header_texts.cache_clear()
+    assert not compiled() and compiled(spmm) and not compiled(spmm)
 
 
 def test_a_kernel_may_read_and_write_other_arrays_than_the_primitive():

@@ -14,14 +14,14 @@ from sgap_jax import Problem, Schedule, choose_schedule
 from sgap_jax.runtime import launch, precompiled
 from sgap_jax.runtime.cache import Cubin, CubinCache, decode_entry
 from sgap_jax.runtime.default_calls import DTYPES, LAUNCH_PLANS, default_calls
-from sgap_jax.runtime.headers import header_folder, header_texts
+from sgap_jax.runtime.headers import header_folder, included_headers
 from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.runtime.spmm_cuda import launch_plan
 from sgap_jax.schedules.problem import TILED
 
 ROOT = Path(__file__).parents[2]
-CALL = KernelCall("source", "kernel", (1,), (1,))
-HEADERS = header_texts(header_folder())
+SOURCE = '#include "spmm.cuh"\n'
+CALL = KernelCall(SOURCE, "kernel", (1,), (1,))
 KEPT = Cubin("kernel", b"packaged" + bytes(range(256)))
 
 
@@ -39,9 +39,10 @@ def package(tmp_path, monkeypatch):
     """The folder of a package whose wheel has CALL for sm_80 and sm_90, made by CUDA 12.9."""
     monkeypatch.setattr(precompiled, "package_folder", lambda: tmp_path)
     monkeypatch.setattr(precompiled, "driver_major", lambda: None)
+    headers = included_headers(SOURCE, header_folder())
     for arch in ("sm_80", "sm_90"):
         kept = Cubin(KEPT.kernel, KEPT.code + arch.encode())
-        precompiled.write(tmp_path, arch, "12.9", {precompiled.key(CALL, HEADERS): kept})
+        precompiled.write(tmp_path, arch, "12.9", {precompiled.key(CALL, headers): kept})
     precompiled._find.cache_clear()
     yield tmp_path
     precompiled._find.cache_clear()
@@ -71,7 +72,7 @@ def test_later_minor_versions_run_the_code_of_earlier_ones(package, arch):
 def test_other_sources_and_headers_are_compiled(package, monkeypatch):
     for call in (
         KernelCall("another", "kernel", (1,), (1,)),
-        KernelCall("source", "another", (1,), (1,)),
+        KernelCall(SOURCE, "another", (1,), (1,)),
     ):
         assert compiled("sm_90", call, FakeCompiler()) == CUBIN
     changed = package / "headers"
@@ -158,5 +159,7 @@ def test_the_build_compiles_for_one_gpu_where_that_is_named(tmp_path):
         assert (path.name, archive.comment.decode()) == ("sm_80.zip", version)
         found = {name: decode_entry(archive.read(name)) for name in archive.namelist()}
     calls = default_calls("row_sum").values()
-    assert set(found) == {precompiled.key(call, HEADERS) for call in calls}
+    assert set(found) == {
+        precompiled.key(call, included_headers(call.source, header_folder())) for call in calls
+    }
     assert all("RowReduce" in cubin.kernel for cubin in found.values())
