@@ -12,6 +12,7 @@ on every machine, and a new parameter value is in each tier at once.
 
 import itertools
 import zlib
+from collections.abc import Hashable
 
 TIERS = ("check", "test", "all")
 
@@ -29,6 +30,11 @@ def least_tier(item) -> str:
     return "test" if item.path.parent.name in NOT_IN_CHECK else "check"
 
 
+def _identity(value):
+    """Equal for parameter values that are the same."""
+    return value if isinstance(value, Hashable) else id(value)
+
+
 def covering(variants: list[dict], names: list[str], together: int) -> list[int]:
     """Positions of variants that hold all combinations of `together` parameter values that occur.
 
@@ -37,7 +43,7 @@ def covering(variants: list[dict], names: list[str], together: int) -> list[int]
     """
     seen, kept = set(), []
     for i in sorted(range(len(variants)), key=lambda i: zlib.crc32(names[i].encode())):
-        values = sorted(variants[i].items())
+        values = sorted(variants[i].items(), key=lambda item: item[0])
         found = set(itertools.combinations(values, min(together, len(values))))
         if not found <= seen or not values:
             seen |= found
@@ -56,7 +62,10 @@ def left_out(items: list, tier: str) -> set:
             key = (item.path, getattr(item, "cls", None), item.originalname)
             functions.setdefault(key, []).append(item)
     for variants in functions.values():
-        values = [item.callspec.indices for item in variants]
+        values = [
+            {name: _identity(value) for name, value in item.callspec.params.items()}
+            for item in variants
+        ]
         names = [item.name for item in variants]
         kept = covering(values, names, together=1 if tier == "check" else 2)
         out.update(item for i, item in enumerate(variants) if i not in set(kept))
