@@ -237,10 +237,12 @@ def dense(name, values, arrays):
     return out
 
 
-def fuzz(draws, seed, report=print):
-    """Draws at least so many, as many of each case; returns how many."""
+def fuzz(draws, seed, part=(0, 1), report=print):
+    """Draws at least so many, as many of each case, or the share (i, n) of them that one of n
+    processes has; returns how many."""
     rng, every, start = np.random.default_rng(seed), list(cases()), time.time()
     groups = -(-draws // (TOGETHER * len(every)))
+    every = every[part[0] :: part[1]]
     for i, case in enumerate(every):
         for group in range(groups):
             together = several(rng, case[1], TOGETHER)
@@ -260,8 +262,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="0/1", help="1/4: the second of four processes")
     options = parser.parse_args()
-    count = fuzz(options.draws, options.seed)
+    count = fuzz(options.draws, options.seed, tuple(map(int, options.part.split("/"))))
     print(f"{count} draws: the process lives, and results are those of the plain lowering")
 
 
