@@ -1,9 +1,10 @@
 """The tiers of the suite: which tests `make check`, `make test` and `make test-all` run.
 
     all     every test
-    test    of a test with many variants those in which each pair of parameter values occurs
-            together once: every op with every dtype, every dtype with every backend, ...
-    check   those in which each value occurs once, without the kinds of tests that are slow
+    test    of a test with many variants those in which each parameter value occurs, and each pair
+            of values but for the parameter that has most of them: every dtype with every backend,
+            while the matrices of the battery take turns
+    check   those in which each value occurs, without the kinds of tests that are slow
 
 A test that needs its every variant, or that is slow, says so: `@pytest.mark.tier("all")` runs it in
 `make test-all` alone, and so on. Which variants stay depends on their names only, so it is the same
@@ -12,7 +13,6 @@ on every machine, and a new parameter value is in each tier at once.
 
 import itertools
 import zlib
-from collections.abc import Hashable
 
 TIERS = ("check", "test", "all")
 
@@ -32,20 +32,30 @@ def least_tier(item) -> str:
 
 def _identity(value):
     """Equal for parameter values that are the same."""
-    return value if isinstance(value, Hashable) else id(value)
+    try:
+        hash(value)
+        return value
+    except TypeError:  # a list, an array
+        return id(value)
 
 
-def covering(variants: list[dict], names: list[str], together: int) -> list[int]:
-    """Positions of variants that hold all combinations of `together` parameter values that occur.
+def covering(variants: list[dict], names: list[str], pairs: bool) -> list[int]:
+    """Positions of variants in which each parameter value occurs; with `pairs`, also each pair of
+    values that occurs together, but for the parameter that has most values: the matrices of a
+    battery take turns.
 
-    Variants are taken in an order drawn from their names, each that has a combination not seen yet:
+    Variants are taken in an order drawn from their names, each that has something not seen yet:
     neighbouring tests then keep different variants.
     """
+    counts = {key: len({v[key] for v in variants if key in v}) for key in set().union(*variants)}
+    widest = max(sorted(counts), key=counts.__getitem__, default=None)
     seen, kept = set(), []
     for i in sorted(range(len(variants)), key=lambda i: zlib.crc32(names[i].encode())):
         values = sorted(variants[i].items(), key=lambda item: item[0])
-        found = set(itertools.combinations(values, min(together, len(values))))
-        if not found <= seen or not values:
+        found = set(values)
+        if pairs:
+            found |= set(itertools.combinations([v for v in values if v[0] != widest], 2))
+        if not found <= seen:
             seen |= found
             kept.append(i)
     return sorted(kept)
@@ -67,6 +77,6 @@ def left_out(items: list, tier: str) -> set:
             for item in variants
         ]
         names = [item.name for item in variants]
-        kept = covering(values, names, together=1 if tier == "check" else 2)
+        kept = covering(values, names, pairs=tier == "test")
         out.update(item for i, item in enumerate(variants) if i not in set(kept))
     return out
