@@ -12,7 +12,7 @@ import numpy as np
 from sgap_jax.formats import convert, interop, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import is_traced
-from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.primitives._define import accumulator, check_sparse
 from sgap_jax.primitives.row_reduce import row_sum
 
@@ -40,6 +40,10 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
+        if not A.is_checked:  # sorted by columns, then by rows: entries that take part come first
+            T = S.asformat(CSC)
+            S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(n, n), format=CSC)
+            S = S.asformat(CSR)
         offsets, columns, entry, loop = _with_diagonal(*convert.compressed(S))
         values = jnp.zeros(columns.shape, A.dtype)
         values = values.at[entry].set(own[S.values], mode="drop")
@@ -64,7 +68,7 @@ def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any]:
     place, row = structure.positions(count), structure.segment_of_entry(offsets, count)
     stored, zeros = place < offsets[-1], jnp.zeros(n, jnp.int32)
     times = lambda seen: zeros.at[row].add((stored & seen).astype(jnp.int32))  # noqa: E731
-    missing = 1 - times(columns == row)
+    missing = (times(columns == row) == 0).astype(jnp.int32)
     before = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(missing, dtype=jnp.int32))
     entry = place + before[row] + jnp.where(columns > row, missing[row], 0)
     entry = jnp.where(stored, entry, count + n)

@@ -101,6 +101,8 @@ def _rows_seen(
             f"positions, got {list(pattern.shape)}"
         )
     offsets, indices = pattern.row_offsets, pattern.column_indices
+    if not pattern.is_checked:
+        offsets = structure.valid_offsets(offsets, indices.shape[0])
     length, longest = pattern.format.vector_length or 1, keys
     if not is_traced(offsets, indices):
         ends = np.asarray(offsets)

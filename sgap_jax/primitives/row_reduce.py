@@ -105,6 +105,8 @@ def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
         return A, None
     offsets, indices = vectors.well_formed(A).index_arrays[1]
     part = (indices >= 0).reshape(-1, *[1] * (A.values.ndim - 1))
+    if jnp.issubdtype(A.dtype, jnp.integer):  # without an infinity
+        nothing = min(max(nothing, jnp.iinfo(A.dtype).min), jnp.iinfo(A.dtype).max)
     values = jnp.where(part, A.values, jnp.asarray(nothing, A.dtype))
     return replace(A, values=values, index_arrays=((), (offsets, indices))), part
 

@@ -80,10 +80,12 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
     by_rows, zero = row_vectors(A), jnp.zeros((), A.dtype)
     of = of_rows(by_rows)
     if factor is not None:  # NaN in what is no entry would reach its gradient
-        stored = _stored(by_rows.values.shape[0], by_rows.row_offsets, **of)
+        valid, part = entries_of_rows(by_rows, 0.0)
+        stored = _stored(by_rows.values.shape[0], valid.row_offsets, **of)
+        stored = stored if part is None else stored & part
         scaled = jnp.where(stored, by_rows.values, zero) * factor.astype(A.dtype)
         by_rows = by_rows.with_values(scaled)
-    if scale == 0 and not A.is_checked:  # no value is nothing after that
+    if scale == 0 and not A.is_checked:  # a scale of 0 would make -infinity NaN
         by_rows, scale = by_rows.with_values(by_rows.values * scale), 1.0
     by_rows, part = entries_of_rows(by_rows, -math.copysign(math.inf, scale))
     params = dict(scale=scale, **of, schedule=schedule)

@@ -9,6 +9,7 @@ from unchecked_einsum import every, near
 from unchecked_structures import KINDS
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, Reference
+from sgap_jax.primitives import einsum_unchecked
 
 MATRICES = [CSR, CSC, COO, CSF(2), CVS(4), BCSR(2, 4), BCSR(3, 2).transposed]
 TENSORS = [COO, CSF(3), CSF(3, order=(1, 2, 0))]
@@ -50,6 +51,12 @@ def test_loops(subscripts, format):
 @pytest.mark.parametrize("subscripts, format", CASES[::2], ids=str)
 def test_plain(subscripts, format):
     check(every(subscripts, format, seed=3), schedule=Reference())
+
+
+@pytest.mark.parametrize("subscripts, format", CASES[1::3], ids=str)
+def test_the_look_at_index_arrays_of_other_platforms(monkeypatch, subscripts, format):
+    monkeypatch.setattr(einsum_unchecked, "_hold_natively", einsum_unchecked._hold)
+    check(every(subscripts, format, seed=5))
 
 
 @pytest.mark.parametrize("schedule", [None, Reference()], ids=str)

@@ -2,6 +2,7 @@
 kernels in the emulator, and what says that an array was checked."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 import structure_fuzz as fuzz
 from conftest import backend_of
 
-from sgap_jax import COO, CSC, CSR, CVS, SparseArray, spmm
+from sgap_jax import COO, CSC, CSR, CVS, SparseArray, nn, row_max, sparse_softmax, spmm
+from sgap_jax.formats import structure
 
 # Every operation on one format, and every format on one operation; `make fuzz` has all of both.
 SLICE = [
@@ -52,6 +54,15 @@ def test_what_takes_part_is_what_the_definition_says(name):
             e[p] /= rows[i]
         np.testing.assert_allclose(sampled, dots, atol=1e-5)
         np.testing.assert_allclose(softmax, e, atol=1e-5)
+
+
+def test_offsets_of_other_platforms(monkeypatch):
+    rng = np.random.default_rng(6)
+    draws = np.stack([fuzz.draw_offsets(rng, 9, 13) for _ in range(200)])
+    native = structure.valid_offsets(jnp.asarray(draws), 13)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
+    np.testing.assert_array_equal(structure.valid_offsets(jnp.asarray(draws), 13), native)
+    np.testing.assert_array_equal(native, np.maximum.accumulate(np.clip(draws, 0, 13), axis=1))
 
 
 EMULATED = ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax", "attention"]
@@ -130,6 +141,46 @@ def test_valid_arrays_give_the_same_bits_whether_checked_or_not(n):
     np.testing.assert_array_equal(
         spmm(S.T, fuzz.normal(300, n)), spmm(plain(S).T, fuzz.normal(300, n))
     )
+
+
+def test_self_loops_of_arrays_that_nobody_checked():
+    rng, M = np.random.default_rng(3), fuzz.M
+
+    @jax.jit
+    def with_loops(values, offsets, columns):
+        S = SparseArray.from_arrays(values, offsets, columns, shape=(M, M))
+        return nn.add_self_loops(S).todense()
+
+    for _ in range(100):
+        offsets, columns = fuzz.draw_offsets(rng, M, 13), fuzz.draw_indices(rng, 13, M)
+        values = rng.standard_normal(13).astype(np.float32)
+        expected = np.eye(M)
+        for row, entries in enumerate(fuzz.segments(offsets, 13)):
+            for p in entries:
+                if 0 <= columns[p] < M:
+                    expected[row, columns[p]] += values[p]
+        np.testing.assert_allclose(with_loops(values, offsets, columns), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", [CSR, CVS(2)], ids=str)
+def test_a_scale_that_is_an_array_is_that_number(format):
+    rng, name = np.random.default_rng(4), "CSR" if format == CSR else "CVS"
+    draws = fuzz.several(rng, name, 50)
+
+    def softmax(scale, arrays):
+        return sparse_softmax(fuzz.matrix(name, fuzz.values_of(name), arrays), scale=scale).values
+
+    number = jax.lax.map(partial(softmax, 0.5), draws)
+    array = jax.lax.map(partial(softmax, jnp.float32(0.5)), draws)
+    np.testing.assert_allclose(array, number, rtol=1e-6)
+
+
+def test_integers_have_no_row_max_kernel_and_say_so():
+    values, offsets = jnp.arange(3), jnp.asarray([0, 3])
+    with pytest.raises(NotImplementedError, match="row_max: no kernel for dtype int"):
+        jax.jit(lambda o, c: row_max(SparseArray.from_arrays(values, o, c, shape=(1, 3))))(
+            offsets.astype(jnp.int32), jnp.arange(3, dtype=jnp.int32)
+        )
 
 
 @pytest.mark.parametrize("where", [0, 70_000, 99_999])
