@@ -128,7 +128,11 @@ PYTHON = (
         text="groups = -(-problem.nnz // (int(self.nnz or 1) * group * self.walk))",
         replacement="groups = problem.nnz // (int(self.nnz or 1) * group * self.walk)",
         breaks="the last nonzeros have no group where the grid has no room to spare",
-        focus=("tests/conformance/test_spmm_cuda.py", "tests/emulated/test_spmm_kernels.py"),
+        focus=(
+            "tests/conformance/test_atomic_parallelism.py",
+            "tests/conformance/test_spmm_cuda.py",
+            "tests/emulated/test_spmm_kernels.py",
+        ),
     ),
     Bug(
         name="noise_chooses_a_schedule",
@@ -191,7 +195,7 @@ PYTHON = (
         text="nothing = -math.inf if primitive is row_max_p else 0.0",
         replacement="nothing = 0.0",
         breaks="row_max of unchecked arrays is 0 where a negative row has an entry out of range",
-        focus=("tests/property/test_unchecked_structures.py", "tests/oracle/test_row_reduce.py"),
+        focus=("tests/property/test_unchecked_structures.py",),
     ),
     Bug(
         name="batches_of_the_argmax_gather",
@@ -200,7 +204,10 @@ PYTHON = (
         text="batches = [avals[i].shape[0] for i in (0, -2, -1)]",
         replacement="batches = [avals[i].shape[0] for i in (0, -1, -2)]",
         breaks="the gradient of a maximum in X on CUDA, with only one of d and arg batched",
-        focus=("tests/emulated/test_gspmm_lowering.py", "tests/grad/test_emulated.py"),
+        focus=(
+            "tests/emulated/test_gspmm_lowering.py",
+            "tests/grad/test_emulated.py",
+        ),
     ),
     Bug(
         name="sums_of_gsddmm_in_halves",
@@ -237,9 +244,9 @@ PYTHON = (
         replacement="return tuple(words), tuple(attained)",
         breaks="the schedule of a sum is taken for a maximum over the same operands",
         focus=(
-            "tests/conformance",
-            "tests/oracle/test_einsum.py",
             "tests/oracle/test_einsum_extrema.py",
+            "tests/conformance/test_compiler_schedule.py",
+            "tests/conformance/test_compiler_derivatives.py",
         ),
     ),
     Bug(
@@ -249,7 +256,11 @@ PYTHON = (
         text='if summed and others and expression.reduction != "+":',
         replacement='if summed and others and expression.reduction == "min":',
         breaks="precompute takes the maximum over some factors before it multiplies by the others",
-        focus=("tests/conformance",),
+        focus=(
+            "tests/conformance/test_compiler_legality.py",
+            "tests/conformance/test_compiler_attained.py",
+            "tests/conformance/test_compiler_refused.py",
+        ),
     ),
     Bug(
         name="first_position_of_a_tile",
@@ -258,7 +269,12 @@ PYTHON = (
         text="target = subtract(coordinate, ONE)",
         replacement="target = coordinate",
         breaks="a tile of coordinates begins behind the entry at its first coordinate",
-        focus=("tests/conformance", "tests/property/test_chains.py"),
+        focus=(
+            "tests/conformance/test_compiler_lower.py",
+            "tests/conformance/test_compiler_interp.py",
+            "tests/conformance/test_compiler_rows.py",
+            "tests/conformance/test_compiler_llvm.py",
+        ),
     ),
     Bug(
         name="row_of_the_first_entry_of_a_row",
@@ -270,6 +286,8 @@ PYTHON = (
         focus=(
             "tests/conformance/test_compiler_llvm.py",
             "tests/conformance/test_compiler_rows.py",
+            "tests/conformance/test_compiler_flat.py",
+            "tests/oracle/test_einsum.py",
         ),
     ),
     Bug(
@@ -279,7 +297,11 @@ PYTHON = (
         text='-math.inf: "0xfff0000000000000"}',
         replacement='-math.inf: "0x7ff0000000000000"}',
         breaks="maxima of float64 that are compiled for CUDA start at +infinity",
-        focus=("tests/conformance/test_compiler_cuda.py", "tests/emulated", "tests/oracle"),
+        focus=(
+            "tests/conformance/test_compiler_cuda.py",
+            "tests/conformance/test_compiler_chains_cuda.py",
+            "tests/conformance/test_compiler_attained.py",
+        ),
     ),
     Bug(
         name="dropout_without_its_factor",
@@ -288,7 +310,7 @@ PYTHON = (
         text="jnp.where(kept, weights / (1 - rate), jnp.zeros_like(weights))",
         replacement="jnp.where(kept, weights, jnp.zeros_like(weights))",
         breaks="dropout of attention weights does not keep their expectation",
-        focus=("tests/nn",),
+        focus=("tests/nn/test_attention.py",),
     ),
     Bug(
         name="band_of_even_width",

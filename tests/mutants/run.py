@@ -10,11 +10,12 @@ The copy lies outside of the checkout, with a virtual environment that borrows t
 running Python. Bugs in Python and in CUDA headers need no build: headers are read from the copy.
 Bugs in C++ are built in one build folder, from the same sources, so that each compiles only the
 files that it touches. A test that fails with a bug is run again without it, where it must pass.
-Exits with 1 where a bug is noticed by no tier.
+Exits with 1 where no tier notices a bug.
 """
 
 import argparse
 import dataclasses
+import fcntl
 import os
 import re
 import shutil
@@ -37,7 +38,8 @@ FAILED, STOPPED, NO_TESTS = 1, 2, 5
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a bug met: the tier that noticed it, or "none", and the first test that failed."""
+    """What a bug met: the tier that noticed it and the first test that failed there; or "none", or
+    "limit" where a tier was not done in time, which says nothing."""
 
     bug: Bug
     tier: str
@@ -55,6 +57,11 @@ class Copy:
         self.logs = folder / "logs"
         self.workers, self.seconds = workers, seconds
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.lock = (folder / "lock").open("w")  # held until the process ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SystemExit(f"another run uses {folder}: name another with --folder") from None
         self._copy_checkout()
         self._make_environment()
         self.library = self._install(_built_library())
@@ -151,7 +158,7 @@ class Copy:
             if bug.language == "C++":
                 self._restore_build()
         seconds = time.monotonic() - start
-        if "::" in test and self._pytest("all", [test], f"{bug.name}.without")[0] != 0:
+        if "::" in test and self._pytest("all", [test], f"{bug.name}.without")[0] not in (0, None):
             raise SystemExit(f"{test} fails without {bug.name} too: mend that first")
         return Outcome(bug, tier, test, seconds)
 
@@ -160,13 +167,15 @@ class Copy:
     ) -> tuple[str, str]:
         for tier in tiers:
             status, test = self._pytest(tier, tests, f"{name}.{tier}")
+            if status is None:
+                return "limit", f"({tier} was not done in {self.seconds:.0f} s)"
             if status not in (0, NO_TESTS):
                 return tier, test
         return "none", ""
 
-    def _pytest(self, tier: str, tests: Sequence[str], log: str) -> tuple[int, str]:
-        """The exit status of a tier, or of some tests of it, and the first test that failed. The
-        test of the list of bugs is left out: it would notice them all."""
+    def _pytest(self, tier: str, tests: Sequence[str], log: str) -> tuple[int | None, str]:
+        """The exit status of a tier, or of some tests of it, and the first test that failed; None
+        at the limit of time. The test of the list of bugs is left out: it notices them all."""
         command = [str(self.python), "-m", "pytest", f"--tier={tier}", "-x", "-q", "-rfE"]
         command += ["--tb=short", "-p", "no:cacheprovider", "--ignore=tests/mutants"]
         command += ["-n", str(self.workers), "--dist", "loadgroup"] if self.workers > 1 else []
@@ -190,7 +199,7 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(stop, subprocess.TimeoutExpired):
-                    return -1, f"(not done in {self.seconds:.0f} s)"
+                    return None, ""
                 raise
         if status in (0, NO_TESTS):
             return status, ""
@@ -222,7 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="bugs to plant; all of them if none is named")
     parser.add_argument("--tier", choices=TIERS, default="all", help="the last tier that is run")
     parser.add_argument("--focused", action="store_true", help="only tests likely to notice a bug")
-    parser.add_argument("--first", action="store_true", help="stop at the first bug that survives")
+    parser.add_argument("--first", action="store_true", help="stop at a bug that no tier notices")
     parser.add_argument("--list", action="store_true", help="list the bugs, and plant none")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest and of builds")
     parser.add_argument("--seconds", type=float, default=7200, help="limit of one tier")
@@ -255,13 +264,13 @@ def main() -> int:
     for bug in chosen:
         outcomes.append(copy.meet(bug, tiers, given.focused))
         print(_table(outcomes[-1:]), flush=True)
-        if given.first and outcomes[-1].tier == "none":
+        if given.first and outcomes[-1].tier not in TIERS:
             break
-    noticed = {tier: sum(x.tier == tier for x in outcomes) for tier in (*tiers, "none")}
+    counts = {word: sum(x.tier == word for x in outcomes) for word in (*tiers, "none", "limit")}
     print("\n" + _table(outcomes))
-    print("\n" + ", ".join(f"{tier}: {count}" for tier, count in noticed.items()))
+    print("\n" + ", ".join(f"{word}: {count}" for word, count in counts.items() if count))
     print(f"the output of each run is in {copy.logs}")
-    return int(noticed["none"] > 0)
+    return int(counts["none"] + counts["limit"] > 0)
 
 
 if __name__ == "__main__":
