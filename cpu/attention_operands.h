@@ -132,7 +132,7 @@ inline AttentionProblem Describe(const Operands& in, int64_t batch, double scale
   if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
     const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
     const auto shape = in.bias.dimensions();
-    owned->bias = TakeEntries(out.bias, shape[0] * shape[1], vector, compact->entries);
+    owned->bias = TakeEntries(out.bias, shape[0] * shape[1], vector, *compact);
     out.bias = owned->bias.get();
   }
   return out;

@@ -74,8 +74,8 @@ struct SampledEntries {
     batch = batches;
     bytes = length * DtypeBytes(args->dtype);
     const int64_t weight_batch = args->weights_stride == 0 ? 1 : batch;
-    weights = TakeEntries(args->weights, weight_batch, bytes, structure.entries);
-    results.reset(new char[batch * structure.entries.size() * bytes]);
+    weights = TakeEntries(args->weights, weight_batch, bytes, structure);
+    results.reset(new char[batch * structure.nnz * bytes]);
     out = args->out;
     args->weights = weights.get();
     args->out = results.get();

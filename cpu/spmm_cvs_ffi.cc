@@ -49,7 +49,7 @@ std::shared_ptr<SpmmCvsCall> Begin(const SpmmCvsArgs& operands, const Structure&
   if (compact && !args.transpose) {  // without a permutation the vectors have to move
     const size_t vector = args.length * DtypeBytes(args.dtype);
     const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
-    call->values = TakeEntries(args.values, batch, vector, compact->entries);
+    call->values = TakeEntries(args.values, batch, vector, *compact);
     args.values = call->values.get();
   }
   call->tiles.Cut(tile_columns, &args);

@@ -72,7 +72,7 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
   args.indices = call->structure.view().indices;
   if (const CompactStructure* compact = call->structure.compact()) {
     const size_t vector = args.length * DtypeBytes(args.dtype);
-    call->values = TakeEntries(args.values, values.dimensions()[0], vector, compact->entries);
+    call->values = TakeEntries(args.values, values.dimensions()[0], vector, *compact);
     args.values = call->values.get();
   }
 

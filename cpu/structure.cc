@@ -13,32 +13,38 @@ void MakeValid(const int32_t* offsets, int64_t count, int64_t nnz, int32_t* out)
   }
 }
 
+// A branch at each entry would be mispredicted where some are wrong here and there.
 CompactStructure::CompactStructure(const Structure& given)
-    : offsets(given.rows + 1), indices(given.nnz), entries(given.nnz) {
-  std::vector<int32_t> valid(given.rows + 1);
-  MakeValid(given.offsets, given.rows + 1, given.nnz, valid.data());
-  const auto within = [](int32_t index, int64_t size) { return index >= 0 && index < size; };
+    : rows(given.rows),
+      nnz(given.nnz),
+      offsets(new int32_t[given.rows + 1]),
+      indices(new int32_t[given.nnz]),
+      entries(new int32_t[given.nnz]) {
+  const std::unique_ptr<int32_t[]> valid(new int32_t[rows + 1]);
+  MakeValid(given.offsets, rows + 1, nnz, valid.get());
+  const auto size = static_cast<uint32_t>(given.size), places = static_cast<uint32_t>(nnz);
   int32_t kept = 0;
-  for (int64_t r = 0; r < given.rows; ++r) {
+  offsets[0] = 0;
+  for (int64_t r = 0; r < rows; ++r) {
     for (int32_t p = valid[r]; p < valid[r + 1]; ++p) {
-      if (!within(given.indices[p], given.size)) continue;
-      if (given.permutation && !within(given.permutation[p], given.nnz)) continue;
+      const int32_t entry = given.permutation ? given.permutation[p] : p;
       indices[kept] = given.indices[p];
-      entries[kept++] = given.permutation ? given.permutation[p] : p;
+      entries[kept] = entry;
+      kept += uint32_t(given.indices[p]) < size && uint32_t(entry) < places;
     }
     offsets[r + 1] = kept;
   }
 }
 
 std::unique_ptr<char[]> TakeEntries(const void* operand, int64_t batch, size_t bytes,
-                                    const std::vector<int32_t>& entries) {
+                                    const CompactStructure& structure) {
   if (!operand) return nullptr;
-  const size_t count = entries.size();
+  const int64_t count = structure.nnz, kept = structure.Count();
   std::unique_ptr<char[]> taken(new char[batch * count * bytes]);
   const char* from = static_cast<const char*>(operand);
   for (int64_t b = 0; b < batch; ++b, from += count * bytes) {
-    for (size_t p = 0; p < count; ++p) {
-      std::memcpy(&taken[(b * count + p) * bytes], from + entries[p] * bytes, bytes);
+    for (int64_t p = 0; p < kept; ++p) {
+      std::memcpy(&taken[(b * count + p) * bytes], from + structure.entries[p] * bytes, bytes);
     }
   }
   return taken;
@@ -46,11 +52,11 @@ std::unique_ptr<char[]> TakeEntries(const void* operand, int64_t batch, size_t b
 
 void PutEntries(const char* compact, int64_t batch, size_t bytes, const CompactStructure& structure,
                 void* result) {
-  const size_t count = structure.entries.size(), kept = structure.offsets.back();
+  const int64_t count = structure.nnz, kept = structure.Count();
   char* to = static_cast<char*>(result);
   std::memset(to, 0, batch * count * bytes);
   for (int64_t b = 0; b < batch; ++b, to += count * bytes, compact += count * bytes) {
-    for (size_t p = 0; p < kept; ++p) {
+    for (int64_t p = 0; p < kept; ++p) {
       std::memcpy(to + structure.entries[p] * bytes, compact + p * bytes, bytes);
     }
   }

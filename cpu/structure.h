@@ -48,20 +48,23 @@ struct Structure {
 void MakeValid(const int32_t* offsets, int64_t count, int64_t nnz, int32_t* out);
 
 // The entries of a structure that take part, moved together. entries[p] is where entry p was, or
-// what the permutation says there where there is one. Arrays are as long as those of the structure.
+// what the permutation says there where there is one. Arrays are as long as those of the structure;
+// nothing is written behind the entries that take part, offsets[rows] of them.
 struct CompactStructure {
-  std::vector<int32_t> offsets, indices, entries;
+  int64_t rows, nnz;
+  std::unique_ptr<int32_t[]> offsets, indices, entries;
 
   explicit CompactStructure(const Structure& given);
 
+  int64_t Count() const { return offsets[rows]; }
   Structure View(const Structure& given) const {
-    return {offsets.data(), indices.data(), entries.data(), given.rows, given.nnz, given.size};
+    return {offsets.get(), indices.get(), entries.get(), given.rows, given.nnz, given.size};
   }
 };
 
 // What an operand [batch, nnz, bytes] holds for the compacted entries; null for a null one.
 std::unique_ptr<char[]> TakeEntries(const void* operand, int64_t batch, size_t bytes,
-                                    const std::vector<int32_t>& entries);
+                                    const CompactStructure& structure);
 
 // A result [batch, nnz, bytes] of compacted entries, where those were; zero everywhere else.
 void PutEntries(const char* compact, int64_t batch, size_t bytes, const CompactStructure& structure,

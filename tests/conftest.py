@@ -19,6 +19,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+import tiers  # noqa: E402
 from cuda_sources import require_nvrtc  # noqa: E402
 from emulated_launch import Sampled, emulate  # noqa: E402
 
@@ -57,12 +58,16 @@ def row_schedule(schedule):
     return CpuTile(nonzeros=schedule.nonzeros) if isinstance(schedule, CpuTile) else schedule
 
 
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=tiers.TIERS, default="all", help="see tests/tiers.py")
+
+
 SHARE = 8
 
 
 def pytest_collection_modifyitems(config, items):
-    """The emulator is slow, and each dtype is another kernel: on it, a matrix of the battery meets
-    an eighth of a test's variants, the next matrix the next eighth."""
+    """Those of the tier. The emulator is slow, and each dtype is another kernel: on it, a matrix of
+    the battery meets an eighth of a test's variants, the next matrix the next eighth."""
     groups = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -76,8 +81,18 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(variants)
         if i % SHARE != turn % min(SHARE, len(variants))
     }
+    left |= tiers.left_out([item for item in items if item not in left], config.option.tier)
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        command = f"make test-all PYTEST_ARGS=\"-n0 '{item.nodeid}'\""
+        report.sections.append(("to run it alone", command))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -197,7 +197,11 @@ def compare(case, draws):
     for got, expected in zip(run(case, draws), run(case, draws, reference=True), strict=True):
         for i, (one, other) in enumerate(zip(got, expected, strict=True)):
             arrays = [a[i].tolist() for a in draws]
-            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5, err_msg=f"{case} {arrays}")
+            # Sums of a derivative may cancel: the error is that of their greatest.
+            scale = np.max(np.abs(other), initial=1, where=np.isfinite(other))
+            np.testing.assert_allclose(
+                one, other, rtol=2e-4, atol=3e-5 * scale, err_msg=f"{case} {arrays}"
+            )
 
 
 def segments(offsets, count):
@@ -246,7 +250,7 @@ def fuzz(draws, seed, report=print):
                 jax.block_until_ready(run(case, together))
         program.cache_clear()
         jax.clear_caches()
-        if (i + 1) % 20 == 0:
+        if (i + 1) % 10 == 0:
             count = (i + 1) * groups * TOGETHER
             report(f"{count} draws of {i + 1} cases, {time.time() - start:.0f} s", flush=True)
     return groups * TOGETHER * len(every)
