@@ -35,13 +35,18 @@ def test_what_takes_part_is_what_the_definition_says(name):
     rng, values = np.random.default_rng(5), np.asarray(fuzz.values_of(name))
     X, B = np.asarray(fuzz.normal(7, 3)), np.asarray(fuzz.normal(6, 3))
     draws = fuzz.several(rng, name, 200)
-    operations = ("todense", "spmm", "row_sum", "sddmm", "softmax")
+    operations = ("todense", "spmm", "row_sum", "row_max", "sddmm", "softmax")
     results = [fuzz.run((operation, name, "value"), draws)[0] for operation in operations]
-    for *arrays, todense, product, sums, sampled, softmax in zip(*draws, *results, strict=True):
+    each = zip(*draws, *results, strict=True)
+    for *arrays, todense, product, sums, maxima, sampled, softmax in each:
         expected = fuzz.dense(name, values, arrays)
         np.testing.assert_allclose(todense, expected, atol=1e-6)
         np.testing.assert_allclose(product, expected @ B, atol=1e-5)
         np.testing.assert_allclose(sums, expected.sum(1), atol=1e-5)
+        greatest = np.full(fuzz.M, -np.inf)
+        for p, i, _ in fuzz.counted(name, arrays):
+            greatest[i] = max(greatest[i], values[p])
+        np.testing.assert_allclose(maxima, np.tanh(greatest), atol=1e-5)
         # Results at entries: zero where one takes no part.
         dots, e, rows = np.zeros(len(values)), np.zeros(len(values)), np.zeros(fuzz.M)
         for p, i, j in fuzz.counted(name, arrays):
