@@ -59,6 +59,21 @@ def test_what_takes_part_is_what_the_definition_says(name):
         np.testing.assert_allclose(softmax, e, atol=1e-5)
 
 
+@pytest.mark.parametrize("operation", ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax"])
+@pytest.mark.parametrize("name", ["CSR", "CVS"])
+def test_each_element_of_a_batch_has_its_own_values(name, operation):
+    rng, B = np.random.default_rng(11), fuzz.normal(6, 3)
+    values = jnp.stack([fuzz.values_of(name) * scale for scale in (1, -2, 3)])
+
+    def one(values, arrays):
+        return fuzz.OPERATIONS[operation](fuzz.matrix(name, values, arrays), B, None)
+
+    alone, together = jax.jit(one), jax.jit(jax.vmap(one, (0, None)))
+    for arrays in zip(*fuzz.several(rng, name, 12), strict=True):
+        for got, own in zip(together(values, arrays), values, strict=True):
+            np.testing.assert_allclose(got, alone(own, arrays), rtol=1e-5, atol=1e-5)
+
+
 EMULATED = ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax", "attention"]
 
 
