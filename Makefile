@@ -14,6 +14,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SANITIZE_TESTS ?= tests/oracle -k "not reference and not emulated"
 FUZZ_ARGS ?= --draws 1000000
+MUTANT_ARGS ?=
 
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python; do \
@@ -35,7 +36,7 @@ GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo check test test-all lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
-  sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
+  sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables clean moved-modules
 
 help:
@@ -47,6 +48,7 @@ help:
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz      a million random index arrays under the address sanitizer (FUZZ_ARGS)"
+	@echo "make mutants   plant 40 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
 	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour; RESULTS=folder"
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
@@ -130,6 +132,10 @@ sanitized-address sanitized-thread: sanitized-%: $(STAMPS)/package $(STAMPS)/gro
 	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \
 	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$* \
 	  --config-settings=cmake.build-type=RelWithDebInfo --config-settings=install.strip=false
+
+# In a copy outside of the checkout, see tests/mutants/run.py: MUTANT_ARGS="--focused NAME ...".
+mutants: $(STAMPS)/package $(STAMPS)/group-test
+	$(BIN)/python tests/mutants/run.py $(MUTANT_ARGS)
 
 # No network and no environment of its own: the package goes to a folder in front of what GPU_PYTHON
 # has, and the checkout, whose sgap_jax is not built, comes behind it.

@@ -44,6 +44,25 @@ def test_values_and_derivatives_are_those_of_the_cpu(point, dtype, transpose, op
     jax.tree.map(np.testing.assert_array_equal, results(emulated), results(None))
 
 
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_batch_of_cotangents_alone(transpose):
+    # The positions are those of one product: the launches get batches of 1 beside batches of 3.
+    rng = np.random.default_rng(1)
+    draw = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
+    A = array(CASE, "float32").with_values(draw(CASE.nnz))
+    m, k = CASE.shape[::-1] if transpose else CASE.shape
+    X, D = draw(k, 5), draw(3, m, 5)
+
+    def gradients(schedule):
+        def f(v, X):
+            A_v = A.with_values(v)
+            return gspmm(A_v, X, reduce="max", transpose=transpose, schedule=schedule)
+
+        return jax.vmap(jax.vjp(f, A.values, X)[1])(D)
+
+    jax.tree.map(np.testing.assert_array_equal, gradients(Emulated(emulate)), gradients(None))
+
+
 def test_value_and_gradient_lower_to_launches(monkeypatch, tmp_path):
     monkeypatch.setenv("SGAP_CUDA_ARCH", "sm_90")
     monkeypatch.setenv("SGAP_CACHE_DIR", str(tmp_path))

@@ -253,13 +253,14 @@ def test_nan_infinity_and_masked_rows_of_the_softmax(point, scale):
     np.testing.assert_allclose(out, exact, rtol=2e-5, atol=1e-37)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("point", [POINTS[1], POINTS[4], POINTS[7]], ids=str)
-def test_nan_and_infinity_of_reductions(point):
+def test_nan_and_infinity_of_reductions(point, dtype):
     case, values = special_case()
-    (greatest,) = launched("row_max", case, point, "float32", values[None])
-    rows = [np.array(row, np.float32) for row in SPECIAL_ROWS]
+    (greatest,) = launched("row_max", case, point, dtype, values[None])
+    rows = [np.array(row, dtype) for row in SPECIAL_ROWS]
     np.testing.assert_array_equal(greatest, [np.max(row, initial=-INF) for row in rows])
-    (total,) = launched("row_sum", case, point, "float32", values[None])
+    (total,) = launched("row_sum", case, point, dtype, values[None])
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(total, [row.sum() for row in rows], rtol=1e-6)
 
@@ -288,7 +289,7 @@ def test_offsets_in_any_order_end_and_stay_within_bounds(op):
 
 def check_special(op, name, point, dtype):
     if op == "row_max":
-        return test_nan_and_infinity_of_reductions(point)
+        return test_nan_and_infinity_of_reductions(point, dtype)
     test_nan_infinity_and_masked_rows_of_the_softmax(point, 1.0)
 
 

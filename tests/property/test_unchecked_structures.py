@@ -37,13 +37,18 @@ def test_what_takes_part_is_what_the_definition_says(name):
     rng, values = np.random.default_rng(5), np.asarray(fuzz.values_of(name))
     X, B = np.asarray(fuzz.normal(7, 3)), np.asarray(fuzz.normal(6, 3))
     draws = fuzz.several(rng, name, 200)
-    operations = ("todense", "spmm", "row_sum", "sddmm", "softmax")
+    operations = ("todense", "spmm", "row_sum", "row_max", "sddmm", "softmax")
     results = [fuzz.run((operation, name, "value"), draws)[0] for operation in operations]
-    for *arrays, todense, product, sums, sampled, softmax in zip(*draws, *results, strict=True):
+    each = zip(*draws, *results, strict=True)
+    for *arrays, todense, product, sums, maxima, sampled, softmax in each:
         expected = fuzz.dense(name, values, arrays)
         np.testing.assert_allclose(todense, expected, atol=1e-6)
         np.testing.assert_allclose(product, expected @ B, atol=1e-5)
         np.testing.assert_allclose(sums, expected.sum(1), atol=1e-5)
+        greatest = np.full(fuzz.M, -np.inf)
+        for p, i, _ in fuzz.counted(name, arrays):
+            greatest[i] = max(greatest[i], values[p])
+        np.testing.assert_allclose(maxima, np.tanh(greatest), atol=1e-5)
         # Results at entries: zero where one takes no part.
         dots, e, rows = np.zeros(len(values)), np.zeros(len(values)), np.zeros(fuzz.M)
         for p, i, j in fuzz.counted(name, arrays):
@@ -63,6 +68,21 @@ def test_offsets_of_other_platforms(monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
     np.testing.assert_array_equal(structure.valid_offsets(jnp.asarray(draws), 13), native)
     np.testing.assert_array_equal(native, np.maximum.accumulate(np.clip(draws, 0, 13), axis=1))
+
+
+@pytest.mark.parametrize("operation", ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax"])
+@pytest.mark.parametrize("name", ["CSR", "CVS"])
+def test_each_element_of_a_batch_has_its_own_values(name, operation):
+    rng, B = np.random.default_rng(11), fuzz.normal(6, 3)
+    values = jnp.stack([fuzz.values_of(name) * scale for scale in (1, -2, 3)])
+
+    def one(values, arrays):
+        return fuzz.OPERATIONS[operation](fuzz.matrix(name, values, arrays), B, None)
+
+    alone, together = jax.jit(one), jax.jit(jax.vmap(one, (0, None)))
+    for arrays in zip(*fuzz.several(rng, name, 12), strict=True):
+        for got, own in zip(together(values, arrays), values, strict=True):
+            np.testing.assert_allclose(got, alone(own, arrays), rtol=1e-5, atol=1e-5)
 
 
 EMULATED = ["spmm", "spmm_transpose", "sddmm", "gspmm_max", "softmax", "attention"]
