@@ -41,7 +41,7 @@ RESULTS ?= benchmarks/results
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
-	@echo "make test      build, then test every operation, dtype and backend: ten minutes on 2 cores"
+	@echo "make test      build, then test every operation, dtype and backend"
 	@echo "make check     the quick part of it, after every edit; make test-all is everything"
 	@echo "make lint      ruff, mypy, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
