@@ -1,7 +1,8 @@
 """The chains of the compiler's conformance list: rows 1 to 16 of the TACO scheduling paper, its
-tests and its appendix, S1 to S4 of Sgap, section 6, V1 and V2 of vectorSparse."""
+tests and its appendix, S1 to S4 of Sgap, section 6, V1 and V2 of vectorSparse. And what the presets
+of the package give for expressions of each kind."""
 
-from sgap_jax import CSR, CVS
+from sgap_jax import COO, CSC, CSR, CVS
 from sgap_jax.compiler.cin import (
     ATOMICS,
     IGNORE_RACES,
@@ -12,6 +13,7 @@ from sgap_jax.compiler.cin import (
 )
 from sgap_jax.compiler.expr import assign
 from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
@@ -349,3 +351,27 @@ def octets_on_gpu():
         "V2 rows": bound["V2 rows"].parallelize("i0", GPU_BLOCK, N),
         "V2 features": bound["V2 features"].parallelize("jt", GPU_BLOCK, A),
     }
+
+
+def gpu_presets():
+    """name -> schedule: a point of each kernel of the atomic-parallelism space, for N columns."""
+    every = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
+    every += ["{<1/8 row, 2 col>, 1}", "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]
+    return {
+        f"{name}, N = {n}": spmm_point(SPMM, Schedule.parse(name), n)
+        for name in every
+        for n in (1, 4, 100)
+    }
+
+
+def cpu_presets():
+    """name -> schedule: the default on a CPU of expressions of each kind, and the two by name."""
+    expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
+    expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
+    expressions += [assign("ij,j->i", {"A": COO})]
+    found = {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
+    for staged in (False, True):
+        found[f"{SPMV}, by entries, staged: {staged}"] = cpu_entries(SPMV, staged=staged)
+    for e in (SPMM, MTTKRP, assign("ijkl,jr,kr,lr->ir", {"A": CSF(4)})):
+        found[f"{e}, by fibers"] = cpu_fibers(e)
+    return found

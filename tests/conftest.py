@@ -19,6 +19,7 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+import golden_files  # noqa: E402
 import tiers  # noqa: E402
 from cuda_sources import require_nvrtc  # noqa: E402
 from emulated_launch import Sampled, emulate  # noqa: E402
@@ -60,6 +61,14 @@ def row_schedule(schedule):
 
 def pytest_addoption(parser):
     parser.addoption("--tier", choices=tiers.TIERS, default="all", help="see tests/tiers.py")
+    words = "write golden files: runs the tests that have some, see tests/golden_files.py"
+    parser.addoption("--write-golden", action="store_true", help=words)
+
+
+@pytest.fixture
+def golden(request):
+    """The golden files in the folder `golden` beside the test: see golden_files.py."""
+    return golden_files.Golden(request.path.parent / "golden", request.config.option.write_golden)
 
 
 SHARE = 8
@@ -82,6 +91,7 @@ def pytest_collection_modifyitems(config, items):
         if i % SHARE != turn % min(SHARE, len(variants))
     }
     left |= tiers.left_out([item for item in items if item not in left], config.option.tier)
+    left |= golden_files.left_out(items) if config.option.write_golden else set()
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 

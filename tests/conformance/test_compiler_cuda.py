@@ -1,7 +1,6 @@
 """The loop IR as CUDA: what the emulator computes is what the interpreter does."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
@@ -296,7 +295,6 @@ def test_what_is_no_kernel_is_refused(error, function, says):
     )
 
 
-def test_the_text_of_a_kernel():
-    golden = pathlib.Path(__file__).parent / "golden" / "row_groups.cu.txt"
-    assert print_cuda(row_groups(Sparse(), "bfloat16")) == golden.read_text()
+def test_the_text_of_a_kernel(golden):
+    golden.text("row_groups.cu.txt", print_cuda(row_groups(Sparse(), "bfloat16")))
     assert INCLUDE.endswith("cuda")

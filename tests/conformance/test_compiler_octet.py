@@ -1,7 +1,6 @@
 """Nests bound to octet_mma: tensor cores of a GPU run them, elsewhere they are plain loops."""
 
 import dataclasses
-import pathlib
 import re
 
 import jax
@@ -345,8 +344,7 @@ def test_a_step_beyond_the_operands_is_a_fault():
         run(broken, given)
 
 
-def test_the_text_of_a_sampled_product():
-    golden = pathlib.Path(__file__).parent / "golden" / "octet_sampled.txt"
+def test_the_text_of_a_sampled_product(golden):
     given = ({"i": 24, "j": 100, "k": 90}, 320, "bfloat16")
     text = CHAINS["V2"].loops(*given) + "\n" + CHAINS["V2"].source("cuda", *given)
-    assert text == golden.read_text()
+    golden.text("octet_sampled.txt", text)

@@ -3,7 +3,6 @@ on real tensors, by the interpreter, machine code and CUDA kernels."""
 
 import dataclasses
 import functools
-import pathlib
 
 import numpy as np
 import pytest
@@ -23,19 +22,18 @@ from sgap_jax.compiler.print_c import print_c
 from sgap_jax.compiler.print_cuda import launch_plan
 from sgap_jax.compiler.schedule import Schedule
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "loops.txt"
 TENSORS = [name for name in ROWS if len(ROWS[name].expression.sparse.indices) in (3, 4)]
 MATRICES = [name for name in ROWS if len(ROWS[name].expression.sparse.indices) == 2]
 
 
-def test_golden():
+def test_golden(golden):
     found = ""
     for name, schedule in ROWS.items():
         sizes = LISTED_SIZES[name]
         problem = Problem(schedule.expression, sizes, density=0.2)
         function = lower(schedule, sizes, problem.positions, "float32")
         found += f"# {name}\n{print_c(function)}\n"
-    assert found == GOLDEN.read_text()
+    golden.text("loops.txt", found)
 
 
 def on_cpu(schedule):

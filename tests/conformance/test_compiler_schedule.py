@@ -1,6 +1,5 @@
 """Every chain of the conformance list can be said, and prints as written down."""
 
-import pathlib
 import pickle
 import re
 import xml.etree.ElementTree as xml
@@ -8,7 +7,7 @@ from fractions import Fraction
 
 import compiler_chains as chains
 import pytest
-from compiler_chains import MTTKRP, SDDMM, SPMM, SPMV, TTV
+from compiler_chains import SPMM, SPMV
 
 from sgap_jax import BCSR, COO, CSC, CSR, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.expr import Assign, Tensor, assign, index_vars
@@ -16,40 +15,17 @@ from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
-
 
 def printed(schedules):
     return "".join(f"# {name}\n{schedule}\n" for name, schedule in schedules.items())
 
 
-def points():
-    every = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
-    every += ["{<1/8 row, 2 col>, 1}", "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]
-    return {
-        f"{name}, N = {n}": spmm_point(SPMM, Schedule.parse(name), n)
-        for name in every
-        for n in (1, 4, 100)
-    }
-
-
-def defaults():
-    expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
-    expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
-    expressions += [assign("ij,j->i", {"A": COO})]
-    found = {f"{e}, {e.sparse and e.sparse.format}": cpu(e) for e in expressions}
-    for staged in (False, True):
-        found[f"{SPMV}, by entries, staged: {staged}"] = cpu_entries(SPMV, staged=staged)
-    for e in (SPMM, MTTKRP, assign("ijkl,jr,kr,lr->ir", {"A": CSF(4)})):
-        found[f"{e}, by fibers"] = cpu_fibers(e)
-    return found
-
-
 @pytest.mark.parametrize(
-    "name,made", [("chains", chains.rows), ("presets", points), ("cpu", defaults)]
+    "name,made",
+    [("chains", chains.rows), ("presets", chains.gpu_presets), ("cpu", chains.cpu_presets)],
 )
-def test_golden(name, made):
-    assert printed(made()) == (GOLDEN / f"schedules_{name}.txt").read_text()
+def test_golden(name, made, golden):
+    golden.text(f"schedules_{name}.txt", printed(made()))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 
 import numpy as np
 import pytest
@@ -45,7 +44,6 @@ from sgap_jax.compiler.loopir import (
 )
 from sgap_jax.compiler.print_c import PRELUDE, CText, headline, print_c
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 EMPTY = Function("f", (Array("x", "int32", 8), Array("v", "float32", 8)), (), ())
 DOUBLE = dataclasses.replace(EMPTY, accumulator="float64", index="int64")
 
@@ -94,8 +92,8 @@ def test_planted_bugs_are_caught(tmp_path, right, wrong):
         check(compiled(tmp_path, functions, change), A, n)
 
 
-def test_the_text_of_a_function():
-    assert print_c(nonzeros_on_cpu(Sparse())) == (GOLDEN / "nonzeros.c.txt").read_text()
+def test_the_text_of_a_function(golden):
+    golden.text("nonzeros.c.txt", print_c(nonzeros_on_cpu(Sparse())))
     text = print_c(segments(Sparse()))
     assert "for (int p1 = 0; p1 < 64; p1++) {  // GPUThread" in text
     assert "segReduceGroup<16>(C, live ? i * 3 + k : -1, value);" in text

@@ -1,0 +1,85 @@
+"""The FFI targets of the native library, and what programs pass to each.
+
+Exported programs name a target and carry its attributes, and they run with later versions of the
+package: these names and types do not change. golden/ffi.txt has, for each target, its stages (where
+it has several), the attributes with their types, and the types of operands and results.
+"""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from kernel_results import all_cases
+
+from sgap_jax import SparseArray, einsum
+from sgap_jax.runtime import launch
+from sgap_jax.runtime.cache import Cubin
+from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.runtime.native import native
+
+CALL = re.compile(
+    r"custom_call @(sgap_\w+)\(.*?\) \{.*mhlo\.backend_config = \{(.*)\}, operand_layouts.*\} : "
+    r"\((.*)\) -> (.*)"
+)
+ATTRIBUTE = re.compile(r'(\w+) = (?:(true|false)|(")|dense<.*?> : (\w+<\w+>)|\S+ : (\w+))')
+TYPE = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
+
+
+def attributes(text):
+    """Name and type of each attribute of a call."""
+    for name, flag, quote, array, number in ATTRIBUTE.findall(text):
+        yield f"{name}: {array or number or (flag and 'bool') or (quote and 'string')}"
+
+
+def types(text):
+    """Element types with a colon for each dimension: f32[::] is one of three dimensions."""
+    return ", ".join(f"{kind}[{':' * sizes.count('x')}]" for sizes, kind in TYPE.findall(text))
+
+
+def calls_of(function, *operands):
+    """(target, description) of each FFI call in a program."""
+    program = jax.jit(function).lower(*operands).as_text()
+    for target, given, operands, results in CALL.findall(program):
+        named = ", ".join(sorted(attributes(given)))
+        yield target, f"  {{{named}}} ({types(operands)}) -> {types(results)}"
+
+
+def programs():
+    """(function, operands): each operation and format once, and what has targets of its own."""
+    seen = set()
+    for name, (function, operands) in all_cases("float32").found.items():
+        kind = re.sub(r"\(\d+\)|, [nd]=\d+|, (narrow|wide) heads|, small chunks", "", name)
+        if kind not in seen:
+            seen.add(kind)
+            yield function, operands
+    made = lambda *arrays: SparseArray.from_arrays(*arrays, shape=(2, 3))
+    arrays = (np.ones(3, np.float32), np.int32([0, 1, 3]), np.int32([1, 0, 2]))
+    yield lambda *arrays: made(*arrays).checked().row_offsets, arrays
+    factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
+    yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)
+    unchecked = lambda x, B, *arrays: einsum("ij,j,jr->ir", made(*arrays), x, B)
+    yield unchecked, (*factors, *arrays)
+
+
+def described(stages):
+    return f" in stages {', '.join(stages)}" if isinstance(stages, dict) else ""
+
+
+def test_targets_and_what_they_are_given(golden):
+    pytest.importorskip("llvmlite")  # einsum calls its target only where it compiles
+    found = {}
+    for function, operands in programs():
+        for target, description in calls_of(function, *operands):
+            found.setdefault(target, set()).add(description)
+    lines = []
+    for target, stages in sorted(native.targets().items()):
+        lines += [f"cpu {target}{described(stages)}", *sorted(found.pop(target, ["  no call"]))]
+    assert not found, "a call of a target that the native library does not have"
+    for target, stages in sorted(native.cuda_targets().items()):
+        lines.append(f"CUDA {target}{described(stages)}")
+    call = KernelCall("source", "kernel", (5, 2), (64,), scalars=(3,), zero=(0,))
+    for name, value in sorted(launch.call_attributes(call, Cubin("kernel", b"code")).items()):
+        kind = f"{value.dtype}[{value.shape}]" if isinstance(value, np.ndarray) else value
+        lines.append(f"  {name}: {type(value).__name__} {kind!s}")
+    golden.text("ffi.txt", "\n".join(lines) + "\n")
