@@ -1,4 +1,4 @@
-// Kernels that were compiled while the process runs (sgap_jax/compiler/llvm.py), by their content.
+// Kernels that were compiled while the process runs (sgap_jax/compiler/llvm/machine_code.py), by their content.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct CompiledKernel {
 };
 
 // One that can run. Whoever holds it keeps the machine code: executables of XLA, calls that are
-// under way, and this process's compiler for those that it made last (sgap_jax/compiler/llvm.py).
+// under way, and this process's compiler for those that it made last (sgap_jax/compiler/llvm/machine_code.py).
 struct HeldKernel {
   CompiledKernel kernel;
   mutable std::atomic<int64_t> taken{0};  // by how many executables, so far

@@ -1,4 +1,4 @@
-// What the loops that the compiler prints call (sgap_jax/compiler/print_cuda.py).
+// What the loops that the compiler prints call (sgap_jax/compiler/cuda/print_cuda.py).
 #pragma once
 
 #include "group.cuh"

@@ -1,4 +1,4 @@
-// What loops over integers call (sgap_jax/compiler/print_cuda.py). Their numbers are added and
+// What loops over integers call (sgap_jax/compiler/cuda/print_cuda.py). Their numbers are added and
 // multiplied without a sign, so that they wrap: with a sign that is undefined.
 #pragma once
 

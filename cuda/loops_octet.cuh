@@ -1,5 +1,5 @@
 // Nests that a schedule binds to octet_mma, in the loops that the compiler prints
-// (sgap_jax/compiler/print_mma.py): a warp's tile of the output in registers, what a step adds to
+// (sgap_jax/compiler/cuda/print_mma.py): a warp's tile of the output in registers, what a step adds to
 // it, and its store. All lanes of the warp call together, with the same arguments.
 #pragma once
 

@@ -5,9 +5,9 @@ import itertools
 
 import numpy as np
 
-from sgap_jax.compiler import cin
-from sgap_jax.compiler.cin import children, parents
-from sgap_jax.compiler.nest import level_indices
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.notation.cin import children, parents
+from sgap_jax.compiler.notation.nest import level_indices
 
 REDUCE = {"+": np.add, "max": np.maximum, "min": np.minimum}
 FILL = {"+": 0.0, "max": -np.inf, "min": np.inf, None: 0.0}

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from sgap_jax.compiler import llvm
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import (
     CPU_THREAD,
     CPU_VECTOR,
     Array,

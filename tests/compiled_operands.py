@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from sgap_jax.compiler import llvm
+from sgap_jax.compiler.llvm import machine_code as llvm
 
 M, K, PADDING = 41, 29, 5
 

@@ -7,9 +7,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from sgap_jax.compiler.loopir import INTEGERS
-from sgap_jax.compiler.print_c import PRELUDE, print_c
-from sgap_jax.compiler.widths import integer
+from sgap_jax.compiler.loop_ir.loopir import INTEGERS
+from sgap_jax.compiler.loop_ir.print_c import PRELUDE, print_c
+from sgap_jax.compiler.loop_ir.widths import integer
 
 
 def compiled(folder, functions, change=lambda text: text, flags=("-O1", "-Wall", "-Werror")):

@@ -3,7 +3,8 @@ tests and its appendix, S1 to S4 of Sgap, section 6, V1 and V2 of vectorSparse. 
 of the package give for expressions of each kind."""
 
 from sgap_jax import COO, CSC, CSR, CVS
-from sgap_jax.compiler.cin import (
+from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
+from sgap_jax.compiler.notation.cin import (
     ATOMICS,
     IGNORE_RACES,
     NO_RACES,
@@ -11,10 +12,9 @@ from sgap_jax.compiler.cin import (
     SEGMENT,
     TEMPORARY,
 )
-from sgap_jax.compiler.expr import assign
-from sgap_jax.compiler.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
-from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers, spmm_point
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 DCC = Format((Dense, Compressed, Compressed))

@@ -15,7 +15,7 @@ from emulator import Memory, Program
 from result_cache import cached, emulator_code
 
 from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
-from sgap_jax.compiler.print_cuda import rooms, started
+from sgap_jax.compiler.cuda.print_cuda import rooms, started
 
 program = functools.cache(Program)
 

@@ -5,7 +5,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Binary,
     Float,

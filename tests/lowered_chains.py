@@ -5,8 +5,8 @@ from compiler_chains import SPMM, SPMV, positions, rows
 from compiler_tensors import Problem
 
 from sgap_jax.compiler import interp
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.schedule import Schedule
 
 ROWS = rows()
 LISTED_SIZES = {

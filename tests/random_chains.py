@@ -6,13 +6,14 @@ import numpy as np
 from compiler_tensors import Problem, numbers
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, ScheduleError
-from sgap_jax.compiler import cin, loopir, nest
-from sgap_jax.compiler.batches import of_batch
-from sgap_jax.compiler.expr import assign
-from sgap_jax.compiler.loopir import INTEGERS
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.schedule import Schedule
-from sgap_jax.compiler.storage import array_name
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.loop_ir.batches import of_batch
+from sgap_jax.compiler.loop_ir.loopir import INTEGERS
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.storage import array_name
+from sgap_jax.compiler.notation import cin, nest
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 MATRICES = [CSR, CSR, CSR, CSC, COO, CSF(2), CSF(2).transposed, CVS(4), CVS(2).transposed]

@@ -4,7 +4,7 @@ import random
 
 from compiled_loops import add, lanes, times
 
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Binary,
     Float,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sgap_jax.compiler import loopir
-from sgap_jax.compiler.arithmetic import children
-from sgap_jax.compiler.loopir import Expr, For, Stmt
-from sgap_jax.compiler.mma import declared
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.loop_ir.arithmetic import children
+from sgap_jax.compiler.loop_ir.loopir import Expr, For, Stmt
+from sgap_jax.compiler.loop_ir.mma import declared
 
 
 def independent(loop: For) -> bool:

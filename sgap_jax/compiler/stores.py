@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgap_jax.compiler import loopir
 from sgap_jax.compiler.evaluate import COMBINE, Evaluator, Lanes
-from sgap_jax.compiler.loopir import Function
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.loop_ir.loopir import Function
 
 
 class Stores(Evaluator):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from sgap_jax.compiler.schedule import Schedule as Loops
+from sgap_jax.compiler.transform.schedule import Schedule as Loops
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes

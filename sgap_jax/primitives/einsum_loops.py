@@ -13,16 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgap_jax.compiler import llvm, presets
-from sgap_jax.compiler.batches import in_turns, of_batch
-from sgap_jax.compiler.derivatives import operands as read_by
-from sgap_jax.compiler.derivatives import same, sharing
-from sgap_jax.compiler.expr import Access, Assign, Attained, Factor, index_vars
-from sgap_jax.compiler.loopir import INTEGERS, Function
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_cuda import launch_plan, rooms, started
-from sgap_jax.compiler.schedule import Schedule
-from sgap_jax.compiler.storage import array_name, capacities
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms, started
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.batches import in_turns, of_batch
+from sgap_jax.compiler.loop_ir.loopir import INTEGERS, Function
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.storage import array_name, capacities
+from sgap_jax.compiler.notation.derivatives import operands as read_by
+from sgap_jax.compiler.notation.derivatives import same, sharing
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
+from sgap_jax.compiler.transform import presets
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import Format
 from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.compiler.loopir import Function, Search, SegReduce
-from sgap_jax.compiler.patterns import parts
+from sgap_jax.compiler.loop_ir.loopir import Function, Search, SegReduce
+from sgap_jax.compiler.loop_ir.patterns import parts
 from sgap_jax.formats import structure
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
 from sgap_jax.formats.structure import positions

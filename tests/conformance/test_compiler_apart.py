@@ -11,8 +11,11 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp, llvm, llvm_apart
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm import separate_sums as llvm_apart
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir.loopir import (
     CPU_VECTOR,
     Float,
     For,
@@ -24,9 +27,8 @@ from sgap_jax.compiler.loopir import (
     Store,
     Var,
 )
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.presets import cpu
 
 pytest.importorskip("llvmlite")
 

@@ -14,12 +14,13 @@ from emulated_launch import emulate, starts
 from jaxprs import equations
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, Reference, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp, llvm
-from sgap_jax.compiler.cin import NO_RACES
-from sgap_jax.compiler.expr import Access, Assign, Attained, index_vars
-from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler.cuda.print_cuda import launch_plan
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD
+from sgap_jax.compiler.notation.cin import NO_RACES
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, index_vars
+from sgap_jax.compiler.transform.presets import cpu
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives.einsum_plain import plain
 from sgap_jax.schedules.schedule import ScheduleError

@@ -8,7 +8,8 @@ import pytest
 from compiled_operands import own_cache  # noqa: F401
 
 from sgap_jax import BCSR, COO, CSF, CSR, Reference, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, batches
+from sgap_jax.compiler import Schedule, assign
+from sgap_jax.compiler.loop_ir import batches
 from sgap_jax.primitives import einsum_loops
 
 pytest.importorskip("llvmlite")

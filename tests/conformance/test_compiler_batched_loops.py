@@ -14,15 +14,18 @@ from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 
 from sgap_jax import CSR, CVS
-from sgap_jax.compiler import Schedule, assign, batches, interp, llvm, llvm_expressions
-from sgap_jax.compiler.batches import of_batch
-from sgap_jax.compiler.loopir import GPU_BLOCK, Binary, Int, SegReduce, Select, Var
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.patterns import statements
-from sgap_jax.compiler.presets import cpu, cpu_entries
-from sgap_jax.compiler.print_cuda import launch_plan
-from sgap_jax.compiler.print_llvm import print_llvm
-from sgap_jax.compiler.storage import array_name
+from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler.cuda.print_cuda import launch_plan
+from sgap_jax.compiler.llvm import expressions as llvm_expressions
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir import batches
+from sgap_jax.compiler.loop_ir.batches import of_batch
+from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, Binary, Int, SegReduce, Select, Var
+from sgap_jax.compiler.loop_ir.patterns import statements
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.storage import array_name
+from sgap_jax.compiler.transform.presets import cpu, cpu_entries
 
 CHAINS = rows()
 ON_GPU = ("11", "13", "15 MTTKRP", "S1", "S3", "S4")

@@ -9,14 +9,14 @@ from emulated_launch import emulate, starts
 from tolerance import DTYPES
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, AtomicParallelism
-from sgap_jax.compiler.cin import NO_RACES
-from sgap_jax.compiler.expr import assign
+from sgap_jax.compiler.cuda.print_cuda import launch_plan
 from sgap_jax.compiler.interp import run
-from sgap_jax.compiler.loopir import GPU_BLOCK, GPU_THREAD
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import spmm_point
-from sgap_jax.compiler.print_cuda import launch_plan
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.notation.cin import NO_RACES
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.presets import spmm_point
+from sgap_jax.compiler.transform.schedule import Schedule
 
 CHAINS = {
     name: schedule

@@ -9,11 +9,12 @@ from compiler_chains import TTV
 from compiler_tensors import Problem
 
 from sgap_jax import COO, CSF, CSR, Format
-from sgap_jax.compiler import assign, clearing, evaluate, interp
-from sgap_jax.compiler.loopir import CPU_VECTOR, For
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler import assign, evaluate, interp
+from sgap_jax.compiler.loop_ir.loopir import CPU_VECTOR, For
+from sgap_jax.compiler.lowering import clearing
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import Compressed, Dense
 
 SIZES = {"i": 12, "j": 6, "k": 7, "r": 19}

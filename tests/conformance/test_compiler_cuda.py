@@ -31,8 +31,9 @@ from loop_functions import (
 )
 from tolerance import DTYPES, assert_within, sum_bound
 
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
 from sgap_jax.compiler.interp import run
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Float,
     Function,
@@ -44,7 +45,6 @@ from sgap_jax.compiler.loopir import (
     Var,
     Workspace,
 )
-from sgap_jax.compiler.print_cuda import launch_plan, print_cuda
 from sgap_jax.runtime import launch, nvrtc
 from sgap_jax.runtime.cache import CubinCache
 from sgap_jax.runtime.headers import header_folder

@@ -29,7 +29,8 @@ from sgap_jax import (
     einsum,
     spmm,
 )
-from sgap_jax.compiler import Schedule, assign, llvm
+from sgap_jax.compiler import Schedule, assign
+from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives.einsum_expression import Expression
 from sgap_jax.schedules.emulated import Emulated

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS
-from sgap_jax.compiler.expr import Access, Assign, Attained, Tensor, assign, index_vars
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Tensor, assign, index_vars
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format, Singleton
 
 i, j, k, l = index_vars("i j k l")  # noqa: E741

@@ -10,12 +10,14 @@ from compiled_loops import add, call, function, lanes, threads, times
 from compiled_operands import own_cache  # noqa: F401
 
 from sgap_jax import CSF, SparseArray, einsum
-from sgap_jax.compiler import assign, llvm, llvm_fills
-from sgap_jax.compiler.loopir import Float, Int, Load, Store, Var
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.print_llvm import print_llvm
-from sgap_jax.compiler.widths import accumulator_of
+from sgap_jax.compiler import assign
+from sgap_jax.compiler.llvm import fills as llvm_fills
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir.loopir import Float, Int, Load, Store, Var
+from sgap_jax.compiler.loop_ir.widths import accumulator_of
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.presets import cpu
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plain stores there")

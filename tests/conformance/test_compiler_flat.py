@@ -11,11 +11,14 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import CSF, Format, SparseArray, einsum
-from sgap_jax.compiler import assign, flat, llvm, llvm_lists
-from sgap_jax.compiler.loopir import CPU_THREAD, For, If
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.compiler import assign
+from sgap_jax.compiler.llvm import fiber_lists as llvm_lists
+from sgap_jax.compiler.llvm import flatten as flat
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, For, If
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.presets import cpu
 from sgap_jax.formats.levels import Compressed, Dense
 
 pytest.importorskip("llvmlite")

@@ -13,12 +13,13 @@ from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 
 from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, Reference, SparseArray, einsum
-from sgap_jax.compiler import assign, interp, llvm
-from sgap_jax.compiler.loopir import INTEGERS
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
-from sgap_jax.compiler.print_cuda import launch_plan, rooms
-from sgap_jax.compiler.storage import capacities
+from sgap_jax.compiler import assign, interp
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import INTEGERS
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.storage import capacities
+from sgap_jax.compiler.transform.presets import cpu, cpu_entries, spmm_point
 from sgap_jax.runtime.headers import header_folder
 from sgap_jax.schedules.emulated import Emulated
 

@@ -24,7 +24,7 @@ from tolerance import DTYPES, assert_within, sum_bound
 
 from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.interp import LoopFault, run
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Binary,
     Float,

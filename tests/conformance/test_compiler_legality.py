@@ -7,9 +7,10 @@ import pytest
 from compiler_chains import MTTKRP, SPMM, SPMM_CVS, SPMV
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, ScheduleError
-from sgap_jax.compiler import cin, loopir
-from sgap_jax.compiler.expr import assign
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 BLOCK, WARP, THREAD = loopir.GPU_BLOCK, loopir.GPU_WARP, loopir.GPU_THREAD

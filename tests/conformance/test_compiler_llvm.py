@@ -13,8 +13,10 @@ from compiled_operands import PADDING, K, M, matrix, numbers, own_cache, wide  #
 from random_loops import SIZE, Loops
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax.compiler import interp, llvm
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir.loopir import (
     CPU_VECTOR,
     GPU_BLOCK,
     Array,
@@ -35,7 +37,6 @@ from sgap_jax.compiler.loopir import (
     While,
     Workspace,
 )
-from sgap_jax.compiler.print_llvm import print_llvm
 
 pytest.importorskip("llvmlite")
 

@@ -18,16 +18,18 @@ from lowered_chains import (
 )
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
-from sgap_jax.compiler import cin, interp, loopir
-from sgap_jax.compiler.expr import assign
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.movement import Movement
-from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
-from sgap_jax.compiler.recovery import Recovery
-from sgap_jax.compiler.relations import Relations
-from sgap_jax.compiler.schedule import Schedule
-from sgap_jax.compiler.tiles import Tiles
-from sgap_jax.compiler.tracking import Tracking
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.lowering.guards import Tiles
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.movement import Movement
+from sgap_jax.compiler.lowering.recovery import Recovery
+from sgap_jax.compiler.lowering.relations import Relations
+from sgap_jax.compiler.lowering.tracking import Tracking
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers, spmm_point
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 
 DCC, CDC = (

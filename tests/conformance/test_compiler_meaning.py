@@ -9,11 +9,11 @@ import pytest
 from cin_meaning import Meaning, direct, operands
 
 from sgap_jax import COO, CSC, CSR, ScheduleError
-from sgap_jax.compiler import cin
-from sgap_jax.compiler.expr import IndexVar, assign
-from sgap_jax.compiler.nest import loops, replace
-from sgap_jax.compiler.presets import cpu, spmm_point
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.notation.expr import IndexVar, assign
+from sgap_jax.compiler.notation.nest import loops, replace
+from sgap_jax.compiler.transform.presets import cpu, spmm_point
+from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF
 
 SIZES = dict(i=5, j=4, k=3, l=2, m=2)

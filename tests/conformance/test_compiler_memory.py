@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from compiled_operands import own_cache  # noqa: F401
 
-from sgap_jax.compiler import llvm
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import (
     CPU_THREAD,
     Array,
     Binary,
@@ -106,7 +106,7 @@ def test_two_thousand_shapes(tmp_path):
     script = """
         import gc, resource
         import test_compiler_memory as t
-        from sgap_jax.compiler import llvm
+        from sgap_jax.compiler.llvm import machine_code as llvm
 
         def megabytes():
             with open("/proc/self/statm") as file:

@@ -14,13 +14,13 @@ from emulated_launch import emulate
 from loop_functions import loop, store
 
 from sgap_jax import ScheduleError, SparseArray, einsum
-from sgap_jax.compiler import loopir
-from sgap_jax.compiler.cin import ATOMICS, NO_RACES
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
 from sgap_jax.compiler.independence import independent
 from sgap_jax.compiler.interp import LoopFault, run
-from sgap_jax.compiler.loopir import CPU_THREAD, GPU_BLOCK, GPU_THREAD, GPU_WARP, Int
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_cuda import launch_plan, print_cuda
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, GPU_BLOCK, GPU_THREAD, GPU_WARP, Int
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.notation.cin import ATOMICS, NO_RACES
 from sgap_jax.schedules.emulated import Emulated
 
 CHAINS = octets_on_gpu()

@@ -9,11 +9,13 @@ from compiler_tensors import Problem
 from lowered_chains import COORDINATES, POSITIONS, SMALL, check, over
 
 from sgap_jax import BCSR, COO, CSC, CSR, Compressed, Dense, Format, ScheduleError
-from sgap_jax.compiler import cin, interp, loopir
-from sgap_jax.compiler.cin import Forall
-from sgap_jax.compiler.expr import assign
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.loop_ir import loopir
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.notation.cin import Forall
+from sgap_jax.compiler.notation.expr import assign
+from sgap_jax.compiler.transform.schedule import Schedule
 
 
 def with_loop(schedule, var, **changes):

@@ -15,12 +15,14 @@ from emulated_launch import emulate, starts
 from lowered_chains import LISTED_SIZES, ROWS
 
 from sgap_jax import COO, ScheduleError, read
-from sgap_jax.compiler import cin, interp, llvm
-from sgap_jax.compiler.loopir import CPU_THREAD
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_c import print_c
-from sgap_jax.compiler.print_cuda import launch_plan
-from sgap_jax.compiler.schedule import Schedule
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.cuda.print_cuda import launch_plan
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD
+from sgap_jax.compiler.loop_ir.print_c import print_c
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.notation import cin
+from sgap_jax.compiler.transform.schedule import Schedule
 
 TENSORS = [name for name in ROWS if len(ROWS[name].expression.sparse.indices) in (3, 4)]
 MATRICES = [name for name in ROWS if len(ROWS[name].expression.sparse.indices) == 2]

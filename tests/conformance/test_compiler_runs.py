@@ -12,10 +12,11 @@ from compiled_operands import own_cache  # noqa: F401
 from tolerance import DTYPES
 
 from sgap_jax import CSF, CSR, SparseArray, einsum
-from sgap_jax.compiler import assign, interp, llvm
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers
-from sgap_jax.compiler.print_llvm import print_llvm
+from sgap_jax.compiler import assign, interp
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers
 
 pytest.importorskip("llvmlite")
 

@@ -13,8 +13,8 @@ import pytest
 from compiled_loops import call
 from compiled_operands import K, M, matrix, numbers, own_cache, wide  # noqa: F401
 
-from sgap_jax.compiler import llvm
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.loop_ir.loopir import (
     CPU_THREAD,
     Array,
     Float,

@@ -29,7 +29,7 @@ from loop_functions import (
 from tolerance import assert_within, sum_bound
 
 from sgap_jax.compiler.interp import run
-from sgap_jax.compiler.loopir import (
+from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Comment,
     Float,
@@ -42,7 +42,7 @@ from sgap_jax.compiler.loopir import (
     While,
     Workspace,
 )
-from sgap_jax.compiler.print_c import PRELUDE, CText, headline, print_c
+from sgap_jax.compiler.loop_ir.print_c import PRELUDE, CText, headline, print_c
 
 EMPTY = Function("f", (Array("x", "int32", 8), Array("v", "float32", 8)), (), ())
 DOUBLE = dataclasses.replace(EMPTY, accumulator="float64", index="int64")

@@ -8,9 +8,9 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from tolerance import assert_within, sum_bound
 
+from sgap_jax.compiler.cuda.print_cuda import launch_plan
 from sgap_jax.compiler.interp import run
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.print_cuda import launch_plan
+from sgap_jax.compiler.lowering.lower import lower
 
 CHAINS = octets_on_gpu()
 SIZES = {"j": 75, "k": 75}

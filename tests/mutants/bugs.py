@@ -239,7 +239,7 @@ PYTHON = (
     Bug(
         name="a_maximum_passes_for_a_sum",
         room="compiler/notation",
-        file="sgap_jax/compiler/derivatives.py",
+        file="sgap_jax/compiler/notation/derivatives.py",
         text="return tuple(words), tuple(attained), expression.reduction",
         replacement="return tuple(words), tuple(attained)",
         breaks="the schedule of a sum is taken for a maximum over the same operands",
@@ -252,7 +252,7 @@ PYTHON = (
     Bug(
         name="a_maximum_distributes_over_products",
         room="compiler/transform",
-        file="sgap_jax/compiler/workspaces.py",
+        file="sgap_jax/compiler/transform/workspaces.py",
         text='if summed and others and expression.reduction != "+":',
         replacement='if summed and others and expression.reduction == "min":',
         breaks="precompute takes the maximum over some factors before it multiplies by the others",
@@ -265,7 +265,7 @@ PYTHON = (
     Bug(
         name="maximum_of_rows_that_are_not_stored",
         room="compiler/lowering",
-        file="sgap_jax/compiler/reductions.py",
+        file="sgap_jax/compiler/lowering/reductions.py",
         text="return identity if sparse else None",
         replacement="return 0.0 if sparse else None",
         breaks="in a maximum, rows that a compressed level does not store are 0, not -infinity",
@@ -274,7 +274,7 @@ PYTHON = (
     Bug(
         name="last_term_of_several_sums",
         room="compiler/llvm",
-        file="sgap_jax/compiler/llvm_apart.py",
+        file="sgap_jax/compiler/llvm/separate_sums.py",
         text="self.mask = self._first(_int(end - at))",
         replacement="self.mask = self._first(_int(end - at - 1))",
         breaks="compiled for a CPU, sums that go on together lack a last term that fills no vector",
@@ -283,7 +283,7 @@ PYTHON = (
     Bug(
         name="start_of_a_maximum_in_float64",
         room="compiler/cuda",
-        file="sgap_jax/compiler/print_cuda.py",
+        file="sgap_jax/compiler/cuda/print_cuda.py",
         text='-math.inf: "0xfff0000000000000"}',
         replacement='-math.inf: "0x7ff0000000000000"}',
         breaks="maxima of float64 that are compiled for CUDA start at +infinity",

@@ -13,9 +13,9 @@ from tolerance import assert_within, sum_bound
 
 from sgap_jax import COO, CSF, Format, Reference, ScheduleError, SparseArray, einsum
 from sgap_jax.compiler import Schedule, assign, interp
-from sgap_jax.compiler.lower import lower
-from sgap_jax.compiler.presets import cpu
-from sgap_jax.compiler.storage import capacities
+from sgap_jax.compiler.lowering.lower import lower
+from sgap_jax.compiler.lowering.storage import capacities
+from sgap_jax.compiler.transform.presets import cpu
 from sgap_jax.formats.levels import Compressed, Dense
 from sgap_jax.schedules.emulated import Emulated
 

@@ -16,7 +16,8 @@ from unchecked_einsum import Case, every, near
 from unchecked_structures import KINDS
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, llvm
+from sgap_jax.compiler import Schedule, assign
+from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.schedules.emulated import Emulated
 
 loops = pytest.mark.skipif(not llvm.available(), reason="no llvmlite")
@@ -69,7 +70,7 @@ def test_a_chain_that_wants_order(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_that_share_entries(kind):
     """They search for their rows in the offsets."""
-    from sgap_jax.compiler.presets import cpu_entries
+    from sgap_jax.compiler.transform.presets import cpu_entries
 
     case = Case("ij,j->i", CSR, kind)
     chain = cpu_entries(assign("ij,j->i", {"A": CSR}), entries=8)

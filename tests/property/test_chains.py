@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from random_chains import random_case
 
-from sgap_jax.compiler import interp, llvm
-from sgap_jax.compiler.print_cuda import launch_plan, rooms
+from sgap_jax.compiler import interp
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
+from sgap_jax.compiler.llvm import machine_code as llvm
 
 SLOW = [HealthCheck.too_slow]
 

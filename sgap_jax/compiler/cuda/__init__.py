@@ -1,0 +1,1 @@
+"""The loop IR as one CUDA kernel and its launch."""

@@ -1,0 +1,250 @@
+"""Loop IR to machine code of this CPU with LLVM (llvmlite), and its name for XLA.
+
+A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled_ffi.cc): the hash of the
+LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
+
+In memory it belongs to the executables of XLA that run it, and goes with them. What was asked for
+last is kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sgap_jax.compiler.llvm.print_llvm import print_llvm
+from sgap_jax.compiler.loop_ir.loopir import Function
+from sgap_jax.runtime import native as native_library  # registers the target
+from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+
+TARGET = "sgap_compiled_v1"
+
+_BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}
+_BYTES |= {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+# Kernels that no executable has taken yet may be about to be: a program may have many. So many
+# times the others are kept of them.
+_WAITING = 16
+
+
+class _Recent(NamedTuple):
+    """A kernel that was asked for lately."""
+
+    hold: Any  # of the native library: while it lives, programs find the kernel
+    taken: int  # by how many executables, when it was last asked for
+
+    @property
+    def waits(self) -> bool:
+        """Whether the program that asked for it is maybe still on its way to XLA."""
+        return bool(self.hold.taken == self.taken)
+
+
+_lock = threading.Lock()
+_recent: OrderedDict[str, _Recent] = OrderedDict()  # by key, what was asked for last at the end
+_keys: OrderedDict[Function, str] = OrderedDict()  # of functions that were printed lately
+_engines: dict[int, Any] = {}  # machine code, for as long as the native library has use for it
+_numbers = itertools.count()
+
+
+class LlvmMissing(ImportError):
+    """llvmlite is not installed, or does not load."""
+
+
+def call_attributes(function: Function, *, chunk: int = 0, work: int | None = None) -> dict:
+    """Compiles `function`, where this process has not, and returns the attributes of its call.
+
+    The call is `jax.ffi.ffi_call("sgap_compiled_v1", results)(*inputs, **attributes)` with inputs
+    and results in the order of the function; any shape of the right size will do.
+
+    Args:
+      chunk: iterations of a CPUThread loop that one task runs; 0 lets the handler choose.
+      work: multiply-adds of a call, about: small ones stay on the thread that calls. None takes
+        the numbers in all arrays.
+
+    Raises:
+      LlvmMissing: names the extra that brings llvmlite. What `print_llvm` raises.
+    """
+    if work is None:
+        work = sum(array.size for array in (*function.inputs, *function.outputs))
+    return {"key": compile(function), "chunk": np.int64(chunk), "work": np.int64(work)}
+
+
+def compile(function: Function, cache: CubinCache | None = None) -> str:
+    """The key of `function`, which this process can run from now on.
+
+    Args:
+      cache: where machine code is kept; None for the user's.
+
+    Raises:
+      LlvmMissing, NotImplementedError: as `call_attributes`.
+    """
+    with _lock:
+        key = _keys.get(function, "")
+        found = native_library.native.find_compiled(key)
+        if found is None:
+            key, found = _made(function, _user_cache() if cache is None else cache)
+        _keys[function] = key
+        _keys.move_to_end(function)
+        _recent[key] = _Recent(found, found.taken)
+        _recent.move_to_end(key)
+        _let_go()
+        return key
+
+
+def in_memory() -> int:
+    """How many kernels have their machine code in memory."""
+    with _lock:
+        _let_go()
+        return len(_engines)
+
+
+def assembly(function: Function) -> str:
+    """What this CPU runs, for reading."""
+    _, machine, _ = _host()
+    return machine.emit_assembly(_optimized(print_llvm(function, _vector_bytes()).text))
+
+
+@functools.cache
+def available() -> bool:
+    """Whether llvmlite is there."""
+    try:
+        _host()
+    except LlvmMissing:
+        return False
+    return True
+
+
+def _made(function: Function, cache: CubinCache) -> tuple[str, Any]:
+    """The key, and the native library's hold on machine code that is there, is read or made."""
+    arrays = (*function.inputs, *function.outputs)
+    _check_conversions({array.dtype for array in arrays})
+    module = print_llvm(function, _vector_bytes())
+    _, _, target = _host()
+    key = content_key("cpu", module.text, target)
+    found = native_library.native.find_compiled(key)
+    if found is not None:
+        return key, found
+    code = cache.get(key, lambda: Cubin(function.name, _machine_code(module.text))).code
+    engine, number = _load(code), next(_numbers)
+    hold = native_library.native.register_compiled(
+        key,
+        [engine.get_function_address(kernel) for kernel in module.kernels],
+        list(module.iterations),
+        [array.size * _BYTES[array.dtype] for array in arrays],
+        module.scratch_bytes,
+        number,
+    )
+    _engines[number] = engine
+    return key, hold
+
+
+def _let_go() -> None:
+    """Of kernels that were asked for longest ago, and of machine code that nobody runs any more."""
+    most = _most()
+    if len(_recent) > most:
+        idle = [key for key, kernel in _recent.items() if not kernel.waits]
+        for key in idle[: len(_recent) - most]:
+            del _recent[key]
+    while len(_recent) > _WAITING * most:
+        _recent.popitem(last=False)
+    while len(_keys) > most:
+        _keys.popitem(last=False)
+    for number in native_library.native.take_unused():
+        _engines.pop(number).close()
+
+
+def _most() -> int:
+    """How many kernels are kept that no executable may run any more."""
+    text = os.environ.get("SGAP_COMPILED_IN_MEMORY", "256")
+    if not text.isdecimal():
+        raise ValueError(f"SGAP_COMPILED_IN_MEMORY: expected a number of kernels, got {text!r}")
+    return int(text)
+
+
+def _check_conversions(dtypes: set[str]) -> None:
+    """Without the instruction, LLVM calls a function that no process has to have."""
+    llvm, machine, _ = _host()
+    x86 = machine.triple.startswith(("x86_64", "i686"))
+    if "float16" in dtypes and x86 and not llvm.get_host_cpu_features().get("f16c"):
+        raise NotImplementedError(
+            "llvm: this CPU does not convert float16 (F16C); bfloat16 and float32 run here"
+        )
+
+
+@functools.cache
+def _user_cache() -> CubinCache:
+    return CubinCache(default_folder())
+
+
+def _machine_code(text: str) -> bytes:
+    _, machine, _ = _host()
+    return machine.emit_object(_optimized(text))
+
+
+def _optimized(text: str) -> Any:
+    llvm, machine, _ = _host()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    dispose = getattr(llvm.ffi.lib, "LLVMPY_DisposeNewModulePassManger", None)
+    if dispose is not None:  # llvmlite 0.50 does not call it: 70 kB for each kernel
+        dispose(passes)
+        passes.detach()
+    return module
+
+
+def _load(code: bytes) -> Any:
+    llvm, _, _ = _host()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(llvm))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+@functools.cache
+def _vector_bytes() -> int:
+    llvm, _, _ = _host()
+    features = llvm.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+def _machine(llvm: Any) -> Any:
+    """For this CPU."""
+    cpu, features = _cpu(llvm)
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=3, jit=True
+    )
+
+
+@functools.cache
+def _cpu(llvm: Any) -> tuple[str, str]:
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+@functools.cache
+def _host() -> tuple[Any, Any, str]:
+    """llvmlite, the machine, and what machine code depends on beside the text."""
+    try:
+        import llvmlite
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise LlvmMissing(
+            "sgap_jax: expressions are compiled for the CPU with llvmlite, which does not load "
+            f"({error}); pip install 'sgap_jax[compiler]' brings it"
+        ) from error
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = _machine(llvm)
+    target = (
+        f"{machine.triple} {' '.join(_cpu(llvm))} "
+        f"LLVM {llvm.llvm_version_info} llvmlite {llvmlite.__version__}"
+    )
+    return llvm, machine, target

@@ -1,0 +1,27 @@
+"""How wide the numbers and the indices of a function are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sgap_jax.compiler.loop_ir.loopir import INTEGERS
+
+
+def accumulator_of(dtype: str) -> str:
+    """What numbers of a dtype are added up in."""
+    return dtype if dtype in ("float64", *INTEGERS) else "float32"
+
+
+def integer(value: float, dtype: str) -> int:
+    """A Float among integers."""
+    limits = np.iinfo(dtype)
+    if math.isinf(value):
+        return int(limits.max if value > 0 else limits.min)
+    return int(value)
+
+
+def index_dtype(largest: int) -> str:
+    """`Function.index` where that is the largest size or product of sizes."""
+    return "int64" if largest >= 2**31 - 2**12 else "int32"

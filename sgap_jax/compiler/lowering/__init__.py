@@ -1,0 +1,1 @@
+"""From concrete index notation and storage to the loop IR."""

@@ -1,0 +1,91 @@
+"""The expressions that derivatives of an expression are, and when two expressions are one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained
+from sgap_jax.schedules.schedule import ScheduleError
+
+
+def gradient(expression: Assign, tensor: str) -> Assign:
+    """What the cotangent of an operand is: that operand and the output change places.
+
+    `gradient(assign("ij,jk->ik", {"A": CSR}), "B")` is B(j,k) += A(i,j) * C(i,k), in which C is the
+    cotangent of the result. In the sparse operand, its output shares that one's structure; where no
+    factor has the entries then, there is one of ones.
+
+    Raises:
+      TypeError: not an expression.
+      ValueError: no operand of that name, or one with an index that nothing else has.
+      NotImplementedError: of a maximum or minimum, whose gradient is several sums.
+    """
+    if not isinstance(expression, Assign):
+        raise TypeError(f"gradient: expected an Assign, as assign() makes, got {expression!r}")
+    _check_multilinear(expression)
+    read = [x for x in operands(expression) if not x.pattern]  # in the order that einsum has
+    chosen = next((x for x in read if x.tensor == tensor), None)
+    if chosen is None:
+        there = ", ".join(x.tensor for x in read)
+        raise ValueError(f"{expression}: no operand {tensor!r}; there are {there}")
+    factors = [expression.output if x == chosen else x for x in read]
+    if (sparse := expression.sparse) is not None:
+        names, name = {x.tensor for x in (expression.output, *expression.accesses)}, sparse.tensor
+        while name in names:
+            name += "_"
+        factors = sharing(factors, dataclasses.replace(sparse, tensor=name, pattern=True))
+    return Assign(dataclasses.replace(chosen, along=False), tuple(factors))
+
+
+def check_gradient(expression: Assign, of: Assign) -> None:
+    """Raises ScheduleError unless an expression is a gradient of another."""
+    _check_multilinear(of)
+    gradients = []
+    for operand in of.accesses:
+        with contextlib.suppress(ValueError):  # an index of it alone: there is no expression
+            gradients += [] if operand.pattern else [gradient(of, operand.tensor)]
+    if not any(same(expression, each) for each in gradients):
+        known = ", ".join(map(str, gradients)) or "none"
+        raise ScheduleError(f"{expression} is no gradient of {of}; these are: {known}")
+
+
+def _check_multilinear(expression: Assign) -> None:
+    if not expression.is_multilinear:
+        raise NotImplementedError(
+            f"{expression}: its gradient is several sums over the products that attain an "
+            "extremum; they run as without a schedule"
+        )
+
+
+def sharing(factors: Sequence[Access], pattern: Access) -> list[Access]:
+    """Factors of which the first in the format of `pattern` has the structure, or else that pattern
+    does, and all others with a format share it. These come first: they are multiplied before
+    anything that lanes have."""
+    each = [dataclasses.replace(x, along=False) for x in factors]
+    whole = next((x for x in each if x.format == pattern.format), pattern)
+    each = [x if x == whole else dataclasses.replace(x, along=x.format is not None) for x in each]
+    each.sort(key=lambda x: not x.along)
+    return each if whole in each else [whole, *each]
+
+
+def operands(expression: Assign) -> list[Access]:
+    """What is read, the sparse factor first."""
+    return sorted(expression.accesses, key=lambda access: access != expression.sparse)
+
+
+def same(one: Assign, other: Assign) -> bool:
+    """Whether two expressions differ in nothing but names, and the place of the sparse factor."""
+    return _form(one) == _form(other)
+
+
+def _form(expression: Assign) -> tuple:
+    every = (*operands(expression), expression.output)
+    indices = dict.fromkeys(i for x in every for i in x.indices)
+    number = {index: i for i, index in enumerate(indices)}
+    words = ((tuple(number[i] for i in x.indices), x.format, x.pattern, x.along) for x in every)
+    attained = [
+        (x.reduction, len(x.factors)) for x in expression.factors if isinstance(x, Attained)
+    ]
+    return tuple(words), tuple(attained), expression.reduction
