@@ -3,8 +3,8 @@
 import numpy as np
 from compiler_chains import SPMM, SPMV, positions, rows
 from compiler_tensors import Problem
+from loop_interpreter import interp
 
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.transform.schedule import Schedule
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from compiled_loops import add, at, call, function, lanes, times
 from compiled_operands import own_cache  # noqa: F401
+from loop_interpreter import interp
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm import separate_sums as llvm_apart
 from sgap_jax.compiler.llvm.print_llvm import print_llvm

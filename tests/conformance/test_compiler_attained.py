@@ -12,9 +12,10 @@ from compiled_text import compiled
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 from jaxprs import equations
+from loop_interpreter import interp
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, Reference, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD

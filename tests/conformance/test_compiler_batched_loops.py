@@ -12,9 +12,10 @@ from compiler_chains import octets_on_gpu, rows
 from compiler_tensors import Problem, numbers
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
+from loop_interpreter import interp
 
 from sgap_jax import CSR, CVS
-from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
 from sgap_jax.compiler.llvm import expressions as llvm_expressions
 from sgap_jax.compiler.llvm import machine_code as llvm

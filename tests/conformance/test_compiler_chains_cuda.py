@@ -6,11 +6,11 @@ from compiler_chains import rows
 from compiler_tensors import Problem, numbers
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
+from loop_interpreter.interp import run
 from tolerance import DTYPES
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, AtomicParallelism
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
-from sgap_jax.compiler.interp import run
 from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.notation.cin import NO_RACES

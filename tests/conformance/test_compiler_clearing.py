@@ -7,9 +7,10 @@ from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
 from compiler_chains import TTV
 from compiler_tensors import Problem
+from loop_interpreter import evaluate, interp
 
 from sgap_jax import COO, CSF, CSR, Format
-from sgap_jax.compiler import assign, evaluate, interp
+from sgap_jax.compiler import assign
 from sgap_jax.compiler.loop_ir.loopir import CPU_VECTOR, For
 from sgap_jax.compiler.lowering import clearing
 from sgap_jax.compiler.lowering.lower import lower

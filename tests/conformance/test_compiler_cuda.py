@@ -29,10 +29,10 @@ from loop_functions import (
     store,
     wide,
 )
+from loop_interpreter.interp import run
 from tolerance import DTYPES, assert_within, sum_bound
 
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
-from sgap_jax.compiler.interp import run
 from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Float,

@@ -11,9 +11,10 @@ from compiled_operands import own_cache  # noqa: F401
 from compiled_text import compiled
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
+from loop_interpreter import interp
 
 from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, Reference, SparseArray, einsum
-from sgap_jax.compiler import assign, interp
+from sgap_jax.compiler import assign
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import INTEGERS

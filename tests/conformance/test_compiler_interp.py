@@ -20,10 +20,10 @@ from loop_functions import (
     store,
     wide,
 )
+from loop_interpreter.independence import independent
+from loop_interpreter.interp import LoopFault, run
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax.compiler.independence import independent
-from sgap_jax.compiler.interp import LoopFault, run
 from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Binary,
@@ -229,7 +229,7 @@ def test_elements_that_nobody_stores_and_rounded_arrays():
 
 
 def test_a_while_loop_without_end(monkeypatch):
-    monkeypatch.setattr("sgap_jax.compiler.interp.MOST_TURNS", 100)
+    monkeypatch.setattr("loop_interpreter.interp.MOST_TURNS", 100)
     with pytest.raises(LoopFault, match="more than 100 turns at `while"):
         ran(While(op("<", 0, 1), ()))
 
@@ -304,7 +304,7 @@ def test_serial_loops_at_once_or_not(name, monkeypatch):
     assert independent(nest) == (name in TOGETHER)
     body = (let("n", 0, mutable=True), nest)
     at_once = ran(*body)
-    monkeypatch.setattr("sgap_jax.compiler.interp.independent", lambda loop: False)
+    monkeypatch.setattr("loop_interpreter.interp.independent", lambda loop: False)
     np.testing.assert_array_equal(at_once, ran(*body))
 
 
@@ -312,5 +312,5 @@ def test_serial_loops_at_once_or_not(name, monkeypatch):
 def test_at_once_or_one_by_one_is_the_same_sum(build, monkeypatch):
     function, arrays = build(Sparse(), n=3), inputs(Sparse(), "float32", 3)
     at_once = run(function, arrays)["C"]
-    monkeypatch.setattr("sgap_jax.compiler.interp.independent", lambda loop: False)
+    monkeypatch.setattr("loop_interpreter.interp.independent", lambda loop: False)
     np.testing.assert_allclose(at_once, run(function, arrays)["C"], 1e-5, 1e-6)

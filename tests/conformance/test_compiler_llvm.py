@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from compiled_loops import add, call, lanes, threads, times
 from compiled_operands import PADDING, K, M, matrix, numbers, own_cache, wide  # noqa: F401
+from loop_interpreter import interp
 from random_loops import SIZE, Loops
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compiler_chains import MTTKRP, SDDMM_SPARSE, SPMM, SPMV, TTV, positions
 from compiler_tensors import Problem, numbers
+from loop_interpreter import interp
 from lowered_chains import (
     COORDINATES,
     LISTED_SIZES,
@@ -18,7 +19,6 @@ from lowered_chains import (
 )
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.lowering.guards import Tiles
 from sgap_jax.compiler.lowering.lower import lower

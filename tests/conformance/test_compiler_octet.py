@@ -12,11 +12,11 @@ from compiler_tensors import Problem, numbers
 from cuda_sources import ptx, require_nvrtc, resources
 from emulated_launch import emulate
 from loop_functions import loop, store
+from loop_interpreter.independence import independent
+from loop_interpreter.interp import LoopFault, run
 
 from sgap_jax import ScheduleError, SparseArray, einsum
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
-from sgap_jax.compiler.independence import independent
-from sgap_jax.compiler.interp import LoopFault, run
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, GPU_BLOCK, GPU_THREAD, GPU_WARP, Int
 from sgap_jax.compiler.lowering.lower import lower

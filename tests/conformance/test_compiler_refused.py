@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from compiler_chains import SPMM, SPMV, positions
 from compiler_tensors import Problem
+from loop_interpreter import interp
 from lowered_chains import COORDINATES, POSITIONS, SMALL, check, over
 
 from sgap_jax import BCSR, COO, CSC, CSR, Compressed, Dense, Format, ScheduleError
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.notation import cin

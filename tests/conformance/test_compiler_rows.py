@@ -12,10 +12,10 @@ from compiled_operands import own_cache  # noqa: F401
 from compiler_tensors import Problem, numbers
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate, starts
+from loop_interpreter import interp
 from lowered_chains import LISTED_SIZES, ROWS
 
 from sgap_jax import COO, ScheduleError, read
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD

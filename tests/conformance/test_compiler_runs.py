@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
+from loop_interpreter import interp
 from tolerance import DTYPES
 
 from sgap_jax import CSF, CSR, SparseArray, einsum
-from sgap_jax.compiler import assign, interp
+from sgap_jax.compiler import assign
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.lowering.lower import lower

@@ -26,9 +26,9 @@ from loop_functions import (
     segments,
     store,
 )
+from loop_interpreter.interp import run
 from tolerance import assert_within, sum_bound
 
-from sgap_jax.compiler.interp import run
 from sgap_jax.compiler.loop_ir.loopir import (
     Array,
     Comment,

@@ -6,10 +6,10 @@ from compiler_chains import octet_product, octet_sampled, octets_on_gpu
 from compiler_tensors import Problem, numbers
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
+from loop_interpreter.interp import run
 from tolerance import assert_within, sum_bound
 
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
-from sgap_jax.compiler.interp import run
 from sgap_jax.compiler.lowering.lower import lower
 
 CHAINS = octets_on_gpu()

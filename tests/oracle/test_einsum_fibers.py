@@ -9,10 +9,11 @@ import pytest
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from jax.test_util import check_grads
+from loop_interpreter import interp
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import COO, CSF, Format, Reference, ScheduleError, SparseArray, einsum
-from sgap_jax.compiler import Schedule, assign, interp
+from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import capacities
 from sgap_jax.compiler.transform.presets import cpu

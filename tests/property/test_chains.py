@@ -12,9 +12,9 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate, starts
 from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
+from loop_interpreter import interp
 from random_chains import random_case
 
-from sgap_jax.compiler import interp
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
 from sgap_jax.compiler.llvm import machine_code as llvm
 

@@ -25,14 +25,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from sgap_jax.compiler.evaluate import Frame, Lanes, LoopFault, Place, Scalar
-from sgap_jax.compiler.independence import independent
+from loop_interpreter.evaluate import Frame, Lanes, LoopFault, Place, Scalar
+from loop_interpreter.independence import independent
+from loop_interpreter.ownership import Owners
+from loop_interpreter.stores import Stores
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.loop_ir.loopir import Function, Stmt
 from sgap_jax.compiler.loop_ir.mma import declared
 from sgap_jax.compiler.loop_ir.print_c import INTEGER, NUMBER
-from sgap_jax.compiler.ownership import Owners
-from sgap_jax.compiler.stores import Stores
 
 ENCLOSING = {  # the units that a loop of a unit may stand in
     loopir.CPU_THREAD: (None,),

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from loop_interpreter.ownership import Owners, RaceError
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.loop_ir.loopir import Expr, Function, Stmt
 from sgap_jax.compiler.loop_ir.print_c import INTEGER, NUMBER, TRUTH, TRUTHS, headline
 from sgap_jax.compiler.loop_ir.widths import integer
-from sgap_jax.compiler.ownership import Owners, RaceError
 
 COMBINE: dict[str | None, np.ufunc] = {"+": np.add, "max": np.maximum, "min": np.minimum}
 COMPARE = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgap_jax.compiler.evaluate import COMBINE, Evaluator, Lanes
+from loop_interpreter.evaluate import COMBINE, Evaluator, Lanes
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.loop_ir.loopir import Function
 
