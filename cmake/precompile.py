@@ -1,6 +1,6 @@
 """The default points, compiled at build time: python precompile.py OUT [NAME ...] [--for GPU]
 
-Fills the folder OUT with one archive for each architecture (sgap_jax/runtime/precompiled.py), or
+Fills the folder OUT with one archive for each architecture (sgap_jax/launch/precompiled.py), or
 those alone that serve a GPU ("sm_86"), of all launch plans or of those named. Runs in the
 interpreter of the build, which need have no JAX, and needs NVRTC: its wheel there, or a toolkit
 (CUDA_HOME). With --check it looks for that, no more.
@@ -26,7 +26,7 @@ def import_from_source(name: str) -> types.ModuleType:
     standard = {importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter}
     standard.add(importlib.machinery.PathFinder)
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder in standard]
-    for package in ("sgap_jax", "sgap_jax.runtime"):
+    for package in ("sgap_jax", "sgap_jax.launch"):
         module = types.ModuleType(package)
         module.__path__ = [str(PACKAGE.joinpath(*package.split(".")[1:]))]
         sys.modules.setdefault(package, module)
@@ -40,11 +40,11 @@ def main() -> None:
     parser.add_argument("--for", metavar="GPU", dest="gpu")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    default_calls = import_from_source("runtime.default_calls")
+    default_calls = import_from_source("launch.defaults")
     nvrtc, headers, precompiled = (
-        import_from_source(f"runtime.{name}") for name in ("nvrtc", "headers", "precompiled")
+        import_from_source(f"launch.{name}") for name in ("nvrtc", "headers", "precompiled")
     )
-    cubin = import_from_source("runtime.cache").Cubin
+    cubin = import_from_source("launch.cache").Cubin
     try:
         version = nvrtc.version()
     except nvrtc.NvrtcMissing as error:

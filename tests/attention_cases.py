@@ -8,8 +8,8 @@ from emulated_launch import emulate
 from vector_cases import encoded
 
 from sgap_jax import CVS, Problem
-from sgap_jax.runtime.attention_cuda import forward_plan, keys_backward_plan, rows_backward_plan
-from sgap_jax.runtime.attention_shapes import AttentionShapes
+from sgap_jax.launch.attention import forward_plan, keys_backward_plan, rows_backward_plan
+from sgap_jax.launch.attention_shapes import AttentionShapes
 
 ROUGH = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 3e-2, "float16": 4e-3}
 KERNELS = ("forward", "rows", "keys")

@@ -8,8 +8,8 @@ import re
 import pytest
 from result_cache import cached
 
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.headers import included_headers
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.headers import included_headers
 
 HEADERS = pathlib.Path(__file__).resolve().parents[1] / "cuda"
 INCLUDE = f"--include-path={HEADERS}"

@@ -7,9 +7,9 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir, xla  # noqa: TID251 a primitive of our own
 
-from sgap_jax.runtime import launch
-from sgap_jax.runtime.cache import CubinCache
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch import launch
+from sgap_jax.launch.cache import CubinCache
+from sgap_jax.launch.kernel_call import KernelCall
 
 # All bytes: machine code is not text.
 CUBIN = b"bytes_300\0" + bytes(range(256)) + bytes(34)

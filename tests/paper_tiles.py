@@ -8,7 +8,8 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import Problem
-from sgap_jax.runtime import sddmm_paper_cuda, spmm_paper_cuda
+from sgap_jax.launch import sddmm_paper as sddmm_paper_cuda
+from sgap_jax.launch import spmm_paper as spmm_paper_cuda
 
 
 def problem_of(op, case, tile, arrays, dtype, n, batch):

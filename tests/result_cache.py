@@ -12,7 +12,7 @@ import pathlib
 import pickle
 import time
 
-from sgap_jax.runtime.cache import content_key, replace_file
+from sgap_jax.launch.cache import content_key, replace_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DAYS = 14  # a result that no run has used for so long is removed

@@ -6,7 +6,7 @@ from octet_oracle import tf32
 from tolerance import assert_within, sum_bound
 
 from sgap_jax import reference
-from sgap_jax.runtime.sddmm_operands import OperandShapes
+from sgap_jax.launch.sddmm_operands import OperandShapes
 
 
 def operands(case, d, seed=5):

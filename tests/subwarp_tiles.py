@@ -10,7 +10,8 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import CVS, Problem
-from sgap_jax.runtime import sddmm_subwarp_cuda, spmm_subwarp_cuda
+from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
+from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
 
 
 def by_columns(offsets, indices, k):

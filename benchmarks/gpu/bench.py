@@ -21,7 +21,7 @@ from sgap_jax import (
     sparse_softmax,
     spmm,
 )
-from sgap_jax.runtime.default_calls import LAUNCH_PLANS
+from sgap_jax.launch.defaults import LAUNCH_PLANS
 
 Row = dict[str, object]
 OURS = ("ours", "point", "vectors", "ours_jax")

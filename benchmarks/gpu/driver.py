@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from sgap_jax.runtime.cache import Cubin
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.kernel_call import KernelCall
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.problems import Unavailable
 from sgap_jax import Schedule
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.cache import Cubin
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules.emulated import Emulated
 
 

@@ -10,7 +10,7 @@ from benchmarks.gpu import summary
 from benchmarks.gpu.bench import MOST_POINTS, OURS, Case, Row
 from benchmarks.gpu.session import Session, about_case, said
 from benchmarks.gpu.vectors import VectorCase
-from sgap_jax.runtime.default_calls import OF_VECTORS
+from sgap_jax.launch.defaults import OF_VECTORS
 
 # In the order of the goals, so that a run that ends early has them.
 PLAN = tuple(("spmm", n) for n in (4, 64, 1, 16, 128))

@@ -14,7 +14,7 @@ import time
 from benchmarks import problems
 from benchmarks.gpu import device, timing
 from benchmarks.gpu.bench import LOST, Row
-from sgap_jax.runtime.launch import device_arch
+from sgap_jax.launch.launch import device_arch
 
 CASE_SECONDS = 240  # a case that takes longer hangs: it ends the run, which has written the tables
 

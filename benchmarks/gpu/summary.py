@@ -12,7 +12,7 @@ import statistics
 from benchmarks.gpu import peers
 from benchmarks.gpu.session import not_started
 from benchmarks.summary import table
-from sgap_jax.runtime.default_calls import OF_VECTORS
+from sgap_jax.launch.defaults import OF_VECTORS
 
 Row = dict[str, str]
 GOALS = (

@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.gpu.driver import Driver
 from benchmarks.peers import common
 from benchmarks.problems import ROOT
-from sgap_jax.runtime.cache import Cubin
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.kernel_call import KernelCall
 
 ROTATE_BYTES = 192 << 20  # three times the 60 MB of an H200
 MOST_SETS = 256

@@ -26,9 +26,9 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
-from sgap_jax.runtime import launch
+from sgap_jax.launch import launch
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import Problem, Reference, Schedule
 from sgap_jax.schedules.emulated import Emulated, default_schedule
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import jax
 
-from sgap_jax.primitives._define import jax_lowering, joint_batch, resolve
-from sgap_jax.primitives.attention_arguments import attention_problem
-from sgap_jax.primitives.attention_unfused import absent, delta
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.attention_cuda import (
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
-from sgap_jax.runtime.attention_shapes import AttentionShapes
+from sgap_jax.launch.attention_shapes import AttentionShapes
+from sgap_jax.primitives._define import jax_lowering, joint_batch, resolve
+from sgap_jax.primitives.attention_arguments import attention_problem
+from sgap_jax.primitives.attention_unfused import absent, delta
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
 
 

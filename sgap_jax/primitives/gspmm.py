@@ -10,6 +10,8 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.gspmm import extremum_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -31,8 +33,6 @@ from sgap_jax.primitives._vectors import by_rows
 from sgap_jax.primitives.gspmm_pick import bind_pick
 from sgap_jax.primitives.row_reduce import row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.gspmm_cuda import extremum_plan
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
 
 OPS = ("mul", "add", "sub", "div", "copy")

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.structure import positions
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.gspmm import pick_plan, pick_to_values_plan, pick_to_x_plan
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -31,8 +33,6 @@ from sgap_jax.primitives._define import (
     row_of_entry,
 )
 from sgap_jax.primitives.spmm import direction, kernel_operands
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.gspmm_cuda import pick_plan, pick_to_values_plan, pick_to_x_plan
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem
 
 # Operands: two of w [B|1, nnz], x [B|1, k, n] and d [B|1, m, n], in this order, then

@@ -13,6 +13,9 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.row_reduce import launch_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -24,9 +27,6 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.row_reduce_cuda import launch_plan
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 

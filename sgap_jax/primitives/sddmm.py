@@ -10,6 +10,10 @@ import numpy as np
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import join_blocks
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.sddmm import launch_plan
+from sgap_jax.launch.sddmm_operands import OperandShapes
+from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -30,10 +34,6 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.sddmm_cuda import launch_plan
-from sgap_jax.runtime.sddmm_operands import OperandShapes
-from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import positions
 from sgap_jax.formats.vectors import entries_format, join_blocks, split_blocks
+from sgap_jax.launch.sparse_softmax import jacobian_launch_plan, launch_plan
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -33,7 +34,6 @@ from sgap_jax.primitives.row_reduce import (
     row_vectors,
     value_shape,
 )
-from sgap_jax.runtime.sparse_softmax_cuda import jacobian_launch_plan, launch_plan
 from sgap_jax.schedules import Schedule
 
 

@@ -12,6 +12,9 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CVS
 from sgap_jax.formats.structure import unfolded
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.spmm import launch_plan, output_dtype
+from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -35,9 +38,6 @@ from sgap_jax.primitives._define import (
     transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
-from sgap_jax.runtime.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import (
     AtomicParallelism,
     CpuTile,

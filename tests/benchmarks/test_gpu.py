@@ -21,7 +21,7 @@ from benchmarks.gpu import (
     timing,
 )
 from benchmarks.problems import Unavailable
-from sgap_jax.runtime.default_calls import OF_VECTORS
+from sgap_jax.launch.defaults import OF_VECTORS
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import pytest
 from cuda_sources import require_nvrtc, resources
 
 from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
-from sgap_jax.runtime.attention_cuda import (
+from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
-from sgap_jax.runtime.attention_shapes import AttentionShapes
-from sgap_jax.runtime.default_calls import OF_ATTENTION, default_calls
-from sgap_jax.runtime.precompiled import ARCHITECTURES
+from sgap_jax.launch.attention_shapes import AttentionShapes
+from sgap_jax.launch.defaults import OF_ATTENTION, default_calls
+from sgap_jax.launch.precompiled import ARCHITECTURES
 from sgap_jax.schedules.attention_tile import AttentionTile, default_tile
 
 PROBLEM = Problem("attention", (1000, 900), 20_000, n=64, batch=4, platform="cuda")

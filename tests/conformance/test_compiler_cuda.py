@@ -45,9 +45,9 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Var,
     Workspace,
 )
-from sgap_jax.runtime import launch, nvrtc
-from sgap_jax.runtime.cache import CubinCache
-from sgap_jax.runtime.headers import header_folder
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.cache import CubinCache
+from sgap_jax.launch.headers import header_folder
 
 BLOCK, WARP, THREAD = "GPUBlock", "GPUWarp", "GPUThread"
 

@@ -26,7 +26,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Var,
     Workspace,
 )
-from sgap_jax.runtime.cache import CubinCache
+from sgap_jax.launch.cache import CubinCache
 
 pytest.importorskip("llvmlite")
 
@@ -65,7 +65,7 @@ def test_machine_code_is_kept(tmp_path, monkeypatch):
     program = (
         "import sys, compiled_loops as loops\n"
         "from sgap_jax.compiler import llvm\n"
-        "from sgap_jax.runtime.cache import CubinCache\n"
+        "from sgap_jax.launch.cache import CubinCache\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
         "def no(text): raise SystemExit('compiled again')\n"

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cuda_sources import require_nvrtc, resources
 
-from sgap_jax.runtime.default_calls import LAUNCH_PLANS, default_calls
-from sgap_jax.runtime.precompiled import ARCHITECTURES
+from sgap_jax.launch.defaults import LAUNCH_PLANS, default_calls
+from sgap_jax.launch.precompiled import ARCHITECTURES
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

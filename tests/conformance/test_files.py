@@ -18,7 +18,7 @@ from sgap_jax import (
     read,
     write,
 )
-from sgap_jax.formats import smtx
+from sgap_jax.formats.io import smtx
 
 MTX = "%%MatrixMarket matrix coordinate "
 GOOD = SparseArray.from_dense(np.array([[0, 1.5, 0, 2], [0, 0, 0, 0], [3, 0, -4, 0]], np.float32))

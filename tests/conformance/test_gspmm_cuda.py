@@ -8,7 +8,7 @@ from cuda_sources import require_nvrtc, resources
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, legal_points
-from sgap_jax.runtime.gspmm_cuda import (
+from sgap_jax.launch.gspmm import (
     extremum_plan,
     pick_plan,
     pick_to_values_plan,

@@ -7,8 +7,10 @@ import pytest
 from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import PaperOctetTile, Problem, Schedule, ScheduleError, WarpTile
-from sgap_jax.runtime import nvrtc, sddmm_paper_cuda, spmm_paper_cuda
-from sgap_jax.runtime.sddmm_operands import OperandShapes
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch import sddmm_paper as sddmm_paper_cuda
+from sgap_jax.launch import spmm_paper as spmm_paper_cuda
+from sgap_jax.launch.sddmm_operands import OperandShapes
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PLANS = {"spmm": spmm_paper_cuda.launch_plan, "sddmm": sddmm_paper_cuda.launch_plan}

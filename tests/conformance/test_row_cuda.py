@@ -10,7 +10,9 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
-from sgap_jax.runtime import nvrtc, row_reduce_cuda, sparse_softmax_cuda
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch import row_reduce as row_reduce_cuda
+from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("row_sum", (1000, 0), 20_000, platform="cuda")

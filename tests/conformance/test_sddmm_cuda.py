@@ -9,9 +9,9 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, choose_schedule, legal_points
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.sddmm_cuda import launch_plan
-from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.sddmm import launch_plan
+from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes
 from sgap_jax.schedules.kernels import algorithm
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]

@@ -8,9 +8,9 @@ import pytest
 from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import OctetTile, Problem, Schedule, ScheduleError, choose_schedule
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.sddmm_octet_cuda import launch_plan
-from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.sddmm_octet import launch_plan
+from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes
 from sgap_jax.schedules.octet import sddmm_registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]

@@ -30,8 +30,8 @@ from sgap_jax import (
     WarpTile,
     choose_schedule,
 )
-from sgap_jax.runtime import spmm_octet_cuda
-from sgap_jax.runtime.spmm_cuda import launch_plan
+from sgap_jax.launch import spmm_octet as spmm_octet_cuda
+from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.problem import ROW_OPS, TILED
 
 MOST = 2**31 - 1

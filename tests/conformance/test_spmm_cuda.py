@@ -10,8 +10,8 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, legal_points
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.spmm import launch_plan, output_dtype
 from sgap_jax.schedules.kernels import algorithm
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]

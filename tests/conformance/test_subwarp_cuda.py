@@ -11,11 +11,11 @@ from tolerance import DTYPES
 
 from sgap_jax import AtomicParallelism, Problem, Schedule, ScheduleError, SubwarpTile
 from sgap_jax import choose_schedule as choose
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.default_calls import OF_VECTORS, default_calls
-from sgap_jax.runtime.precompiled import ARCHITECTURES
-from sgap_jax.runtime.sddmm_operands import OperandShapes
-from sgap_jax.runtime.vector_plans import VECTOR_PLANS
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.defaults import OF_VECTORS, default_calls
+from sgap_jax.launch.precompiled import ARCHITECTURES
+from sgap_jax.launch.sddmm_operands import OperandShapes
+from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules.subwarp import LENGTHS
 
 OPS = (("spmm", False), ("spmm", True), ("sddmm", False))

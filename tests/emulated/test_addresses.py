@@ -10,7 +10,8 @@ from emulated_launch import emulate
 from emulator import Fault
 
 from sgap_jax import Problem, Schedule, row_sum, sddmm, sparse_softmax
-from sgap_jax.runtime import sddmm_cuda, spmm_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.schedules.emulated import Emulated
 
 # More padding than a launch for so few rows has threads.

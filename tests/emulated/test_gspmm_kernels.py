@@ -13,15 +13,15 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 
 from sgap_jax import CpuTile, Problem, Schedule, legal_points
-from sgap_jax.primitives._define import bind, structure
-from sgap_jax.primitives.gspmm import gspmm_p
-from sgap_jax.primitives.gspmm_pick import pick_p, pick_to_values_p, pick_to_x_p
-from sgap_jax.runtime.gspmm_cuda import (
+from sgap_jax.launch.gspmm import (
     extremum_plan,
     pick_plan,
     pick_to_values_plan,
     pick_to_x_plan,
 )
+from sgap_jax.primitives._define import bind, structure
+from sgap_jax.primitives.gspmm import gspmm_p
+from sgap_jax.primitives.gspmm_pick import pick_p, pick_to_values_p, pick_to_x_p
 
 POINTS = list(legal_points(Problem("gspmm", (100, 90), 1000, n=128)))
 SDDMM_POINTS = [

@@ -7,7 +7,7 @@ from emulated_launch import emulate
 from emulator import Fault
 
 from sgap_jax import Problem, Schedule
-from sgap_jax.runtime.spmm_cuda import launch_plan
+from sgap_jax.launch.spmm import launch_plan
 
 M, K, N, NNZ = 7, 5, 3, 90
 POINTS = ["{<2 row, 1 col>, 1}", "{<1/8 row, 1 col>, 4}", "{<4 nnz, 2 col>, 1}"]

@@ -14,7 +14,8 @@ from tolerance import DTYPES, assert_within
 from vector_cases import encoded
 
 from sgap_jax import Problem, Schedule, legal_points, reference
-from sgap_jax.runtime import row_reduce_cuda, sparse_softmax_cuda
+from sgap_jax.launch import row_reduce as row_reduce_cuda
+from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
 
 OPS = ["row_sum", "row_max", "row_broadcast", "sparse_softmax", "sparse_softmax_jacobian"]
 POINTS = list(legal_points(Problem("row_sum", (100, 0), 1000)))

@@ -13,7 +13,7 @@ from sddmm_oracle import check_factors, launched, operands, oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points
-from sgap_jax.runtime.sddmm_cuda import launch_plan
+from sgap_jax.launch.sddmm import launch_plan
 from sgap_jax.schedules.kernels import algorithm
 
 FEATURES = [0, 1, 3, 4, 31, 64, 130]

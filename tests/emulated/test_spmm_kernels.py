@@ -14,7 +14,7 @@ from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points
-from sgap_jax.runtime.spmm_cuda import launch_plan, output_dtype
+from sgap_jax.launch.spmm import launch_plan, output_dtype
 from sgap_jax.schedules.kernels import algorithm
 
 # All but windows of several nonzeros a lane, of which a third serves.

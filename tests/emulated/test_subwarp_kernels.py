@@ -26,7 +26,8 @@ from tolerance import DTYPES, assert_within
 from vector_cases import encoded
 
 from sgap_jax import SubwarpTile
-from sgap_jax.runtime import sddmm_subwarp_cuda, spmm_subwarp_cuda
+from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
+from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
 from sgap_jax.schedules.subwarp import LENGTHS
 
 # All but the matrices whose long rows take the emulator long.

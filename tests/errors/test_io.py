@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sgap_jax import SparseArray, read, write
-from sgap_jax.formats import text
+from sgap_jax.formats.io import number_tables as text
 
 MTX = "%%MatrixMarket matrix coordinate "
 REAL = MTX + "real general\n% comment\n\n3 4 2\n"

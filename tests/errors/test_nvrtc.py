@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from cuda_sources import require_nvrtc
 
-from sgap_jax.runtime import nvrtc
+from sgap_jax.launch import nvrtc
 
 KERNEL = 'extern "C" __global__ void {}(int* p) {{ *p = 1; }}\n'
 

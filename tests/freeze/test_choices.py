@@ -9,7 +9,7 @@ import hashlib
 import itertools
 
 from sgap_jax import Problem, candidate_schedules, choose_schedule
-from sgap_jax.runtime.default_calls import NAMES, default_calls
+from sgap_jax.launch.defaults import NAMES, default_calls
 
 OPS = ("spmm", "sddmm", "gspmm", "sparse_softmax")
 FORMATS = ("CSR", "CVS(8)", "BCSR(4, 4)")

@@ -13,9 +13,9 @@ import pytest
 from kernel_results import all_cases
 
 from sgap_jax import SparseArray, einsum
-from sgap_jax.runtime import launch
-from sgap_jax.runtime.cache import Cubin
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch import launch
+from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime.native import native
 
 CALL = re.compile(

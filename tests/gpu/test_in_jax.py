@@ -18,7 +18,7 @@ from spmm_oracle import dense_operand, oracle
 from tolerance import assert_within
 
 from sgap_jax import Problem, candidate_schedules, spmm, tune
-from sgap_jax.runtime import launch
+from sgap_jax.launch import launch
 
 HERE = pathlib.Path(__file__).parent
 CASE = BATTERY["skewed"]

@@ -19,8 +19,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from launched_axpy import FakeCompiler, axpy_call, make_axpy  # noqa: E402
 
-from sgap_jax.runtime import launch  # noqa: E402
-from sgap_jax.runtime.cache import Cubin  # noqa: E402
+from sgap_jax.launch import launch  # noqa: E402
+from sgap_jax.launch.cache import Cubin  # noqa: E402
 from sgap_jax.runtime.native import native  # noqa: E402
 
 

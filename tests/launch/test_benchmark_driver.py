@@ -5,8 +5,8 @@ import pytest
 from launched_axpy import CUBIN
 
 from benchmarks.gpu.driver import Driver
-from sgap_jax.runtime.cache import Cubin
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.kernel_call import KernelCall
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sgap_jax.runtime import cache
-from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
+from sgap_jax.launch import cache
+from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
 
 KEY = content_key("source", "sm_90")
 CUBIN = Cubin("kernel<float, 4>", b"\x7fELF\n\0" + bytes(range(256)))
@@ -165,7 +165,7 @@ FILL = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from sgap_jax.runtime.cache import Cubin, CubinCache, content_key
+from sgap_jax.launch.cache import Cubin, CubinCache, content_key
 
 def never():
     raise AssertionError("an entry that was there is gone or torn")
@@ -265,7 +265,7 @@ CROWD = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from sgap_jax.runtime.cache import Cubin, CubinCache, content_key
+from sgap_jax.launch.cache import Cubin, CubinCache, content_key
 
 folder, me = Path(sys.argv[1]), int(sys.argv[2])
 for turn in range(400):

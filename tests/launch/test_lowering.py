@@ -14,10 +14,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir  # noqa: TID251 a primitive of our own
 from launched_axpy import CUBIN, FakeCompiler, axpy_call, make_axpy
 
-from sgap_jax.runtime import launch
-from sgap_jax.runtime.cache import Cubin, CubinCache
-from sgap_jax.runtime.headers import header_texts
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch import launch
+from sgap_jax.launch.cache import Cubin, CubinCache
+from sgap_jax.launch.headers import header_texts
+from sgap_jax.launch.kernel_call import KernelCall
 
 X = jnp.arange(4, dtype=jnp.float32)
 

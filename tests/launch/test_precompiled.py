@@ -11,12 +11,12 @@ from cuda_sources import require_nvrtc
 from launched_axpy import CUBIN, FakeCompiler
 
 from sgap_jax import Problem, Schedule, choose_schedule
-from sgap_jax.runtime import launch, precompiled
-from sgap_jax.runtime.cache import Cubin, CubinCache, decode_entry
-from sgap_jax.runtime.default_calls import DTYPES, LAUNCH_PLANS, default_calls
-from sgap_jax.runtime.headers import header_folder, included_headers
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.spmm_cuda import launch_plan
+from sgap_jax.launch import launch, precompiled
+from sgap_jax.launch.cache import Cubin, CubinCache, decode_entry
+from sgap_jax.launch.defaults import DTYPES, LAUNCH_PLANS, default_calls
+from sgap_jax.launch.headers import header_folder, included_headers
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.problem import TILED
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def test_the_build_enumerates_without_jax_and_without_the_native_library(tmp_pat
         sys.meta_path.insert(0, Elsewhere())
         sys.argv = ["precompile.py", {str(tmp_path)!r}, "--check"]
         runpy.run_path({str(ROOT / "cmake" / "precompile.py")!r}, run_name="__main__")
-        from sgap_jax.runtime.default_calls import default_calls
+        from sgap_jax.launch.defaults import default_calls
         assert len(default_calls("spmm")) > 50
         assert "sgap_jax._native" not in sys.modules
     """

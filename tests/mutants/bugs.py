@@ -137,7 +137,7 @@ PYTHON = (
     Bug(
         name="noise_chooses_a_schedule",
         room="tuning",
-        file="sgap_jax/schedules/tune.py",
+        file="sgap_jax/tuning.py",
         text="best if _GAIN * ratios[best] < 1 else default",
         replacement="best if ratios[best] < 1 else default",
         breaks="tune takes a schedule that is faster than the first by less than 2%",
@@ -146,7 +146,7 @@ PYTHON = (
     Bug(
         name="stride_of_a_batched_dense_operand",
         room="launch",
-        file="sgap_jax/runtime/spmm_cuda.py",
+        file="sgap_jax/launch/spmm.py",
         text="k * n if products[1] > 1 else 0",
         replacement="m * n if products[1] > 1 else 0",
         breaks="spmm on CUDA reads B of the other elements of a batch in the wrong place",

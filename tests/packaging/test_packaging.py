@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from cuda_sources import require_nvrtc
 
-from sgap_jax.runtime import nvrtc
-from sgap_jax.runtime.precompiled import ARCHITECTURES
+from sgap_jax.launch import nvrtc
+from sgap_jax.launch.precompiled import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 # One worker only: the fixtures build once.
@@ -115,7 +115,7 @@ def test_default_kernels_of_the_wheel_need_no_compiler(clean_python, tmp_path):
     code = """
 import jax, numpy as np
 from sgap_jax import Schedule, SparseArray, row_sum
-from sgap_jax.runtime import nvrtc
+from sgap_jax.launch import nvrtc
 nvrtc._candidates = lambda: iter(())
 A = SparseArray.from_dense(np.eye(50, dtype=np.float32))
 def lowered(schedule=None):

@@ -1,7 +1,7 @@
 """The loop IR as one CUDA kernel, and its launch.
 
 Sizes are constants of the text, so the program of a kernel is keyed by its content as all others
-are (runtime/launch.py), and its grid never depends on what is in an array.
+are (launch/launch.py), and its grid never depends on what is in an array.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sgap_jax.compiler.loop_ir.loopir import GPU_THREAD, Array, Expr, Function, 
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.loop_ir.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.compiler.loop_ir.widths import integer
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES
 
 # Words of C++ that may be identifiers of Python, and names that a kernel uses.
 RESERVED = frozenset(

@@ -20,8 +20,8 @@ import numpy as np
 
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import Function
+from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
 from sgap_jax.runtime import native as native_library  # registers the target
-from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
 
 TARGET = "sgap_compiled_v1"
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sgap_jax.formats import checks, construct
-from sgap_jax.formats.text import Contents, Source
+from sgap_jax.formats.io.number_tables import Contents, Source
 
 _WRITE_BLOCK = 1 << 20
 

@@ -21,17 +21,15 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
-from sgap_jax.runtime import (
-    attention_cuda,
-    attention_shapes,
-    gspmm_cuda,
-    row_reduce_cuda,
-    sddmm_cuda,
-    sparse_softmax_cuda,
-    spmm_cuda,
-)
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.vector_plans import VECTOR_PLANS
+from sgap_jax.launch import attention as attention_cuda
+from sgap_jax.launch import attention_shapes
+from sgap_jax.launch import gspmm as gspmm_cuda
+from sgap_jax.launch import row_reduce as row_reduce_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
+from sgap_jax.launch import spmm as spmm_cuda
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.problem import TILED
 

@@ -15,7 +15,7 @@ import scipy.io
 import scipy.sparse
 
 from sgap_jax.formats.checks import INT32_MAX
-from sgap_jax.formats.text import Contents, Source
+from sgap_jax.formats.io.number_tables import Contents, Source
 
 # Numbers after the two indices.
 _WIDTH = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-from sgap_jax.runtime.kernel_source import TYPES
+from sgap_jax.launch.kernel_source import TYPES
 from sgap_jax.schedules.attention_tile import AttentionTile
 from sgap_jax.schedules.grid import GRID_Y
 from sgap_jax.schedules.problem import Problem

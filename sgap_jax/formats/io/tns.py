@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sgap_jax.formats.checks import INT32_MAX
-from sgap_jax.formats.text import Contents, Source
+from sgap_jax.formats.io.number_tables import Contents, Source
 
 _SHAPE = re.compile(rb"#\s*shape:((?:\s+\d{1,19})+)\s*")
 _WRITE_BLOCK = 1 << 17

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sgap_jax.runtime import attention_octet_cuda as octets
-from sgap_jax.runtime.attention_shapes import AttentionShapes, checked, scalars, types
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import grid_z, instantiation
+from sgap_jax.launch import attention_octet as octets
+from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import grid_z, instantiation
 from sgap_jax.schedules.attention_tile import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.runtime.cache import content_key, default_folder, replace_file
+from sgap_jax.launch.cache import content_key, default_folder, replace_file
 from sgap_jax.runtime.native import info
 from sgap_jax.schedules.candidates import candidate_schedules
 from sgap_jax.schedules.problem import Problem

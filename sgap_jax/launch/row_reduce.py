@@ -3,8 +3,8 @@ and row_broadcast (cuda/row_reduce.cuh)."""
 
 from collections.abc import Sequence
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.kernels import side_by_side
 from sgap_jax.schedules.problem import Problem

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from sgap_jax.runtime.cache import Cubin, content_key, decode_entry, encode_entry
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch.cache import Cubin, content_key, decode_entry, encode_entry
+from sgap_jax.launch.kernel_call import KernelCall
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 # Code of desktop GPUs does not run on these (CUDA programming guide, binary compatibility).

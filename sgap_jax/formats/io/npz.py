@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import checks, construct, interop
+from sgap_jax.formats.io.number_tables import FREE_EXPANSION_BYTES, MAX_EXPANSION, Contents
 from sgap_jax.formats.levels import CSC, CSR
-from sgap_jax.formats.text import FREE_EXPANSION_BYTES, MAX_EXPANSION, Contents
 
 
 def read(path: str) -> Contents:

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from sgap_jax.launch import precompiled
+from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
+from sgap_jax.launch.headers import header_folder, included_headers
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the target
-from sgap_jax.runtime import precompiled
-from sgap_jax.runtime.cache import Cubin, CubinCache, content_key, default_folder
-from sgap_jax.runtime.headers import header_folder, included_headers
-from sgap_jax.runtime.kernel_call import KernelCall
 from sgap_jax.schedules import grid
 
 TARGET = "sgap_launch_v1"
@@ -40,7 +40,7 @@ class Compiled(Protocol):
 
 
 class Compiler(Protocol):
-    """What compiles CUDA C++: the module `runtime.nvrtc`."""
+    """What compiles CUDA C++: the module `launch.nvrtc`."""
 
     def version(self) -> str: ...
     def compile(self, source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled: ...

@@ -3,8 +3,8 @@ and of its derivatives (cuda/gspmm.cuh, cuda/gspmm_pick.cuh)."""
 
 from collections.abc import Sequence
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.problem import Problem
 

@@ -11,10 +11,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from jax.typing import DTypeLike
 
-from sgap_jax.formats import checks, construct, interop, matrix_market, npz, smtx, tns
+from sgap_jax.formats import checks, construct, interop
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.io import matrix_market, npz, smtx, tns
+from sgap_jax.formats.io.number_tables import Contents, open_source
 from sgap_jax.formats.levels import COO, CSR, Format, require_stored
-from sgap_jax.formats.text import Contents, open_source
 
 _TEXT: dict[str, Any] = {".mtx": matrix_market, ".smtx": smtx, ".tns": tns}
 # A line of text can declare a shape whose offsets alone would fill the memory. Far more rows and

@@ -1,8 +1,8 @@
 """From a SubwarpTile to the launch of its SDDMM kernel (cuda/sddmm_subwarp.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES
-from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES
+from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.subwarp import SubwarpTile
 

@@ -3,8 +3,8 @@ product with its Jacobian (cuda/sparse_softmax.cuh)."""
 
 import struct
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.row_reduce_cuda import row_launch
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.row_reduce import row_launch
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.problem import Problem
 

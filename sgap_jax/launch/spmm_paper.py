@@ -1,8 +1,8 @@
 """From vectorSparse's own tiles to the launch of their SpMM kernels (cuda/spmm_warp.cuh,
 cuda/spmm_paper_octet.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.paper_tile import PaperTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.warp import WarpTile

@@ -2,8 +2,8 @@
 
 import math
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem

@@ -1,9 +1,9 @@
 """From vectorSparse's own tiles to the launch of their SDDMM kernels (cuda/sddmm_warp.cuh,
 cuda/sddmm_paper_octet.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES
-from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES
+from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.warp import WarpTile

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
-from sgap_jax.runtime import (
-    sddmm_octet_cuda,
-    sddmm_paper_cuda,
-    sddmm_subwarp_cuda,
-    spmm_octet_cuda,
-    spmm_paper_cuda,
-    spmm_subwarp_cuda,
-)
-from sgap_jax.runtime.kernel_call import KernelCall
+from sgap_jax.launch import sddmm_octet as sddmm_octet_cuda
+from sgap_jax.launch import sddmm_paper as sddmm_paper_cuda
+from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
+from sgap_jax.launch import spmm_octet as spmm_octet_cuda
+from sgap_jax.launch import spmm_paper as spmm_paper_cuda
+from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.paper_octet import PaperOctetTile
 from sgap_jax.schedules.schedule import Schedule

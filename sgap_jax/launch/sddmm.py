@@ -1,9 +1,9 @@
 """From a point of the atomic-parallelism space to the launch of its SDDMM kernel
 (cuda/sddmm.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES
-from sgap_jax.runtime.sddmm_operands import PLAIN, OperandShapes, sddmm_call
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES
+from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem

@@ -1,7 +1,7 @@
 """From an octet tile to the launch of its SpMM kernel (cuda/spmm_octet.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.octet import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
 from sgap_jax.schedules.problem import Problem
 

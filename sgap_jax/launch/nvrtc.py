@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ctypes.util import find_library
 from pathlib import Path
 
-from sgap_jax.runtime.precompiled import driver_major
+from sgap_jax.launch.precompiled import driver_major
 
 # Where the wheels put NVRTC, under the namespace package `nvidia`, by major version.
 _WHEEL_FOLDERS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}

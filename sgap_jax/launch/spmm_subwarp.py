@@ -1,7 +1,7 @@
 """From a SubwarpTile to the launch of its SpMM kernel (cuda/spmm_subwarp.cuh)."""
 
-from sgap_jax.runtime.kernel_call import KernelCall
-from sgap_jax.runtime.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
 
