@@ -55,7 +55,7 @@ def main() -> None:
         return
 
     start, folder = time.perf_counter(), headers.header_folder()
-    include = (f"--include-path={folder}",)
+    include = headers.include_options(folder)
     names = args.names or list(default_calls.NAMES)
     calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)

@@ -9,10 +9,10 @@ import pytest
 from result_cache import cached
 
 from sgap_jax.launch import nvrtc
-from sgap_jax.launch.headers import included_headers
+from sgap_jax.launch.headers import include_options, included_headers
 
 HEADERS = pathlib.Path(__file__).resolve().parents[1] / "cuda"
-INCLUDE = f"--include-path={HEADERS}"
+INCLUDE = include_options(HEADERS)
 
 
 def require_nvrtc():
@@ -34,9 +34,8 @@ def toolkit_headers():
 
 @functools.cache
 def ptx(source, arch="compute_90", options=(), headers=HEADERS):
-    folders = (headers, *toolkit_headers())
-    include = tuple(f"--include-path={folder}" for folder in folders)
-    flags = (*include, "--generate-line-info", *options)
+    toolkit = (f"--include-path={folder}" for folder in toolkit_headers())
+    flags = (*include_options(headers), *toolkit, "--generate-line-info", *options)
     parts = ("ptx", *_depends_on(source, arch, headers), *flags)
     return cached(parts, lambda: nvrtc.ptx(source, arch, flags))
 
@@ -48,7 +47,7 @@ def _depends_on(source, arch, headers=HEADERS):
 
 def resources(source, arch):
     """Registers, and bytes of local memory and of spills, that ptxas reports for a kernel."""
-    options = (INCLUDE, "--ptxas-options=-v")
+    options = (*INCLUDE, "--ptxas-options=-v")
     log = cached(
         ("ptxas", *_depends_on(source, arch), *options),
         lambda: nvrtc.compile(source, arch=arch, options=options).log,

@@ -1,8 +1,8 @@
 """Launches of our kernels through NVIDIA's driver, on any stream: what the FFI handler does.
 
-The handler itself (cuda/launch_core.cc) runs on the streams of XLA, which no event of ours can
-reach. Here the same machine code is launched with the same arguments on a stream that events and
-graphs can be put around.
+The handler itself (cuda/launch/launch_core.cc) runs on the streams of XLA, which no event of ours
+can reach. Here the same machine code is launched with the same arguments on a stream that events
+and graphs can be put around.
 """
 
 from __future__ import annotations

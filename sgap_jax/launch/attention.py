@@ -1,4 +1,5 @@
-"""From the schedule of fused attention to the launches of its kernels (cuda/attention.cuh)."""
+"""From the schedule of fused attention to the launches of its kernels
+(cuda/attention/attention.cuh)."""
 
 from __future__ import annotations
 

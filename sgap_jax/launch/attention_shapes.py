@@ -38,7 +38,7 @@ class AttentionShapes:
 
     @property
     def flags(self) -> int:
-        """As enum AttentionFlag of cuda/attention.cuh counts."""
+        """As enum AttentionFlag of cuda/attention/attention.cuh counts."""
         bits = [
             self.is_causal,
             self.bias is not None,

@@ -1,5 +1,5 @@
 """From a point of the atomic-parallelism space to the launches of gspmm with a maximum or minimum
-and of its derivatives (cuda/gspmm.cuh, cuda/gspmm_pick.cuh)."""
+and of its derivatives (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_pick.cuh)."""
 
 from collections.abc import Sequence
 

@@ -17,9 +17,21 @@ def header_folder() -> Path:
 
 
 @cache
+def header_paths(folder: Path) -> dict[str, Path]:
+    """The headers below a folder by their file names, by which they include each other."""
+    return {path.name: path for path in sorted(folder.rglob("*.cuh"))}
+
+
+@cache
 def header_texts(folder: Path) -> dict[str, str]:
     """The text of each header, by its name."""
-    return {path.name: path.read_text() for path in sorted(folder.glob("*.cuh"))}
+    return {name: path.read_text() for name, path in header_paths(folder).items()}
+
+
+def include_options(folder: Path) -> tuple[str, ...]:
+    """The options by which NVRTC finds the headers below a folder."""
+    folders = sorted({path.parent for path in header_paths(folder).values()})
+    return tuple(f"--include-path={path}" for path in folders)
 
 
 def included_headers(source: str, folder: Path) -> tuple[str, ...]:

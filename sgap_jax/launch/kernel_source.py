@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sgap_jax.schedules.grid import GRID_Z
 
-# The C++ types of the operands, by dtype (cuda/types.cuh).
+# The C++ types of the operands, by dtype (cuda/common/types.cuh).
 TYPES = {
     "float32": "float",
     "float64": "double",

@@ -1,7 +1,7 @@
 """The one way to launch a CUDA kernel: a KernelCall becomes a custom call that carries its cubin.
 
-The target `sgap_launch_v1` (cuda/launch_ffi.cc) loads the cubin with the executable, and at run
-time zeroes and launches, no more. Nothing outside the program is needed to run it: exported
+The target `sgap_launch_v1` (cuda/launch/launch_ffi.cc) loads the cubin with the executable, and at
+run time zeroes and launches, no more. Nothing outside the program is needed to run it: exported
 programs and JAX's persistent cache hold the machine code.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from sgap_jax.launch import precompiled
 from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
-from sgap_jax.launch.headers import header_folder, included_headers
+from sgap_jax.launch.headers import header_folder, include_options, included_headers
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the target
 from sgap_jax.schedules import grid
@@ -140,8 +140,7 @@ def compile_call(
     key = content_key(call.source, call.kernel, arch, compiler.version(), *headers)
 
     def compile() -> Cubin:
-        options = (f"--include-path={folder}",)
-        compiled = compiler.compile(call.source, arch=arch, options=options)
+        compiled = compiler.compile(call.source, arch=arch, options=include_options(folder))
         return Cubin(compiled.name, compiled.cubin)
 
     return (user_cache(default_folder()) if cubins is None else cubins).get(key, compile)

@@ -1,5 +1,5 @@
 """From a point of the atomic-parallelism space to the launch of a kernel on rows: row_sum, row_max
-and row_broadcast (cuda/row_reduce.cuh)."""
+and row_broadcast (cuda/row_reduce/row_reduce.cuh)."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
 """From a point of the atomic-parallelism space to the launch of its SDDMM kernel
-(cuda/sddmm.cuh)."""
+(cuda/sddmm/sddmm.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES
@@ -9,8 +9,8 @@ from sgap_jax.schedules.kernels import algorithm
 from sgap_jax.schedules.problem import Problem
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-# Bytes in registers of a lane, which has 64 of them in all (cuda/types.cuh: kThreads). With more of
-# these ptxas spills, for sm_100 first.
+# Bytes in registers of a lane, which has 64 of them in all (cuda/common/types.cuh: kThreads). With
+# more of these ptxas spills, for sm_100 first.
 _KEPT = 64  # features of a row of X, widened
 _HELD = 168  # these, and what the nonzeros under way take
 _NONZERO = 16  # an address, a sum, an index to come

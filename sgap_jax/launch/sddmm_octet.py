@@ -1,4 +1,4 @@
-"""From an octet tile to the launch of its SDDMM kernel (cuda/sddmm_octet.cuh)."""
+"""From an octet tile to the launch of its SDDMM kernel (cuda/sddmm/sddmm_octet.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES

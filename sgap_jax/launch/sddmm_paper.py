@@ -1,5 +1,5 @@
-"""From vectorSparse's own tiles to the launch of their SDDMM kernels (cuda/sddmm_warp.cuh,
-cuda/sddmm_paper_octet.cuh)."""
+"""From vectorSparse's own tiles to the launch of their SDDMM kernels (cuda/paper/sddmm_warp.cuh,
+cuda/paper/sddmm_paper_octet.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES

@@ -1,4 +1,4 @@
-"""From a SubwarpTile to the launch of its SDDMM kernel (cuda/sddmm_subwarp.cuh)."""
+"""From a SubwarpTile to the launch of its SDDMM kernel (cuda/sddmm/sddmm_subwarp.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES

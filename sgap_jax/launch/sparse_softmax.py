@@ -1,5 +1,5 @@
 """From a point of the atomic-parallelism space to the launches of the sparse softmax and of the
-product with its Jacobian (cuda/sparse_softmax.cuh)."""
+product with its Jacobian (cuda/sparse_softmax/sparse_softmax.cuh)."""
 
 import struct
 

@@ -1,4 +1,5 @@
-"""From a point of the atomic-parallelism space to the launch of its SpMM kernel (cuda/spmm.cuh)."""
+"""From a point of the atomic-parallelism space to the launch of its SpMM kernel
+(cuda/spmm/spmm.cuh)."""
 
 import math
 

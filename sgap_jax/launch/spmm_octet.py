@@ -1,4 +1,4 @@
-"""From an octet tile to the launch of its SpMM kernel (cuda/spmm_octet.cuh)."""
+"""From an octet tile to the launch of its SpMM kernel (cuda/spmm/spmm_octet.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation

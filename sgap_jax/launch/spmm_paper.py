@@ -1,5 +1,5 @@
-"""From vectorSparse's own tiles to the launch of their SpMM kernels (cuda/spmm_warp.cuh,
-cuda/spmm_paper_octet.cuh)."""
+"""From vectorSparse's own tiles to the launch of their SpMM kernels (cuda/paper/spmm_warp.cuh,
+cuda/paper/spmm_paper_octet.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation

@@ -1,11 +1,11 @@
-"""From a SubwarpTile to the launch of its SpMM kernel (cuda/spmm_subwarp.cuh)."""
+"""From a SubwarpTile to the launch of its SpMM kernel (cuda/spmm/spmm_subwarp.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
 
-# Bytes in registers of a lane, which has 128 of them in all (cuda/types.cuh: kTileThreads).
+# Bytes in registers of a lane, which has 128 of them in all (cuda/common/types.cuh: kTileThreads).
 _ROWS = 64  # rows of B under way
 _VALUES = 128  # numbers of A that multiply them
 _MOST_ROWS = 8  # of B, where they are short

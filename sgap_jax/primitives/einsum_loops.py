@@ -198,7 +198,7 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax
 
 def _products(expression: Expression) -> int:
     """Multiply-adds: the entries times the indices that they lack. An entry costs loads of its
-    coordinates and of what they say, however little is multiplied there (cpu/spmm_ffi.cc)."""
+    coordinates and of what they say, however little is multiplied there (cpu/spmm/spmm_ffi.cc)."""
     sizes = dict(expression.sizes)
     own = {ENTRY, *expression.sparse}
     each = math.prod(n for index, n in sizes.items() if index not in own)

@@ -193,7 +193,7 @@ def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -
 
 
 def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
-    """As cpu/check_levels_ffi.cc."""
+    """As cpu/check_levels/check_levels_ffi.cc."""
     left, hold = iter(index_arrays), jnp.asarray(True)
     levels = expression.format.levels[: stored_levels(expression.format)]
     order, stored_above, used = _orders(expression, in_order), False, jnp.int32(1)

@@ -11,7 +11,7 @@ from sgap_jax.schedules.vector_tile import VectorTile
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _REGISTERS = 65536  # of a multiprocessor
-# spmm: a warp takes the vectors of a block row, by the quad (cuda/spmm_octet.cuh).
+# spmm: a warp takes the vectors of a block row, by the quad (cuda/spmm/spmm_octet.cuh).
 QUAD = 16  # vectors of a quad: four of each of 4 lanes
 _PANEL = 64  # columns of a tile come in multiples of this one
 _OF_LANE = 255
@@ -20,7 +20,7 @@ _OF_LANE = 255
 _OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
 _OTHERS = 40
 _SHARED_BYTES = 48 << 10
-# sddmm: a warp takes a window of vectors (cuda/sddmm_octet.cuh).
+# sddmm: a warp takes a window of vectors (cuda/sddmm/sddmm_octet.cuh).
 WARPS = 4  # of a block: windows that follow each other read the same rows of X
 _WINDOW = 128  # vectors, at most
 _HELD = 160  # registers of a lane for sums, what is under way and addresses: beyond them it spills

@@ -20,7 +20,7 @@ _ALLOWED = {
     "tile_k": (None, *_POWERS),
     "subwarp": _POWERS[:6],
     "split": _POWERS[:6],
-    "block_size": (32, 64, 128, 256, 512),  # cuda/types.cuh: kTileThreads
+    "block_size": (32, 64, 128, 256, 512),  # cuda/common/types.cuh: kTileThreads
 }
 
 

@@ -165,7 +165,7 @@ def test_the_text_of_a_derived_class_is_its_own():
 
 
 def test_a_row_of_b_fits_in_32_bits():
-    """cuda/types.cuh multiplies a row's number by its bytes, 32 by 32 bits."""
+    """cuda/common/types.cuh multiplies a row's number by its bytes, 32 by 32 bits."""
     assert GRID_Y * THREADS * max(COLUMNS) * 8 < 2**32
 
 

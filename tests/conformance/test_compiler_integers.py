@@ -21,7 +21,7 @@ from sgap_jax.compiler.loop_ir.loopir import INTEGERS
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import capacities
 from sgap_jax.compiler.transform.presets import cpu, cpu_entries, spmm_point
-from sgap_jax.launch.headers import header_folder
+from sgap_jax.launch.headers import header_folder, header_texts
 from sgap_jax.schedules.emulated import Emulated
 
 SIZES = {"i": 11, "j": 26, "k": 19, "r": 5}
@@ -216,7 +216,7 @@ def test_on_a_gpu(dtype):
     ],
 )
 def test_planted_bugs_of_kernels_are_caught(right, wrong, reduction, dtype):
-    text = (header_folder() / "loops_integers.cuh").read_text()
+    text = header_texts(header_folder())["loops_integers.cuh"]
     assert right in text
     changed = text.replace("#pragma once", "").replace(right, wrong)
     change = lambda source: source.replace('#include "loops_integers.cuh"', changed)

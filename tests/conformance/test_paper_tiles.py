@@ -48,7 +48,7 @@ def test_the_kernels_have_the_instructions_and_the_loads_of_the_paper():
 
     def ptx(op, tile, n):
         source = PLANS[op](problem_of(op, tile, n=n), tile).source
-        return nvrtc.ptx(source, "compute_90", (INCLUDE,))
+        return nvrtc.ptx(source, "compute_90", INCLUDE)
 
     for n, wide in ((128, True), (127, False)):
         # 16 bytes of 8 rows, the indices apart; two mma for each.

@@ -72,7 +72,7 @@ def test_no_block_spills_in_float64(op):
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_the_loads_of_a_window_are_in_flight_together(op, point):
     """An unrolled loop that may end after each entry waits for each before it loads the next."""
-    text = nvrtc.ptx(PLANS[op](problem_of(op), point).source, "compute_90", (INCLUDE,))
+    text = nvrtc.ptx(PLANS[op](problem_of(op), point).source, "compute_90", INCLUDE)
     before_arithmetic = text[: re.search(r"\b(add|sub)(\.rn)?\.f32", text).start()]
     assert before_arithmetic.count("ld.global.nc.f32") == 4
 

@@ -62,7 +62,7 @@ def test_the_points_of_most_registers_stay_within_64(arch):
 def test_vectors_where_the_features_allow_them():
     for text, d in itertools.product(("{<1/8 row, 4 col>, 8}", "{<4 nnz, 4 col>, 8}"), (128, 126)):
         source = launch_plan(dataclasses.replace(PROBLEM, n=d), Schedule.parse(text)).source
-        assert ("ld.global.nc.v4.f32" in nvrtc.ptx(source, "compute_90", (INCLUDE,))) == (d == 128)
+        assert ("ld.global.nc.v4.f32" in nvrtc.ptx(source, "compute_90", INCLUDE)) == (d == 128)
 
 
 def test_a_row_of_x_is_loaded_once_where_it_fits():
@@ -70,7 +70,7 @@ def test_a_row_of_x_is_loaded_once_where_it_fits():
     point = Schedule.parse("{<1 row, 4 col>, 32}")
     kept, again = (
         nvrtc.ptx(
-            launch_plan(dataclasses.replace(PROBLEM, n=d), point).source, "compute_90", (INCLUDE,)
+            launch_plan(dataclasses.replace(PROBLEM, n=d), point).source, "compute_90", INCLUDE
         )
         for d in (128, 1024)
     )
@@ -128,7 +128,7 @@ def test_what_multiplies_the_sums_is_a_constant_of_the_kernel():
     false, true = "false", "true"
     assert flags == [[false, false], [true, false], [false, true], [true, true]]
     loads = [
-        nvrtc.ptx(launch_plan(PROBLEM, POINTS[0], s).source, "compute_90", (INCLUDE,)).count("ld.")
+        nvrtc.ptx(launch_plan(PROBLEM, POINTS[0], s).source, "compute_90", INCLUDE).count("ld.")
         for s in FACTORS
     ]
     assert loads[0] < min(loads[1:3]) and max(loads[1:3]) < loads[3]

@@ -62,7 +62,7 @@ def test_loads_are_of_16_bytes_and_nothing_is_shuffled_but_indices():
         (OctetTile(8, tile_n=32, tile_k=48), 36, "v2.u32"),
         (OctetTile(8, tile_n=32, tile_k=64), 63, "u16"),
     ):
-        text = nvrtc.ptx(launch_plan(problem_of(tile, n=d), tile).source, "compute_90", (INCLUDE,))
+        text = nvrtc.ptx(launch_plan(problem_of(tile, n=d), tile).source, "compute_90", INCLUDE)
         features = 64 if load != "v2.u32" else 48
         loops = 2 - (load == "u16")  # of features in whole steps, and of others
         steps = 2 * loops  # before a loop, and in it

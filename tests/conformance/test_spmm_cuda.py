@@ -61,7 +61,7 @@ def test_local_memory_is_noticed():
 
 def test_a_cubin_has_the_kernel_under_its_mangled_name():
     call = launch_plan(PROBLEM, Schedule.parse("{<1/8 row, 4 col>, 8}"))
-    compiled = nvrtc.compile(call.source, arch="sm_90", options=(INCLUDE,))
+    compiled = nvrtc.compile(call.source, arch="sm_90", options=INCLUDE)
     assert compiled.cubin[:4] == b"\x7fELF"
     assert compiled.name.startswith("_ZN4sgap") and call.kernel in compiled.name
 
@@ -70,7 +70,7 @@ def test_vectors_where_the_columns_allow_them():
     point = Schedule.parse("{<1/8 row, 4 col>, 8}")
     for n, vector in ((128, True), (126, False), (4, True), (1, False)):
         source = launch_plan(dataclasses.replace(PROBLEM, n=n), point).source
-        text = nvrtc.ptx(source, "compute_90", (INCLUDE,))
+        text = nvrtc.ptx(source, "compute_90", INCLUDE)
         assert ("ld.global.nc.v4.f32" in text) == ("st.global.v4.f32" in text) == vector
 
 
@@ -80,7 +80,7 @@ def test_vectors_where_the_columns_allow_them():
 def test_four_entries_of_a_row_are_in_flight_together(text):
     """A loop that may end after each entry waits for its load before it starts the next."""
     source = launch_plan(PROBLEM, Schedule.parse(text)).source
-    pieces = nvrtc.ptx(source, "compute_90", (INCLUDE,)).split("bra ")
+    pieces = nvrtc.ptx(source, "compute_90", INCLUDE).split("bra ")
     assert max(piece.count("fma.rn.f32") for piece in pieces) >= 4 * Schedule.parse(text).col
     assert max(piece.count("ld.global.nc.u32") for piece in pieces) >= 4
 
@@ -90,7 +90,7 @@ def spmv_loads(text, **changes):
     problem = dataclasses.replace(PROBLEM, n=1, **changes)
     products = (problem.batch, 1)
     source = launch_plan(problem, Schedule.parse(text), products).source
-    code = nvrtc.ptx(source, "compute_90", (INCLUDE,))
+    code = nvrtc.ptx(source, "compute_90", INCLUDE)
     return tuple(
         max((int(v) for v in re.findall(rf"ld\.global\.nc\.v(\d)\.{kind}", code)), default=1)
         for kind in ("f32", "u32")

@@ -57,7 +57,7 @@ def test_tiles_compile_without_spills_or_local_memory(dtype, arch):
 def code(tile, **changes):
     require_nvrtc()
     source = launch_plan(asked(tile.vector_length, **changes), tile).source
-    return nvrtc.ptx(source, "compute_90", (INCLUDE,))
+    return nvrtc.ptx(source, "compute_90", INCLUDE)
 
 
 LOAD = r"ld\.global\.nc\.v4\.u32"

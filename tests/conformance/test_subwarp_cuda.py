@@ -92,7 +92,7 @@ def test_vector_loads_where_the_columns_allow_them():
     require_nvrtc()
     for (op, permuted), (n, vector) in itertools.product(OPS, ((128, True), (126, False))):
         # Vectors of two rows: their values are no load of 16 bytes.
-        text = nvrtc.ptx(plan(of(2, op, permuted, n)).source, "compute_90", (INCLUDE,))
+        text = nvrtc.ptx(plan(of(2, op, permuted, n)).source, "compute_90", INCLUDE)
         assert ("ld.global.nc.v4.f32" in text) == vector
         assert ("st.global.v4.f32" in text) == (vector and op == "spmm")
 

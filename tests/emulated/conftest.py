@@ -8,6 +8,8 @@ import pytest
 from cuda_sources import ptx, require_nvrtc
 from emulator import Fault, Memory, Program
 
+from sgap_jax.launch.headers import header_paths
+
 HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 
 
@@ -49,9 +51,10 @@ def planted(tmp_path, monkeypatch):
 
     def run(header, right, wrong, check):
         folder = shutil.copytree(HEADERS, tmp_path / "cuda")
-        text = (folder / header).read_text()
+        path = header_paths(folder)[header]
+        text = path.read_text()
         assert text.count(right) == 1
-        (folder / header).write_text(text.replace(right, wrong))
+        path.write_text(text.replace(right, wrong))
 
         check()
         monkeypatch.setattr("emulated_launch.ptx", functools.partial(ptx, headers=folder))

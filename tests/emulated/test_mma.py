@@ -1,4 +1,4 @@
-"""cuda/mma.cuh: tensor-core products, packing and loads of fragments, against NumPy."""
+"""cuda/common/mma.cuh: tensor-core products, packing and loads of fragments, against NumPy."""
 
 import ml_dtypes
 import numpy as np

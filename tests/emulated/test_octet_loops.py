@@ -1,4 +1,4 @@
-"""What compiled loops call on tensor cores (cuda/loops_octet.cuh), run by the emulator."""
+"""What compiled loops call on tensor cores (cuda/loops/loops_octet.cuh), run by the emulator."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ def test_every_entry_has_its_row_in_every_lane(name, launch):
     case = from_row_lengths(name, 7, LENGTHS[name])
     offsets = case.row_offsets
     found = np.full((case.stored, 32), -1, np.int32)
-    found = launch(SOURCE, 8, 32, offsets, len(offsets) - 1, found, options=(INCLUDE,))[1]
+    found = launch(SOURCE, 8, 32, offsets, len(offsets) - 1, found, options=INCLUDE)[1]
     np.testing.assert_array_equal(found, np.repeat(case.rows[:, None], 32, 1))
 
 
@@ -35,5 +35,5 @@ def test_offsets_in_no_order_end_and_stay_within_bounds(launch):
     for rows in (1, 2, 40, 1100):
         offsets = rng.integers(0, 20, rows + 1).astype(np.int32)
         found = np.full((20, 32), -1, np.int32)
-        found = launch(SOURCE, 8, 32, offsets, rows, found, options=(INCLUDE,))[1]
+        found = launch(SOURCE, 8, 32, offsets, rows, found, options=INCLUDE)[1]
         assert found.max() < rows

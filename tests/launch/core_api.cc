@@ -1,6 +1,6 @@
 // The launch core as C functions, for ctypes. Each returns "" or the error, valid until the next
 // call.
-#include "cuda/launch_core.h"
+#include "cuda/launch/launch_core.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
-// Compiled where a CUDA toolkit is: the table of cuda/driver.h against cuda.h. Handles and enums
+// Compiled where a CUDA toolkit is: the table of cuda/launch/driver.h against cuda.h. Handles and enums
 // count by size, everything else by type.
 #include <cuda.h>
 
 #include <type_traits>
 
-#include "cuda/driver.h"
+#include "cuda/launch/driver.h"
 
 template <typename Ours, typename Theirs>
 constexpr bool kSame =

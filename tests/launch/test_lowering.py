@@ -16,7 +16,7 @@ from launched_axpy import CUBIN, FakeCompiler, axpy_call, make_axpy
 
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin, CubinCache
-from sgap_jax.launch.headers import header_texts
+from sgap_jax.launch.headers import header_paths, header_texts, include_options
 from sgap_jax.launch.kernel_call import KernelCall
 
 X = jnp.arange(4, dtype=jnp.float32)
@@ -82,7 +82,7 @@ def test_the_compiler_gets_source_arch_and_headers():
     export(compiler, arch="sm_100")
     ((source, arch, options),) = compiler.asked
     assert (source, arch) == ("axpy source", "sm_100")
-    assert options == (f"--include-path={launch.header_folder()}",)
+    assert options == include_options(launch.header_folder())
 
 
 def test_a_kernel_is_compiled_once_for_what_it_depends_on(tmp_path, monkeypatch):
@@ -111,6 +111,7 @@ def test_a_kernel_is_compiled_once_for_what_it_depends_on(tmp_path, monkeypatch)
     (headers / "group.cuh").write_text("second")
     (headers / "sddmm.cuh").write_text("new")
     header_texts.cache_clear()
+    header_paths.cache_clear()
     assert not compiled() and compiled(spmm) and not compiled(spmm)
 
 

@@ -317,7 +317,7 @@ CPP = (
     Bug(
         name="split_rows_of_wide_products",
         room="cpu/spmm",
-        file="cpu/spmm_kernel.cc",
+        file="cpu/spmm/spmm_kernel.cc",
         text="sums[j] += partials[i * args.n + c + j];",
         replacement="sums[j] += partials[i * args.n + j];",
         breaks="a row in pieces repeats its first columns where B is wider than one pass takes",
@@ -330,7 +330,7 @@ CPP = (
     Bug(
         name="third_column_of_narrow_products",
         room="cpu/spmm_cvs",
-        file="cpu/spmm_cvs_narrow.h",
+        file="cpu/spmm/spmm_cvs_narrow.h",
         text="if (kColumns == 1 && block.out_stride == 1 && block.rows >= kRows) {",
         replacement="if (kColumns == 1 && block.rows >= kRows) {",
         breaks="of a B of 3 columns, the last one of C in CVS(V) goes to the wrong places",
@@ -339,7 +339,7 @@ CPP = (
     Bug(
         name="scale_of_the_first_element",
         room="cpu/sddmm",
-        file="cpu/sddmm_factors.h",
+        file="cpu/sddmm/sddmm_factors.h",
         text="args.scale_stride = scaled > 1 ? 1 : 0;",
         replacement="args.scale_stride = 0;",
         breaks="sddmm under vmap over its scale multiplies all elements by the first scale",
@@ -348,7 +348,7 @@ CPP = (
     Bug(
         name="scale_between_pieces_of_softmax",
         room="cpu/sparse_softmax",
-        file="cpu/sparse_softmax_kernel.cc",
+        file="cpu/sparse_softmax/sparse_softmax_kernel.cc",
         text="sum += partial[phases.length] * __builtin_exp(distance * size);",
         replacement="sum += partial[phases.length] * __builtin_exp(distance);",
         breaks="the softmax of a row in pieces is wrong with a scale that is not 1",
@@ -357,7 +357,7 @@ CPP = (
     Bug(
         name="nan_lost_in_row_max",
         room="cpu/row_reduce",
-        file="cpu/row_reduce_loops.h",
+        file="cpu/row_reduce/row_reduce_loops.h",
         text="return a == a ? greater : a;",
         replacement="return greater;",
         breaks="row_max forgets a NaN when a number follows it",
@@ -366,7 +366,7 @@ CPP = (
     Bug(
         name="ties_of_a_minimum_in_pieces",
         room="cpu/gspmm",
-        file="cpu/gspmm_folds.h",
+        file="cpu/gspmm/gspmm_folds.h",
         text="taken = (kept == kept) & ~(other.kept >= kept);",
         replacement="taken = (kept == kept) & ~(other.kept > kept);",
         breaks="of equal minima in a row of several pieces, or with NaN, the later one is named",
@@ -375,7 +375,7 @@ CPP = (
     Bug(
         name="causal_mask_within_vectors",
         room="cpu/attention",
-        file="cpu/attention_rows.h",
+        file="cpu/attention/attention_rows.h",
         text="const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;",
         replacement=(
             "const int64_t first =\n"
@@ -387,7 +387,7 @@ CPP = (
     Bug(
         name="sign_of_the_cotangent_of_lse",
         room="cpu/attention",
-        file="cpu/attention_backward_kernel.cc",
+        file="cpu/attention/attention_backward_kernel.cc",
         text="delta[r] = sum - dlse[r * args.heads];",
         replacement="delta[r] = sum + dlse[r * args.heads];",
         breaks="gradients of attention by way of lse have the wrong sign",
@@ -396,7 +396,7 @@ CPP = (
     Bug(
         name="values_of_the_first_element",
         room="cpu/structure",
-        file="cpu/structure.cc",
+        file="cpu/common/structure.cc",
         text="for (int64_t b = 0; b < batch; ++b, from += count * bytes) {",
         replacement="for (int64_t b = 0; b < batch; ++b) {",
         breaks="a call on wrong index arrays takes the first element's values for the whole batch",
@@ -405,7 +405,7 @@ CPP = (
     Bug(
         name="last_entries_of_a_split_row",
         room="cpu/partition",
-        file="cpu/partition.cc",
+        file="cpu/common/partition.cc",
         text="const int64_t piece_end = i + 1 == pieces ? end : begin + (i + 1) * chunk;",
         replacement="const int64_t piece_end = begin + (i + 1) * chunk;",
         breaks="a row in pieces loses the entries that do not fill a piece",
@@ -414,7 +414,7 @@ CPP = (
     Bug(
         name="last_phase_of_small_calls",
         room="cpu/parallel",
-        file="cpu/parallel.h",
+        file="cpu/common/parallel.h",
         text="if (phase > 0 && phase + 1 == phases && !last_needed()) break;",
         replacement="if (phase > 0 && phase + 1 == phases) break;",
         breaks="a call on the calling thread leaves out its last phase even where it is needed",
@@ -426,7 +426,7 @@ CPP = (
     Bug(
         name="ties_of_bfloat16_rounded_up",
         room="cpu/half",
-        file="cpu/half.h",
+        file="cpu/simd/half.h",
         text="const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;",
         replacement="const auto rounded = (bits + 0x8000) >> 16;",
         breaks="a number halfway between two of bfloat16 is not rounded to the even one",
@@ -438,7 +438,7 @@ CUDA = (
     Bug(
         name="first_segment_of_a_group",
         room="cuda/spmm",
-        file="cuda/group.cuh",
+        file="cuda/common/group.cuh",
         text="return lane == 0 || previous != key;",
         replacement="return previous != key;",
         breaks="a segment reduction does not store the segment that begins in the first lane",
@@ -447,7 +447,7 @@ CUDA = (
     Bug(
         name="last_step_of_a_block_row",
         room="cuda/spmm_octet",
-        file="cuda/spmm_octet.cuh",
+        file="cuda/spmm/spmm_octet.cuh",
         text="const int own = (count + kWarps * kStep - 1) / (kWarps * kStep);",
         replacement="const int own = (count + kWarps * kStep / 2) / (kWarps * kStep);",
         breaks="octet tiles leave out the last vectors of a block row where they are few",
@@ -456,7 +456,7 @@ CUDA = (
     Bug(
         name="sums_of_groups_of_two",
         room="cuda/sddmm",
-        file="cuda/sddmm.cuh",
+        file="cuda/sddmm/sddmm.cuh",
         text="const unsigned i = group.lane / kLanes * kSums + j;",
         replacement="const unsigned i = group.lane / kLanes + j;",
         breaks="sddmm with 2 lanes in a group stores the sums of the second one too early",
@@ -465,7 +465,7 @@ CUDA = (
     Bug(
         name="stride_of_a_batched_tangent",
         room="cuda/sparse_softmax",
-        file="cuda/sparse_softmax.cuh",
+        file="cuda/sparse_softmax/sparse_softmax.cuh",
         text="tangent + product * tangent_stride + lane.first;",
         replacement="tangent + product * probabilities_stride + lane.first;",
         breaks="the softmax's Jacobian with a batch of tangents alone takes the first one for all",
@@ -474,7 +474,7 @@ CUDA = (
     Bug(
         name="nan_lost_in_float64",
         room="cuda/row_reduce",
-        file="cuda/group.cuh",
+        file="cuda/common/group.cuh",
         text="return x > y || x != x ? x : y; }",
         replacement="return x > y ? x : y; }",
         breaks="row_max of float64 forgets a NaN",
@@ -483,7 +483,7 @@ CUDA = (
     Bug(
         name="nan_among_messages",
         room="cuda/gspmm",
-        file="cuda/gspmm.cuh",
+        file="cuda/gspmm/gspmm.cuh",
         text="if (nan != (found.message != found.message)) return nan;",
         replacement="if (nan != (found.message != found.message)) return !nan;",
         breaks="a maximum of messages passes over NaN",
@@ -492,7 +492,7 @@ CUDA = (
     Bug(
         name="stride_of_a_shared_bias",
         room="cuda/attention",
-        file="cuda/attention.cuh",
+        file="cuda/attention/attention.cuh",
         text="const Size heads_of_bias = Has(kBiasOfHeads) ? heads : 1;",
         replacement="const Size heads_of_bias = heads;",
         breaks="a bias that heads share is read in the wrong place from the second sequence on",
@@ -501,7 +501,7 @@ CUDA = (
     Bug(
         name="keys_past_the_length",
         room="cuda/attention_backward",
-        file="cuda/attention_backward.cuh",
+        file="cuda/attention/attention_backward.cuh",
         text="const bool kept = valid && column < call.End(lengths, product);",
         replacement="const bool kept = valid;",
         breaks="keys past the length of their sequence get gradients",

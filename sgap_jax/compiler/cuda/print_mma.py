@@ -1,4 +1,4 @@
-"""Tensor cores in CUDA C++: tiles of cuda/loops_octet.cuh, and what fills and stores them."""
+"""Tensor cores in CUDA C++: tiles of cuda/loops/loops_octet.cuh, and what fills and stores them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Loop IR to machine code of this CPU with LLVM (llvmlite), and its name for XLA.
 
-A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled_ffi.cc): the hash of the
-LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
+A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled/compiled_ffi.cc): the hash
+of the LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
 
 In memory it belongs to the executables of XLA that run it, and goes with them. What was asked for
 last is kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.

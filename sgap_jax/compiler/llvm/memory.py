@@ -55,7 +55,7 @@ class Memory(Code):
         return Value(array.kind, self._widen(raw, array, lanes), lanes)
 
     def _gathered(self, array: Elements, index: Value) -> str:
-        """One load for each lane, which is faster than the gather instruction (cpu/simd.h)."""
+        """One load for each lane, which is faster than the gather instruction (cpu/simd/simd.h)."""
         vector, raw = f"<{self.width} x {array.memory}>", "poison"
         for lane, place in enumerate(self._each(index)):
             at = self.op(f"getelementptr inbounds {array.memory}, ptr {array.pointer}, {place}")

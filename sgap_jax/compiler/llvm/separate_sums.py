@@ -17,7 +17,7 @@ from sgap_jax.compiler.loop_ir.arithmetic import names_in
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, For, Int, Search, Var
 from sgap_jax.compiler.loop_ir.patterns import gathers, parts
 
-# Sums at a time, as in cpu/sddmm_dots.h: rows of a few entries have not many more.
+# Sums at a time, as in cpu/sddmm/sddmm_dots.h: rows of a few entries have not many more.
 _TOGETHER = 4
 
 # Vectors of a sum, at most. Of a longer one the last additions are a small part, and of a table

@@ -18,7 +18,7 @@ _CHAINED = 8
 _MOST_CHAINS = 4
 
 # Of an array beyond a cache, elements are asked for that many iterations ahead. Both as in
-# cpu/spmm_kernel.cc, where they were measured.
+# cpu/spmm/spmm_kernel.cc, where they were measured.
 _FAR_BYTES = 1 << 20
 _AHEAD = 32
 

@@ -1,0 +1,110 @@
+// Attention over stored entries, in column vectors of V rows (V = 1: CSR). In one head, for a row i
+// and the keys j that it stores:
+//   s[j] = scale * q[i] . k[j] + bias[i, j],   lse = log(sum exp(s[j]) + exp(sink))
+//   out[i] = sum exp(s[j] - lse) * v[j]
+// and the gradients, from out and lse, with delta[i] = dout[i] . out[i] - dlse[i]:
+//   p = exp(s - lse),  ds = p * (dout[i] . v[j] - delta[i])
+//   dq[i] = scale * sum ds k[j],  dk[j] = scale * sum ds q[i],  dv[j] = sum p dout[i],  dbias = ds
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/common/dtype.h"
+#include "cpu/common/partition.h"
+
+namespace sgap {
+
+// Rows and numbers of one pass: what a kernel keeps of them lies on its stack.
+constexpr int64_t kMostDepth = 4096;
+
+// Keys or values, [batch or 1, keys, key_heads, depth]: read where they are, or from copies.
+struct KeyRows {
+  const void* source;
+  int64_t depth, padded;  // padded to whole vectors of any instruction set
+  int64_t batch_stride;   // elements, 0 where shared
+  void* copies;           // [slots, keys, padded] of accumulators, or null
+  int64_t slots;          // head h of all batches' is in slot h % slots
+};
+
+// What both directions share.
+struct AttentionProblem {
+  Dtype dtype;
+  const int32_t* offsets;  // [ceil(rows / V) + 1]
+  const int32_t* indices;  // [vectors]
+  const void* q;           // [batch or 1, rows, heads, depth]
+  const void* bias;        // [batch or 1, heads or 1, vectors, V] of accumulators, or null
+  const int32_t* lengths;  // [batch or 1], or null
+  int64_t batch, rows, keys, heads, key_heads, depth, value_depth, vectors, length;
+  int64_t padded_depth, padded_value_depth;
+  int64_t q_stride, lengths_stride;  // elements from one batch to the next, 0 where shared
+  int64_t bias_stride, bias_head_stride;
+  double scale;
+  bool is_causal;
+  KeyRows k, v;
+  int64_t copy_rows, copy_chunks;  // of the keys, in tasks of copying
+
+  // The heads of keys, batch * key_heads of them, are taken in groups of so many: there are copies
+  // and sums for one group at a time.
+  int64_t group;
+};
+
+struct AttentionArgs : AttentionProblem, RowTasks {
+  const void* sinks;  // [batch or 1, heads] of accumulators, or null
+  int64_t sinks_stride;
+  void* out;  // [batch, rows, heads, value_depth]
+  void* lse;  // [batch, rows, heads] of accumulators
+
+  // task = in each group: of copying k, then v, then (its key head * heads of that + head) *
+  // row_tasks + row task
+  // partials: [batch * heads, pieces, V, padded_value_depth + 2]: sums, peak, total of each row
+};
+
+struct AttentionBackwardArgs : AttentionProblem {
+  const void* dout;  // [batch or 1, rows, heads, value_depth]
+  const void* out;   // likewise
+  const void* dlse;  // [batch or 1, rows, heads] of accumulators
+  const void* lse;   // likewise
+  int64_t dout_stride, out_stride, dlse_stride, lse_stride;
+  void* dq;     // [batch, rows, heads, depth]
+  void* dk;     // [batch, keys, key_heads, depth]
+  void* dv;     // [batch, keys, key_heads, value_depth]
+  void* dbias;  // [batch, heads, vectors, V] of accumulators, or null
+
+  // Rows and keys in pieces. In phase p, row piece i meets key piece (i + p) % pieces: no two tasks
+  // of a phase add to the same row of dq, dk or dv, and the phases add in their order.
+  int64_t pieces;
+  const int64_t* piece_begin;  // [pieces + 1] block rows
+  void* sums;     // [group, keys, padded_depth + padded_value_depth], or null: dk and dv themselves
+  void* dq_sums;  // [group * heads of a key head, rows, padded_depth], or null: dq itself
+  void* deltas;   // [group * heads of a key head, rows], written in the first phase
+  uint8_t* added;  // [group, keys]: whether that has been written
+
+  // task = in each group: of copying k, then v, then (phase * its key heads + key head) * pieces +
+  // row piece
+};
+
+// A task among those of its group, which has key heads [first, first + count).
+struct GroupTask {
+  int64_t first, count, task;
+};
+
+namespace SGAP_ISA {
+
+// Tasks of copying x for so many key heads.
+inline int64_t CopyTasks(const AttentionProblem& args, const KeyRows& x, int64_t count) {
+  return (count < x.slots ? count : x.slots) * args.copy_chunks;
+}
+
+// Where each key head has `of_head` tasks after those of copying.
+inline GroupTask FindGroup(const AttentionProblem& args, int64_t of_head, int64_t task) {
+  const int64_t copying = CopyTasks(args, args.k, args.group) + CopyTasks(args, args.v, args.group);
+  const int64_t tasks = copying + args.group * of_head, all = args.batch * args.key_heads;
+  const int64_t first = task / tasks * args.group;
+  return {first, args.group < all - first ? args.group : all - first, task % tasks};
+}
+
+void Attention(const AttentionArgs& args, int64_t task);
+void AttentionBackward(const AttentionBackwardArgs& args, int64_t task);
+}  // namespace SGAP_ISA
+
+}  // namespace sgap

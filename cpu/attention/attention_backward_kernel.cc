@@ -1,0 +1,272 @@
+#include "cpu/attention/attention_pieces.h"
+#include "cpu/attention/attention_rows.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
+// about to be in the cache then.
+template <typename Acc>
+struct KeySums {
+  Acc* k;
+  Acc* v;
+  int64_t k_row, v_row;
+  uint8_t* added;  // of each key
+};
+
+template <typename Acc>
+void Clear(Acc* row, int64_t depth) {
+  constexpr int kSize = kLanes<Acc>;
+  for (int64_t d = 0; d < depth; d += kSize) Store<Acc, kSize>(row + d, Vector<Acc, kSize>{});
+}
+
+// Some rows of a block row: what each pass over their keys reads and adds to.
+template <typename Acc>
+struct BackwardRows {
+  const Acc* q;     // [rows, padded_depth], times the scale
+  const Acc* dout;  // [rows, padded_value_depth], dout_row apart
+  const Acc* lse;   // [rows], +inf for a row that has none; of delta and this a vector is read
+  const Acc* delta;
+  Acc* dq;     // [rows, padded_depth], dq_row apart, without the scale
+  Acc* dbias;  // of the first row at vector 0, or null
+  int64_t dout_row, dq_row;
+};
+
+template <typename Acc, int kRows>
+void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                     const AttentionRows& at, const BackwardRows<Acc>& rows, Run run, int64_t end,
+                     const KeySums<Acc>& sums) {
+  using Tile = AttentionTile<Acc, kRows>;
+  using V = typename Tile::V;
+  constexpr int kSize = Tile::kSize, kMostKeys = ScoreBlock<Acc, kRows>::kMostKeys;
+  alignas(64) Acc left_q[kMostRowNumbers], left_dout[kMostRowNumbers];
+  alignas(64) Acc slopes[kMostKeys * kRows];
+  Acc *k_targets[kMostKeys], *v_targets[kMostKeys];
+  ScoreBlock<Acc, kRows> block;
+  Tile::Interleave(rows.q, args.padded_depth, args.padded_depth, left_q);
+  Tile::Interleave(rows.dout, rows.dout_row, args.padded_value_depth, left_dout);
+  const V lse = Tile::OfRows(rows.lse), delta = Tile::OfRows(rows.delta);
+  while (run.begin < run.end) {
+    const int64_t p = run.begin;
+    const int32_t* columns = args.indices + p;
+    const int keys = run.end - p < kMostKeys ? int(run.end - p) : kMostKeys;
+    PointAt(sums.k, sums.k_row, columns, keys, k_targets);
+    PointAt(sums.v, sums.v_row, columns, keys, v_targets);
+    for (int j = 0; j < keys; ++j) {  // first: it is stored during the products
+      if (sums.added[size_t(columns[j])]) continue;
+      sums.added[size_t(columns[j])] = 1;
+      Clear(k_targets[j], args.padded_depth);
+      Clear(v_targets[j], args.padded_value_depth);
+    }
+    block.Compute(args, at, left_q, p, run.end);
+    block.Products(left_dout, args.padded_value_depth, block.values, block.count, slopes);
+    for (int i = 0; i < block.padded * kRows; i += kSize) {
+      const V terms = ExpOfNegative<kSize>(Load<Acc, kSize>(block.scores + i) - lse);
+      const V slope = terms * (Load<Acc, kSize>(slopes + i) - delta);
+      Store<Acc, kSize>(block.scores + i, terms);
+      Store<Acc, kSize>(slopes + i, terms == 0 ? V{} : slope);  // whatever a masked value holds
+    }
+    if (rows.dbias) {
+      for (int j = 0; j < block.count; ++j) {
+        Acc* target = rows.dbias + (p + j) * args.length;
+        for (int r = 0; r < at.lanes; ++r) target[r] = slopes[Tile::At(j, r)];
+      }
+    }
+    Tile::AddKeys(slopes, block.keys, block.count, args.padded_depth, rows.dq, rows.dq_row);
+    Tile::AddRows(block.scores, v_targets, block.count, args.padded_value_depth, rows.dout,
+                  rows.dout_row);
+    Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q, args.padded_depth);
+    run.begin += block.count;
+    if (run.begin == run.end) run = NextRun(args, place, run.end, end);
+  }
+}
+
+// The sums of a task. In the first phase nothing has been added to its keys.
+template <typename T>
+KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const BackwardPlace& place) {
+  using Acc = Accumulator<T>;
+  uint8_t* added = args.added + place.slot * args.keys;
+  if (place.phase == 0) {
+    __builtin_memset(added + place.key_begin, 0, size_t(place.key_end - place.key_begin));
+  }
+  if (args.sums) {
+    const int64_t row = args.padded_depth + args.padded_value_depth;
+    Acc* k = static_cast<Acc*>(args.sums) + place.slot * args.keys * row;
+    return {k, k + args.padded_depth, row, row, added};
+  }
+  const int64_t first = place.batch * args.keys * args.key_heads + place.key_head;
+  return {static_cast<Acc*>(args.dk) + first * args.depth,
+          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
+          args.key_heads * args.value_depth, added};
+}
+
+// Of the heads that a group has: the place of one.
+inline int64_t SlotOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place,
+                          int64_t head) {
+  const int64_t heads = args.heads / args.key_heads;
+  return place.slot * heads + head % heads;
+}
+
+// delta of the rows of a pass, whose dout is given, `stride` apart.
+template <typename T>
+void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Accumulator<T>* dout,
+            int64_t stride, Accumulator<T>* delta) {
+  using Acc = Accumulator<T>;
+  constexpr int kSize = kLanes<T>;
+  const int64_t first = at.row * args.heads + at.head;
+  const T* out =
+      static_cast<const T*>(args.out) + at.batch * args.out_stride + first * args.value_depth;
+  const Acc* dlse = static_cast<const Acc*>(args.dlse) + at.batch * args.dlse_stride + first;
+  for (int64_t r = 0; r < at.height; ++r, dout += stride) {
+    const T* own = out + r * args.heads * args.value_depth;
+    Vector<Acc, kSize> sums = {};
+    int64_t d = 0;
+    for (; d + kSize <= args.value_depth; d += kSize) {
+      sums += Load<T, kSize>(own + d) * Load<Acc, kSize>(dout + d);
+    }
+    Acc sum = FoldLanes<1, Acc, kSize>(sums)[0];
+    for (; d < args.value_depth; ++d) sum += LoadScalar<T>(own + d) * dout[d];
+    delta[r] = sum - dlse[r * args.heads];
+  }
+}
+
+// Where dq of a head is added up over the phases, without the scale.
+template <typename T>
+struct PartialRows {
+  Accumulator<T>* first;
+  int64_t stride;
+
+  PartialRows(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
+    using Acc = Accumulator<T>;
+    if (args.dq_sums) {
+      const int64_t slot = SlotOfHead(args, place, head);
+      first = static_cast<Acc*>(args.dq_sums) + slot * args.rows * args.padded_depth;
+      stride = args.padded_depth;
+    } else {
+      stride = args.heads * args.depth;
+      first = static_cast<Acc*>(args.dq) + place.batch * args.rows * stride + head * args.depth;
+    }
+  }
+};
+
+template <typename T>
+void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head,
+                const KeySums<Accumulator<T>>& sums) {
+  using Acc = Accumulator<T>;
+  const bool first = place.phase == 0, last = place.phase == args.pieces - 1;
+  const int64_t batch = place.batch, own = head * args.value_depth;
+  const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
+  const T* q_head = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
+  const T* dout_head = static_cast<const T*>(args.dout) + batch * args.dout_stride + own;
+  const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
+  T* dq_head = static_cast<T*>(args.dq) + batch * args.rows * q_row + head * args.depth;
+  const PartialRows<T> partial(args, place, head);
+  Acc* deltas = static_cast<Acc*>(args.deltas) + SlotOfHead(args, place, head) * args.rows;
+  alignas(64) Acc q[kMostRowNumbers], dout[kMostRowNumbers], dq[kMostRowNumbers];
+  Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
+  for (int64_t block = place.block_begin; block < place.block_end; ++block) {
+    const int64_t end = args.offsets[block + 1];
+    const Run run = NextRun(args, place, args.offsets[block], end);
+    if (run.begin == run.end && !first && !last) continue;
+    ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
+      constexpr int kRows = decltype(count)::value;
+      const int64_t row = at.row * args.heads + head;
+      LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
+                  Acc(args.scale), q);
+      // Of whole rows of accumulators dout is read, and dq added up, where they are.
+      BackwardRows<Acc> rows{
+          q, dout, lse, delta, dq, nullptr, args.padded_value_depth, args.padded_depth};
+      bool in_place = false;
+      if constexpr (std::is_same_v<T, Acc>) {
+        in_place = !args.sums && at.height == kRows;
+        if (in_place) {
+          rows.dout = dout_head + at.row * out_row;
+          rows.dout_row = out_row;
+          rows.dq = partial.first + at.row * partial.stride;
+          rows.dq_row = partial.stride;
+          for (int r = 0; r < (first ? kRows : 0); ++r)
+            Clear(rows.dq + r * rows.dq_row, args.depth);
+        }
+      }
+      if (!in_place) {
+        LoadRows<T>(dout_head + at.row * out_row, out_row, at.height, args.value_depth, kRows,
+                    args.padded_value_depth, Acc(1), dout);
+        LoadRows<Acc>(partial.first + at.row * partial.stride, partial.stride,
+                      first ? 0 : at.height, args.depth, kRows, args.padded_depth, Acc(1), dq);
+      }
+      const Acc* stored_lse = static_cast<const Acc*>(args.lse) + batch * args.lse_stride + row;
+      if (first) Deltas<T>(args, at, rows.dout, rows.dout_row, deltas + at.row);
+      for (int r = 0; r < kRows; ++r) {
+        const bool inside = r < at.height;
+        lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
+        if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
+        delta[r] = inside ? deltas[at.row + r] : Acc(0);
+      }
+      rows.dbias = static_cast<Acc*>(args.dbias);
+      if (rows.dbias)
+        rows.dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+      AskForPass(args, at, /*next=*/true, q_head, q_row, args.depth);
+      AskForPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
+      if (first) AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
+      AskForPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
+      BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
+      for (int64_t r = 0; r < at.height; ++r) {
+        const Acc* sum = rows.dq + r * rows.dq_row;
+        const int64_t i = at.row + r;
+        if (last) {
+          StoreRow<T>(sum, args.depth, Acc(args.scale), dq_head + i * q_row);
+        } else if (!in_place) {
+          StoreRow<Acc>(sum, args.depth, Acc(1), partial.first + i * partial.stride);
+        }
+      }
+    });
+  }
+}
+
+// Rows of dk and dv that are asked for before they are stored.
+constexpr int64_t kRowsAhead = 4;
+
+// dk and dv of the task's keys, after the last phase.
+template <typename T>
+void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
+             const KeySums<Accumulator<T>>& sums) {
+  using Acc = Accumulator<T>;
+  const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
+  const int64_t first = place.batch * args.keys;
+  T* dk = static_cast<T*>(args.dk) + first * k_row + place.key_head * args.depth;
+  T* dv = static_cast<T*>(args.dv) + first * v_row + place.key_head * args.value_depth;
+  for (int64_t j = place.key_begin; j < place.key_end; ++j) {
+    Acc *k = sums.k + j * sums.k_row, *v = sums.v + j * sums.v_row;
+    if (!sums.added[j]) {
+      Clear(k, args.padded_depth);
+      Clear(v, args.padded_value_depth);
+    }
+    if (!args.sums) continue;
+    AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
+    AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
+    StoreRow<T>(k, args.depth, Acc(1), dk + j * k_row);
+    StoreRow<T>(v, args.value_depth, Acc(1), dv + j * v_row);
+  }
+}
+
+template <typename T>
+void BackwardTask(const AttentionBackwardArgs& args, int64_t task) {
+  GroupTask own = FindGroup(args, args.pieces * args.pieces, task);
+  if (CopyTask<T>(args, &own)) return;
+  const BackwardPlace place = FindPlace(args, own);
+  const KeySums<Accumulator<T>> sums = BeginSums<T>(args, place);
+  const int64_t heads = args.heads / args.key_heads, first = place.key_head * heads;
+  for (int64_t head = first; head < first + heads; ++head) {
+    RowsOfHead<T>(args, place, head, sums);
+  }
+  if (place.phase == args.pieces - 1) EndSums<T>(args, place, sums);
+}
+
+}  // namespace
+
+void AttentionBackward(const AttentionBackwardArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { BackwardTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

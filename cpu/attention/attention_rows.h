@@ -1,0 +1,221 @@
+// What the forward and the backward kernel of attention share: copying, rows, blocks of scores.
+#pragma once
+
+#include "cpu/attention/attention.h"
+#include "cpu/attention/attention_tiles.h"
+
+namespace sgap::SGAP_ISA {
+
+constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
+
+// Copies a chunk of the keys of one of `count` heads; those of a chunk follow each other, as they
+// lie.
+template <typename T>
+void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& at, int64_t count) {
+  using Acc = Accumulator<T>;
+  constexpr int kSize = kLanes<T>;
+  const int64_t head = at.first + at.task % count, chunk = at.task / count;
+  const int64_t begin = chunk * args.copy_rows;
+  const int64_t end = begin + args.copy_rows < args.keys ? begin + args.copy_rows : args.keys;
+  const int64_t stride = args.key_heads * x.depth;
+  const T* from = static_cast<const T*>(x.source) + head / args.key_heads * x.batch_stride +
+                  head % args.key_heads * x.depth + begin * stride;
+  Acc* to = static_cast<Acc*>(x.copies) + (head % x.slots * args.keys + begin) * x.padded;
+  for (int64_t i = begin; i < end; ++i, from += stride, to += x.padded) {
+    int64_t d = 0;
+    for (; d + kSize <= x.depth; d += kSize) Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
+    for (; d < x.depth; ++d) to[d] = LoadScalar<T>(from + d);
+    for (; d < x.padded; ++d) to[d] = 0;
+  }
+}
+
+// Whether the task was one of copying; else it counts from the end of those.
+template <typename T>
+bool CopyTask(const AttentionProblem& args, GroupTask* at) {
+  for (const KeyRows* x : {&args.k, &args.v}) {
+    const int64_t tasks = CopyTasks(args, *x, at->count);
+    if (at->task < tasks) return CopyKeys<T>(args, *x, *at, tasks / args.copy_chunks), true;
+    at->task -= tasks;
+  }
+  return false;
+}
+
+// The keys or values of a head: the first, in accumulators, and how far apart they are.
+template <typename Acc>
+struct HeadKeys {
+  const Acc* first;
+  int64_t stride;
+
+  HeadKeys(const AttentionProblem& args, const KeyRows& x, int64_t batch, int64_t key_head) {
+    if (x.copies) {
+      const int64_t slot = (batch * args.key_heads + key_head) % x.slots;
+      first = static_cast<const Acc*>(x.copies) + slot * args.keys * x.padded;
+      stride = x.padded;
+    } else {
+      first = static_cast<const Acc*>(x.source) + batch * x.batch_stride + key_head * x.depth;
+      stride = args.key_heads * x.depth;
+    }
+  }
+};
+
+// rows [count, depth], `stride` apart, times `scale` -> [height, padded]; zero where there is none.
+template <typename T>
+void LoadRows(const T* rows, int64_t stride, int64_t count, int64_t depth, int height,
+              int64_t padded, Accumulator<T> scale, Accumulator<T>* out) {
+  constexpr int kSize = kLanes<T>;
+  for (int64_t r = 0; r < height; ++r, out += padded) {
+    int64_t d = 0;
+    if (r < count) {
+      const T* row = rows + r * stride;
+      for (; d + kSize <= depth; d += kSize) {
+        Store<Accumulator<T>, kSize>(out + d, Load<T, kSize>(row + d) * scale);
+      }
+      for (; d < depth; ++d) out[d] = LoadScalar<T>(row + d) * scale;
+    }
+    for (; d < padded; ++d) out[d] = 0;
+  }
+}
+
+template <typename T>
+void StoreRow(const Accumulator<T>* row, int64_t depth, Accumulator<T> scale, T* out) {
+  constexpr int kSize = kLanes<T>;
+  int64_t d = 0;
+  for (; d + kSize <= depth; d += kSize) {
+    Store<T, kSize>(out + d, Load<Accumulator<T>, kSize>(row + d) * scale);
+  }
+  for (; d < depth; ++d) StoreScalar<T>(out + d, row[d] * scale);
+}
+
+// Some rows of a block row in one head: where they are and what they see.
+struct AttentionRows {
+  int64_t batch, head;
+  int64_t row, height;  // `height` of these rows are in the matrix
+  int64_t lane, lanes;  // of a vector: the first, and how many
+};
+
+template <typename T>
+void AskForRow(const T* row, int64_t depth) {
+  for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
+}
+
+// Asks for the rows of this pass, or of the next one, of `depth` numbers, `stride` apart, from row
+// 0 of the head on. They lie too far apart for the processor to guess.
+template <typename T>
+void AskForPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
+                int64_t stride, int64_t depth) {
+  const int64_t begin = next ? at.row + at.lanes : at.row;
+  const int64_t end = begin + at.lanes < args.rows ? begin + at.lanes : args.rows;
+  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * stride, depth);
+}
+
+// Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
+template <typename Acc, typename Body>
+void ForRows(const AttentionProblem& args, int64_t batch, int64_t head, int64_t block,
+             Body&& body) {
+  constexpr int kMost = kLanes<Acc>;
+  const int64_t padded =
+      args.padded_depth > args.padded_value_depth ? args.padded_depth : args.padded_value_depth;
+  for (int64_t lane = 0, taken = 0; lane < args.length; lane += taken) {
+    const int64_t left = args.length - lane, row = block * args.length + lane;
+    int rows = 1;
+    while (rows < kMost && rows < left && 2 * rows * padded <= kMostRowNumbers) rows *= 2;
+    taken = left < rows ? left : rows;
+    int64_t height = args.rows - row;
+    height = height < 0 ? 0 : height < taken ? height : taken;
+    const AttentionRows at{batch, head, row, height, lane, taken};
+    const auto run = [&](auto count) { body(count, at); };
+    if constexpr (kMost >= 16) {
+      if (rows == 16) run(std::integral_constant<int, 16>());
+    }
+    if constexpr (kMost >= 8) {
+      if (rows == 8) run(std::integral_constant<int, 8>());
+    }
+    if constexpr (kMost >= 4) {
+      if (rows == 4) run(std::integral_constant<int, 4>());
+    }
+    if (rows == 2) run(std::integral_constant<int, 2>());
+    if (rows == 1) run(std::integral_constant<int, 1>());
+  }
+}
+
+// Where the rows of some columns are. A loop of its own, which compilers turn into vectors.
+template <typename Row>
+void PointAt(Row* rows, int64_t stride, const int32_t* columns, int count, Row** out) {
+  for (int j = 0; j < count; ++j) out[j] = rows + size_t(columns[j]) * size_t(stride);
+}
+
+// The scores of kRows rows with up to kMostKeys keys, and where these and their values are.
+template <typename Acc, int kRows>
+struct ScoreBlock {
+  using Tile = AttentionTile<Acc, kRows>;
+  static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  static constexpr int kMostKeys = kRows > 8 ? 128 : 256;
+
+  alignas(64) Acc scores[kMostKeys * kRows];
+  const Acc* keys[kMostKeys + Tile::kTogether];
+  const Acc* values[kMostKeys];
+  int count, padded;  // keys, and to a whole number of steps
+  int known;          // of `keys`
+
+  // The vectors [begin, begin + count), count at least 1; left holds the rows times the scale.
+  void Compute(const AttentionProblem& args, const AttentionRows& at, const Acc* left,
+               int64_t begin, int64_t end) {
+    const int64_t key_head = at.head / (args.heads / args.key_heads);
+    const HeadKeys<Acc> k(args, args.k, at.batch, key_head), v(args, args.v, at.batch, key_head);
+    count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
+    padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
+    // The keys that the next block begins with are asked for as well.
+    known = end - begin < count + Tile::kTogether ? int(end - begin) : count + Tile::kTogether;
+    PointAt(k.first, k.stride, args.indices + begin, known, keys);
+    PointAt(v.first, v.stride, args.indices + begin, count, values);
+    for (int j = known; j < padded; ++j) keys[j] = keys[known - 1];
+    for (int j = count; j < padded; ++j) values[j] = values[count - 1];
+    Products(left, args.padded_depth, keys, known, scores);
+    if (args.bias) AddBias(args, at, begin);
+    if (args.is_causal || args.lengths) Mask(args, at, begin);
+    for (int j = count; j < padded; ++j) {
+      for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;
+    }
+  }
+
+  // The products of the rows with `count` rows; those of `with` that come next, up to `known`, are
+  // asked for as they go.
+  void Products(const Acc* left, int64_t depth, const Acc* const* with, int known, Acc* out) const {
+    const auto ask = [&](int first) {
+      for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(with[i], depth);
+    };
+    int j = 0;
+    for (; j + Tile::kTogether <= padded; j += Tile::kTogether) {
+      ask(j + Tile::kTogether);
+      Tile::template Dots<Tile::kTogether>(left, depth, with + j, out + j * kRows);
+    }
+    for (; j < padded; j += Tile::kFew) {
+      ask(j + Tile::kTogether);
+      Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
+    }
+  }
+
+  void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
+    const Acc* bias = static_cast<const Acc*>(args.bias) + at.batch * args.bias_stride +
+                      at.head * args.bias_head_stride + begin * args.length + at.lane;
+    for (int j = 0; j < count; ++j, bias += args.length) {
+      for (int r = 0; r < at.height; ++r) scores[Tile::At(j, r)] += bias[r];
+    }
+  }
+
+  // Where the order of the columns is not relied on: nobody has checked a traced structure.
+  void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
+    const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
+    const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;
+    const int32_t* columns = args.indices + begin;
+    for (int j = 0; j < count; ++j) {
+      if (columns[j] < first) continue;  // seen by all rows
+      for (int r = 0; r < kRows; ++r) {
+        const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= at.row + r);
+        if (!seen) scores[Tile::At(j, r)] = kLeast;
+      }
+    }
+  }
+};
+
+}  // namespace sgap::SGAP_ISA

@@ -1,0 +1,202 @@
+// Runs the independent tasks of one call on XLA's thread pool.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cpu/common/standby.h"
+#include "xla/ffi/api/ffi.h"
+
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#endif
+
+namespace sgap {
+
+// ThreadSanitizer cannot see how XLA, which is not built with it, orders a task after its
+// scheduling and a caller after a future: these two say so.
+inline void BeforeXla(void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(address);
+#else
+  (void)address;
+#endif
+}
+
+inline void AfterXla(void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(address);
+#else
+  (void)address;
+#endif
+}
+
+inline char finished_calls;
+
+// Below this many multiply-adds (or comparable operations) a call runs on the calling thread:
+// waking another one costs more than it saves.
+constexpr int64_t kInlineWork = 1 << 17;
+
+inline xla::ffi::Future Finished() {
+  xla::ffi::Promise promise;
+  promise.SetAvailable();
+  return xla::ffi::Future(promise);
+}
+
+// Works with up to `helpers` other threads: those that stand by, then others of the pool.
+inline void RunShared(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work,
+                      int64_t helpers) {
+  work->stand_by = CallsAreClose();
+  BeforeXla(work.get());
+  for (int64_t i = CallStandby(work, helpers); i < helpers; ++i) {
+    pool.Schedule([work = work]() mutable {
+      AfterXla(work.get());
+      const bool stand_by = work->stand_by;
+      work->Help();
+      work.reset();  // what a call owned is not kept while standing by
+      if (stand_by) StandBy();
+    });
+  }
+  work->Run();
+  Linger(*work);
+}
+
+// The tasks of a call, in phases: run(task) counts through all of them, and a phase begins when the
+// one before is done. Each thread has a share of a phase, next to each other, and helps with those
+// of others when it is through: calls that repeat find what they read in the cache of the same
+// core, and neighbouring tasks share it. The call ends before its last phase unless last_needed().
+template <typename Task, typename Needed>
+class Job final : public Work {
+ public:
+  // `threads` at most take part, the one that calls Run() among them.
+  Job(Task run, Needed last_needed, const int64_t* phase_tasks, int64_t phases, int64_t threads)
+      : run_(std::move(run)),
+        last_needed_(std::move(last_needed)),
+        phases_(phases),
+        threads_(threads),
+        last_phase_tasks_(phase_tasks[phases - 1]),
+        shares_(phases * threads) {
+    for (int64_t phase = 0; phase < phases; ++phase) {
+      for (int64_t i = 0; i < threads; ++i) {
+        Share& share = shares_[phase * threads + i];
+        share.next.store(tasks_ + phase_tasks[phase] * i / threads, std::memory_order_relaxed);
+        share.end = tasks_ + phase_tasks[phase] * (i + 1) / threads;
+      }
+      tasks_ += phase_tasks[phase];
+    }
+  }
+
+  xla::ffi::Future Future() { return xla::ffi::Future(promise_); }
+
+  void Run() override { Take(0); }
+  void Help() override {
+    const int64_t place = helpers_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (place < threads_) Take(place);
+  }
+  bool Done() const override { return done_.load(std::memory_order_acquire); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  // A thread that finds the rest of a phase in the hands of others lingers to help with the next
+  // one, at most for as long as it has worked, but does not wait for it: whoever finishes the phase
+  // goes on. It does not linger for a last phase that nobody needs so far.
+  void Take(int64_t place) {
+    AfterXla(this);
+    Clock::duration worked = std::chrono::microseconds(200);
+    for (int64_t phase = 0; phase < phases_; ++phase) {
+      Share* shares = &shares_[phase * threads_];
+      const Clock::time_point begin = Clock::now();
+      int64_t count = 0;
+      for (int64_t i = 0; i < threads_; ++i) {
+        Share& share = shares[place + i < threads_ ? place + i : place + i - threads_];
+        while (share.next.load(std::memory_order_relaxed) < share.end) {
+          const int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
+          if (task >= share.end) break;
+          run_(task);
+          ++count;
+        }
+      }
+      const int64_t end = shares[threads_ - 1].end;
+      if (count > 0) {
+        const int64_t all = finished_.fetch_add(count, std::memory_order_acq_rel) + count;
+        const bool last_is_next = all == tasks_ - last_phase_tasks_;
+        if (all == tasks_ || (last_is_next && !last_needed_())) return End();
+      }
+      worked += Clock::now() - begin;
+      if (phase + 1 == phases_ || (phase + 2 == phases_ && !last_needed_())) return;
+      const auto phase_is_over = [&] { return finished_.load(std::memory_order_acquire) >= end; };
+      if (!SpinUntil(phase_is_over, worked)) return;
+    }
+  }
+
+  void End() {
+    if (ended_.exchange(true, std::memory_order_relaxed)) return;
+    BeforeXla(&finished_calls);
+    promise_.SetAvailable();
+    NoteCallEnd();
+    done_.store(true, std::memory_order_release);
+  }
+
+  Task run_;
+  Needed last_needed_;
+  const int64_t phases_, threads_, last_phase_tasks_;
+  int64_t tasks_ = 0;
+  std::vector<Share> shares_;  // [phases, threads]
+  xla::ffi::Promise promise_;
+  std::atomic<int64_t> helpers_{0};
+  std::atomic<int64_t> finished_{0};
+  std::atomic<bool> ended_{false}, done_{false};
+};
+
+// Calls run(task) for every task in [0, sum of phase_tasks), which must not throw; a phase begins
+// when all tasks of the one before have ended, and the last one only if last_needed() is true then.
+// The calling thread works too and none waits for another, but for a moment; `run` (and what it
+// owns) lives until the last task is done.
+template <typename Task, typename Needed>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+                                int64_t work, Task run, Needed last_needed) {
+  AfterXla(&finished_calls);
+  const auto phases = static_cast<int64_t>(phase_tasks.size());
+  const int64_t widest = *std::max_element(phase_tasks.begin(), phase_tasks.end());
+  const int64_t threads = work < kInlineWork ? 1 : std::min<int64_t>(widest, pool.num_threads());
+  if (threads <= 1) {
+    int64_t task = 0;
+    for (int64_t phase = 0; phase < phases; ++phase) {
+      if (phase > 0 && phase + 1 == phases && !last_needed()) break;
+      for (const int64_t end = task + phase_tasks[phase]; task < end; ++task) run(task);
+    }
+    BeforeXla(&finished_calls);
+    return Finished();
+  }
+  auto job = std::make_shared<Job<Task, Needed>>(std::move(run), std::move(last_needed),
+                                                 phase_tasks.data(), phases, threads);
+  xla::ffi::Future future = job->Future();
+  RunShared(pool, job, threads - 1);
+  return future;
+}
+
+template <typename Task>
+xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+                                int64_t work, Task run) {
+  return ParallelPhases(pool, phase_tasks, work, std::move(run), [] { return true; });
+}
+
+template <typename Task>
+xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Task run) {
+  return ParallelPhases(pool, {tasks}, work, std::move(run));
+}
+
+}  // namespace sgap

@@ -1,0 +1,54 @@
+#include "cpu/common/partition.h"
+
+#include <algorithm>
+
+namespace sgap {
+namespace {
+
+// First row r in (row, m] at which offsets[r] + r >= work. Gallops: chunks are short next to m.
+int64_t RowAtWork(const int32_t* offsets, int64_t row, int64_t m, int64_t work) {
+  int64_t low = row, step = 1;
+  while (low + step < m && offsets[low + step] + low + step < work) {
+    low += step;
+    step *= 2;
+  }
+  int64_t high = std::min(low + step, m);
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (offsets[middle] + middle < work ? low : high) = middle;
+  }
+  return high;
+}
+
+void SplitRowIntoPieces(int64_t row, int64_t begin, int64_t end, int64_t chunk, RowPartition* out) {
+  const int64_t pieces = (end - begin) / chunk;
+  const auto split = static_cast<int32_t>(out->splits.size());
+  out->splits.push_back({row, static_cast<int32_t>(out->pieces), static_cast<int32_t>(pieces)});
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t piece_end = i + 1 == pieces ? end : begin + (i + 1) * chunk;
+    out->tasks.push_back(
+        {row, row + 1, begin + i * chunk, piece_end, static_cast<int32_t>(out->pieces + i), split});
+  }
+  out->pieces += pieces;
+}
+
+}  // namespace
+
+RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, bool split_rows) {
+  RowPartition out;
+  for (int64_t row = 0; row < m;) {
+    const int64_t next = RowAtWork(offsets, row, m, offsets[row] + row + chunk);
+    const int64_t last_begin = offsets[next - 1], last_end = offsets[next];
+    // Only the last row of a task can be that long.
+    const bool split = split_rows && last_end - last_begin >= 2 * chunk;
+    const int64_t whole_end = split ? next - 1 : next;
+    if (whole_end > row) {
+      out.tasks.push_back({row, whole_end, offsets[row], offsets[whole_end], -1, -1});
+    }
+    if (split) SplitRowIntoPieces(next - 1, last_begin, last_end, chunk, &out);
+    row = next;
+  }
+  return out;
+}
+
+}  // namespace sgap

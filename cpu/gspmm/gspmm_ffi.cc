@@ -1,0 +1,172 @@
+// FFI targets sgap_gspmm_csr_v1 and sgap_gspmm_pick_to_x_csr_v1.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "cpu/common/ffi_arguments.h"
+#include "cpu/common/handlers.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/product_operands.h"
+#include "cpu/common/row_plan.h"
+#include "cpu/common/structure.h"
+#include "cpu/common/workspace.h"
+#include "cpu/gspmm/gspmm.h"
+
+namespace sgap {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Multiply-adds that take as long as one entry of a single column.
+constexpr int64_t kEntryWork = 16;
+
+// What a call owns until its last task is done.
+struct GspmmCall {
+  GspmmArgs args;
+  ProductPlan plan;
+  std::unique_ptr<int32_t[]> partial_arg;
+  int64_t tasks, work;
+
+  bool Run(const Structure& structure, int64_t task) const {
+    if (!structure.EntriesHold(args.EntriesOf(task))) return false;
+    Kernels().gspmm(args, task);
+    return true;
+  }
+  void Finish(const CompactStructure&) const {}
+};
+
+std::string CheckGspmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                       ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y,
+                       int64_t chunk_nonzeros) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error = BadChunk(chunk_nonzeros);
+  if (!error.empty()) return error;
+  if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
+  if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
+  const int64_t nnz = values.dimensions()[1];
+  if (!(error = Mismatch("indices", indices, ffi::S32, {nnz})).empty()) return error;
+  if (permutation.element_count() > 0 &&
+      !(error = Mismatch("permutation", permutation, ffi::S32, {nnz})).empty()) {
+    return error;
+  }
+  const int64_t batch = y.dimensions().size() == 3 ? y.dimensions()[0] : -1;
+  for (const int64_t own : {values.dimensions()[0], x.dimensions()[0]}) {
+    if (own != 1 && own != batch) {
+      return "values and x: expected batches of 1 or that of the result, got " +
+             std::to_string(own) + " for " + std::to_string(batch);
+    }
+  }
+  return Mismatch("y", y, type, {batch, offsets.dimensions()[0] - 1, x.dimensions()[2]});
+}
+
+// The call, of operands that CheckGspmm has passed.
+std::shared_ptr<GspmmCall> Begin(const GspmmArgs& operands, const Structure& structure,
+                                 int64_t batch, int64_t chunk_nonzeros) {
+  auto call = std::make_shared<GspmmCall>();
+  GspmmArgs& args = call->args;
+  args = operands;
+  args.offsets = structure.offsets;
+  args.indices = structure.indices;
+  args.permutation = structure.permutation;
+  const size_t piece = size_t(batch) * args.n * AccumulatorBytes(args.dtype);
+  static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, args.m, chunk_nonzeros, batch, piece);
+  if (args.arg) call->partial_arg.reset(new int32_t[size_t(args.pieces) * batch * args.n]);
+  args.partial_arg = call->partial_arg.get();
+  call->tasks = batch * args.row_tasks;
+  const int64_t entries = args.offsets[args.m] + args.m;
+  call->work = 2 * batch * entries * std::max<int64_t>(args.n, kEntryWork);
+  return call;
+}
+
+GspmmArgs Operands(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer x, ffi::AnyBuffer y) {
+  GspmmArgs args = {};
+  SetOperands(values, x, y, args);
+  args.fold = fold;
+  args.nnz = values.dimensions()[1];
+  AdviseHugePages(args.y, y.size_bytes());
+  return args;
+}
+
+ffi::Future Run(ffi::ThreadPool& pool, const GspmmArgs& args, const Structure& structure,
+                int64_t batch, int64_t chunk_nonzeros) {
+  return RunOnStructure(pool, structure,
+                        [=](const Structure& valid, const CompactStructure*, int64_t) {
+                          return Begin(args, valid, batch, chunk_nonzeros);
+                        });
+}
+
+ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                         ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> arg, bool add,
+                         bool minimum, int64_t chunk_nonzeros) {
+  std::string error = CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros);
+  if (!error.empty()) return Failed("gspmm: " + error);
+  const int64_t batch = y->dimensions()[0], m = y->dimensions()[1], n = y->dimensions()[2];
+  const bool positions = arg->element_count() > 0;
+  if (positions) error = Mismatch("arg", *arg, ffi::S32, {batch, m, n});
+  if (!error.empty()) return Failed("gspmm: " + error);
+  if (batch == 0 || m == 0 || n == 0) return Finished();
+  const Fold fold = add ? (minimum ? Fold::kMinSum : Fold::kMaxSum)
+                        : (minimum ? Fold::kMinProduct : Fold::kMaxProduct);
+  GspmmArgs args = Operands(fold, values, x, *y);
+  if (positions) {
+    args.arg = Ints(*arg);
+    AdviseHugePages(args.arg, arg->size_bytes());
+  }
+  return Run(pool, args, OfArrays(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
+}
+
+ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                                ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
+                                ffi::AnyBuffer d, ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
+                                int64_t chunk_nonzeros) {
+  std::string error = CheckGspmm(values, offsets, indices, permutation, d, *y, chunk_nonzeros);
+  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  const auto shape = d.dimensions();
+  error = Mismatch("arg", arg, ffi::S32, {kAnySize, shape[1], shape[2]});
+  const int64_t batch = y->dimensions()[0], m = y->dimensions()[1];
+  if (error.empty() && arg.dimensions()[0] != 1 && arg.dimensions()[0] != batch) {
+    error =
+        "arg: expected a batch of 1 or that of the result, got " + ShapeString(arg.dimensions());
+  }
+  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  if (batch == 0 || m == 0 || shape[2] == 0) return Finished();
+  GspmmArgs args = Operands(Fold::kPicked, values, d, *y);
+  args.picked = Ints(arg);
+  args.picked_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
+  return Run(pool, args, OfArrays(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmCsr, GspmmHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Ret<ffi::AnyBuffer>()  // arg [batch, m, n] or [0]
+                                  .Attr<bool>("add")
+                                  .Attr<bool>("minimum")
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickToXCsr, GspmmPickToXHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // d [batch or 1, k, n]
+                                  .Arg<ffi::AnyBuffer>()  // arg [batch or 1, k, n]
+                                  .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+                                  .Attr<int64_t>("chunk_nonzeros"));
+
+}  // namespace sgap

@@ -1,0 +1,129 @@
+#include <type_traits>
+
+#include "cpu/common/row_search.h"
+#include "cpu/row_reduce/row_reduce.h"
+#include "cpu/row_reduce/row_reduce_loops.h"
+#include "cpu/simd/simd.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// The first `count` lanes, one row each; mostly the only one.
+template <typename T>
+void StoreRows(T* target, Vector<Accumulator<T>, kLanes<T>> x, int64_t count) {
+  if (count == 1) {
+    const Vector<Accumulator<T>, 4> lanes = {x[0]};
+    StorePartial<T, 4>(target, lanes, 1);
+  } else if (count > 0) {
+    StoreCount(target, x, static_cast<int>(count));
+  }
+}
+
+template <typename T, typename Walk, typename Combine>
+void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t task) {
+  using Acc = Accumulator<T>;
+  const RowPhases& phases = args.phases;
+  const RowPhaseTask at = FindPhase(phases, task);
+  const T* values = static_cast<const T*>(args.values) + at.batch * args.numbers;
+  T* out = static_cast<T*>(args.rows) + at.batch * phases.rows;
+  // Calls store(combinations, how many rows they are of, the first row) for a block row.
+  const auto reduce = [&](int64_t begin, int64_t end, auto&& store) {
+    Walk::Over(phases.length, begin, end, [&](const Walk& walk, int64_t first, int64_t row) {
+      const auto term = [&](int64_t i, int count) { return LoadCount(values + first + i, count); };
+      store(Reduce(walk, identity, Combine(), term), walk.Rows(), row);
+    });
+  };
+  if (at.phase == 0) {
+    const RowTask& rows = phases.tasks[at.index];
+    if (rows.piece >= 0) {
+      double* partial = Partial(phases, at.batch, rows.piece);
+      return reduce(rows.entry_begin, rows.entry_end, [&](auto x, int count, int64_t row) {
+        for (int i = 0; i < count; ++i) partial[row + i] = x[i];
+      });
+    }
+    for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
+      const int64_t first = r * phases.length;
+      reduce(phases.offsets[r], phases.offsets[r + 1], [&](auto x, int count, int64_t row) {
+        const int64_t left = phases.rows - first - row;
+        const bool all = std::is_same_v<Walk, OneRow<T>> || count <= left;
+        StoreRows(out + first + row, x, all ? count : left);
+      });
+    }
+  } else if (at.phase == 1) {
+    const SplitRow& split = phases.splits[at.index];
+    const int64_t first = split.row * phases.length;
+    for (int64_t j = 0; j < phases.length && first + j < phases.rows; ++j) {
+      Acc total = identity;
+      for (int64_t i = 0; i < split.pieces; ++i) {
+        total = Combine()(total, Acc(Partial(phases, at.batch, split.first_piece + i)[j]));
+      }
+      StoreScalar(out + first + j, total);
+    }
+  }
+}
+
+// As StoreCount, of numbers as they are stored.
+template <typename T>
+void CopyCount(T* target, const T (&lanes)[kLanes<T>], int count) {
+  if constexpr (sizeof(T) >= 4) {
+    StoreCount(target, Load<T, kLanes<T>>(lanes), count);
+  } else if (count == kLanes<T>) {
+    __builtin_memcpy(target, lanes, sizeof(lanes));
+  } else {
+    for (int i = 0; i < count; ++i) target[i] = lanes[i];
+  }
+}
+
+template <typename T, typename Walk>
+void RowBroadcastTask(const RowBroadcastArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_vectors;
+  const T* rows = static_cast<const T*>(args.rows) + batch * args.m;
+  T* values = static_cast<T*>(args.values) + batch * args.vectors * args.length;
+  const int64_t left = args.vectors - begin;
+  const int64_t stop = begin + (left < args.chunk_vectors ? left : args.chunk_vectors);
+  const int64_t stored = args.offsets[args.block_rows];
+  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
+  for (int64_t p = end * args.length; p < stop * args.length; ++p) values[p] = T{};
+  if (begin == end) return;
+  int64_t r = RowOfEntry(args.offsets, args.block_rows, begin);
+  for (int64_t p = begin; p < end; ++r) {
+    const int64_t row_end = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
+    Walk::Over(args.length, p, row_end, [&](const Walk& walk, int64_t first, int64_t row) {
+      row += r * args.length;
+      if constexpr (std::is_same_v<Walk, OneRow<T>>) {
+        const T value = rows[row];
+        for (int64_t i = 0; i < walk.numbers; ++i) values[first + i] = value;
+        return;
+      }
+      T lanes[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i) {
+        lanes[i] = row + walk.Row(i) < args.m ? rows[row + walk.Row(i)] : T{};
+      }
+      ForRegisters(walk,
+                   [&](int64_t i, int count) { CopyCount(values + first + i, lanes, count); });
+    });
+    p = row_end;
+  }
+}
+
+}  // namespace
+
+void RowReduce(const RowReduceArgs& args, int64_t task) {
+  DispatchWalk(args.dtype, args.phases.length, [&](auto type, auto of) {
+    using T = typename decltype(type)::type;
+    using Walk = typename decltype(of)::type;
+    if (args.operation == RowOperation::kSum) {
+      RowReduceTask<T, Walk, Add>(args, 0, task);
+    } else {
+      RowReduceTask<T, Walk, Greatest>(args, -static_cast<Accumulator<T>>(__builtin_inf()), task);
+    }
+  });
+}
+
+void RowBroadcast(const RowBroadcastArgs& args, int64_t task) {
+  DispatchWalk(args.dtype, args.length, [&](auto type, auto walk) {
+    RowBroadcastTask<typename decltype(type)::type, typename decltype(walk)::type>(args, task);
+  });
+}
+
+}  // namespace sgap::SGAP_ISA

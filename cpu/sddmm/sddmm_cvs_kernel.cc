@@ -1,0 +1,170 @@
+#include "cpu/common/row_search.h"
+#include "cpu/sddmm/sddmm_cvs_packed.h"
+#include "cpu/sddmm/sddmm_cvs_vectors.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Short vectors reuse little of what they load. Where they are dense enough for many of a block row
+// to be in a window of columns, some block rows go through such windows together: rows of y then
+// come from the first-level cache (up to 1.5x as fast).
+constexpr int64_t kWindowedDensity = 4;  // stored vectors: at least one in that many
+constexpr int64_t kWindowBytes = 24 << 10;
+constexpr int64_t kWindowVectors = 20;
+constexpr int64_t kWindowBlocks = 64;
+
+// Rows of a vector that one pass takes: with fewer a piece of y, with more one of x would be loaded
+// too often for the kLanes sums that one tree adds up.
+template <typename T>
+constexpr int kMaxRows = kLanes<T> >= 16  ? 8
+                         : kLanes<T> >= 8 ? 4
+                         : kLanes<T> >= 4 ? 2
+                                          : 1;
+
+// kRows rows of x from `x` on, and of each vector those from `row` on. Returns where it stopped.
+template <typename T, int kRows, bool kPlain>
+int64_t RangeDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
+                  Results<T, kPlain> results) {
+  using Dots = VectorDots<T, kRows>;
+  constexpr int kColumns = Dots::kColumns, kSize = Dots::kSize;
+  Dots dots;
+  dots.y = y;
+  dots.width = args.d;
+  for (int r = 0; r < kRows; ++r) dots.x[r] = x + r * args.d;
+  const bool whole = args.length == kRows;
+  if (kRows > 1 && whole && (args.d == 2 * kSize || args.d == 4 * kSize)) {
+    const int32_t *first = args.indices + range.begin, *end = args.indices + range.end;
+    const auto target = results + range.begin * kRows;
+    return (args.d == 2 * kSize ? dots.template RunShort<2>(first, end, range.limit, target)
+                                : dots.template RunShort<4>(first, end, range.limit, target)) -
+           args.indices;
+  }
+  int64_t p = range.begin;
+  auto target = results + (p * args.length + row);
+  for (; p < range.end && args.indices[p] < range.limit;
+       p += kColumns, target = target + kColumns * args.length) {
+    const int count = int(range.end - p < kColumns ? range.end - p : kColumns);
+    const int32_t* columns = args.indices + p;
+    int32_t padded[kColumns];
+    if (count < kColumns) columns = Dots::Padded(columns, count, padded);
+    const auto sums = dots.Run(columns);
+    if (whole && count == kColumns) {
+      target.template Put<kSize>(sums);
+    } else if (kColumns == 2 && kRows > 1 && count == 2) {
+      for (int c = 0; c < 2; ++c) {
+        (target + c * args.length).template Put<kSize / 2>(Half<Accumulator<T>, kSize>(sums, c));
+      }
+    } else if (whole) {
+      target.template PutPartial<kSize>(sums, count * kRows);
+    } else {
+      target.template PutGroups<kRows, kSize>(sums, count, args.length);
+    }
+  }
+  return p < range.end ? p : range.end;
+}
+
+// A range of block row `block`, all rows of its vectors. Returns where it stopped.
+template <typename T, bool kPlain>
+int64_t BlockDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t block,
+                  VectorRange range, Results<T, kPlain> results) {
+  const int64_t first = block * args.length, below = args.m - first;
+  const int64_t rows = below < args.length ? below : args.length;  // that x has
+  const bool packed =
+      PackingPays<T>(args.offsets[block + 1] - args.offsets[block], args.length, args.d);
+  int64_t stop = range.begin;
+  for (int64_t row = 0, taken = 0; row < rows; row += taken) {
+    const int64_t left = rows - row;
+    const T* x_row = x + (first + row) * args.d;
+    const auto run = [&](auto rows_of_run) {
+      taken = decltype(rows_of_run)::value;
+      stop = RangeDots<T, decltype(rows_of_run)::value>(args, x_row, y, row, range, results);
+    };
+    const auto run_packed = [&](auto groups) {
+      taken = PackedRows<T, decltype(groups)::value>::kRows;
+      stop = PackedDots<T, decltype(groups)::value>(args, x_row, y, row, range, results);
+    };
+    if (packed && left >= PackedRows<T, 4>::kRows) {
+      run_packed(std::integral_constant<int, 4>());
+    } else if (packed && left >= PackedRows<T, 2>::kRows) {
+      run_packed(std::integral_constant<int, 2>());
+    } else if (kMaxRows<T> >= 8 && left >= 8) {
+      run(std::integral_constant<int, kMaxRows<T> >= 8 ? 8 : 1>());
+    } else if (kMaxRows<T> >= 4 && left >= 4) {
+      run(std::integral_constant<int, kMaxRows<T> >= 4 ? 4 : 1>());
+    } else if (kMaxRows<T> >= 2 && left >= 2) {
+      run(std::integral_constant<int, kMaxRows<T> >= 2 ? 2 : 1>());
+    } else {
+      run(std::integral_constant<int, 1>());
+    }
+  }
+  for (int64_t p = range.begin; rows < args.length && p < stop; ++p) {
+    for (int64_t r = rows; r < args.length; ++r) results.out[p * args.length + r] = T{};
+  }
+  return stop;
+}
+
+// Columns of a window: as many as the first-level cache holds rows of y, or more for enough vectors
+// of a block row; all where that is not worth it.
+template <typename T>
+int64_t WindowColumns(const SddmmCvsArgs& args, int64_t blocks) {
+  const int64_t cells = blocks * args.k, stored = args.offsets[blocks];
+  if (args.length > 2 || stored * kWindowedDensity < cells) return args.k;
+  const int64_t fit = kWindowBytes / (args.d * int64_t(sizeof(T)));
+  const int64_t least = kWindowVectors * cells / stored + 1;
+  return fit > least ? fit : least;
+}
+
+// The vectors [begin, end), none of which is padding.
+template <typename T, bool kPlain>
+void StoredDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+                int64_t blocks, Results<T, kPlain> results) {
+  int64_t block = RowOfEntry(args.offsets, blocks, begin);
+  const int64_t window = WindowColumns<T>(args, blocks);
+  const int64_t most = window < args.k ? kWindowBlocks : 1;
+  for (int64_t p = begin; p < end;) {
+    int64_t at[kWindowBlocks], ends[kWindowBlocks], count = 0;
+    const int64_t first = block;
+    for (; count < most && p < end; ++count, ++block) {
+      at[count] = p;
+      p = ends[count] = args.offsets[block + 1] < end ? args.offsets[block + 1] : end;
+    }
+    bool more = true;
+    for (int64_t limit = window; more; limit += window) {
+      if (limit >= args.k) limit = INT64_MAX - window;
+      more = false;
+      for (int64_t i = 0; i < count; ++i) {
+        if (at[i] >= ends[i]) continue;
+        at[i] = BlockDots(args, x, y, first + i, {at[i], ends[i], limit}, results);
+        more |= at[i] < ends[i];
+      }
+    }
+  }
+}
+
+template <typename T>
+void SddmmCvsTask(const SddmmCvsArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, chunk = task % args.chunks;
+  const int64_t numbers = args.vectors * args.length;
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
+  T* out = static_cast<T*>(args.out) + batch * numbers;
+  const int64_t blocks = (args.m + args.length - 1) / args.length;
+  const int64_t begin = chunk * args.chunk_vectors;
+  const int64_t stop =
+      args.vectors - begin < args.chunk_vectors ? args.vectors : begin + args.chunk_vectors;
+  const int64_t stored = args.d == 0 ? 0 : args.offsets[blocks];
+  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
+  for (int64_t i = end * args.length; i < stop * args.length; ++i) out[i] = T{};
+  if (begin == end) return;
+  WithResults(args, out, numbers, batch,
+              [&](auto results) { StoredDots(args, x, y, begin, end, blocks, results); });
+}
+
+}  // namespace
+
+void SddmmCvs(const SddmmCvsArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { SddmmCvsTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

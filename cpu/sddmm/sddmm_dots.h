@@ -1,0 +1,137 @@
+// Dot products of one row of x with rows of y, the inner loops of sddmm_kernel.cc.
+#pragma once
+
+#include "cpu/simd/lane_sums.h"
+
+namespace sgap::SGAP_ISA {
+
+template <typename T>
+using DotSum = Vector<Accumulator<T>, kLanes<T>>;
+
+// The last `remainder` elements of a row of `width`.
+template <typename T>
+inline DotSum<T> LoadTail(const T* row, int64_t width, int remainder) {
+  constexpr int kSize = kLanes<T>;
+#if !defined(__AVX512F__)
+  if (width >= kSize) {  // the last whole vector, without what was counted already
+    const auto last = Load<T, kSize>(row + width - kSize);
+    return LaneNumbers<Accumulator<T>, kSize>() < Accumulator<T>(kSize - remainder) ? DotSum<T>{}
+                                                                                    : last;
+  }
+#endif
+  return LoadPartial<T, kSize>(row + width - remainder, remainder);
+}
+
+// Entries of one row of x whose dot products are added up together.
+template <typename T>
+struct DotGroup {
+  static constexpr int kSize = kLanes<T> < 4 ? kLanes<T> : 4;
+
+  const T* y;
+  const int32_t* columns;  // rows of y
+  const int32_t* ahead;    // rows of y to prefetch meanwhile
+  int count;               // entries there are, up to kSize
+};
+
+// A row of x of kVectors vectors, held in registers (on a machine with enough of them).
+template <int kVectors, typename T>
+struct HeldRow {
+  static constexpr int kLane = kLanes<T>, kWidth = kVectors * kLane;
+
+  static constexpr int64_t Width(int64_t) { return kWidth; }
+
+  HeldRow(const T* x, int64_t) {
+#pragma GCC unroll 16
+    for (int s = 0; s < kVectors; ++s) held[s] = Load<T, kLane>(x + s * kLane);
+  }
+
+  // dots[i]: lanes whose sum is the dot product of entry i.
+  template <bool kPrefetch>
+  void Dots(const DotGroup<T>& group, DotSum<T>* dots) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < DotGroup<T>::kSize; ++i) {
+      dots[i] = DotSum<T>{};
+      if (i >= group.count) continue;
+      if (kPrefetch) PrefetchRow(group.y + size_t(group.ahead[i]) * kWidth);
+      dots[i] = Dot(group.y + size_t(group.columns[i]) * kWidth);
+    }
+  }
+
+  DotSum<T> Dot(const T* y) const {
+    DotSum<T> sums[2] = {held[0] * Load<T, kLane>(y), held[1] * Load<T, kLane>(y + kLane)};
+#pragma GCC unroll 16
+    for (int s = 2; s < kVectors; ++s) sums[s % 2] += held[s] * Load<T, kLane>(y + s * kLane);
+    return sums[0] + sums[1];
+  }
+
+  static void PrefetchRow(const T* y) {
+#pragma GCC unroll 16
+    for (int s = 0; s < kVectors; ++s) {
+      if (s * kLane * sizeof(T) % 64 == 0) Prefetch(y + s * kLane);
+    }
+  }
+
+  DotSum<T> held[kVectors];
+};
+
+// A row of x of any width, each vector of which is loaded once for a group.
+template <typename T>
+struct AnyRow {
+  static constexpr int kLane = kLanes<T>, kGroup = DotGroup<T>::kSize;
+
+  static int64_t Width(int64_t width) { return width; }
+
+  AnyRow(const T* x, int64_t width) : x(x), width(width) {}
+
+  // Prefetching did not pay here.
+  template <bool>
+  void Dots(const DotGroup<T>& group, DotSum<T>* dots) const {
+    if (group.count == kGroup) return Add<kGroup>(group.y, group.columns, dots);
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroup; ++i) {
+      dots[i] = DotSum<T>{};
+      if (i < group.count) Add<1>(group.y, group.columns + i, dots + i);
+    }
+  }
+
+  template <int kCount>
+  void Add(const T* y, const int32_t* columns, DotSum<T>* dots) const {
+    const T* rows[kCount];
+    DotSum<T> sums[2][kCount] = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) rows[i] = y + size_t(columns[i]) * width;
+    const auto step = [&](int64_t at, DotSum<T>* to) {
+      const auto left = Kept(Load<T, kLane>(x + at));
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) to[i] += left * Load<T, kLane>(rows[i] + at);
+    };
+    int64_t at = 0;
+    for (; at + 2 * kLane <= width; at += 2 * kLane) {
+      step(at, sums[0]);
+      step(at + kLane, sums[1]);
+    }
+    if (at + kLane <= width) {
+      step(at, sums[0]);
+      at += kLane;
+    }
+    if (const int rest = int(width - at); rest > 0) {
+      const auto left = LoadTail(x, width, rest);
+#pragma GCC unroll 4
+      for (int i = 0; i < kCount; ++i) sums[1][i] += left * LoadTail(rows[i], width, rest);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) dots[i] = sums[0][i] + sums[1][i];
+  }
+
+  const T* x;
+  int64_t width;
+};
+
+// Lane i: the sum of the lanes of dots[i].
+template <typename T>
+inline Vector<Accumulator<T>, DotGroup<T>::kSize> AddLanes(DotSum<T>* dots) {
+  constexpr int kSize = DotGroup<T>::kSize;
+  return FoldLanes<kSize, Accumulator<T>, kLanes<T>>(SumTransposed<kSize / 2>(dots));
+}
+
+}  // namespace sgap::SGAP_ISA

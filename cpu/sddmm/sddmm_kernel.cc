@@ -1,0 +1,110 @@
+#include "cpu/common/results.h"
+#include "cpu/common/row_search.h"
+#include "cpu/sddmm/sddmm.h"
+#include "cpu/sddmm/sddmm_dots.h"
+#include "cpu/simd/simd.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Entries [begin, end). Few sums at a time: with as many as a vector has lanes, over rows of x as
+// they come, each entry would load its own row of x (measured: a quarter slower).
+template <typename Row, bool kPrefetch, typename T, bool kPlain>
+__attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin,
+                                       int64_t end, Results<T, kPlain> results) {
+  constexpr int kGroup = DotGroup<T>::kSize;
+  const int32_t *const offsets = args.offsets, *const columns = args.indices;
+  const int64_t width = Row::Width(args.d), stored = offsets[args.m];
+  int64_t p = begin;
+  for (int64_t r = RowOfEntry(offsets, args.m, begin); p < end; ++r) {
+    const int64_t stop = offsets[r + 1] < end ? offsets[r + 1] : end;
+    if (p == stop) continue;
+    const Row row(x + r * width, width);
+    for (; p < stop; p += kGroup) {
+      DotGroup<T> group{y, columns + p, columns + p, kGroup};
+      if (p + args.prefetch_entries + kGroup <= stored) group.ahead += args.prefetch_entries;
+      if (stop - p < kGroup) group.count = int(stop - p);
+      DotSum<T> dots[kGroup];
+      row.template Dots<kPrefetch>(group, dots);
+      const auto sums = AddLanes<T>(dots);
+      if (group.count == kGroup) {
+        (results + p).template Put<kGroup>(sums);
+      } else {
+        (results + p).template PutPartial<kGroup>(sums, group.count);
+      }
+    }
+    p = stop;
+  }
+}
+
+// Whether d is one of these numbers of vectors: then all is done.
+template <int... kVectors, typename T, bool kPlain>
+bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args, const T* x,
+                 const T* y, int64_t begin, int64_t end, Results<T, kPlain> results) {
+  const auto run = [&](auto vectors) {
+    using Row = HeldRow<decltype(vectors)::value, T>;
+    if (args.prefetch_entries > 0) {
+      RowDots<Row, true>(args, x, y, begin, end, results);
+    } else {
+      RowDots<Row, false>(args, x, y, begin, end, results);
+    }
+    return true;
+  };
+  return ((args.d == kVectors * kLanes<T> && run(std::integral_constant<int, kVectors>())) || ...);
+}
+
+// d of 1 to 4: there is more to gain from short code than from vectors.
+template <int kWidth, typename T, bool kPlain>
+void NarrowDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+                Results<T, kPlain> results) {
+  for (int64_t p = begin, r = RowOfEntry(args.offsets, args.m, begin); p < end; ++r) {
+    const int64_t stop = args.offsets[r + 1] < end ? args.offsets[r + 1] : end;
+    const T* left = x + r * kWidth;
+    for (; p < stop; ++p) {
+      const T* right = y + size_t(args.indices[p]) * kWidth;
+      T sum = left[0] * right[0];
+      for (int c = 1; c < kWidth; ++c) sum += left[c] * right[c];
+      results.PutScalar(p, sum);
+    }
+  }
+}
+
+// Entries [begin, end), none of which is padding.
+template <typename T, bool kPlain>
+void EntryDots(const SddmmArgs& args, const T* x, const T* y, int64_t begin, int64_t end,
+               Results<T, kPlain> results) {
+  if constexpr (sizeof(T) >= 4) {
+    if (args.d == 1) return NarrowDots<1>(args, x, y, begin, end, results);
+    if (args.d == 2) return NarrowDots<2>(args, x, y, begin, end, results);
+    if (args.d == 3) return NarrowDots<3>(args, x, y, begin, end, results);
+    if (args.d == 4) return NarrowDots<4>(args, x, y, begin, end, results);
+  }
+  constexpr std::integer_sequence<int, 2, 3, 4, 5, 6, 8, 10, 12, 16> kVectors;
+  if (HeldRowDots(kVectors, args, x, y, begin, end, results)) return;
+  RowDots<AnyRow<T>, false>(args, x, y, begin, end, results);
+}
+
+template <typename T>
+void SddmmTask(const SddmmArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, chunk = task % args.chunks;
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
+  T* out = static_cast<T*>(args.out) + batch * args.nnz;
+  const int64_t begin = chunk * args.chunk_nonzeros;
+  const int64_t stop =
+      args.nnz - begin < args.chunk_nonzeros ? args.nnz : begin + args.chunk_nonzeros;
+  const int64_t stored = args.d == 0 ? 0 : args.offsets[args.m];
+  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
+  for (int64_t p = end; p < stop; ++p) out[p] = T{};
+  if (begin == end) return;
+  WithResults(args, out, args.nnz, batch,
+              [&](auto results) { EntryDots(args, x, y, begin, end, results); });
+}
+
+}  // namespace
+
+void Sddmm(const SddmmArgs& args, int64_t task) {
+  DispatchDtype(args.dtype, [&](auto tag) { SddmmTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

@@ -1,0 +1,178 @@
+#include "cpu/spmm/spmm_cvs.h"
+#include "cpu/spmm/spmm_cvs_narrow.h"
+#include "cpu/spmm/spmm_cvs_rows.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Rows of a vector that one pass takes: the largest power of two up to this many.
+constexpr int64_t kMaxRows = 8;
+
+template <typename T>
+using BlockFunction = void (*)(const VectorBlock<T>&);
+
+// What one pass over the vectors of a task computes, and its code.
+template <typename T>
+struct Pass {
+  BlockFunction<T> run;
+  int64_t rows, columns;
+};
+
+// Vectors of columns that a pass over `rows` rows has registers for, a power of two.
+int64_t VectorsOfPass(int64_t rows, int64_t most) {
+  int64_t vectors = 1;
+  while (2 * vectors * rows <= kSumRegisters && vectors < 8) vectors *= 2;
+  while (vectors > most) vectors /= 2;
+  return vectors;
+}
+
+template <typename T, int kVectors, bool kTail>
+BlockFunction<T> ChooseRows(int64_t rows) {
+  using Tile = VectorTile<T, kVectors, kTail>;
+  if constexpr (kVectors * 8 <= kSumRegisters) {
+    if (rows == 8) return &Tile::template Run<8>;
+  }
+  if constexpr (kVectors * 4 <= kSumRegisters) {
+    if (rows == 4) return &Tile::template Run<4>;
+  }
+  if constexpr (kVectors * 2 <= kSumRegisters) {
+    if (rows == 2) return &Tile::template Run<2>;
+  }
+  return &Tile::template Run<1>;
+}
+
+// The code for `rows` rows of each vector; 0: for the transpose.
+template <typename T, int kVectors>
+BlockFunction<T> ChooseTail(int64_t rows, bool tail) {
+  if (rows > 0)
+    return tail ? ChooseRows<T, kVectors, true>(rows) : ChooseRows<T, kVectors, false>(rows);
+  return tail ? &TransposedTile<T, kVectors, true>::Run : &TransposedTile<T, kVectors, false>::Run;
+}
+
+template <typename T>
+BlockFunction<T> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
+  switch (vectors) {
+    case 1:
+      return ChooseTail<T, 1>(rows, tail);
+    case 2:
+      return ChooseTail<T, 2>(rows, tail);
+    case 4:
+      return ChooseTail<T, 4>(rows, tail);
+    default:
+      return ChooseTail<T, 8>(rows, tail);
+  }
+}
+
+template <typename T, int kRows>
+Pass<T> NarrowPass(int64_t columns) {
+  if (columns >= 4) return {&LaneTile<T, kRows, 4>::Run, kRows, 4};
+  if (columns >= 2) return {&LaneTile<T, kRows, 2>::Run, kRows, 2};
+  return {&LaneTile<T, kRows, 1>::Run, kRows, 1};
+}
+
+// The next pass, `rows` rows and `columns` columns being left.
+template <typename T>
+Pass<T> ChoosePass(const SpmmCvsArgs& args, int64_t rows, int64_t columns) {
+  constexpr int kWidth = kLanes<T>;
+  if (args.transpose && args.n == 1 && args.length % 4 == 0) {
+    if (kWidth >= 16 && args.length % 16 == 0) return {&DotTile<T, 16>::Run, 1, 1};
+    if (kWidth >= 8 && args.length % 8 == 0) return {&DotTile<T, 8>::Run, 1, 1};
+    return {&DotTile<T, 4>::Run, 1, 1};
+  }
+  if (!args.transpose && args.n <= kNarrowColumns && rows >= 4) {
+    if (kWidth >= 16 && rows >= 16) return NarrowPass<T, 16>(columns);
+    if (kWidth >= 8 && rows >= 8) return NarrowPass<T, 8>(columns);
+    return NarrowPass<T, 4>(columns);
+  }
+  int64_t pass = kMaxRows;
+  while (pass > rows) pass /= 2;
+  const int64_t left = (columns + kWidth - 1) / kWidth;
+  const int64_t vectors = VectorsOfPass(args.transpose ? 1 : pass, left);
+  const int64_t width = columns < vectors * kWidth ? columns : vectors * kWidth;
+  const bool tail = width % kWidth != 0;
+  return {ChooseBlock<T>(args.transpose ? 0 : pass, vectors, tail), pass, width};
+}
+
+// A pass on every row of a task: those of blocks, or of the transpose those of y.
+template <typename T>
+void RunPass(const SpmmCvsArgs& args, const TileTask<T>& tile, int64_t row, int64_t column,
+             const Pass<T>& pass) {
+  using Acc = Accumulator<T>;
+  const RowTask& task = *tile.rows;
+  const int64_t batch = tile.batch;
+  VectorBlock<T> block;
+  block.indices = args.indices;
+  block.permutation = args.permutation;
+  block.last = args.vectors - 1;
+  block.values = static_cast<const T*>(args.values) + batch * args.values_stride + row;
+  block.length = args.length;
+  block.x = tile.x + (column - tile.first);
+  block.x_stride = tile.x_stride;
+  block.x_rows = args.k;
+  block.tail = int(pass.columns % kLanes<T>);
+  block.out_stride = args.n;
+  if (task.piece >= 0) {
+    block.begin = task.entry_begin;
+    block.end = task.entry_end;
+    block.rows = pass.rows;
+    block.y = nullptr;
+    const int64_t slot = (batch * args.pieces + task.piece) * args.piece_rows + row;
+    block.sums = static_cast<Acc*>(args.partials) + slot * args.n + column;
+    return pass.run(block);
+  }
+  for (int64_t r = task.row_begin; r < task.row_end; ++r) {
+    const int64_t first = r * args.piece_rows + row;
+    block.rows = args.m - first;
+    if (block.rows <= 0) break;
+    block.begin = args.offsets[r];
+    block.end = args.offsets[r + 1];
+    block.y = static_cast<T*>(args.y) + (batch * args.m + first) * args.n + column;
+    pass.run(block);
+  }
+}
+
+// Adds the pieces of a split row in their order, so that bits do not depend on which thread came
+// last.
+template <typename T>
+void CombinePieces(const SpmmCvsArgs& args, const SplitRow& split, int64_t batch, int64_t column,
+                   int64_t columns) {
+  using Acc = Accumulator<T>;
+  const int64_t first = split.row * args.piece_rows, piece = args.piece_rows * args.n;
+  for (int64_t v = 0; v < args.piece_rows && first + v < args.m; ++v) {
+    const Acc* partials = static_cast<const Acc*>(args.partials) +
+                          (batch * args.pieces + split.first_piece) * piece + v * args.n + column;
+    T* y = static_cast<T*>(args.y) + (batch * args.m + first + v) * args.n + column;
+    for (int64_t c = 0; c < columns; ++c) {
+      Acc sum = 0;
+      for (int64_t i = 0; i < split.pieces; ++i) sum += partials[i * piece + c];
+      StoreScalar<T>(y + c, sum);
+    }
+  }
+}
+
+template <typename T>
+void SpmmCvsTask(const SpmmCvsArgs& args, int64_t task) {
+  const TileTask<T> tile = BeginTask<T>(args, task);
+  for (int64_t row = 0, taken = 0; row < args.piece_rows; row += taken) {
+    for (int64_t column = tile.first; column < tile.last;) {
+      const Pass<T> pass = ChoosePass<T>(args, args.piece_rows - row, tile.last - column);
+      RunPass<T>(args, tile, row, column, pass);
+      column += pass.columns;
+      taken = pass.rows;
+    }
+  }
+  if (tile.rows->piece >= 0 && IsLastPiece(args, tile.walk, *tile.rows)) {
+    CombinePieces<T>(args, args.splits[tile.rows->split], tile.batch, tile.first,
+                     tile.last - tile.first);
+  }
+  EndTask(tile);
+}
+
+}  // namespace
+
+void SpmmCvs(const SpmmCvsArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

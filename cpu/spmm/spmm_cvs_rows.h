@@ -1,0 +1,187 @@
+// The inner loops of spmm_cvs_kernel.cc: kRows x kVectors vectors of y stay in registers while each
+// loaded vector of x serves kRows multiply-adds, the register blocking of a dense product.
+#pragma once
+
+#include "cpu/simd/simd.h"
+
+namespace sgap::SGAP_ISA {
+
+// Registers for sums: the rest hold vectors of x and a broadcast value.
+constexpr int kSumRegisters = kVectorBytes == 64 ? 24 : 12;
+
+// Rows of x are asked for this many vectors ahead.
+constexpr int64_t kAheadVectors = 8;
+
+// Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
+constexpr int kSumsInFlight = 8;
+
+// The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns.
+template <typename T>
+struct VectorBlock {
+  const int32_t* indices;
+  const int32_t* permutation;  // of the transpose, else null
+  int64_t begin, end;
+  int64_t last;     // of all vectors: how far prefetching may look
+  const T* values;  // of vector 0, at the first of the rows
+  int64_t length;   // V, from one vector to the next
+  const T* x;       // at the block's first column
+  int64_t x_rows, x_stride;
+  int tail;              // columns in the last vector, where it is not full
+  int64_t rows;          // to store: the rest is past the end of the matrix
+  T* y;                  // the first row at the first column, or null:
+  Accumulator<T>* sums;  // then here
+  int64_t out_stride;
+};
+
+// The values of kRows rows of a vector as accumulators: in memory as they are, or widened at once.
+template <typename T, int kRows>
+struct WideValues {
+  using Acc = Accumulator<T>;
+  Acc buffer[sizeof(T) < 4 ? kRows : 1];
+  const Acc* at;
+
+  explicit WideValues(const T* values) {
+    if constexpr (sizeof(T) >= 4) {
+      at = values;
+    } else if constexpr (kRows == 1) {
+      buffer[0] = LoadScalar(values);
+      at = buffer;
+    } else {
+      Store<Acc, kRows>(buffer, Load<T, kRows>(values));
+      at = buffer;
+    }
+  }
+  Acc operator[](int v) const { return at[v]; }
+};
+
+// A row of kVectors vectors of x or y.
+template <typename T, int kVectors, bool kTail>
+struct VectorRow {
+  static constexpr int kWidth = kLanes<T>;
+  using Sum = Vector<Accumulator<T>, kWidth>;
+
+  static Sum LoadX(const T* x, int i, int tail) {
+    if (kTail && i == kVectors - 1) return LoadPartial<T, kWidth>(x + i * kWidth, tail);
+    return Load<T, kWidth>(x + i * kWidth);
+  }
+
+  template <typename Out>
+  static void StoreRow(Out* out, const Sum* sums, int tail) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      if (kTail && i == kVectors - 1) {
+        StorePartial<Out, kWidth>(out + i * kWidth, sums[i], tail);
+      } else {
+        Store<Out, kWidth>(out + i * kWidth, sums[i]);
+      }
+    }
+  }
+
+  // Row v of the block.
+  static void Finish(const VectorBlock<T>& block, int v, const Sum* sums) {
+    if (block.y) {
+      StoreRow(block.y + v * block.out_stride, sums, block.tail);
+    } else {
+      StoreRow(block.sums + v * block.out_stride, sums, block.tail);
+    }
+  }
+};
+
+// y = A x: kRows rows of each vector.
+template <typename T, int kVectors, bool kTail>
+struct VectorTile : VectorRow<T, kVectors, kTail> {
+  using Row = VectorRow<T, kVectors, kTail>;
+  using typename Row::Sum;
+
+  static void PrefetchX(const VectorBlock<T>& block, int64_t p) {
+    const int64_t ahead = p + kAheadVectors < block.last ? p + kAheadVectors : block.last;
+    const char* row = reinterpret_cast<const char*>(block.x + size_t(block.indices[ahead]) *
+                                                                  size_t(block.x_stride));
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kVectors * Row::kWidth * sizeof(T); i += 64) Prefetch(row + i);
+  }
+
+  template <int kRows>
+  static void Add(const VectorBlock<T>& block, int64_t p, Sum (*sums)[kVectors]) {
+    PrefetchX(block, p);
+    const T* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    Sum row[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) row[i] = Row::LoadX(x, i, block.tail);
+    const WideValues<T, kRows> value(block.values + p * block.length);
+#pragma GCC unroll 8
+    for (int v = 0; v < kRows; ++v) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * row[i];
+    }
+  }
+
+  template <int kRows>
+  static void Run(const VectorBlock<T>& shared) {
+    const VectorBlock<T> block = shared;  // a copy: stores cannot change it
+    constexpr int kSums = kRows * kVectors;
+    constexpr int kChains = kSums >= kSumsInFlight      ? 1
+                            : kSumsInFlight / kSums > 4 ? 4
+                                                        : kSumsInFlight / kSums;
+    Sum sums[kChains][kRows][kVectors] = {};
+    int64_t p = block.begin;
+    for (; p + kChains <= block.end; p += kChains) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) Add<kRows>(block, p + c, sums[c]);
+    }
+    for (; kChains > 1 && p < block.end; ++p) Add<kRows>(block, p, sums[0]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kRows; ++v) {
+#pragma GCC unroll 4
+      for (int c = 1; c < kChains; ++c) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kVectors; ++i) sums[0][v][i] += sums[c][v][i];
+      }
+      if (v < block.rows) Row::Finish(block, v, sums[0][v]);
+    }
+  }
+};
+
+// y = A^T x: each vector is a row vector, and meets V rows of x that follow each other.
+template <typename T, int kVectors, bool kTail>
+struct TransposedTile : VectorRow<T, kVectors, kTail> {
+  using Row = VectorRow<T, kVectors, kTail>;
+  using typename Row::Sum;
+
+  template <int kRows>
+  static void Add(const VectorBlock<T>& block, const T* values, const T* x, Sum (*sums)[kVectors]) {
+    const WideValues<T, kRows> value(values);
+#pragma GCC unroll 4
+    for (int v = 0; v < kRows; ++v, x += block.x_stride) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * Row::LoadX(x, i, block.tail);
+    }
+  }
+
+  static void Run(const VectorBlock<T>& shared) {
+    const VectorBlock<T> block = shared;
+    constexpr int kChains = kVectors <= 2 ? 4 : kVectors == 4 ? 2 : 1;
+    Sum sums[kChains][kVectors] = {};
+    for (int64_t p = block.begin; p < block.end; ++p) {
+      const int64_t first = block.indices[p] * block.length, left = block.x_rows - first;
+      const int64_t rows = block.length < left ? block.length : left;
+      const T* x = block.x + size_t(first) * size_t(block.x_stride);
+      const T* values = block.values + size_t(block.permutation[p]) * size_t(block.length);
+      int64_t v = 0;
+      for (; v + kChains <= rows; v += kChains) {
+        Add<kChains>(block, values + v, x + v * block.x_stride, sums);
+      }
+      for (; kChains > 1 && v < rows; ++v) {
+        Add<1>(block, values + v, x + v * block.x_stride, sums);
+      }
+    }
+#pragma GCC unroll 4
+    for (int c = 1; c < kChains; ++c) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) sums[0][i] += sums[c][i];
+    }
+    Row::Finish(block, 0, sums[0]);
+  }
+};
+
+}  // namespace sgap::SGAP_ISA

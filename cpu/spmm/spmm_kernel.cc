@@ -1,0 +1,274 @@
+#include "cpu/spmm/spmm.h"
+#include "cpu/spmm/spmm_narrow.h"
+#include "cpu/spmm/spmm_rows.h"
+
+namespace sgap::SGAP_ISA {
+namespace {
+
+// Sums held in registers: half of the 32 of AVX-512, half of the 16 of the others.
+constexpr int kMaxVectors = kVectorBytes == 64 ? 16 : 8;
+
+// Values are taken through a buffer where they are permuted or narrow.
+constexpr int64_t kStagedValues = 1024;
+
+// How few columns go through the rows of a task.
+enum class RowLoop {
+  kLong,        // straight from x: this many entries a row on average
+  kPredicted,   // straight from x, a branch a row; 2 to 4 columns only
+  kBranchFree,  // products of all entries first
+};
+constexpr int64_t kLongRow = 16;
+// Rows whose lengths the processor remembers from call to call, and entries a row below which not
+// even forgetting them costs more: there 2 to 4 columns took half the time of kBranchFree (measured
+// on Zen 5, where a first call took a quarter more).
+constexpr int64_t kFewRows = 1 << 15;
+constexpr int64_t kTinyRow = 4;
+
+// B beyond this many bytes is not in the second-level cache, and its rows are worth asking for
+// ahead of time.
+constexpr int64_t kPrefetchBytes = 1 << 20;
+
+template <typename T>
+using BlockFunction = void (*)(const RowBlock<T>&);
+
+template <typename T, int kWidth, int kVectors>
+BlockFunction<T> ChooseTail(bool tail, bool prefetch) {
+  if (tail) {
+    using Rows = Tile<T, kWidth, kVectors, true>;
+    return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
+  }
+  using Rows = Tile<T, kWidth, kVectors, false>;
+  return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
+}
+
+// Columns one pass over the rows can take.
+template <typename T>
+constexpr int64_t kMaxColumns = kMaxVectors * kLanes<T>;
+
+// The code for a block of `columns` columns, at most kMaxColumns. Up to 8 columns take a narrower
+// vector.
+template <typename T>
+BlockFunction<T> ChooseBlock(int64_t columns, bool prefetch) {
+  constexpr int kWidth = kLanes<T>;
+  const bool tail = columns % kWidth != 0;
+  const int64_t vectors = (columns + kWidth - 1) / kWidth;
+  if constexpr (kWidth > 8) {
+    if (columns <= 8) return ChooseTail<T, 8, 1>(columns < 8, prefetch);
+  }
+  switch (vectors) {
+    case 1:
+      return ChooseTail<T, kWidth, 1>(tail, prefetch);
+    case 2:
+      return ChooseTail<T, kWidth, 2>(tail, prefetch);
+    case 3:
+      return ChooseTail<T, kWidth, 3>(tail, prefetch);
+    case 4:
+      return ChooseTail<T, kWidth, 4>(tail, prefetch);
+    case 5:
+      return ChooseTail<T, kWidth, 5>(tail, prefetch);
+    case 6:
+      return ChooseTail<T, kWidth, 6>(tail, prefetch);
+    case 7:
+      return ChooseTail<T, kWidth, 7>(tail, prefetch);
+    case 8:
+      return ChooseTail<T, kWidth, 8>(tail, prefetch);
+    default:
+      return ChooseTail<T, kWidth, kMaxVectors>(false, prefetch);
+  }
+}
+
+// Columns of the next block of a tile that has `left` columns to go.
+template <typename T>
+int64_t NextBlock(int64_t left) {
+  constexpr int64_t kHalf = 8 * kLanes<T>;
+  return left >= kMaxColumns<T> ? kMaxColumns<T> : left > kHalf ? kHalf : left;
+}
+
+// The last row r in [row, rows] up to which the entries from `row` on are at most `most`.
+int64_t RowsWithin(const int32_t* offsets, int64_t row, int64_t rows, int64_t most) {
+  const int64_t end = int64_t(offsets[row]) + most;
+  int64_t low = row, step = 1;
+  while (low + step <= rows && offsets[low + step] <= end) {
+    low += step;
+    step *= 2;
+  }
+  int64_t high = low + step <= rows ? low + step : rows + 1;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (offsets[middle] <= end ? low : high) = middle;
+  }
+  return low;
+}
+
+template <typename T>
+void StoreColumns(const Accumulator<T>* sums, int64_t columns, T* y) {
+  constexpr int kWidth = kLanes<T>;
+  int64_t c = 0;
+  for (; c + kWidth <= columns; c += kWidth) {
+    Store<T, kWidth>(y + c, Load<Accumulator<T>, kWidth>(sums + c));
+  }
+  if (c < columns) {
+    StorePartial<T, kWidth>(y + c, Load<Accumulator<T>, kWidth>(sums + c), int(columns - c));
+  }
+}
+
+// One task on one block of columns: the block's code, and how values come to it.
+template <typename T>
+class BlockTask {
+  using Acc = Accumulator<T>;
+
+ public:
+  // The block has the columns from `column` on.
+  BlockTask(const SpmmArgs& args, const TileTask<T>& tile, int64_t column, int64_t columns,
+            RowLoop loop)
+      : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
+        permutation_(args.permutation),
+        columns_(columns),
+        run_(ChooseBlock<T>(columns, args.k * columns * int64_t(sizeof(T)) > kPrefetchBytes)) {
+    block_.indices = args.indices;
+    block_.last_entry = args.nnz - 1;
+    block_.x = tile.x + (column - tile.first);
+    block_.x_stride = tile.x_stride;
+    block_.y_stride = args.n;
+    block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
+    block_.carry = nullptr;
+    if (args.n == 1) UseNarrow<1>(loop);
+    if (columns <= 4 && args.n > 1) UseNarrow<4>(loop);
+  }
+
+  // y rows [0, rows) from entries [offsets[0], offsets[rows]).
+  void Rows(const int32_t* offsets, int64_t rows, T* y) {
+    if (std::is_same_v<T, Acc> && !permutation_ && !multiply_) {
+      block_.values = reinterpret_cast<const Acc*>(values_);
+      block_.first_entry = 0;
+      Run(offsets, rows, y);
+      return;
+    }
+    for (int64_t r = 0; r < rows;) {
+      int64_t next = RowsWithin(offsets, r, rows, kStagedValues);
+      if (next > r) {
+        Stage(offsets[r], offsets[next]);
+        Run(offsets + r, next - r, y + r * block_.y_stride);
+      } else {
+        Acc sums[kMaxColumns<T>] = {};
+        Sum(offsets[r], offsets[r + 1], sums);
+        StoreColumns<T>(sums, columns_, y + r * block_.y_stride);
+        next = r + 1;
+      }
+      r = next;
+    }
+  }
+
+  // Adds the entries [begin, end) of one row to sums.
+  void Sum(int64_t begin, int64_t end, Acc* sums) {
+    block_.carry = sums;
+    for (int64_t p = begin; p < end; p += kStagedValues) {
+      const int64_t piece_end = p + kStagedValues < end ? p + kStagedValues : end;
+      const int32_t piece[2] = {int32_t(p), int32_t(piece_end)};
+      Stage(p, piece_end);
+      Run(piece, 1, nullptr);
+    }
+    block_.carry = nullptr;
+  }
+
+ private:
+  template <int kSlots>
+  void UseNarrow(RowLoop loop) {
+    using Tile = NarrowTile<T, kSlots>;
+    block_.tail = int(columns_ % 4);
+    if (loop == RowLoop::kLong) {
+      run_ = &Tile::RunLong;
+      return;
+    }
+    if (kSlots == 4 && loop == RowLoop::kPredicted) {
+      run_ = block_.tail ? &Tile::template RunPredicted<true> : &Tile::template RunPredicted<false>;
+      return;
+    }
+    run_ = &Tile::RunShort;
+    multiply_ =
+        permutation_ ? &Tile::template MultiplyAll<true> : &Tile::template MultiplyAll<false>;
+  }
+
+  void Stage(int64_t begin, int64_t end) {
+    block_.values = staged_;
+    block_.first_entry = begin;
+    if (multiply_) {
+      multiply_(block_, values_, permutation_, begin, end, staged_);
+      return;
+    }
+    for (int64_t p = begin; p < end; ++p) {
+      staged_[p - begin] = LoadScalar(values_ + (permutation_ ? permutation_[p] : p));
+    }
+  }
+
+  void Run(const int32_t* offsets, int64_t rows, T* y) {
+    block_.offsets = offsets;
+    block_.rows = rows;
+    block_.y = y;
+    run_(block_);
+  }
+
+  const T* values_;
+  const int32_t* permutation_;
+  int64_t columns_;
+  BlockFunction<T> run_;
+  void (*multiply_)(const RowBlock<T>&, const T*, const int32_t*, int64_t, int64_t, Acc*) = nullptr;
+  RowBlock<T> block_;
+  Acc staged_[kStagedValues * 4 + NarrowTile<T, 4>::kPadding];
+};
+
+// Adds the pieces of a split row in their order, so that bits do not depend on which thread came
+// last.
+template <typename T>
+void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, int64_t column,
+                   int64_t columns) {
+  using Acc = Accumulator<T>;
+  const Acc* partials = static_cast<const Acc*>(args.partials) +
+                        (batch * args.pieces + split.first_piece) * args.n + column;
+  T* y = static_cast<T*>(args.y) + (batch * args.m + split.row) * args.n + column;
+  for (int64_t c = 0; c < columns; c += kMaxColumns<T>) {
+    const int64_t width = columns - c < kMaxColumns<T> ? columns - c : kMaxColumns<T>;
+    Acc sums[kMaxColumns<T>] = {};
+    for (int64_t i = 0; i < split.pieces; ++i) {
+      for (int64_t j = 0; j < width; ++j) sums[j] += partials[i * args.n + c + j];
+    }
+    StoreColumns<T>(sums, width, y + c);
+  }
+}
+
+template <typename T>
+void SpmmTask(const SpmmArgs& args, int64_t task) {
+  using Acc = Accumulator<T>;
+  const TileTask<T> tile = BeginTask<T>(args, task);
+  const RowTask& rows = *tile.rows;
+  T* y = static_cast<T*>(args.y) + (tile.batch * args.m + rows.row_begin) * args.n;
+  const int64_t count = rows.row_end - rows.row_begin, entries = rows.entry_end - rows.entry_begin;
+  const RowLoop loop = entries >= kLongRow * count                         ? RowLoop::kLong
+                       : args.m <= kFewRows || entries <= kTinyRow * count ? RowLoop::kPredicted
+                                                                           : RowLoop::kBranchFree;
+  for (int64_t column = tile.first; column < tile.last;) {
+    const int64_t columns = NextBlock<T>(tile.last - column);
+    BlockTask<T> block(args, tile, column, columns, loop);
+    if (rows.piece < 0) {
+      block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
+    } else {
+      Acc sums[kMaxColumns<T>] = {};
+      block.Sum(rows.entry_begin, rows.entry_end, sums);
+      const int64_t slot = tile.batch * args.pieces + rows.piece;
+      StoreColumns<Acc>(sums, columns, static_cast<Acc*>(args.partials) + slot * args.n + column);
+    }
+    column += columns;
+  }
+  if (rows.piece >= 0 && IsLastPiece(args, tile.walk, rows)) {
+    CombinePieces<T>(args, args.splits[rows.split], tile.batch, tile.first, tile.last - tile.first);
+  }
+  EndTask(tile);
+}
+
+}  // namespace
+
+void Spmm(const SpmmArgs& args, int64_t task) {
+  DispatchDtype(args.dtype, [&](auto tag) { SpmmTask<typename decltype(tag)::type>(args, task); });
+}
+
+}  // namespace sgap::SGAP_ISA

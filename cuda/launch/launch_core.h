@@ -1,0 +1,67 @@
+// One CUDA kernel of one executable: loaded once, made ready once per device, launched on a stream.
+// Knows the driver's functions only, neither XLA nor a CUDA header, so that it runs in tests
+// against a stand-in. Every method returns an empty string, or the call that failed and CUDA's
+// error.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/launch/driver.h"
+
+namespace sgap {
+
+struct LaunchPlan {
+  std::string cubin;
+  std::string kernel;  // its name in the cubin
+  std::array<int64_t, 3> grid;
+  std::array<int64_t, 3> block;
+  int64_t shared_bytes = 0;      // dynamic shared memory of a block
+  std::vector<int64_t> scalars;  // the kernel's last arguments
+  std::vector<int64_t> zero;     // outputs that are zeroed first, by position
+};
+
+struct DeviceBuffer {
+  void* data;
+  size_t bytes;
+};
+
+class LaunchKernel {
+ public:
+  explicit LaunchKernel(LaunchPlan plan) : plan_(std::move(plan)) {}
+  ~LaunchKernel();  // unloads: nothing may be running any more
+  LaunchKernel(const LaunchKernel&) = delete;
+  LaunchKernel& operator=(const LaunchKernel&) = delete;
+
+  // Sizes that no launch could have.
+  std::string Check() const;
+
+  // Loads the cubin. Needs no device: a library is of all contexts.
+  std::string Load(const Driver& driver);
+
+  // Loads the kernel into the context of `stream`: what must not happen during a graph capture.
+  std::string Prepare(const Driver& driver, void* stream);
+
+  // Zeroes and launches on `stream`, no more: no allocation, no copy, no wait. The kernel's
+  // arguments are the inputs, the outputs, the scalars.
+  std::string Launch(const Driver& driver, void* stream, const std::vector<void*>& inputs,
+                     const std::vector<DeviceBuffer>& outputs);
+
+ private:
+  std::string LoadLocked(const Driver& driver);
+  std::string FunctionOf(const Driver& driver, void* context, void** function);
+  std::string Zero(const Driver& driver, void* stream, const std::vector<DeviceBuffer>& outputs);
+
+  const LaunchPlan plan_;
+  std::mutex mutex_;  // guards what follows: devices run one executable from several threads
+  const Driver* driver_ = nullptr;  // the one that loaded
+  void* library_ = nullptr;
+  void* kernel_ = nullptr;
+  std::vector<std::pair<void*, void*>> functions_;  // context, function
+};
+
+}  // namespace sgap
