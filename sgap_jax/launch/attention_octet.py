@@ -1,4 +1,4 @@
-"""The launches of attention in octet tiles: cuda/attention/attention_octet.cuh and its gradients."""
+"""The launches of attention in octet tiles and of its gradients (cuda/attention/)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _product(point: Point) -> str | None:
 
 
 def side_by_side(length: int, group: int) -> int:
-    """Rows of a vector that groups of a warp take side by side, as cuda/row_reduce/row_reduce.cuh does."""
+    """Rows of a vector that groups of a warp take side by side (cuda/row_reduce/row_reduce.cuh)."""
     side = 1
     while 2 * side * group <= 32 and length % (2 * side) == 0:
         side *= 2
