@@ -61,7 +61,7 @@ help:
 demo: $(STAMPS)/package $(STAMPS)/group-demo
 	$(BIN)/python examples/sparse_transformer/demo.py $(DEMO_ARGS)
 
-# tests/tiers.py says what each runs.
+# tests/helpers/tiers.py says what each runs.
 check: TIER = check
 test: TIER = test
 test-all: TIER = all
@@ -124,7 +124,7 @@ sanitize-address sanitize-thread: sanitize-%: sanitized-%
 # Index arrays that hold anything, through every operation, format and derivative.
 fuzz: fuzz-address
 fuzz-address: fuzz-%: sanitized-%
-	$(SANITIZED_RUN) tests/structure_fuzz.py $(FUZZ_ARGS)
+	$(SANITIZED_RUN) tests/helpers/structure_fuzz.py $(FUZZ_ARGS)
 
 sanitized-address sanitized-thread: sanitized-%: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m venv --without-pip $(SANITIZED)

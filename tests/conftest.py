@@ -60,8 +60,10 @@ def row_schedule(schedule):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--tier", choices=tiers.TIERS, default="all", help="see tests/tiers.py")
-    words = "write golden files: runs the tests that have some, see tests/golden_files.py"
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="all", help="see tests/helpers/tiers.py"
+    )
+    words = "write golden files: runs the tests that have some, see tests/helpers/golden_files.py"
     parser.addoption("--write-golden", action="store_true", help=words)
 
 

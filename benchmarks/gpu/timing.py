@@ -190,7 +190,7 @@ class DryRun:
     lost = ""
 
     def __init__(self) -> None:
-        sys.path.append(str(ROOT / "tests"))
+        sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]
         from emulated_launch import emulate
 
         self._emulate = emulate

@@ -346,11 +346,12 @@ print(digest.hexdigest())
 
 
 def test_the_same_bits_for_any_number_of_threads(tmp_path):
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    helpers = os.path.join(tests, "helpers")
 
     def run(threads):
         result = subprocess.run(
-            [sys.executable, "-c", THREADS, here],
+            [sys.executable, "-c", THREADS, helpers],
             capture_output=True,
             text=True,
             env={**os.environ, "XLA_FLAGS": "", "NPROC": str(threads)},

@@ -22,7 +22,7 @@ from sgap_jax import _native
 from sgap_jax.runtime.native import native
 
 NAME = "checksums.json"
-PROGRAM = pathlib.Path(__file__).parents[1] / "kernel_results.py"
+PROGRAM = pathlib.Path(__file__).parents[1] / "helpers" / "kernel_results.py"
 
 
 @functools.cache

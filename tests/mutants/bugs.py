@@ -245,8 +245,8 @@ PYTHON = (
         breaks="the schedule of a sum is taken for a maximum over the same operands",
         focus=(
             "tests/oracle/test_einsum_extrema.py",
-            "tests/conformance/test_compiler_schedule.py",
-            "tests/conformance/test_compiler_derivatives.py",
+            "tests/compiler/test_schedule.py",
+            "tests/compiler/test_derivatives.py",
         ),
     ),
     Bug(
@@ -257,9 +257,9 @@ PYTHON = (
         replacement='if summed and others and expression.reduction == "min":',
         breaks="precompute takes the maximum over some factors before it multiplies by the others",
         focus=(
-            "tests/conformance/test_compiler_legality.py",
-            "tests/conformance/test_compiler_attained.py",
-            "tests/conformance/test_compiler_refused.py",
+            "tests/compiler/test_legality.py",
+            "tests/compiler/test_attained.py",
+            "tests/compiler/test_refused.py",
         ),
     ),
     Bug(
@@ -269,7 +269,7 @@ PYTHON = (
         text="return identity if sparse else None",
         replacement="return 0.0 if sparse else None",
         breaks="in a maximum, rows that a compressed level does not store are 0, not -infinity",
-        focus=("tests/oracle/test_einsum_extrema.py", "tests/conformance/test_compiler_lower.py"),
+        focus=("tests/oracle/test_einsum_extrema.py", "tests/compiler/test_lower.py"),
     ),
     Bug(
         name="last_term_of_several_sums",
@@ -278,7 +278,7 @@ PYTHON = (
         text="self.mask = self._first(_int(end - at))",
         replacement="self.mask = self._first(_int(end - at - 1))",
         breaks="compiled for a CPU, sums that go on together lack a last term that fills no vector",
-        focus=("tests/conformance/test_compiler_apart.py",),
+        focus=("tests/compiler/test_apart.py",),
     ),
     Bug(
         name="start_of_a_maximum_in_float64",
@@ -288,9 +288,9 @@ PYTHON = (
         replacement='-math.inf: "0x7ff0000000000000"}',
         breaks="maxima of float64 that are compiled for CUDA start at +infinity",
         focus=(
-            "tests/conformance/test_compiler_cuda.py",
-            "tests/conformance/test_compiler_chains_cuda.py",
-            "tests/conformance/test_compiler_attained.py",
+            "tests/compiler/test_cuda.py",
+            "tests/compiler/test_chains_cuda.py",
+            "tests/compiler/test_attained.py",
         ),
     ),
     Bug(

@@ -89,6 +89,7 @@ class Copy:
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", home], check=True)
         standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
         standard |= {str(Path(__file__).parent), str(ROOT), str(ROOT / "tests")}
+        standard |= {str(ROOT / "tests" / "helpers")}
         borrowed = [p for p in sys.path if os.path.isdir(p) and p not in standard]
         show = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = subprocess.run([self.python, "-c", show], check=True, capture_output=True, text=True)

@@ -14,7 +14,7 @@ import time
 
 from sgap_jax.launch.cache import content_key, replace_file
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DAYS = 14  # a result that no run has used for so long is removed
 
 

@@ -1,6 +1,6 @@
 """What the CPU kernels compute of fixed operands: every operation and format, in every dtype.
 
-    SGAP_CPU_ISA=avx2 python tests/kernel_results.py
+    SGAP_CPU_ISA=avx2 python tests/helpers/kernel_results.py
 
 prints {case: checksum of the result's bits} as JSON, for the kernels of one instruction set (the
 best one without SGAP_CPU_ISA). test_checksums.py runs this, and test_ffi_calls.py reads off the

@@ -4,7 +4,7 @@
 slice of it. Draws of one case run `TOGETHER`, one after the other in a loop of one program; of one
 group in `COMPARED` the results are compared with those of the plain-JAX lowering.
 
-    python tests/structure_fuzz.py --draws 1000000 --seed 1
+    python tests/helpers/structure_fuzz.py --draws 1000000 --seed 1
 """
 
 import argparse

@@ -11,7 +11,7 @@ from result_cache import cached
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch.headers import include_options, included_headers
 
-HEADERS = pathlib.Path(__file__).resolve().parents[1] / "cuda"
+HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 INCLUDE = include_options(HEADERS)
 
 
