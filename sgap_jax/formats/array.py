@@ -13,13 +13,13 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import (
-    advice,
     checked,
     checks,
     construct,
     convert,
     interop,
     parts,
+    refused_names,
     structure,
 )
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
@@ -302,11 +302,11 @@ class SparseArray(Operators):
 
     def max(self, *args: Any, **options: Any) -> NoReturn:
         """NotImplementedError, which says what there is."""
-        raise advice.no_extremum("max")
+        raise refused_names.no_extremum("max")
 
     def min(self, *args: Any, **options: Any) -> NoReturn:
         """NotImplementedError, which says what there is."""
-        raise advice.no_extremum("min")
+        raise refused_names.no_extremum("min")
 
     def diagonal(self, k: int = 0) -> jax.Array:
         """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
@@ -348,8 +348,10 @@ class SparseArray(Operators):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in advice.INSTEAD:
-                raise AttributeError(f"SparseArray.{name}: the nearest is {advice.INSTEAD[name]}")
+            if name in refused_names.INSTEAD:
+                raise AttributeError(
+                    f"SparseArray.{name}: the nearest is {refused_names.INSTEAD[name]}"
+                )
             return object.__getattribute__(self, name)  # the error of a property, or Python's own
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import advice, checks, construct, convert, parts, structure
+from sgap_jax.formats import checks, construct, convert, parts, refused_names, structure
 
 if TYPE_CHECKING:
     from sgap_jax.formats.array import SparseArray
@@ -92,25 +92,25 @@ class Operators:
         return replace(self, values=abs(self.values))
 
     def __pow__(self: Any, other: Any) -> NoReturn:
-        raise advice.no_operator()
+        raise refused_names.no_operator()
 
     __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
     __lt__ = __le__ = __gt__ = __ge__ = __pow__
 
     def __eq__(self: Any, other: object) -> bool:
-        advice.check_comparable(other)
+        refused_names.check_comparable(other)
         return self is other
 
     __hash__ = object.__hash__
 
     def __bool__(self: Any) -> NoReturn:
-        raise advice.no_truth()
+        raise refused_names.no_truth()
 
     def __len__(self: Any) -> NoReturn:
-        raise advice.no_length()
+        raise refused_names.no_length()
 
     def __setitem__(self: Any, index: Any, value: Any) -> NoReturn:
-        raise advice.no_assignment()
+        raise refused_names.no_assignment()
 
     def __getitem__(self: Any, index: slice) -> SparseArray:
         """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
