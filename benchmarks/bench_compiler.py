@@ -23,8 +23,7 @@ from benchmarks.peers import sddmm as sddmm_peers
 from benchmarks.peers import spmm as spmm_peers
 from benchmarks.problems import Unavailable
 from sgap_jax import CSF, CSR, Format, Reference, SparseArray, einsum, sddmm, spmm, spmv
-from sgap_jax.compiler import Schedule, assign
-from sgap_jax.compiler.transform import presets
+from sgap_jax.compiler import Schedule, assign, presets
 from sgap_jax.formats.levels import Dense
 
 GOAL = ("hand", "taco", "scipy", "torch", "jax_gather")

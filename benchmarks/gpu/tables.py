@@ -24,7 +24,7 @@ from benchmarks.gpu.session import Session, about_case, heading, said
 from benchmarks.summary import table
 from sgap_jax import CSR, AtomicParallelism, SparseArray, einsum
 from sgap_jax.compiler import assign
-from sgap_jax.compiler.transform.presets import spmm_point
+from sgap_jax.compiler.presets import spmm_point
 from sgap_jax.schedules.emulated import Emulated
 
 COLUMNS = 4

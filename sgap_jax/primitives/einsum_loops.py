@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sgap_jax.compiler import presets
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms, started
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.batches import in_turns, of_batch
@@ -22,7 +23,6 @@ from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.derivatives import operands as read_by
 from sgap_jax.compiler.notation.derivatives import same, sharing
 from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
-from sgap_jax.compiler.transform import presets
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import Format
 from sgap_jax.launch import launch, nvrtc

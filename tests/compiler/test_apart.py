@@ -29,7 +29,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Var,
 )
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 
 pytest.importorskip("llvmlite")
 

@@ -21,7 +21,7 @@ from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD
 from sgap_jax.compiler.notation.cin import NO_RACES
 from sgap_jax.compiler.notation.expr import Access, Assign, Attained, index_vars
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 from sgap_jax.primitives import einsum_loops
 from sgap_jax.primitives.einsum_plain import plain
 from sgap_jax.schedules.schedule import ScheduleError

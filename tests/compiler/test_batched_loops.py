@@ -26,7 +26,7 @@ from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, Binary, Int, SegReduce, 
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import array_name
-from sgap_jax.compiler.transform.presets import cpu, cpu_entries
+from sgap_jax.compiler.presets import cpu, cpu_entries
 
 CHAINS = rows()
 ON_GPU = ("11", "13", "15 MTTKRP", "S1", "S3", "S4")

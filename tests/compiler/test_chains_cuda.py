@@ -15,7 +15,7 @@ from sgap_jax.compiler.loop_ir.loopir import GPU_BLOCK, GPU_THREAD
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.notation.cin import NO_RACES
 from sgap_jax.compiler.notation.expr import assign
-from sgap_jax.compiler.transform.presets import spmm_point
+from sgap_jax.compiler.presets import spmm_point
 from sgap_jax.compiler.transform.schedule import Schedule
 
 CHAINS = {

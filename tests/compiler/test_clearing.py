@@ -14,7 +14,7 @@ from sgap_jax.compiler import assign
 from sgap_jax.compiler.loop_ir.loopir import CPU_VECTOR, For
 from sgap_jax.compiler.lowering import clearing
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import Compressed, Dense
 

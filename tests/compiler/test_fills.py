@@ -17,7 +17,7 @@ from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import Float, Int, Load, Store, Var
 from sgap_jax.compiler.loop_ir.widths import accumulator_of
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plain stores there")

@@ -18,7 +18,7 @@ from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, For, If
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 from sgap_jax.formats.levels import Compressed, Dense
 
 pytest.importorskip("llvmlite")

@@ -28,7 +28,7 @@ from sgap_jax.compiler.lowering.relations import Relations
 from sgap_jax.compiler.lowering.tracking import Tracking
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.expr import assign
-from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 

@@ -12,7 +12,7 @@ from sgap_jax import COO, CSC, CSR, ScheduleError
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.expr import IndexVar, assign
 from sgap_jax.compiler.notation.nest import loops, replace
-from sgap_jax.compiler.transform.presets import cpu, spmm_point
+from sgap_jax.compiler.presets import cpu, spmm_point
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF
 

@@ -17,7 +17,7 @@ from sgap_jax.compiler import assign
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers
 
 pytest.importorskip("llvmlite")
 

@@ -11,7 +11,7 @@ from compiler_chains import SPMM, SPMV
 
 from sgap_jax import BCSR, COO, CSC, CSR, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.notation.expr import Assign, Tensor, assign, index_vars
-from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 

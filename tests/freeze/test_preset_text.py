@@ -19,7 +19,7 @@ from sgap_jax import CSR
 from sgap_jax.compiler import assign, gradient
 from sgap_jax.compiler.cuda.print_cuda import print_cuda
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 from sgap_jax.compiler.transform.text import function
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -17,7 +17,7 @@ import flax.linen
 
 import sgap_jax
 from sgap_jax import compiler, masks, nn
-from sgap_jax.compiler.transform import presets
+from sgap_jax.compiler import presets
 from sgap_jax.nn import linen
 
 MODULES = (sgap_jax, masks, nn, linen, compiler)

@@ -13,7 +13,7 @@ from sgap_jax.compiler.notation.cin import (
     TEMPORARY,
 )
 from sgap_jax.compiler.notation.expr import assign
-from sgap_jax.compiler.transform.presets import cpu, cpu_entries, cpu_fibers, spmm_point
+from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
 from sgap_jax.compiler.transform.schedule import Schedule
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format
 

@@ -27,7 +27,7 @@ from sgap_jax import (
     row_max,
 )
 from sgap_jax.compiler import Schedule, assign
-from sgap_jax.compiler.transform.presets import spmm_point
+from sgap_jax.compiler.presets import spmm_point
 from sgap_jax.schedules.emulated import Emulated
 
 SIZES = {"i": 6, "j": 5, "k": 4, "l": 3}

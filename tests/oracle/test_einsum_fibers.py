@@ -16,7 +16,7 @@ from sgap_jax import COO, CSF, Format, Reference, ScheduleError, SparseArray, ei
 from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import capacities
-from sgap_jax.compiler.transform.presets import cpu
+from sgap_jax.compiler.presets import cpu
 from sgap_jax.formats.levels import Compressed, Dense
 from sgap_jax.schedules.emulated import Emulated
 

@@ -70,7 +70,7 @@ def test_a_chain_that_wants_order(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_that_share_entries(kind):
     """They search for their rows in the offsets."""
-    from sgap_jax.compiler.transform.presets import cpu_entries
+    from sgap_jax.compiler.presets import cpu_entries
 
     case = Case("ij,j->i", CSR, kind)
     chain = cpu_entries(assign("ij,j->i", {"A": CSR}), entries=8)
