@@ -35,7 +35,7 @@ GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
-.PHONY: help demo check test test-all lint lint-python lint-types lint-cpp lint-text format bench docs sanitize \
+.PHONY: help demo check test test-all lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables clean moved-modules
 
@@ -43,7 +43,7 @@ help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
 	@echo "make test      build, then test every operation, dtype and backend"
 	@echo "make check     the quick part of it, after every edit; make test-all is everything"
-	@echo "make lint      ruff, mypy, clang-format and two text rules; make format mends layout"
+	@echo "make lint      ruff, mypy, layers, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
@@ -68,7 +68,7 @@ test-all: TIER = all
 check test test-all: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m pytest --tier=$(TIER) $(PYTEST_ARGS)
 
-lint: lint-python lint-types lint-cpp lint-text
+lint: lint-python lint-types lint-layers lint-cpp lint-text
 
 lint-python: $(STAMPS)/group-lint
 	$(BIN)/ruff check .
@@ -76,6 +76,9 @@ lint-python: $(STAMPS)/group-lint
 
 lint-types: $(STAMPS)/group-lint
 	$(BIN)/mypy
+
+lint-layers: $(STAMPS)/group-lint
+	PYTHONPATH=. $(BIN)/lint-imports
 
 CPP_SOURCES = $(shell find cpu cuda -name '*.cc' -o -name '*.h' -o -name '*.cuh' 2>/dev/null)
 
@@ -185,7 +188,7 @@ gpu-tables: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.tables --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
-	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 # --- set-up -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sgap_jax.formats.levels import Singleton as Singleton
 from sgap_jax.formats.prune import prune as prune
 from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
-from sgap_jax.formats.vectors import fill_in as fill_in
+from sgap_jax.formats.reorder import fill_in as fill_in
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm

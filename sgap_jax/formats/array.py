@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import (
@@ -20,9 +18,8 @@ from sgap_jax.formats import (
     interop,
     parts,
     refused_names,
-    structure,
 )
-from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.operators import Operators
 
 Dtype = DTypeLike | None
@@ -62,12 +59,6 @@ class SparseArray(Operators):
     which make the program large.
     `==` and hash go by identity.
     """
-
-    values: Any
-    index_arrays: tuple[tuple[Any, ...], ...]
-    transposed: tuple[Any, Any, Any] | None
-    shape: tuple[int, ...]
-    format: Format
 
     @classmethod
     def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
@@ -155,100 +146,14 @@ class SparseArray(Operators):
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
 
     @property
-    def nnz(self) -> int:
-        """Stored numbers (static), padding and the zeros inside vectors and blocks included."""
-        return math.prod(self.values.shape[-1 - len(self._tail) :])
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self.values.dtype
-        return dtype
-
-    @property
-    def density(self) -> float:
-        """nnz over the number of entries of the shape; 0 for an empty shape."""
-        return checks.density(self.nnz, self.shape)
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether the index arrays were checked when they were made (static): those of concrete
-        constructors and of `checked()`, and what is derived from them. Of others, made inside jit
-        or given to the bare constructor, operations leave out what is not valid."""
-        return structure.is_checked(self)
-
-    @property
-    def T(self) -> SparseArray:
-        """The transpose over the same arrays: nothing is computed or copied."""
-        return replace(self, shape=self.shape[::-1], format=self.format.transposed)
-
-    @property
-    def row_offsets(self) -> Any:
-        """[m + 1] of CSR, [ceil(m / V) + 1] of CVS(V), [ceil(m / r) + 1] of BCSR(r, c)."""
-        return self._offsets(CSR, "row_offsets")
-
-    @property
-    def column_offsets(self) -> Any:
-        """[k + 1] of CSC; of CVS(V).transposed and BCSR(r, c).transposed their block columns."""
-        return self._offsets(CSC, "column_offsets")
-
-    @property
-    def row_indices(self) -> Any:
-        """[nnz] of CSC and COO; one per vector or block of CVS(V) and BCSR(r, c) transposed."""
-        return self._indices(0, "row_indices", COO)
-
-    @property
-    def column_indices(self) -> Any:
-        """[nnz] of CSR and COO; of CVS(V) one for each vector, of BCSR(r, c) block columns."""
-        return self._indices(1, "column_indices", CSR)
-
-    @property
     def row_lengths(self) -> jax.Array:
         """[m] int32: stored entries of each row, without padding."""
         return convert.row_lengths(self)
-
-    def _offsets(self, format: Format, name: str) -> Any:
-        stored = self.ndim == 2 and self.format.levels[0] == Dense()
-        if not stored or self.format.modes != format.modes:
-            raise AttributeError(
-                f"SparseArray.{name} is not stored by {self.format}; "
-                f"use A.asformat({format}).{name}"
-            )
-        return self.index_arrays[1][0]
-
-    def _indices(self, mode: int, name: str, stored_by: Format) -> Any:
-        modes = self.format.modes
-        if self.ndim != 2 or (modes[0] == mode and not self.format.is_coordinate):
-            raise AttributeError(
-                f"SparseArray.{name} is not stored by {self.format} of shape {self.shape}; "
-                f"use A.asformat({stored_by}).{name}, or A.coordinates() for a tensor"
-            )
-        return self.index_arrays[modes.index(mode)][-1]
-
-    @property
-    def _tail(self) -> tuple[int, ...]:
-        return self.format.stored_shape(self.shape)
 
     def coordinates(self) -> tuple[jax.Array, ...]:
         """One [nnz] index array per dimension, in the order of the flat values; padding, and what
         vectors and blocks hold outside the matrix, get the size of the dimension."""
         return convert.coordinates(self)
-
-    def with_values(self, values: ArrayLike) -> SparseArray:
-        """The same structure with other values of any numeric dtype: [nnz], [vectors, V] for
-        CVS(V), [blocks, r, c] for BCSR(r, c), [fibers, R] under a Dense level. ValueError
-        otherwise."""
-        what, tail = "SparseArray.with_values", self._tail
-        stored = self.values.shape[-1 - len(tail)]
-        values = checks.check_values(values, stored, what, tail)
-        return replace(self, values=checks.to_jax_values(values, None, what))
-
-    def astype(self, dtype: DTypeLike) -> SparseArray:
-        """The same structure with the values cast."""
-        return replace(self, values=self.values.astype(dtype))
 
     def asformat(self, format: Format, *, max_fill_in: float | None = None) -> SparseArray:
         """The same tensor in another format; to CSR, CSC and COO also on traced arrays, and without

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,10 @@ import numpy as np
 
 from sgap_jax.formats import checks, construct, convert, fibers, structure, vectors
 from sgap_jax.formats.levels import CSC, CSR, require_stored
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import Array, StoredArray
 
 
-def checked(A: SparseArray) -> SparseArray:
+def checked(A: Array) -> Array:
     """See `SparseArray.checked`."""
     leaves = jax.tree.leaves((A.index_arrays, A.transposed))
     if not checks.is_traced(*leaves):
@@ -54,7 +51,7 @@ def checked(A: SparseArray) -> SparseArray:
     return replace(A, **structure.as_fields(((), (offsets, indices)), transposed, checked=True))
 
 
-def _check_concrete(A: SparseArray) -> None:
+def _check_concrete(A: StoredArray) -> None:
     what = "SparseArray.checked"
     checks.check_shape(A.shape, what)
     if A.format.dense_modes:
@@ -95,7 +92,7 @@ def _check_concrete(A: SparseArray) -> None:
         raise ValueError(f"{what}: permutation: expected a permutation of 0 .. nnz-1")
 
 
-def _check_coordinates(A: SparseArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
+def _check_coordinates(A: StoredArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
     """Checks COO; returns how many of its entries are not padding, and its levels."""
     bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
     levels = [

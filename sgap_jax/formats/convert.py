@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from jax import export
 
 from sgap_jax.formats import checks, construct, fibers, structure, vectors
 from sgap_jax.formats.levels import CSC, CSR, Format, require_stored
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import Array, StoredArray
 
 
-def require_unbatched(A: SparseArray, what: str) -> None:
+def require_unbatched(A: StoredArray, what: str) -> None:
     batch = A.values.shape[: -1 - len(A.format.stored_shape(A.shape))]
     if batch:
         raise ValueError(f"{what} is batched, {batch}; map over it with jax.vmap")
@@ -35,7 +33,7 @@ def require_unbatched(A: SparseArray, what: str) -> None:
         )
 
 
-def require_arrays(A: SparseArray) -> SparseArray:
+def require_arrays(A: Array) -> Array:
     """A, if the dtypes and shapes of its index arrays are those of its format: the bare constructor
     looks at nothing. ValueError otherwise; sizes that are symbols are passed over."""
     arrays: list[tuple[str, Any, Any]] = []
@@ -64,12 +62,12 @@ def require_arrays(A: SparseArray) -> SparseArray:
     return A
 
 
-def require_matrix(A: SparseArray, what: str) -> None:
+def require_matrix(A: StoredArray, what: str) -> None:
     if A.ndim != 2:
         raise ValueError(f"SparseArray.{what}: expected a matrix, got shape {A.shape}")
 
 
-def compressed(A: SparseArray) -> tuple[Any, Any]:
+def compressed(A: StoredArray) -> tuple[Any, Any]:
     """Of a matrix: offsets over the outer dimension, and the inner indices; well-formed where
     nobody checked them."""
     if A.format.levels[:2] == CSR.levels:
@@ -85,7 +83,7 @@ def compressed(A: SparseArray) -> tuple[Any, Any]:
     return structure.offsets_of_indices(outer, size, bounds[1]), inner
 
 
-def _in_order(A: SparseArray) -> SparseArray:
+def _in_order(A: Array) -> Array:
     """An unchecked matrix in COO or CSF as CSR, or as CSC where that is its order of modes. Entries
     may lie in any order: they are sorted by their outer coordinate, stably, and those that take no
     part come last."""
@@ -103,7 +101,7 @@ def _in_order(A: SparseArray) -> SparseArray:
     )
 
 
-def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+def coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     """One [nnz] index array per dimension; padding gets the size of the dimension, and so does an
     entry that takes no part."""
     require_unbatched(A, "SparseArray")
@@ -115,7 +113,7 @@ def coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(part, x, n) for x, n in zip(found, A.shape, strict=True))
 
 
-def _coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+def _coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     if A.format.is_coordinate:
         bounds, first = A.index_arrays[0]
         if not A.is_checked:
@@ -132,7 +130,7 @@ def _coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
 
-def stored_levels(A: SparseArray, what: str) -> list[np.ndarray]:
+def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
     """Of each level, the coordinate of every entry (vector, block) that is not padding, in order.
 
     Raises ValueError where the structure is traced or batched.
@@ -167,7 +165,7 @@ def level_sizes(shape: tuple[int, ...], format: Format) -> list[int]:
     return [shape[mode] for mode in format.modes]
 
 
-def _fiber_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+def _fiber_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     """Of the flat values, where dense modes are under the stored ones."""
     stored, modes = prefix(A), A.format.modes
     sizes = [A.shape[mode] for mode in modes]
@@ -188,7 +186,7 @@ def _fiber_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(found[modes.index(mode)] for mode in range(A.ndim))
 
 
-def prefix(A: SparseArray) -> SparseArray:
+def prefix(A: Array) -> Array:
     """The stored modes alone, in the order of the levels; of its values only the number counts."""
     depth = A.ndim - A.format.dense_modes
     return replace(
@@ -200,7 +198,7 @@ def prefix(A: SparseArray) -> SparseArray:
     )
 
 
-def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
+def _block_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     """Of the flat values: what lies past the end of the matrix counts as padding."""
     offsets, indices = vectors.well_formed(A).index_arrays[1]
     (height, width), count = vectors.tile(A.format), indices.shape[0]
@@ -214,12 +212,12 @@ def _block_coordinates(A: SparseArray) -> tuple[jax.Array, ...]:
     return tuple(levels[A.format.modes.index(mode)] for mode in range(2))
 
 
-def todense(A: SparseArray) -> jax.Array:
+def todense(A: StoredArray) -> jax.Array:
     return scattered(A, A.shape, coordinates(A))
 
 
 @partial(jax.jit, static_argnames="k")
-def diagonal(A: SparseArray, k: int) -> jax.Array:
+def diagonal(A: StoredArray, k: int) -> jax.Array:
     require_matrix(A, "diagonal")
     rows, columns = coordinates(A)
     k = max(-A.shape[0], min(k, A.shape[1]))  # beyond them all are empty, and int32 may not hold k
@@ -228,14 +226,14 @@ def diagonal(A: SparseArray, k: int) -> jax.Array:
     return scattered(A, (length,), (at,))
 
 
-def scattered(A: SparseArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
+def scattered(A: StoredArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
     """Scatter-add of the values (traced structure may hold duplicates); what is outside `shape`,
     padding among it, is dropped."""
     values, target = structure.whole(A.values), jnp.zeros(shape, A.dtype).at[where]
     return (target.max if A.dtype == jnp.bool_ else target.add)(values.reshape(-1), mode="drop")
 
 
-def row_lengths(A: SparseArray) -> jax.Array:
+def row_lengths(A: StoredArray) -> jax.Array:
     require_matrix(A, "row_lengths")
     require_unbatched(A, "SparseArray.row_lengths: A")
     if not A.is_checked:
@@ -250,7 +248,7 @@ def row_lengths(A: SparseArray) -> jax.Array:
     return jnp.diff(A.transposed[0])
 
 
-def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseArray:
+def asformat(A: Array, format: Format, max_fill_in: Any = None) -> Array:
     """See `SparseArray.asformat`."""
     what = "SparseArray.asformat"
     limit = None if max_fill_in is None else checks.check_limit(max_fill_in, "max_fill_in", what)
@@ -279,7 +277,7 @@ def asformat(A: SparseArray, format: Format, max_fill_in: Any = None) -> SparseA
     return replace(found, values=values)
 
 
-def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArray:
+def _converted(A: Array, format: Format, limit: float | None) -> Array:
     """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
     require_arrays(A)
     if A.format.block_shape:
@@ -312,7 +310,7 @@ def _converted(A: SparseArray, format: Format, limit: float | None) -> SparseArr
     return replace(A, values=values, **fields, format=format)
 
 
-def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> SparseArray:
+def _assembled(A: Array, format: Format, max_fill_in: float | None) -> Array:
     what = "SparseArray.asformat"
     if checks.is_traced(*jax.tree.leaves(A.index_arrays)):
         raise ValueError(
@@ -320,7 +318,7 @@ def _assembled(A: SparseArray, format: Format, max_fill_in: float | None) -> Spa
             "convert outside jit and use with_values inside"
         )
     with structure.concrete():  # the values, and the transpose, may be traced
-        found = [np.asarray(index) for index in A.coordinates()]
+        found = [np.asarray(index) for index in coordinates(A)]
     used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(
         [index[:used] for index in found],

@@ -9,7 +9,7 @@ import jax.export
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
-from sgap_jax.formats.structure import CheckedIndices, CheckedLevel, CheckedTranspose
+from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
 _LEVELS: dict[str, Any] = {level.__name__: level for level in (Dense, Compressed, Singleton)}
 

@@ -7,7 +7,7 @@ the level above, a segment of its own nodes. The nodes of the last level are the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,10 @@ import numpy as np
 
 from sgap_jax.formats import checks, construct, structure
 from sgap_jax.formats.levels import Compressed
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import StoredArray
 
 
-def _levels(A: SparseArray) -> list[tuple[Any, ...]]:
+def _levels(A: StoredArray) -> list[tuple[Any, ...]]:
     """The index arrays of each level, well-formed where nobody checked them."""
     if A.is_checked:
         return list(A.index_arrays)
@@ -31,7 +29,7 @@ def _levels(A: SparseArray) -> list[tuple[Any, ...]]:
     ]
 
 
-def used_nodes(A: SparseArray) -> list[Any]:
+def used_nodes(A: StoredArray) -> list[Any]:
     """Of each level, how many of its nodes are not padding."""
     used: list[Any] = []
     above: Any = 1
@@ -44,7 +42,7 @@ def used_nodes(A: SparseArray) -> list[Any]:
     return used
 
 
-def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
+def entries(A: StoredArray) -> tuple[Any, list[jax.Array]]:
     """How many entries are not padding, and the coordinate of each entry on each level."""
     node, coordinates = structure.positions(A.nnz), []
     for depth, level in enumerate(reversed(_levels(A))):
@@ -57,7 +55,7 @@ def entries(A: SparseArray) -> tuple[Any, list[jax.Array]]:
     return used_nodes(A)[-1], coordinates[::-1]
 
 
-def ancestors(A: SparseArray, depth: int) -> jax.Array:
+def ancestors(A: StoredArray, depth: int) -> jax.Array:
     """[nnz]: of each entry, the node of the outer `depth` levels that it is under; of padding it
     is any."""
     node = structure.positions(A.nnz)
@@ -66,7 +64,7 @@ def ancestors(A: SparseArray, depth: int) -> jax.Array:
     return node
 
 
-def numpy_entries(A: SparseArray) -> tuple[int, list[np.ndarray]]:
+def numpy_entries(A: StoredArray) -> tuple[int, list[np.ndarray]]:
     """As `entries`, without those that are padding."""
     used, found = 1, []  # of the levels so far, the coordinates on the path to each node
     for level, mode in zip(A.index_arrays, A.format.modes, strict=True):
@@ -81,7 +79,7 @@ def numpy_entries(A: SparseArray) -> tuple[int, list[np.ndarray]]:
     return used, found
 
 
-def outer_offsets(A: SparseArray) -> jax.Array:
+def outer_offsets(A: StoredArray) -> jax.Array:
     """Of a matrix with a compressed first level: offsets over all of the outer dimension."""
     (bounds, outer), (offsets, _) = A.index_arrays
     size = A.shape[A.format.modes[0]]
@@ -92,7 +90,7 @@ def outer_offsets(A: SparseArray) -> jax.Array:
     return jnp.cumsum(counts, dtype=jnp.int32)
 
 
-def check(A: SparseArray, what: str) -> None:
+def check(A: StoredArray, what: str) -> None:
     """ValueError for corrupt arrays, which must be concrete."""
     capacity, used = 1, 1
     for i, (level, mode) in enumerate(zip(A.index_arrays, A.format.modes, strict=True)):

@@ -6,7 +6,7 @@ The `from_*` functions return the fields of a SparseArray; its classmethods docu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +14,7 @@ import scipy.sparse
 
 from sgap_jax.formats import checks, construct, convert, structure, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
-
+from sgap_jax.formats.stored import StoredArray
 
 _TRACED_STRUCTURE = "SparseArray.from_arrays takes traced structure"
 
@@ -163,7 +160,7 @@ def _check_unbatched(a: Any, what: str) -> None:
         )
 
 
-def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
+def to_numpy(A: StoredArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
     """Values and one index array per dimension, without padding."""
     if checks.is_traced(A.values, *(x for level in A.index_arrays for x in level)):
         raise ValueError(f"{what}: expected concrete arrays, got tracers; call it outside jit")
@@ -172,7 +169,7 @@ def to_numpy(A: SparseArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
         if A.format.block_shape:
             A = vectors.expand(A)
         if A.format.dense_modes:
-            A = A.asformat(COO)
+            A = convert.asformat(A, COO)
     levels = convert.stored_levels(A, what)
     coordinates = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
     return np.asarray(A.values)[: len(levels[0])], coordinates
@@ -184,7 +181,7 @@ def widen(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32) if narrow else values
 
 
-def to_scipy(A: SparseArray) -> Any:
+def to_scipy(A: StoredArray) -> Any:
     values, coordinates = to_numpy(A, "SparseArray.to_scipy")
     values = widen(values)
     if is_bsr(A):
@@ -208,14 +205,14 @@ def to_scipy(A: SparseArray) -> Any:
         ) from None
 
 
-def is_bsr(A: SparseArray) -> bool:
+def is_bsr(A: StoredArray) -> bool:
     """Whether SciPy's BSR has the same arrays: blocks by rows, none of which leaves the matrix."""
     if not A.format.block_shape or A.format.order is not None:
         return False
     return all(size % side == 0 for size, side in zip(A.shape, vectors.tile(A.format), strict=True))
 
 
-def bsr_arrays(A: SparseArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bsr_arrays(A: StoredArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Blocks [blocks, r, c], block columns and offsets without padding, copied."""
     offsets, indices = (np.array(x) for x in A.index_arrays[1])
     used = int(offsets[-1])
@@ -223,13 +220,13 @@ def bsr_arrays(A: SparseArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return blocks.reshape(-1, *vectors.tile(A.format)), indices[:used], offsets
 
 
-def to_bcsr(A: SparseArray) -> Any:
+def to_bcsr(A: StoredArray) -> Any:
     from jax.experimental.sparse import BCSR
 
     if A.ndim != 2:
         raise ValueError(f"SparseArray.to_bcsr: expected a matrix, got shape {A.shape}")
     convert.require_unbatched(A, "SparseArray.to_bcsr: A")
-    csr = A.asformat(CSR)
+    csr = convert.asformat(A, CSR)
     return BCSR(
         (csr.values, csr.column_indices, csr.row_offsets),
         shape=A.shape,
@@ -238,10 +235,10 @@ def to_bcsr(A: SparseArray) -> Any:
     )
 
 
-def to_bcoo(A: SparseArray) -> Any:
+def to_bcoo(A: StoredArray) -> Any:
     from jax.experimental.sparse import BCOO
 
-    indices = jnp.stack(A.coordinates(), axis=1)
+    indices = jnp.stack(convert.coordinates(A), axis=1)
     natural = A.format.order is None and not A.format.block_shape
     return BCOO(
         (A.values.reshape(-1), indices), shape=A.shape, indices_sorted=natural, unique_indices=True

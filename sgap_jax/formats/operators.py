@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,43 +17,37 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, construct, convert, parts, refused_names, structure
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import Array, StoredArray
 
 
-class Operators:
-    """The operators of a `SparseArray`, which alone is one."""
+class Operators(StoredArray):
+    """The operators of `SparseArray`, its only subclass."""
 
     # NumPy hands binary operators over to us, scalars included.
     __array_ufunc__ = None
     __array_priority__ = 100
 
-    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         # Without this NumPy would make an array of one object.
         raise TypeError(
             "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
         )
 
-    def __matmul__(self: Any, other: ArrayLike) -> jax.Array:
+    def __matmul__(self, other: ArrayLike) -> jax.Array:
         """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
-        from sgap_jax.primitives.spmm import spmm, spmv
-
         if isinstance(other, Operators):
             raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
-        return spmv(self, other) if np.ndim(other) == 1 else spmm(self, other)
+        return self._products(other)
 
-    def __rmatmul__(self: Any, other: ArrayLike) -> jax.Array:
+    def __rmatmul__(self, other: ArrayLike) -> jax.Array:
         """B @ A = (A^T B^T)^T for a dense vector or matrix."""
-        from sgap_jax.primitives.spmm import spmm, spmv
-
         if np.ndim(other) == 1:
-            return spmv(self, other, transpose=True)
+            return self._products(other, transpose=True)
         if np.ndim(other) != 2:
             raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
-        return spmm(self, np.transpose(other), transpose=True).T
+        return self._products(np.transpose(other), transpose=True).T
 
-    def __add__(self: Any, other: Any) -> SparseArray:
+    def __add__(self, other: Any) -> Self:
         """A + B for two of one shape and format; what either stores is stored, zeros included.
 
         Of one pattern (the same index arrays) the values are added, also where it is traced; other
@@ -64,14 +58,14 @@ class Operators:
 
     __radd__ = __add__
 
-    def __sub__(self: Any, other: Any) -> SparseArray:
+    def __sub__(self, other: Any) -> Self:
         """A - B, as A + B."""
         return subtract(self, other)
 
-    def __rsub__(self: Any, other: Any) -> SparseArray:
+    def __rsub__(self, other: Any) -> Self:
         return subtract_from(self, other)
 
-    def __mul__(self: Any, other: Any) -> SparseArray:
+    def __mul__(self, other: Any) -> Self:
         """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
 
         A * B stores what both store, for two of one shape and format as in A + B. ValueError
@@ -81,38 +75,38 @@ class Operators:
 
     __rmul__ = __mul__
 
-    def __truediv__(self: Any, scalar: ArrayLike) -> SparseArray:
+    def __truediv__(self, scalar: ArrayLike) -> Self:
         """A / s for a scalar s. ValueError otherwise."""
         return divide(self, scalar)
 
-    def __neg__(self: Any) -> SparseArray:
+    def __neg__(self) -> Self:
         return replace(self, values=-self.values)
 
-    def __abs__(self: Any) -> SparseArray:
+    def __abs__(self) -> Self:
         return replace(self, values=abs(self.values))
 
-    def __pow__(self: Any, other: Any) -> NoReturn:
+    def __pow__(self, other: Any) -> NoReturn:
         raise refused_names.no_operator()
 
     __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
     __lt__ = __le__ = __gt__ = __ge__ = __pow__
 
-    def __eq__(self: Any, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:
         refused_names.check_comparable(other)
         return self is other
 
     __hash__ = object.__hash__
 
-    def __bool__(self: Any) -> NoReturn:
+    def __bool__(self) -> NoReturn:
         raise refused_names.no_truth()
 
-    def __len__(self: Any) -> NoReturn:
+    def __len__(self) -> NoReturn:
         raise refused_names.no_length()
 
-    def __setitem__(self: Any, index: Any, value: Any) -> NoReturn:
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise refused_names.no_assignment()
 
-    def __getitem__(self: Any, index: slice) -> SparseArray:
+    def __getitem__(self, index: slice) -> Self:
         """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
         where negative, cut at the ends. IndexError for any other index.
 
@@ -124,22 +118,22 @@ class Operators:
     __iter__ = None  # without this, list(A) would ask for A[0] and be empty
 
 
-def add(A: SparseArray, B: Any) -> SparseArray:
+def add(A: Array, B: Any) -> Array:
     return A if _is_zero(B) else _union(A, B, jnp.add, "+")
 
 
-def subtract(A: SparseArray, B: Any) -> SparseArray:
+def subtract(A: Array, B: Any) -> Array:
     return A if _is_zero(B) else _union(A, B, jnp.subtract, "-")
 
 
-def subtract_from(A: SparseArray, x: Any) -> SparseArray:
+def subtract_from(A: Array, x: Any) -> Array:
     """x - A."""
     if not _is_zero(x):
         raise _refused(f"{type(x).__name__} - SparseArray", x, "x - A.todense()", "x - A.values")
     return replace(A, values=-A.values)
 
 
-def multiply(A: SparseArray, B: Any) -> SparseArray:
+def multiply(A: Array, B: Any) -> Array:
     if not _is_sparse(B):
         if hasattr(B, "todense"):
             raise _refused(f"SparseArray * {type(B).__name__}", B)
@@ -153,7 +147,7 @@ def multiply(A: SparseArray, B: Any) -> SparseArray:
     return _stored(A, [level[both] for level in levels], values)
 
 
-def divide(A: SparseArray, s: Any) -> SparseArray:
+def divide(A: Array, s: Any) -> Array:
     if _is_sparse(s) or hasattr(s, "todense"):
         raise NotImplementedError(
             f"SparseArray / {type(s).__name__}: 0 / 0 where neither stores an entry; the nearest, "
@@ -178,7 +172,7 @@ def _refused(what: str, x: Any, dense: str = "", values: str = "") -> NotImpleme
     return NotImplementedError(f"{what}: the nearest is {nearest}")
 
 
-def _union(A: SparseArray, B: Any, combine: Callable, sign: str) -> SparseArray:
+def _union(A: Array, B: Any, combine: Callable, sign: str) -> Array:
     if not _is_sparse(B):
         what = f"SparseArray {sign} {type(B).__name__}"
         raise _refused(what, B, f"A.todense() {sign} x", f"A.values {sign} x")
@@ -205,7 +199,7 @@ def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
     return structure.whole(a)[from_a] * structure.whole(b)[from_b]
 
 
-def _one_pattern(A: SparseArray, B: SparseArray, what: str) -> bool:
+def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
     """Whether the two have the same index arrays, padding included; by identity where traced."""
     if A.shape != B.shape:
         raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
@@ -233,7 +227,7 @@ def _one_pattern(A: SparseArray, B: SparseArray, what: str) -> bool:
 
 
 def _places(
-    A: SparseArray, B: SparseArray, what: str
+    A: StoredArray, B: StoredArray, what: str
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Level coordinates of what either stores, each once and in order, and where in them the
     entries (vectors, blocks) of A and those of B are."""
@@ -250,7 +244,7 @@ def _places(
     return [level[where] for level in levels], place[: len(first[0])], place[len(first[0]) :]
 
 
-def _stored(A: SparseArray, levels: Sequence[np.ndarray], values: jax.Array) -> SparseArray:
+def _stored(A: Array, levels: Sequence[np.ndarray], values: jax.Array) -> Array:
     """An array like A that stores these, in order."""
     checks.check_nnz(values.size, "SparseArray")
     sizes = convert.level_sizes(A.shape, A.format)

@@ -7,19 +7,17 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import construct, convert, structure, vectors
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import Array, StoredArray
 
 
-def rows(A: SparseArray, index: Any) -> SparseArray:
+def rows(A: Array, index: Any) -> Array:
     """See `SparseArray.__getitem__`."""
     what = "SparseArray[i:j]"
     start, stop = _bounds(index, A.shape[0])
@@ -63,14 +61,14 @@ def _bounds(index: Any, size: int) -> tuple[int, int]:
     return (start, stop) if start < stop else (0, 0)
 
 
-def total(A: SparseArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
+def total(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.sum`."""
     what = "SparseArray.sum"
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
     return _shaped(A, _sums(A, axes, dtype, what), axes, keepdims)
 
 
-def mean(A: SparseArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
+def mean(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.mean`."""
     what = "SparseArray.mean"
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
@@ -82,7 +80,7 @@ def mean(A: SparseArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     return _shaped(A, means.astype(dtype), axes, keepdims)
 
 
-def _sums(A: SparseArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
+def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
     """Along these axes, in this dtype; added up in float32 at least and rounded once."""
     convert.require_unbatched(A, f"{what}: A")
     if dtype == np.bool_:
@@ -92,31 +90,25 @@ def _sums(A: SparseArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> 
         return _total(A, wide).astype(dtype)
     if A.ndim != 2 or not axes:
         return _scattered(A, axes, wide).astype(dtype)
-    from sgap_jax.primitives.row_reduce import row_sum  # the primitives take arrays of this kind
-    from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference
-
-    carried = A.dtype if A.dtype == dtype and dtype.name in KERNEL_DTYPES else wide
-    schedule = None if carried.name in KERNEL_DTYPES else Reference()
-    by_rows = (A if axes == (1,) else A.T).astype(carried)
-    return row_sum(by_rows, schedule=schedule).astype(dtype)
+    return (A if axes == (1,) else A.T)._row_sums(dtype, wide).astype(dtype)
 
 
 @partial(jax.jit, static_argnames="dtype")
-def _total(A: SparseArray, dtype: np.dtype) -> jax.Array:
+def _total(A: StoredArray, dtype: np.dtype) -> jax.Array:
     mode = A.format.modes[-1]  # whose coordinates are at hand
     stored = convert.coordinates(A)[mode] < A.shape[mode]
     return jnp.sum(A.values.astype(dtype), where=stored.reshape(A.values.shape), dtype=dtype)
 
 
 @partial(jax.jit, static_argnames=("axes", "dtype"))
-def _scattered(A: SparseArray, axes: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+def _scattered(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     kept = [mode for mode in range(A.ndim) if mode not in axes]
     found = convert.coordinates(A)
     shape = tuple(A.shape[mode] for mode in kept)
     return convert.scattered(A.astype(dtype), shape, tuple(found[mode] for mode in kept))
 
 
-def _shaped(A: SparseArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+def _shaped(A: StoredArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
     if not keepdims:
         return sums
     return sums.reshape([1 if mode in axes else size for mode, size in enumerate(A.shape)])
@@ -130,7 +122,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if narrow else dtype
 
 
-def _dtype(op: Callable, A: SparseArray, dtype: Any) -> np.dtype:
+def _dtype(op: Callable, A: StoredArray, dtype: Any) -> np.dtype:
     """The one asked for, or that of the dense `op`, which is slow to ask: 110 us."""
     if dtype is not None:
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

@@ -1,16 +1,40 @@
-"""Orders of the rows in which column vectors and blocks hold fewer zeros."""
+"""How many zeros column vectors and blocks would hold, and orders of the rows with fewer."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sgap_jax.formats import vectors
+from sgap_jax.formats import interop, vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CVS, Format
 
 _HASHES = 4
 # Odd multipliers from the golden ratio: any would do, these are the same in every process.
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 2 * _HASHES, 2, dtype=np.uint64)
+
+
+def fill_in(A: SparseArray, format: Format) -> float:
+    """What A stores in vectors or blocks over what it stores now: 1 where its entries form them.
+
+        fill-in = r c size({(i // r, j // c) : (i, j) stored}) / nnz   (r = V and c = 1 for CVS(V))
+
+    Args:
+      A: a concrete matrix of any format.
+      format: CVS(V) or BCSR(r, c), or the transpose of one.
+
+    Returns:
+      A number from 1 (no zeros are added) to r c; 1.0 for an array without entries.
+      `A.asformat(format, max_fill_in=...)` refuses to store more than a limit.
+
+    Raises:
+      ValueError: not a matrix, traced structure, or a format without vectors or blocks.
+
+    Source: vectorSparse, section 4.2.
+    """
+    vectors.check_blocked(A, format, "fill_in")
+    coordinates = interop.to_numpy(A, "fill_in")[1]
+    outer, inner = (coordinates[mode] for mode in format.modes)
+    return vectors.fill_in_ratio(len(vectors.encode(outer, inner, format)[0]), len(outer), format)
 
 
 def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
@@ -38,7 +62,7 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
     vectors.check_blocked(A, format, "cluster_rows")
     if format.order is not None:
         raise ValueError(f"cluster_rows: format: expected CVS(V) or BCSR(r, c), got {format}")
-    rows, columns = vectors.concrete_coordinates(A, "cluster_rows")
+    rows, columns = interop.to_numpy(A, "cluster_rows")[1]
     columns = columns // vectors.tile(format)[1]  # that two entries are in one block costs nothing
     height = vectors.tile(format)[0]
     m = A.shape[0]

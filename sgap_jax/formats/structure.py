@@ -17,37 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
-
-
-class CheckedLevel(NamedTuple):
-    """Checked offsets and indices of a level."""
-
-    offsets: Any
-    indices: Any
-
-
-class CheckedIndices(NamedTuple):
-    """Checked indices of a level without offsets."""
-
-    indices: Any
-
-
-class CheckedTranspose(NamedTuple):
-    """The checked other orientation of a matrix."""
-
-    offsets: Any
-    indices: Any
-    permutation: Any
-
+from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
 _LEVELS = {1: CheckedIndices, 2: CheckedLevel}
 
@@ -58,12 +35,6 @@ def as_fields(index_arrays: Any, transposed: Any, *, checked: bool) -> dict[str,
         index_arrays = tuple(_LEVELS[len(x)](*x) if x else () for x in index_arrays)
         transposed = None if transposed is None else CheckedTranspose(*transposed)
     return {"index_arrays": index_arrays, "transposed": transposed}
-
-
-def is_checked(A: SparseArray) -> bool:
-    """Whether all index arrays of A were checked, or derived from such."""
-    levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in A.index_arrays if x)
-    return levels and isinstance(A.transposed, CheckedTranspose | None)
 
 
 @contextmanager

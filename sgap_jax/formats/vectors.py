@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,7 @@ import numpy as np
 
 from sgap_jax.formats import checks, structure
 from sgap_jax.formats.levels import Compressed, Dense, Format, require_stored
-
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.stored import Array, StoredArray
 
 
 def entries_format(format: Format) -> Format:
@@ -67,31 +65,8 @@ def fill_values(values: Any, place: np.ndarray, tiles: int, format: Format) -> j
     return filled.reshape(tiles, *format.block_shape)
 
 
-def fill_in(A: SparseArray, format: Format) -> float:
-    """What A stores in vectors or blocks over what it stores now: 1 where its entries form them.
-
-        fill-in = r c size({(i // r, j // c) : (i, j) stored}) / nnz   (r = V and c = 1 for CVS(V))
-
-    Args:
-      A: a concrete matrix of any format.
-      format: CVS(V) or BCSR(r, c), or the transpose of one.
-
-    Returns:
-      A number from 1 (no zeros are added) to r c; 1.0 for an array without entries.
-      `A.asformat(format, max_fill_in=...)` refuses to store more than a limit.
-
-    Raises:
-      ValueError: not a matrix, traced structure, or a format without vectors or blocks.
-
-    Source: vectorSparse, section 4.2.
-    """
-    check_blocked(A, format, "fill_in")
-    coordinates = concrete_coordinates(A, "fill_in")
-    outer, inner = (coordinates[mode] for mode in format.modes)
-    return _ratio(len(encode(outer, inner, format)[0]), len(outer), format)
-
-
-def _ratio(tiles: int, entries: int, format: Format) -> float:
+def fill_in_ratio(tiles: int, entries: int, format: Format) -> float:
+    """What so many vectors or blocks store for each of their entries."""
     return tiles * math.prod(format.block_shape) / entries if entries else 1.0
 
 
@@ -99,7 +74,7 @@ def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: st
     """The limit on what `tiles` hold for `entries` (None: there is none)."""
     if limit is None:
         return
-    ratio = _ratio(tiles, entries, format)
+    ratio = fill_in_ratio(tiles, entries, format)
     if ratio > limit:
         raise ValueError(
             f"{what}: {format} stores {ratio:.4g} numbers for each entry, expected at most "
@@ -118,19 +93,12 @@ def check_blocked(A: Any, format: Any, what: str) -> None:
     require_stored(format, 2, what)
 
 
-def concrete_coordinates(A: SparseArray, what: str) -> list[np.ndarray]:
-    """Rows and columns of the stored entries of a matrix, without padding."""
-    from sgap_jax.formats import interop  # it converts arrays of vectors by this module
-
-    return interop.to_numpy(A, what)[1]
-
-
 def _widths(offsets: Any) -> Any:
     """Vectors of each block row; one more, so that it can be indexed where there are no rows."""
     return jnp.diff(offsets, append=offsets[-1:])
 
 
-def well_formed(A: SparseArray) -> SparseArray:
+def well_formed(A: Array) -> Array:
     """A, of vectors or blocks, with index arrays that its entries can be computed of: as they are
     where they were checked, else see formats/structure.py."""
     if A.is_checked:
@@ -144,7 +112,7 @@ def well_formed(A: SparseArray) -> SparseArray:
     return replace(A, index_arrays=levels, transposed=transposed)
 
 
-def split_blocks(A: SparseArray) -> SparseArray:
+def split_blocks(A: Array) -> Array:
     """BCSR(r, c) as CVS(r), and the transpose of one as that of the other; all else as it is.
 
     Columns past the end of the matrix come last, as padding: nothing is read there.
@@ -152,13 +120,13 @@ def split_blocks(A: SparseArray) -> SparseArray:
     return _split(A)[0] if len(A.format.block_shape) == 2 else A
 
 
-def join_blocks(A: SparseArray, values: Any) -> Any:
+def join_blocks(A: StoredArray, values: Any) -> Any:
     """Values in the order of `split_blocks(A)` as A stores them: [blocks, r, c] of BCSR(r, c)."""
     return _join(A, values) if len(A.format.block_shape) == 2 else values
 
 
 @jax.jit
-def _split(A: SparseArray) -> tuple[SparseArray, Any]:
+def _split(A: Array) -> tuple[Array, Any]:
     """See `split_blocks`; and where vector j of block p, number p c + j, went (None: nowhere)."""
     A = structure.unfolded_structure(well_formed(A))
     assert A.transposed is not None
@@ -183,7 +151,7 @@ def _split(A: SparseArray) -> tuple[SparseArray, Any]:
 
 
 @jax.jit
-def _join(A: SparseArray, values: Any) -> Any:
+def _join(A: StoredArray, values: Any) -> Any:
     height, width = tile(A.format)
     if (to := _split(A)[1]) is not None:
         values = values[to]
@@ -191,7 +159,7 @@ def _join(A: SparseArray, values: Any) -> Any:
 
 
 @jax.jit
-def positions(A: SparseArray) -> tuple[Any, Any]:
+def positions(A: StoredArray) -> tuple[Any, Any]:
     """Of each number in the flat values: its place among the entries of `expand(A)`, and its row.
 
     "Row" is the outer mode; numbers past the end of the matrix, and padding, get ceil(m / V) V.
@@ -253,7 +221,7 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 
 
 @jax.jit
-def expand(A: SparseArray) -> SparseArray:
+def expand(A: Array) -> Array:
     """CSR of CVS(V) and BCSR(r, c) (CSC of transposes): every number that is inside the matrix an
     entry, zeros included."""
     A = structure.unfolded_structure(well_formed(split_blocks(A)))
@@ -271,7 +239,7 @@ def expand(A: SparseArray) -> SparseArray:
     )
 
 
-def _expand_transposed(A: SparseArray) -> tuple[Any, Any, Any]:
+def _expand_transposed(A: StoredArray) -> tuple[Any, Any, Any]:
     """The transpose of the entries from that of the vectors: a vector's rows follow each other."""
     assert A.transposed is not None
     offsets, blocks, permutation = A.transposed
@@ -288,7 +256,7 @@ def _expand_transposed(A: SparseArray) -> tuple[Any, Any, Any]:
     return offsets, jnp.where(row < rows, row, 0), place
 
 
-def collect(A: SparseArray, values: Any) -> Any:
+def collect(A: StoredArray, values: Any) -> Any:
     """Values in the order of `expand(A)` as A stores them: [vectors, V] or [blocks, r, c]."""
     split = split_blocks(A)
     return join_blocks(A, values[positions(split)[0]].reshape(split.values.shape))

@@ -6,8 +6,8 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import stored_levels
+from sgap_jax.formats.interop import to_numpy
 from sgap_jax.formats.levels import CVS, Format
-from sgap_jax.formats.vectors import concrete_coordinates
 from sgap_jax.masks.build import of_block_rows, rows_of_vectors
 
 
@@ -70,7 +70,7 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
         raise ValueError(f"masks.{op}: expected a SparseArray of 2 dimensions")
     length = pattern.format.vector_length
     if length is None or pattern.format != CVS(length):
-        return concrete_coordinates(pattern, f"masks.{op}")
+        return to_numpy(pattern, f"masks.{op}")[1]
     block, column = stored_levels(pattern, f"masks.{op}")
     rows = block[:, None] * length + np.arange(length)
     inside = rows < pattern.shape[0]

@@ -36,7 +36,7 @@ _S = TypeVar("_S", bound=Schedule)
 
 
 def define(
-    name: str,
+    primitive: str | Primitive,
     *,
     data: int | Callable[[dict], int],
     abstract_eval: Callable,
@@ -50,8 +50,10 @@ def define(
     compact: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
-    """Makes a primitive of its rules; `data` operands come first, index arrays after. Where their
-    number depends on the parameters it is a function of these, and `batch` is given.
+    """Makes a primitive of its rules, or gives them to one that exists.
+
+    `data` operands come first, index arrays after. Where their number depends on the parameters it
+    is a function of these, and `batch` is given.
 
     `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
     reference runs. Without `cpu` that is what every platform runs, and its parts obey the schedule.
@@ -61,7 +63,8 @@ def define(
     (`checked=False`): the kernels of the CPU check theirs as they read them, all others rely on it.
     Of multiple results only the first has a derivative, or the jvp gives a list of tangents.
     """
-    primitive = Primitive(name)
+    primitive = Primitive(primitive) if isinstance(primitive, str) else primitive
+    name = primitive.name
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)

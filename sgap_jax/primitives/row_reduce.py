@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.stored import StoredArray
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_reduce import launch_plan
@@ -27,7 +29,8 @@ from sgap_jax.primitives._define import (
     resolve,
     row_of_entry,
 )
-from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Reference, Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
 def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
@@ -50,6 +53,17 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
     Source: Sgap, section 2.1 (segment reduction over the rows).
     """
     return _reduce("row_sum", row_sum_p, A, schedule)
+
+
+def _row_sums(A: StoredArray, dtype: np.dtype, wide: np.dtype) -> jax.Array:
+    """`row_sum` of values of any numeric dtype, for a result in `dtype`: carried in that where a
+    kernel takes A so, else in `wide`."""
+    carried = A.dtype if A.dtype == dtype and dtype.name in KERNEL_DTYPES else wide
+    schedule = None if carried.name in KERNEL_DTYPES else Reference()
+    return row_sum(cast(SparseArray, A.astype(carried)), schedule=schedule)
+
+
+StoredArray._row_sums = _row_sums
 
 
 def row_max(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
@@ -35,6 +36,10 @@ from sgap_jax.primitives._define import (
 )
 from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+
+# The pair is closed under transposition: that of SDDMM binds this, which has its rules in spmm.py,
+# where SpMM's binds SDDMM.
+spmm_p = Primitive("spmm")
 
 
 def sddmm(
@@ -309,13 +314,11 @@ def _transpose(
         terms = bind_sddmm(x, y, own, None, *arrays, schedule=schedule, **of)
         return 3, terms.sum(range(1, terms.ndim))[:, None]
     # With the sparse dC, times weights and scale: dX = dC Y and dY = dC^T X
-    from sgap_jax.primitives import spmm  # the pair is closed under transposition
-
     values = _multiplied(cotangent.astype(wide), weights, scale).astype(cotangent.dtype)
     to_y = is_linear_operand(y)
     params = dict(transpose=to_y, schedule=derived(schedule))
     dense = x if to_y else y
-    return int(to_y), bind(spmm.spmm_p, values, dense, *arrays, **of, **params)
+    return int(to_y), bind(spmm_p, values, dense, *arrays, **of, **params)
 
 
 sddmm_p = define(

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.stored import StoredArray
 from sgap_jax.formats.structure import unfolded
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.spmm import launch_plan, output_dtype
@@ -38,6 +40,7 @@ from sgap_jax.primitives._define import (
     transposed,
 )
 from sgap_jax.primitives._vectors import Entries, by_rows
+from sgap_jax.primitives.sddmm import bind_sddmm, spmm_p
 from sgap_jax.schedules import (
     AtomicParallelism,
     CpuTile,
@@ -132,6 +135,15 @@ def spmv(
     transpose = check_flag(transpose, "transpose", "spmv")
     x = check_dense("spmv", "x", x, (A.shape[0] if transpose else A.shape[1],))
     return _spmv(A, x, transpose=transpose, schedule=schedule)
+
+
+def _products(A: StoredArray, B: Any, transpose: bool = False) -> jax.Array:
+    """A @ B and B @ A: what the operators of a SparseArray call."""
+    product = spmv if np.ndim(B) == 1 else spmm
+    return product(cast(SparseArray, A), B, transpose=transpose)
+
+
+StoredArray._products = _products
 
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
@@ -326,11 +338,9 @@ def _transpose(
     if is_linear_operand(x):
         params = dict(transpose=not transpose, schedule=transposed(schedule))
         return 1, _bind(values, cotangent, *arrays, **of, **params)
-    from sgap_jax.primitives import sddmm  # the pair is closed under transposition
-
     left, right = (x, cotangent) if transpose else (cotangent, x)
     params = dict(schedule=derived(schedule))
-    return 0, sddmm.bind_sddmm(left, right, None, None, *arrays, **of, **params)
+    return 0, bind_sddmm(left, right, None, None, *arrays, **of, **params)
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
@@ -346,8 +356,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     return batch_rule(spmm_p, 2, args, dims, **params)
 
 
-spmm_p = define(
-    "spmm",
+define(
+    spmm_p,
     data=2,
     abstract_eval=_abstract_eval,
     reference=_reference,
