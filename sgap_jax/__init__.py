@@ -44,10 +44,10 @@ from sgap_jax.schedules import ScheduleError as ScheduleError
 from sgap_jax.schedules import SubwarpTile as SubwarpTile
 from sgap_jax.schedules import Unfused as Unfused
 from sgap_jax.schedules import WarpTile as WarpTile
-from sgap_jax.schedules import candidate_schedules as candidate_schedules
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points
 from sgap_jax.tuning import Tuned as Tuned
+from sgap_jax.tuning import candidate_schedules as candidate_schedules
 from sgap_jax.tuning import tune as tune
 
 __version__ = _version("sgap_jax")

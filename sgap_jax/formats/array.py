@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import (
-    checked,
-    checks,
-    construct,
-    convert,
-    interop,
-    parts,
-    refused_names,
-)
+from sgap_jax.formats import checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import CSR, Format
-from sgap_jax.formats.operators import Operators
+from sgap_jax.formats.operators import INSTEAD, Operators, no_extremum
 
 Dtype = DTypeLike | None
 
@@ -207,11 +199,11 @@ class SparseArray(Operators):
 
     def max(self, *args: Any, **options: Any) -> NoReturn:
         """NotImplementedError, which says what there is."""
-        raise refused_names.no_extremum("max")
+        raise no_extremum("max")
 
     def min(self, *args: Any, **options: Any) -> NoReturn:
         """NotImplementedError, which says what there is."""
-        raise refused_names.no_extremum("min")
+        raise no_extremum("min")
 
     def diagonal(self, k: int = 0) -> jax.Array:
         """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
@@ -253,10 +245,8 @@ class SparseArray(Operators):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in refused_names.INSTEAD:
-                raise AttributeError(
-                    f"SparseArray.{name}: the nearest is {refused_names.INSTEAD[name]}"
-                )
+            if name in INSTEAD:
+                raise AttributeError(f"SparseArray.{name}: the nearest is {INSTEAD[name]}")
             return object.__getattribute__(self, name)  # the error of a property, or Python's own
 
     def __repr__(self) -> str:

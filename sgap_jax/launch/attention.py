@@ -7,7 +7,7 @@ from sgap_jax.launch import attention_octet as octets
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import grid_z, instantiation
-from sgap_jax.schedules.attention_tile import BLOCK, AttentionTile
+from sgap_jax.schedules.attention import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 
 _COLUMNS = 4

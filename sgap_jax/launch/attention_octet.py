@@ -5,7 +5,7 @@ from __future__ import annotations
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import grid_z, instantiation
-from sgap_jax.schedules.attention_tile import AttentionTile
+from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 
 _WARP = 32

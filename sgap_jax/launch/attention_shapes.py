@@ -6,9 +6,9 @@ import dataclasses
 import struct
 
 from sgap_jax.launch.kernel_source import TYPES
-from sgap_jax.schedules.attention_tile import AttentionTile
-from sgap_jax.schedules.grid import GRID_Y
+from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import GRID_Y
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sgap_jax.schedules.grid import GRID_Z
+from sgap_jax.schedules.schedule import GRID_Z
 
 # The C++ types of the operands, by dtype (cuda/common/types.cuh).
 TYPES = {

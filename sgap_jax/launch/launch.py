@@ -25,7 +25,7 @@ from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
 from sgap_jax.launch.headers import header_folder, include_options, included_headers
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the target
-from sgap_jax.schedules import grid
+from sgap_jax.schedules import schedule as grid
 
 TARGET = "sgap_launch_v1"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
-from sgap_jax.schedules.kernels import side_by_side
+from sgap_jax.schedules.point import side_by_side
 from sgap_jax.schedules.problem import Problem
 
 _COMBINE = {"row_sum": "sgap::Add", "row_max": "sgap::Greater"}

@@ -5,7 +5,7 @@ from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.atomic import AtomicParallelism
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}

@@ -3,8 +3,8 @@
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
-from sgap_jax.schedules.octet import WARPS, OctetTile, features_of_load, sddmm_blocks
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.tiles import WARPS, OctetTile, features_of_load, sddmm_blocks
 
 KERNEL = "SddmmOctetKernel"
 

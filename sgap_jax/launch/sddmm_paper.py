@@ -4,9 +4,8 @@ cuda/paper/sddmm_paper_octet.cuh)."""
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
-from sgap_jax.schedules.paper_octet import PaperOctetTile
+from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.warp import WarpTile
 
 
 def launch_plan(

@@ -4,7 +4,7 @@ from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.tiles import SubwarpTile
 
 _AT_ONCE = 4  # vectors of which a lane has the sums
 

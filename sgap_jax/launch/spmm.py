@@ -6,7 +6,7 @@ import math
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.atomic import AtomicParallelism
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
 
 

@@ -2,8 +2,8 @@
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
-from sgap_jax.schedules.octet import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.tiles import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
 
 
 def launch_plan(

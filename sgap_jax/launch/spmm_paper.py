@@ -3,9 +3,8 @@ cuda/paper/spmm_paper_octet.cuh)."""
 
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
-from sgap_jax.schedules.paper_tile import PaperTile
+from sgap_jax.schedules.paper import PaperTile, WarpTile
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.warp import WarpTile
 
 
 def launch_plan(

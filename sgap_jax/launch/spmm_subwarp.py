@@ -3,7 +3,7 @@
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
 from sgap_jax.schedules.problem import Problem
-from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
+from sgap_jax.schedules.tiles import BYTES, SubwarpTile
 
 # Bytes in registers of a lane, which has 128 of them in all (cuda/common/types.cuh: kTileThreads).
 _ROWS = 64  # rows of B under way

@@ -9,11 +9,9 @@ from sgap_jax.launch import spmm_octet as spmm_octet_cuda
 from sgap_jax.launch import spmm_paper as spmm_paper_cuda
 from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.schedules.octet import OctetTile
-from sgap_jax.schedules.paper_octet import PaperOctetTile
+from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.schedule import Schedule
-from sgap_jax.schedules.subwarp import SubwarpTile
-from sgap_jax.schedules.warp import WarpTile
+from sgap_jax.schedules.tiles import OctetTile, SubwarpTile
 
 # (problem, schedule, products or, of sddmm, shapes of operands) -> launch
 VECTOR_PLANS: dict[str, dict[type[Schedule], Callable[..., KernelCall]]] = {

@@ -40,7 +40,7 @@ from sgap_jax.primitives.attention_arguments import (
 )
 from sgap_jax.primitives.attention_unfused import absent, no_array
 from sgap_jax.schedules import CpuTile, Schedule, Unfused
-from sgap_jax.schedules.cpu_attention import AttentionPlan, attention_plan
+from sgap_jax.schedules.cpu import AttentionPlan, attention_plan
 
 _MOST_WIDE = 4096  # cpu/attention/attention.h: kMostDepth
 

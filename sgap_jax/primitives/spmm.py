@@ -49,7 +49,7 @@ from sgap_jax.schedules import (
     Schedule,
 )
 from sgap_jax.schedules.cpu import scatter
-from sgap_jax.schedules.paper_tile import PaperTile
+from sgap_jax.schedules.paper import PaperTile
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).

@@ -1,10 +1,141 @@
-"""A point of the atomic-parallelism space in words and loops."""
+"""A point of the atomic-parallelism space in words and loops: as SpMM, SDDMM or on rows."""
 
-from sgap_jax.schedules.explain_rows import explain_rows
-from sgap_jax.schedules.explain_sddmm import explain_sddmm
-from sgap_jax.schedules.kernels import algorithm
-from sgap_jax.schedules.point import Point
+from sgap_jax.schedules.point import Point, algorithm, side_by_side
 from sgap_jax.schedules.problem import ROW_OPS, Problem
+
+
+def explain_sddmm(point: Point, problem: Problem, kernel: str) -> str:
+    """What a block, a group and a lane own, which lanes write, and the equivalent loops."""
+    (m, k), c, r, share = problem.shape, int(point.col), point.group, point.workers_in_row
+    groups = point.block_size // r
+    lanes = f"{r} lanes share each nonzero of" if r > 1 else "one lane has each nonzero of"
+    walk = f", {point.walk} in turn" if point.walk > 1 else ""
+    if kernel == "nnz":
+        along, owned = "nonzeros", int(point.nnz or 1) * point.walk
+        block = f"{groups * owned} nonzeros"
+        group = f"{lanes} a window of {point.nnz}{walk}"
+    else:
+        along, owned = "rows", max(int(point.row or 1), 1) * point.walk
+        block = f"{groups * owned / share:g} rows' worth of work"
+        group = f"{lanes} a row, {owned} rows in turn" if owned > 1 else f"{lanes} a row"
+        group += f"; {share} groups share each row" if share > 1 else ""
+    features = f"{c} features of every {r * c}" if r > 1 else f"all features, {c} at a time"
+    lines = [
+        f"{point}: sddmm of [{m}, {k}] with {problem.nnz} nonzeros, d = {problem.n}",
+        f"grid:  {point.blocks(problem)} blocks along the {along}"
+        + (f", for each of {problem.batch} products" if problem.batch > 1 else ""),
+        f"block: {point.block_size} threads, {groups} groups: {block}",
+        f"group: {group}",
+        f"lane:  {features}" + ("" if kernel == "nnz" else "; those of X[i], where they fit, kept"),
+        "write: one lane for each nonzero, a plain store; all threads, zeros in the padding",
+        *(_of_windows(owned) if kernel == "nnz" else _of_rows(owned, share)),
+        *(f"    {line}" if kernel == "nnz" else f"      {line}" for line in _dot(c, r)),
+    ]
+    return "\n".join(lines)
+
+
+def _of_windows(owned: int) -> list[str]:
+    return [
+        f"parallel for p0 in range(0, nnz, {owned}):  # groups",
+        f"  for p in range(p0, min(p0 + {owned}, nnz)):  # of row i",
+    ]
+
+
+def _of_rows(owned: int, share: int) -> list[str]:
+    together = f", {share} for each row's nonzeros" if share > 1 else ""
+    return [
+        f"parallel for i0 in range(0, m, {owned}):  # groups{together}",
+        f"  for i in range(i0, min(i0 + {owned}, m)):",
+        "    for p in range(row_offsets[i], row_offsets[i + 1]):",
+    ]
+
+
+def _dot(c: int, r: int) -> list[str]:
+    return [
+        f"parallel for lane in range({r}):",
+        "  acc[lane] = 0",
+        f"  for l0 in range({c} * lane, d, {r * c}):  # l = l0..l0 + {c - 1}, below d",
+        "    acc[lane] += X[i, l] * Y[column_indices[p], l]",
+        f"values[p] = (sum over {r} lanes of acc[lane]) * weights[p] * scale  # where given",
+    ]
+
+
+def explain_rows(point: Point, problem: Problem) -> str:
+    """What a block, a group and a lane own, which lanes write, and the equivalent loops. A lane
+    that has whole rows is a group of its own."""
+    if problem.vector_length is not None:
+        return _explain_vectors(point, problem, problem.vector_length)
+    r, rows = point.group, max(int(point.row or 1), 1) * point.walk
+    groups = point.block_size // r
+    turns = f", {rows} rows in turn" if rows > 1 else ""
+    whole = problem.op in ("row_sum", "row_max")
+    lines = [
+        f"{point}: {problem.op} of {problem.shape[0]} rows with {problem.nnz} nonzeros",
+        f"grid:  {point.blocks(problem)} blocks along the rows"
+        + (f", for each of {problem.batch} products" if problem.batch > 1 else ""),
+        f"block: {point.block_size} threads, {groups} groups: {groups * rows} rows",
+        f"group: {f'{r} lanes share a row' if r > 1 else 'one lane has a row'}{turns}",
+        f"lane:  {f'every {r}-th nonzero' if r > 1 else 'all nonzeros'} of the row",
+        "write: lane 0 of each group, a plain store"
+        if whole
+        else "write: every lane, its own nonzeros, plain stores; all threads, zeros in the padding",
+        f"parallel for i0 in range(0, m, {rows}):  # groups",
+        f"  for i in range(i0, min(i0 + {rows}, m)):",
+        f"    parallel for lane in range({r}):",
+        *(f"      {line}" for line in _ROW_LANE[problem.op].format(r=r).splitlines()),
+        *(f"    {line}" for line in _ROW_GROUP[problem.op].format(r=r).splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def _explain_vectors(point: Point, problem: Problem, length: int) -> str:
+    """The same where a row is number i % V of the vectors of a block row."""
+    r, rows = point.group, max(int(point.row or 1), 1) * point.walk
+    side, whole = side_by_side(length, r), problem.op in ("row_sum", "row_max")
+    turns = f", {rows} such sets in turn" if rows > 1 else ""
+    lines = [
+        f"{point}: {problem.op} of {problem.shape[0]} rows with {problem.nnz} nonzeros in vectors "
+        f"of {length}",
+        f"group: {f'{r} lanes share a row' if r > 1 else 'one lane has a row'}; {side} rows of a "
+        f"vector lie side by side, in {side * r} lanes of a warp{turns}",
+        f"lane:  one number of {f'every {r}-th' if r > 1 else 'each'} vector",
+        "write: lane 0 of each group, a plain store"
+        if whole
+        else "write: every lane, its own numbers, plain stores; all threads, zeros in the padding",
+        "parallel for i in range(m):  # groups; b, v = divmod(i, V)",
+        f"  parallel for lane in range({r}):",
+        *(f"    {_of_vectors(line)}" for line in _ROW_LANE[problem.op].format(r=r).splitlines()),
+        *(f"  {_of_vectors(line)}" for line in _ROW_GROUP[problem.op].format(r=r).splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def _of_vectors(line: str) -> str:
+    line = line.replace("values[p]", "values[p, v]").replace("out[p]", "out[p, v]")
+    return line.replace("row_offsets[i", "row_offsets[b")
+
+
+_ENTRIES = "for p in range(row_offsets[i] + lane, row_offsets[i + 1], {r}):\n"
+_ROW_LANE = {
+    "row_sum": "acc[lane] = 0\n" + _ENTRIES + "  acc[lane] += values[p]",
+    "row_max": "acc[lane] = -inf\n" + _ENTRIES + "  acc[lane] = max(acc[lane], values[p])",
+    "row_broadcast": _ENTRIES + "  values[p] = rows[i]",
+    "sparse_softmax": "peak[lane], acc[lane] = -inf, 0\n"
+    + _ENTRIES
+    + "  old, peak[lane] = peak[lane], max(peak[lane], scale * values[p])\n"
+    "  acc[lane] = acc[lane] * exp(old - peak[lane]) + exp(scale * values[p] - peak[lane])",
+}
+_ROW_GROUP = {
+    "row_sum": "rows[i] = sum over {r} lanes of acc[lane]",
+    "row_max": "rows[i] = max over {r} lanes of acc[lane]",
+    "row_broadcast": "",
+    "sparse_softmax": "greatest = max over {r} lanes of peak[lane]\n"
+    "total = sum over {r} lanes of acc[lane] * exp(peak[lane] - greatest)\n"
+    "parallel for lane in range({r}):\n"
+    "  "
+    + _ENTRIES
+    + "    out[p] = exp(scale * values[p] - greatest) / total  # values kept in registers if few",
+}
 
 
 def explain_point(point: Point, problem: Problem) -> str:

@@ -8,6 +8,13 @@ from collections.abc import Iterator
 
 from sgap_jax.schedules.problem import Problem
 
+# The most blocks of a launch along each axis of its grid, and threads of a block, on every GPU.
+GRID_X = 2**31 - 1
+GRID_Y = 65535
+GRID_Z = 65535
+THREADS = 1024  # of a block in all, and along x and y
+THREADS_Z = 64
+
 # The dtypes the kernels are built for, by name; all accumulate in float32 at least.
 KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 

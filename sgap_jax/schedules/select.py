@@ -5,14 +5,11 @@ from fractions import Fraction
 from typing import Any
 
 from sgap_jax.schedules.atomic import AtomicParallelism
-from sgap_jax.schedules.attention_tile import default_tile
+from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile
-from sgap_jax.schedules.grid import GRID_Y
-from sgap_jax.schedules.octet import OctetTile
 from sgap_jax.schedules.problem import TILED, Problem
-from sgap_jax.schedules.schedule import KERNEL_DTYPES, Reference, Schedule
-from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
-from sgap_jax.schedules.unfused import Unfused
+from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
+from sgap_jax.schedules.tiles import BYTES, LENGTHS, OctetTile, SubwarpTile, widest_load
 
 _SMALL_SDDMM = 1 << 17  # nonzeros
 _SMALLER_SDDMM = 1 << 15

@@ -20,8 +20,8 @@ from sgap_jax import (
     ScheduleError,
     legal_points,
 )
-from sgap_jax.schedules.grid import GRID_Y, THREADS
-from sgap_jax.schedules.kernels import COLUMNS, algorithm
+from sgap_jax.schedules.point import COLUMNS, algorithm
+from sgap_jax.schedules.schedule import GRID_Y, THREADS
 
 PROBLEM = Problem("spmm", (100, 50), 400, n=33, platform="cuda")
 AMOUNTS = [Fraction(1, 12), Fraction(1, 8), Fraction(1, 3), Fraction(1, 2), 1, 2, 3, 16]

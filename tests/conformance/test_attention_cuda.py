@@ -15,7 +15,7 @@ from sgap_jax.launch.attention import (
 from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.launch.defaults import OF_ATTENTION, default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
-from sgap_jax.schedules.attention_tile import AttentionTile, default_tile
+from sgap_jax.schedules.attention import AttentionTile, default_tile
 
 PROBLEM = Problem("attention", (1000, 900), 20_000, n=64, batch=4, platform="cuda")
 SHAPES = AttentionShapes(heads=4, key_heads=2, value_depth=64)

@@ -12,7 +12,7 @@ from sgap_jax import Problem, Schedule, choose_schedule, legal_points
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch.sddmm import launch_plan
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("sddmm", (1000, 900), 20_000, n=128, platform="cuda")

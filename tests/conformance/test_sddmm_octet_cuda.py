@@ -11,7 +11,7 @@ from sgap_jax import OctetTile, Problem, Schedule, ScheduleError, choose_schedul
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch.sddmm_octet import launch_plan
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes
-from sgap_jax.schedules.octet import sddmm_registers
+from sgap_jax.schedules.tiles import sddmm_registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 LENGTHS = (2, 4, 8, 16, 32)

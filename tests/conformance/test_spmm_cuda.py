@@ -12,7 +12,7 @@ from tolerance import DTYPES
 from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch.spmm import launch_plan, output_dtype
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("spmm", (1000, 900), 20_000, n=128, platform="cuda")

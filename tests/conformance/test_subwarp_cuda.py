@@ -16,7 +16,7 @@ from sgap_jax.launch.defaults import OF_VECTORS, default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
 from sgap_jax.launch.sddmm_operands import OperandShapes
 from sgap_jax.launch.vector_plans import VECTOR_PLANS
-from sgap_jax.schedules.subwarp import LENGTHS
+from sgap_jax.schedules.tiles import LENGTHS
 
 OPS = (("spmm", False), ("spmm", True), ("sddmm", False))
 MOST = 2**31 - 1

@@ -9,7 +9,7 @@ from cuda_sources import require_nvrtc
 from emulator import Fault
 from tolerance import DTYPES
 
-from sgap_jax.schedules.attention_tile import AttentionTile
+from sgap_jax.schedules.attention import AttentionTile
 
 EIGHT = AttentionTile(8)
 

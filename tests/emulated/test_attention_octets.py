@@ -9,7 +9,7 @@ from battery import BATTERY, from_row_lengths
 from cuda_sources import require_nvrtc
 from emulator import Fault
 
-from sgap_jax.schedules.attention_tile import AttentionTile
+from sgap_jax.schedules.attention import AttentionTile
 
 ONE, FOUR = AttentionTile(8, octet=True), AttentionTile(16, 4, octet=True)
 BACKWARD = ("rows", "keys")

@@ -9,7 +9,7 @@ from emulated_launch import Sampled, emulate
 
 from sgap_jax import Problem, choose_schedule, spmm
 from sgap_jax.schedules.emulated import Emulated
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import ROW_OPS
 
 OPS = {"spmm": 13, "gspmm": 13, "sddmm": 13, **dict.fromkeys(ROW_OPS, 1)}

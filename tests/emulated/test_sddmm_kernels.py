@@ -14,7 +14,7 @@ from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.launch.sddmm import launch_plan
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 
 FEATURES = [0, 1, 3, 4, 31, 64, 130]
 # Long rows of many features in few lanes take the emulator long.

@@ -16,7 +16,7 @@ from vector_cases import encoded
 
 from sgap_jax import OctetTile, Problem
 from sgap_jax.launch.sddmm_octet import launch_plan
-from sgap_jax.schedules.octet import sddmm_registers
+from sgap_jax.schedules.tiles import sddmm_registers
 
 LENGTHS = (2, 4, 8, 16, 32)
 DTYPES = ("float16", "bfloat16", "float32")

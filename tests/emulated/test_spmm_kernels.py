@@ -15,7 +15,7 @@ from tolerance import DTYPES, assert_within
 
 from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.launch.spmm import launch_plan, output_dtype
-from sgap_jax.schedules.kernels import algorithm
+from sgap_jax.schedules.point import algorithm
 
 # All but windows of several nonzeros a lane, of which a third serves.
 POINTS = [

@@ -28,7 +28,7 @@ from vector_cases import encoded
 from sgap_jax import SubwarpTile
 from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
 from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
-from sgap_jax.schedules.subwarp import LENGTHS
+from sgap_jax.schedules.tiles import LENGTHS
 
 # All but the matrices whose long rows take the emulator long.
 NAMES = [name for name in BATTERY if name not in ("skewed", "tall", "one_heavy_row")]

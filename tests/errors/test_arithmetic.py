@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray  # noqa: F401
-from sgap_jax.formats.refused_names import INSTEAD
+from sgap_jax.formats.operators import INSTEAD
 
 DENSE = np.arange(20.0).reshape(5, 4) % 3
 A = SparseArray.from_dense(DENSE)

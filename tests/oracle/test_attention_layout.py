@@ -9,7 +9,7 @@ import pytest
 from battery import cast
 
 from sgap_jax import CVS, Problem, masks, sparse_attention
-from sgap_jax.schedules.cpu_attention import attention_plan
+from sgap_jax.schedules.cpu import attention_plan
 
 
 def plan(

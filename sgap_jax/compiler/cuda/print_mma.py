@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgap_jax.compiler.loop_ir.loopir import Expr, Int, Mma, MmaStore
 from sgap_jax.compiler.loop_ir.print_c import CText
-from sgap_jax.schedules.octet import OctetTile, features_of_load, sddmm_registers
+from sgap_jax.schedules.tiles import OctetTile, features_of_load, sddmm_registers
 
 # Threads of a multiprocessor that must fit: then a lane has 64, 128 or 255 registers, which is room
 # for steps of so many vectors (a product), or for so much that a lane holds (a sampled product),

@@ -1,0 +1,549 @@
+"""Tiles of column vectors after vectorSparse: on tensor cores (1-D octet tiling) and on CUDA cores
+(1-D subwarp tiling).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import GRID_X, GRID_Y, Schedule, ScheduleError
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorTile(Schedule):
+    """A tile of a product with column vectors, by kernels of CUDA; the classes beneath say which.
+
+    Attributes:
+      vector_length: V of the format.
+    """
+
+    vector_length: int = 8
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a product has the same bits at each call."""
+        return True
+
+    def check_field(self, name: str, allowed: Sequence) -> None:
+        """Raises ScheduleError for a field whose value is none of the allowed, type and all."""
+        value = getattr(self, name)
+        if any(type(value) is type(one) and value == one for one in allowed):
+            return
+        if isinstance(allowed, range) and len(allowed) > 1:
+            step = f" multiple of {allowed.step}" if allowed.step > 1 else "n int"
+            words = f"a{step} from {allowed[0]} to {allowed[-1]}"
+        else:
+            words = f"one of {', '.join(map(repr, allowed))}"
+        raise ScheduleError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
+
+    def check_default(self, problem: Problem, name: str, why: str) -> None:
+        """Raises ScheduleError for a field that the problem's operation has no use for."""
+        default = next(field.default for field in dataclasses.fields(self) if field.name == name)
+        if getattr(self, name) != default:
+            raise ScheduleError(f"{problem.op}: {self}: {why}; leave {name} out")
+
+    def check_vectors(self, problem: Problem) -> None:
+        """Raises where the problem is not a product with vectors of the tile's length on a GPU."""
+        if problem.op not in ("spmm", "sddmm"):
+            raise NotImplementedError(
+                f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
+            )
+        if problem.vector_length is None:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on column vectors, not on {problem.format}; "
+                f"convert with A.asformat(CVS({self.vector_length}))"
+            )
+        if problem.vector_length != self.vector_length:
+            raise ScheduleError(
+                f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
+            )
+        self.check_kernel(problem, "cuda")
+
+    def __str__(self) -> str:
+        """As a call, with the vector length and the fields that are not the defaults."""
+        given = ", ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name == "vector_length" or getattr(self, field.name) != field.default
+        )
+        return f"{type(self).__name__}({given})"
+
+
+_DTYPES = ("float16", "bfloat16", "float32")
+_REGISTERS = 65536  # of a multiprocessor
+# spmm: a warp takes the vectors of a block row, by the quad (cuda/spmm/spmm_octet.cuh).
+QUAD = 16  # vectors of a quad: four of each of 4 lanes
+_PANEL = 64  # columns of a tile come in multiples of this one
+_OF_LANE = 255
+# A lane's registers for a quad by a panel under way, more for each 8 rows of a vector beyond the
+# first, and for addresses and the like: as many as keep NVRTC 13 from spilling on sm_80 to sm_100.
+_OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
+_OTHERS = 40
+_SHARED_BYTES = 48 << 10
+# sddmm: a warp takes a window of vectors (cuda/sddmm/sddmm_octet.cuh).
+WARPS = 4  # of a block: windows that follow each other read the same rows of X
+_WARP_WINDOW = 128  # vectors, at most
+_HELD = 160  # registers of a lane for sums, what is under way and addresses: beyond them it spills
+
+
+@dataclasses.dataclass(frozen=True)
+class OctetTile(VectorTile):
+    """One warp multiplies tiles of column vectors by gathered rows, on tensor cores.
+
+    Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
+    and the vectors the 8-column one, so V = 8 wastes nothing, V = 16 and 32 share what was
+    gathered among 2 and 4 of them, and V < 8 leaves columns idle. float16 and bfloat16 use
+    m16n8k16, float32 m16n8k8 in tf32; sums are carried in float32.
+
+    Attributes:
+      vector_length: V of the format, 2, 4, 8, 16 or 32.
+      tile_n: what a warp computes for a block row: dense columns (spmm, a multiple of 64) or
+        vectors (sddmm, a multiple of 16).
+      tile_k: of the reduction in one step, a multiple of 16: vectors (spmm), features (sddmm; a
+        lane loads 16 bytes of a row at once where 64 divide the bytes of a step, else 8).
+      stages: steps whose loads are under way at once, 1 to 4.
+      row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
+        sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
+      swizzle: block rows are taken longest first (spmm), for patterns with a few long ones; costs a
+        sort of the block rows at each call, and changes no bit of the result.
+      tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
+
+    Raises:
+      ScheduleError: a field is out of its range.
+
+    Source: vectorSparse, sections 5.3 and 6.3 (there m8n8k4 of sm_70), re-derived for the mma of
+    sm_80 and later.
+    """
+
+    tile_n: int = 64
+    tile_k: int = 16
+    stages: int = 1
+    row_warps: int = 1
+    swizzle: bool = False
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("vector_length", (2, 4, 8, 16, 32)),
+            ("tile_n", range(16, 513, 16)),
+            ("tile_k", range(16, 129, 16)),
+            ("stages", range(1, 5)),
+            ("row_warps", (1, 2, 4, 8, 16)),
+        ):
+            self.check_field(name, allowed)
+        for name in ("swizzle", "tf32"):
+            value = getattr(self, name)
+            if type(value) is not bool:
+                raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
+
+    def check(self, problem: Problem) -> None:
+        self.check_vectors(problem)
+        if problem.dtype not in _DTYPES:
+            raise NotImplementedError(
+                f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
+                f"cast to one of {', '.join(_DTYPES)} or leave the schedule out"
+            )
+        if problem.dtype == "float32" and not self.tf32:
+            raise ScheduleError(
+                f"{problem.op}: {self} would round float32 to the 10 bits of tf32; allow it with "
+                "tf32=True, or leave the schedule out"
+            )
+        check = _check_sddmm if problem.op == "sddmm" else _check_spmm
+        check(self, problem)
+
+    def transposed(self) -> None:
+        """The transpose of column vectors is row vectors, which share no gathered row."""
+        return None
+
+    def explain(self, problem: Problem) -> str:
+        explain = _explain_sddmm if problem.op == "sddmm" else _explain_spmm
+        return explain(self, problem)
+
+
+def _check_spmm(tile: OctetTile, problem: Problem) -> None:
+    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    if problem.permuted:
+        raise NotImplementedError(
+            f"spmm: {tile} multiplies by A, whose vectors share the rows of B that they gather; "
+            "those of A^T do not: leave the schedule out"
+        )
+    if tile.tile_n % _PANEL:
+        raise ScheduleError(
+            f"spmm: {tile}: tile_n must be a multiple of {_PANEL}, the columns that 8 lanes load "
+            "in 16 bytes each"
+        )
+    most = min(_OF_LANE, _REGISTERS // (32 * tile.row_warps))
+    if (held := spmm_registers(tile, problem.dtype)) > most:
+        raise ScheduleError(
+            f"spmm: {tile} takes some {held} registers of a lane, of which there are {most}; give "
+            "a smaller tile_n or tile_k, fewer stages or row_warps"
+        )
+    if (shared := shared_bytes(tile)) > _SHARED_BYTES:
+        raise ScheduleError(
+            f"spmm: {tile} sums through {shared} bytes of shared memory, of which there are "
+            f"{_SHARED_BYTES}; give fewer row_warps or a smaller tile_n"
+        )
+    if -(-problem.n // tile.tile_n) > GRID_Y:
+        raise ScheduleError(
+            f"spmm: {tile}: n = {problem.n} in tiles of {tile.tile_n} columns exceeds the "
+            f"{GRID_Y} tiles of a launch; give a wider tile_n"
+        )
+
+
+def _sums(tile: OctetTile) -> int:
+    """float32 sums of a lane: 8 rows by 16 columns are four, V < 8 rows as many as 8."""
+    return tile.tile_n * max(tile.vector_length, 8) // 32
+
+
+def spmm_registers(tile: OctetTile, dtype: str) -> int:
+    """What a lane takes, more or less."""
+    quads = tile.stages * (tile.tile_k // QUAD) * (tile.tile_n // _PANEL)
+    of_first, of_others = _OF_QUAD[dtype]
+    of_quad = of_first + of_others * (max(tile.vector_length // 8, 1) - 1)
+    return _sums(tile) + quads * of_quad + _OTHERS
+
+
+def blocks_of_multiprocessor(tile: OctetTile, dtype: str) -> int:
+    """Blocks that the compiler is to leave registers for: 16 warps' where that takes no spills."""
+    most = _REGISTERS // (32 * 16)
+    return 16 // tile.row_warps if spmm_registers(tile, dtype) <= most else 1
+
+
+def shared_bytes(tile: OctetTile) -> int:
+    """Where half of the warps of a row leave their sums for the other half."""
+    return tile.row_warps // 2 * 32 * 4 * _sums(tile)
+
+
+def spmm_grid(tile: OctetTile, problem: Problem) -> tuple[int, int]:
+    """Block rows, and tiles of columns."""
+    rows = -(-problem.shape[0] // tile.vector_length)
+    return max(rows, 1), max(-(-problem.n // tile.tile_n), 1)
+
+
+def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
+    """What a block, a warp and a lane own, who writes, and the equivalent loops."""
+    (m, k), n, length = problem.shape, problem.n, tile.vector_length
+    rows, tiles = spmm_grid(tile, problem)
+    chunk, depth = (4, 8) if problem.dtype == "float32" else (8, 16)
+    panels = tile.tile_n // (8 * chunk)
+    batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
+    order = ", longest first" if tile.swizzle else ""
+    idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
+    shared = tile.row_warps > 1
+    warps = f"{tile.row_warps} warps, each every {tile.row_warps}-th step," if shared else "a warp"
+    ahead = f", {tile.stages} such steps under way" if tile.stages > 1 else ""
+    writer = "the first warp, after a sum over the warps" if shared else "every warp"
+    step = tile.row_warps * tile.tile_k
+    steps = f"range(row_offsets[b] + {tile.tile_k} * w, row_offsets[b + 1], {step})"
+    return "\n".join(
+        [
+            f"{tile}: spmm of [{m}, {k}] with {problem.nnz // length} vectors of {length}, n = {n}",
+            f"grid:  {rows} x {tiles} blocks: block rows{order} x tiles of {tile.tile_n} columns"
+            f"{batch}",
+            f"block: {32 * tile.row_warps} threads: {warps} for the block row",
+            f"warp:  steps of {tile.tile_k} vectors; an mma is 16 columns x {min(length, 8)} rows "
+            f"x {depth} vectors{idle}",
+            f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of "
+            f"B of {tile.tile_k // 4} vectors{ahead}",
+            f"write: {writer}; a lane {chunk} columns at once of {max(length // 4, 1)} rows of C",
+            f"parallel for j0 in range(0, {n}, {tile.tile_n}):  # blocks; j = j0..j0 + "
+            f"{tile.tile_n - 1}, below n",
+            f"  parallel for b in range({rows}):  # blocks",
+            f"    parallel for w in range({tile.row_warps}):  # warps",
+            "      acc[w, v, j] = 0",
+            f"      for p0 in {steps}:",
+            f"        for p in range(p0, min(p0 + {tile.tile_k}, row_offsets[b + 1])):  # mma",
+            "          acc[w, v, j] += values[p, v] * B[column_indices[p], j]",
+            f"    C[{length} * b + v, j] = sum over w of acc[w, v, j]",
+        ]
+    )
+
+
+def _check_sddmm(tile: OctetTile, problem: Problem) -> None:
+    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    if tile.row_warps != 1 or tile.swizzle:
+        raise ScheduleError(
+            f"sddmm: {tile}: row_warps and swizzle are of spmm; a warp has tile_n vectors here, "
+            "whatever their block rows"
+        )
+    if tile.tile_n > _WARP_WINDOW:
+        raise ScheduleError(
+            f"sddmm: {tile}: tile_n is the vectors of a warp, up to {_WARP_WINDOW}; "
+            "give a smaller one"
+        )
+    if (held := sddmm_registers(tile, problem.dtype)) > _HELD:
+        raise ScheduleError(
+            f"sddmm: {tile} holds {held} registers of a lane, more than {_HELD}; give a smaller "
+            "tile_n or tile_k, or fewer stages"
+        )
+
+
+def features_of_load(tile: OctetTile, dtype: str) -> int:
+    """c: features that a lane loads at once: 16 bytes where four lanes' loads divide a step."""
+    in_16_bytes = 4 if dtype == "float32" else 8
+    return in_16_bytes if tile.tile_k % (4 * in_16_bytes) == 0 else in_16_bytes // 2
+
+
+def sddmm_registers(tile: OctetTile, dtype: str) -> int:
+    """What a lane holds: sums, words of the steps under way, the address of each row."""
+    words = tile.tile_k // (8 if dtype == "float32" else 16) * 2
+    columns = max(tile.vector_length // 8, 1)
+    return tile.tile_n // 4 * columns + (tile.stages * words + 2) * (columns + tile.tile_n // 8)
+
+
+def sddmm_blocks(tile: OctetTile, problem: Problem) -> int:
+    """Blocks along the vectors: a function of their capacity only."""
+    return max(-(-(problem.nnz // tile.vector_length) // (WARPS * tile.tile_n)), 1)
+
+
+def _explain_sddmm(tile: OctetTile, problem: Problem) -> str:
+    """What a block, a warp and a lane own, who writes, and the equivalent loops."""
+    (m, k), d, length = problem.shape, problem.n, tile.vector_length
+    vectors, blocks = problem.nnz // length, sddmm_blocks(tile, problem)
+    c, stages = features_of_load(tile, problem.dtype), tile.stages
+    depth = 8 if problem.dtype == "float32" else 16
+    batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
+    under_way = f", {stages} such steps" if stages > 1 else ""
+    idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
+    return "\n".join(
+        [
+            f"{tile}: sddmm of [{m}, {k}] with {vectors} vectors of {length}, d = {d}",
+            f"grid:  {blocks} blocks along the vectors{batch}",
+            f"block: {32 * WARPS} threads, {WARPS} warps with neighbouring windows",
+            f"warp:  a window of {tile.tile_n} vectors, block row after block row; an mma is 16 "
+            f"vectors x {min(length, 8)} rows x {depth} features{idle}",
+            f"lane:  {c} consecutive features of every {4 * c}, of {tile.tile_n // 8} rows of Y "
+            f"and {max(length // 8, 1)} of X; loads of {tile.tile_k} features under way{under_way}",
+            f"write: {min(length // 2, 4)} lanes for each vector, plain stores; all lanes, zeros "
+            "in the padding",
+            f"parallel for p0 in range(0, vectors, {tile.tile_n}):  # warps",
+            f"  for b in block rows with vectors p in range(p0, p0 + {tile.tile_n}):",
+            "    acc[p, v] = 0",
+            f"    for l0 in range(0, d, {tile.tile_k}):  # l = l0..l0 + {tile.tile_k - 1}, below d",
+            f"      acc[p, v] += X[{length} * b + v, l] * Y[column_indices[p], l]  # mma",
+            "    values[p, v] = acc[p, v] * weights[p, v] * scale  # where given; zero for rows "
+            "past the end",
+        ]
+    )
+
+
+LENGTHS = (1, 2, 4, 8, 16, 32)  # of vectors that kernels exist for
+BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_LOAD = 16  # bytes that one instruction loads
+_SUBWARP_WINDOW = 16  # vectors of a subwarp in sddmm
+_POWERS = tuple(1 << i for i in range(11))
+_ALLOWED = {
+    "vector_length": LENGTHS,
+    "tile_n": (None, *_POWERS),
+    "tile_k": (None, *_POWERS),
+    "subwarp": _POWERS[:6],
+    "split": _POWERS[:6],
+    "block_size": (32, 64, 128, 256, 512),  # cuda/common/types.cuh: kTileThreads
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SubwarpTile(VectorTile):
+    """A subwarp, neighbouring lanes of a warp, computes a tile of a product with column vectors.
+
+    In spmm a tile is the V rows of a block row times `tile_n` columns (of A^T B, one row times
+    these): each lane gathers its columns of a row of B in one load and keeps sums of V rows, or of
+    a part of them where all do not fit in registers. In sddmm the lanes share the features, and
+    reduce by shuffles what they have of `tile_n` vectors. Every dtype; the same bits at each call.
+
+    Attributes:
+      vector_length: V of the format, 1, 2, 4, 8, 16 or 32.
+      tile_n: what a subwarp computes: dense columns (spmm) or vectors (sddmm), a power of two.
+        None: as many columns as are aligned loads of at most 16 bytes; 16 vectors.
+      tile_k: of the reduction in one step, a power of two: vectors, at most, as registers allow
+        (spmm), or features (sddmm). None: what registers allow; as many features as are aligned
+        loads of at most 16 bytes.
+      subwarp: lanes of a tile, 1, 2, 4, 8, 16 or 32.
+      split: lanes that share the columns of a tile, each taking every split-th vector, for narrow
+        B; their sums are reduced by shuffles. A power of two up to `subwarp`; spmm only.
+      block_size: threads of a block, a power of two from 32 to 512.
+
+    Raises:
+      ScheduleError: a field is out of its range.
+
+    Source: vectorSparse, sections 5.1 and 6.1 (extended there from Sputnik); `split` is ours.
+    """
+
+    tile_n: int | None = None
+    tile_k: int | None = None
+    subwarp: int = 8
+    split: int = 1
+    block_size: int = 128
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            self.check_field(name, allowed)
+        if self.split > self.subwarp:
+            raise ScheduleError(
+                f"SubwarpTile: split={self.split} lanes share a column, more than the "
+                f"{self.subwarp} of a subwarp"
+            )
+
+    def lane_columns(self, problem: Problem) -> int:
+        """Dense columns (spmm) or features (sddmm) of one load of a lane."""
+        lanes = self.subwarp // (self.split if problem.op == "spmm" else 1)
+        tile = self.tile_n if problem.op == "spmm" else self.tile_k
+        if tile is None:
+            return widest_load(problem)
+        if not lanes <= tile <= lanes * _LOAD // BYTES[problem.dtype]:
+            name = "tile_n" if problem.op == "spmm" else "tile_k"
+            raise ScheduleError(
+                f"{problem.op}: {self}: {name} is what {lanes} lanes load, each up to {_LOAD} "
+                f"bytes of {problem.dtype}: {lanes} to {lanes * _LOAD // BYTES[problem.dtype]}"
+            )
+        return tile // lanes
+
+    def tile_columns(self, problem: Problem) -> int:
+        """Dense columns of a tile (spmm)."""
+        return self.lane_columns(problem) * self.subwarp // self.split
+
+    def lane_rows(self, problem: Problem) -> int:
+        """Rows of a vector of which a lane has the sums: up to 8, and 32 registers; in sddmm 4, as
+        it has those of 4 vectors."""
+        if problem.permuted:
+            return 1
+        if problem.op == "sddmm":
+            return min(self.vector_length, 4)
+        sums = self.lane_columns(problem) * (2 if problem.dtype == "float64" else 1)
+        return min(self.vector_length, 8, 32 // sums)
+
+    def parts(self, problem: Problem) -> int:
+        """Subwarps that divide the rows of a vector among them."""
+        return 1 if problem.permuted else self.vector_length // self.lane_rows(problem)
+
+    def tiles_of_block(self, problem: Problem) -> int:
+        """Tiles side by side along the dense columns: those that fill a warp, whose lanes then have
+        equally many vectors."""
+        across = -(-max(problem.n, 1) // self.tile_columns(problem))
+        fit = max(32 // (self.subwarp * self.parts(problem)), 1)
+        return min(1 << (across - 1).bit_length(), fit)
+
+    def windows(self) -> int:
+        """Vectors of a subwarp (sddmm)."""
+        return _SUBWARP_WINDOW if self.tile_n is None else self.tile_n
+
+    def blocks(self, problem: Problem) -> tuple[int, int]:
+        """Blocks along the sparse operand, and along the dense columns."""
+        if problem.op == "sddmm":
+            tiles, across = -(-problem.nnz // self.vector_length // self.windows()), 1
+        else:
+            width = self.tiles_of_block(problem)
+            across = max(-(-problem.n // (width * self.tile_columns(problem))), 1)
+            rows = 1 if problem.permuted else self.vector_length
+            tiles = -(-problem.shape[0] // rows) * width
+        lanes = tiles * self.parts(problem) * self.subwarp
+        return max(-(-lanes // self.block_size), 1), across
+
+    def check(self, problem: Problem) -> None:
+        self.check_vectors(problem)
+        if problem.op == "sddmm" and self.split != 1:
+            raise ScheduleError(
+                f"sddmm: {self}: all lanes of a subwarp share the features; leave split out"
+            )
+        self.lane_columns(problem)
+        along, across = self.blocks(problem)
+        if along > GRID_X or across > GRID_Y:
+            raise ScheduleError(
+                f"{problem.op}: {self}: {along} x {across} blocks exceed the {GRID_X} x {GRID_Y} "
+                "of a launch; give a larger block_size or tile_n"
+            )
+
+    def explain(self, problem: Problem) -> str:
+        return _explain(self, problem)
+
+
+def widest_load(problem: Problem) -> int:
+    """The numbers of one load along the dense columns (features): up to 16 bytes, aligned in every
+    row."""
+    size = BYTES[problem.dtype]
+    return next(c for c in (8, 4, 2, 1) if c * size <= _LOAD and problem.n % c == 0)
+
+
+def _explain(tile: SubwarpTile, problem: Problem) -> str:
+    """What a block, a subwarp and a lane own, which lanes write, and the equivalent loops."""
+    (m, k), V, columns = problem.shape, tile.vector_length, tile.lane_columns(problem)
+    sddmm = problem.op == "sddmm"
+    along, across = tile.blocks(problem)
+    subwarps, parts = tile.block_size // tile.subwarp, tile.parts(problem)
+    rows = tile.lane_rows(problem)
+    width = "d" if sddmm else "n"
+    of = "A^T B of" if problem.permuted else f"{problem.op} of"
+    head = [
+        f"{tile}: {of} [{m}, {k}] with {problem.nnz // V} vectors, {width} = {problem.n}",
+        f"grid:  {along} x {across} blocks: sparse operand x dense columns"
+        + (f", for each of {problem.batch} products" if problem.batch > 1 else ""),
+    ]
+    shared = f"; {parts} subwarps share the {V} rows of a vector" if parts > 1 else ""
+    if sddmm:
+        return "\n".join(
+            [
+                *head,
+                f"block: {tile.block_size} threads, {subwarps} subwarps of {tile.windows()} "
+                f"vectors each{shared}",
+                f"lane:  {columns} features of every {tile.subwarp * columns}; sums of {rows} rows",
+                "write: every lane, its share of the reduced sums; zeros in the padding",
+                *_sampled(tile, columns),
+            ]
+        )
+    wide = tile.tile_columns(problem)
+    owner = "a row" if problem.permuted else "a block row"
+    vectors = "all vectors" if tile.split == 1 else f"every {tile.split}-th vector"
+    return "\n".join(
+        [
+            *head,
+            f"block: {tile.block_size} threads, {subwarps} subwarps: each {owner} x {wide} "
+            f"columns, {tile.tiles_of_block(problem)} side by side{shared}",
+            f"lane:  {vectors} of its row; sums of {rows} x {columns} in registers",
+            "write: every lane, plain stores"
+            + (f", after {tile.split} lanes reduce" if tile.split > 1 else ""),
+            *_product(tile, wide, columns, problem),
+        ]
+    )
+
+
+def _product(tile: SubwarpTile, wide: int, columns: int, problem: Problem) -> list[str]:
+    V, n, split = tile.vector_length, problem.n, tile.split
+    step = "" if split == 1 else f", {split}"
+    start = "" if split == 1 else " + lane"
+    inner = [f"parallel for j0 in range(0, {n}, {wide}):  # tiles; j: {columns} columns of a lane"]
+    if problem.permuted:
+        inner += [
+            "  parallel for i in range(m):  # subwarps",
+            "    acc[j] = 0",
+            f"    for q in range(column_offsets[i]{start}, column_offsets[i + 1]{step}):",
+            f"      for v in range({V}):",
+            f"        acc[j] += values[permutation[q], v] * B[{V} * row_indices[q] + v, j]",
+            "    C[i, j] = acc[j]" + (f", summed over {split} lanes" if split > 1 else ""),
+        ]
+        return inner
+    return inner + [
+        "  parallel for b in block rows:  # subwarps",
+        f"    acc[0:{V}, j] = 0",
+        f"    for p in range(row_offsets[b]{start}, row_offsets[b + 1]{step}):",
+        f"      for v in range({V}):",
+        "        acc[v, j] += values[p, v] * B[column_indices[p], j]",
+        f"    C[{V} * b : {V} * (b + 1), j] = acc[:, j]"
+        + (f", summed over {split} lanes" if split > 1 else ""),
+    ]
+
+
+def _sampled(tile: SubwarpTile, columns: int) -> list[str]:
+    V, window, step = tile.vector_length, tile.windows(), tile.subwarp * columns
+    return [
+        f"parallel for p0 in range(0, vectors, {window}):  # subwarps",
+        f"  for p in range(p0, min(p0 + {window}, vectors)):  # of block row b",
+        f"    parallel for lane in range({tile.subwarp}):",
+        f"      acc[lane, 0:{V}] = 0",
+        f"      for l0 in range({columns} * lane, d, {step}):  # {columns} of l, below d",
+        f"        for v in range({V}):",
+        f"          acc[lane, v] += X[{V} * b + v, l] * Y[column_indices[p], l]",
+        f"    values[p, :] = (sum over {tile.subwarp} lanes of acc[lane, :]) * weights[p, :]"
+        " * scale  # where given",
+    ]
