@@ -6,7 +6,6 @@ from __future__ import annotations
 from sgap_jax.launch import attention_octet as octets
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import grid_z, instantiation
 from sgap_jax.schedules.attention import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -145,11 +144,14 @@ def _call(
     batch: int,
     zero: tuple[int, ...] = (),
 ) -> KernelCall:
-    return KernelCall(
-        source=instantiation(header, kernel, constants, pointers, len(scalars)),
-        kernel=kernel,
-        grid=(max(-(-lanes // BLOCK), 1), max(heads, 1), grid_z(batch)),
-        block=(BLOCK, 1, 1),
-        scalars=scalars,
+    return KernelCall.of(
+        header,
+        kernel,
+        constants,
+        pointers,
+        scalars,
+        blocks=(-(-lanes // BLOCK), heads),
+        threads=BLOCK,
+        batch=batch,
         zero=zero,
     )

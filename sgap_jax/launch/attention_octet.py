@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import grid_z, instantiation
 from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -80,28 +79,17 @@ def keys_backward_plan(
     warps = max(share, _BLOCK_WARPS)
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
-    numbers = scalars(problem, shapes, scale)
-    kernel = "AttentionOctetKeysBackwardKernel"
-    return KernelCall(
-        source=instantiation(
-            "attention_octet_keys.cuh",
-            kernel,
-            [
-                *constants,
-                _aligned(problem, shapes),
-                _widths(problem, shapes) == (32 * steps, 32 * value_steps),
-            ],
-            pointers,
-            len(numbers),
-        ),
-        kernel=kernel,
-        grid=(
-            max(-(-problem.shape[1] // (8 * tiles * warps // share)), 1),
-            max(shapes.key_heads, 1),
-            grid_z(shapes.batch),
-        ),
-        block=(_WARP * warps, 1, 1),
-        scalars=numbers,
+    constants += [_aligned(problem, shapes)]
+    constants += [_widths(problem, shapes) == (32 * steps, 32 * value_steps)]
+    return KernelCall.of(
+        "attention_octet_keys.cuh",
+        "AttentionOctetKeysBackwardKernel",
+        constants,
+        pointers,
+        scalars(problem, shapes, scale),
+        blocks=(-(-problem.shape[1] // (8 * tiles * warps // share)), shapes.key_heads),
+        threads=_WARP * warps,
+        batch=shapes.batch,
     )
 
 
@@ -140,16 +128,15 @@ def _by_rows(
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full
     all_constants: list = [operand, *constants, *widths]
-    return KernelCall(
-        source=instantiation(header, kernel, all_constants, pointers, len(numbers)),
-        kernel=kernel,
-        grid=(
-            max(-(-problem.shape[0] // length) * (length // rows), 1),
-            max(shapes.heads // heads, 1),
-            grid_z(shapes.batch),
-        ),
-        block=(_WARP * warps, 1, 1),
-        scalars=numbers,
+    return KernelCall.of(
+        header,
+        kernel,
+        all_constants,
+        pointers,
+        numbers,
+        blocks=(-(-problem.shape[0] // length) * (length // rows), shapes.heads // heads),
+        threads=_WARP * warps,
+        batch=shapes.batch,
         zero=zero,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-from sgap_jax.launch.kernel_source import TYPES
+from sgap_jax.launch.kernel_call import TYPES
 from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_Y

@@ -29,7 +29,6 @@ from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.problem import TILED
 
@@ -134,8 +133,7 @@ def _point_calls(name: str) -> Iterator[KernelCall]:
 
 def _vector_calls(op: str) -> Iterator[KernelCall]:
     for problem in vector_problems(op):
-        tile = choose_schedule(problem)
-        yield VECTOR_PLANS[op][type(tile)](problem, tile)
+        yield LAUNCH_PLANS[op][1](problem, choose_schedule(problem))
 
 
 def _attention_calls(plan: Callable[..., KernelCall]) -> Iterator[KernelCall]:

@@ -3,8 +3,7 @@ and of its derivatives (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_pick.cuh)."""
 
 from collections.abc import Sequence
 
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.problem import Problem
 
@@ -38,13 +37,15 @@ def extremum_plan(
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n))
     scalars = (m, n, *strides, problem.batch, int(add), int(minimum))
-    return _call(
+    return KernelCall.of(
+        "gspmm.cuh",
         "GspmmRowKernel",
         [operand, *_rows(problem, schedule)],
         [reads, _INDEX, _INDEX, _INDEX, reads, operand, "int"],
         scalars,
-        _grid(problem, schedule),
-        schedule.block_size,
+        blocks=_blocks(problem, schedule),
+        threads=schedule.block_size,
+        batch=problem.batch,
     )
 
 
@@ -59,13 +60,15 @@ def pick_to_x_plan(
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     scalars = (m, n, *_strides(batches, (problem.nnz, k * n, k * n)), problem.batch)
-    return _call(
+    return KernelCall.of(
+        "gspmm_pick.cuh",
         "GspmmPickToXKernel",
         [operand, *_rows(problem, schedule)],
         [reads, _INDEX, _INDEX, _INDEX, reads, _INDEX, operand],
         scalars,
-        _grid(problem, schedule),
-        schedule.block_size,
+        blocks=_blocks(problem, schedule),
+        threads=schedule.block_size,
+        batch=problem.batch,
     )
 
 
@@ -80,13 +83,15 @@ def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCal
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n, m * n))
-    return _call(
+    return KernelCall.of(
+        "gspmm_pick.cuh",
         "GspmmPickKernel",
         [operand, _PICK_BLOCK, problem.permuted],
         [reads, _INDEX, _INDEX, reads, _INDEX, operand],
         (problem.shape[0], m, n, *strides, problem.batch),
-        (max(-(-m * n // _PICK_BLOCK), 1), 1, grid_z(problem.batch)),
-        _PICK_BLOCK,
+        blocks=(-(-m * n // _PICK_BLOCK), 1),
+        threads=_PICK_BLOCK,
+        batch=problem.batch,
     )
 
 
@@ -104,29 +109,18 @@ def pick_to_values_plan(
     nonzeros = max(int(schedule.nnz or 1), 1) * schedule.walk  # 1 for a point of rows
     groups = -(-problem.nnz // nonzeros)
     reads = f"const {operand}"
-    constants = [operand, nonzeros, schedule.group, col, schedule.block_size]
+    constants: list = [operand, nonzeros, schedule.group, col, schedule.block_size]
     strides = _strides(batches, (k * n, m * n, m * n))
-    return _call(
+    return KernelCall.of(
+        "gspmm_pick.cuh",
         "GspmmPickToValuesKernel",
         [*constants, n % col == 0, problem.permuted],
         [_INDEX, _INDEX, reads, reads, _INDEX, operand],
         (problem.shape[0], problem.nnz, n, *strides, problem.batch),
-        (max(-(-groups * schedule.group // schedule.block_size), 1), 1, grid_z(problem.batch)),
-        schedule.block_size,
+        blocks=(-(-groups * schedule.group // schedule.block_size), 1),
+        threads=schedule.block_size,
+        batch=problem.batch,
     )
-
-
-def _call(
-    kernel: str,
-    constants: Sequence,
-    pointers: Sequence[str],
-    scalars: tuple[int, ...],
-    grid: tuple[int, int, int],
-    block: int,
-) -> KernelCall:
-    header = "gspmm_pick.cuh" if "Pick" in kernel else "gspmm.cuh"
-    source = instantiation(header, kernel, constants, pointers, len(scalars))
-    return KernelCall(source, kernel, grid, (block, 1, 1), scalars=scalars)
 
 
 def _rows(problem: Problem, schedule: AtomicParallelism) -> list:
@@ -138,11 +132,10 @@ def _rows(problem: Problem, schedule: AtomicParallelism) -> list:
     return [*constants, problem.n % col == 0, problem.permuted]
 
 
-def _grid(problem: Problem, schedule: AtomicParallelism) -> tuple[int, int, int]:
-    tiles = max(-(-problem.n // schedule.columns_of_block(problem.n)), 1)
-    return schedule.blocks(problem), tiles, grid_z(problem.batch)
+def _blocks(problem: Problem, schedule: AtomicParallelism) -> tuple[int, int]:
+    return schedule.blocks(problem), -(-problem.n // schedule.columns_of_block(problem.n))
 
 
 def _strides(batches: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """From one product to the next; 0 for an operand that all share."""
+    """From one element of the batch to the next; 0 for an operand that all share."""
     return [size if batch > 1 else 0 for batch, size in zip(batches, sizes, strict=True)]

@@ -1,13 +1,30 @@
-"""What a launch of a CUDA kernel consists of."""
+"""A launch of a CUDA kernel: its program, its grid, and the headers that the program includes."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sgap_jax.schedules.schedule import GRID_Z
+
+# The C++ types of the operands, by dtype (cuda/common/types.cuh).
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "sgap::float16",
+    "bfloat16": "sgap::bfloat16",
+}
 
 
 @dataclass(frozen=True)
 class KernelCall:
     """One launch: the program, the kernel in it, and every argument that is not an operand.
 
-    A kernel's arguments are pointers to the operands, pointers to the results, then `scalars`.
+    A kernel's arguments are pointers to the operands, pointers to the results, then `scalars`. The
+    pointers are multiples of 16 bytes, as all of XLA's buffers are.
 
     Attributes:
       source: CUDA C++ that includes a header of `cuda/` and instantiates one kernel.
@@ -27,3 +44,99 @@ class KernelCall:
     scalars: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        header: str,
+        kernel: str,
+        constants: Sequence[str | int],
+        pointers: Sequence[str],
+        scalars: Sequence[int],
+        *,
+        blocks: tuple[int, int],
+        threads: int,
+        batch: int,
+        zero: tuple[int, ...] = (),
+    ) -> KernelCall:
+        """The launch of one kernel of a header of `cuda/`, for a batch that shares a structure.
+
+        Args:
+          header: the header's file name.
+          kernel: the kernel's name in namespace sgap.
+          constants: its template arguments: types as text, integers and bools.
+          pointers: the element types of its pointers, in order, const where it only reads.
+          scalars: its int64 arguments after the pointers.
+          blocks: the grid in x and y; at least one block each. z is the batch.
+          threads: of a block.
+          zero: positions of the results that are zeroed before the launch.
+        """
+        return cls(
+            source=instantiation(header, kernel, constants, pointers, len(scalars)),
+            kernel=kernel,
+            grid=(max(blocks[0], 1), max(blocks[1], 1), min(max(batch, 1), GRID_Z)),
+            block=(threads, 1, 1),
+            scalars=tuple(scalars),
+            zero=zero,
+        )
+
+
+def instantiation(
+    header: str,
+    kernel: str,
+    constants: Sequence[str | int],
+    pointers: Sequence[str],
+    scalars: int,
+) -> str:
+    """CUDA C++ that instantiates one kernel of a header, with so many int64 after its pointers."""
+    written = (str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
+    arguments = [*(f"{pointer}*" for pointer in pointers), *["long long"] * scalars]
+    return (
+        f'#include "{header}"\n\n'
+        f"template __global__ void sgap::{kernel}<{', '.join(written)}>"
+        f"({', '.join(arguments)});\n"
+    )
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def header_folder() -> Path:
+    """Where the device code is: in the package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "cuda"
+    return installed if installed.is_dir() else package.parent / "cuda"
+
+
+@cache
+def header_paths(folder: Path) -> dict[str, Path]:
+    """The headers below a folder by their file names, by which they include each other."""
+    return {path.name: path for path in sorted(folder.rglob("*.cuh"))}
+
+
+@cache
+def header_texts(folder: Path) -> dict[str, str]:
+    """The text of each header, by its name."""
+    return {name: path.read_text() for name, path in header_paths(folder).items()}
+
+
+def include_options(folder: Path) -> tuple[str, ...]:
+    """The options by which NVRTC finds the headers below a folder."""
+    folders = sorted({path.parent for path in header_paths(folder).values()})
+    return tuple(f"--include-path={path}" for path in folders)
+
+
+def included_headers(source: str, folder: Path) -> tuple[str, ...]:
+    """Names and texts in turn of the headers that a source includes, itself or through others.
+
+    They belong to what a kernel's compilation depends on: a change in one of them is another key,
+    for the kernels that include it.
+    """
+    texts = header_texts(folder)
+    found, left = set[str](), _INCLUDE.findall(source)
+    while left:
+        name = left.pop()
+        if name in texts and name not in found:
+            found.add(name)
+            left += _INCLUDE.findall(texts[name])
+    return tuple(text for name in sorted(found) for text in (name, texts[name]))

@@ -22,8 +22,7 @@ import numpy as np
 
 from sgap_jax.launch import precompiled
 from sgap_jax.launch.cache import Cubin, CubinCache, content_key, default_folder
-from sgap_jax.launch.headers import header_folder, include_options, included_headers
-from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_call import KernelCall, header_folder, include_options, included_headers
 from sgap_jax.runtime import native as native  # registers the target
 from sgap_jax.schedules import schedule as grid
 

@@ -3,8 +3,7 @@ and row_broadcast (cuda/row_reduce/row_reduce.cuh)."""
 
 from collections.abc import Sequence
 
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.point import side_by_side
 from sgap_jax.schedules.problem import Problem
@@ -54,12 +53,15 @@ def row_launch(
     every: list[str | int] = [dtype, *constants, schedule.group, rows, schedule.block_size, length]
     pointers = [*[f"const {dtype}"] * inputs, "const int", dtype]
     arguments = (problem.shape[0], problem.nnz, problem.batch, *scalars)
-    return KernelCall(
-        source=instantiation(header, kernel, every, pointers, len(arguments)),
-        kernel=kernel,
-        grid=(_blocks(problem.shape[0], schedule, rows, length), 1, grid_z(problem.batch)),
-        block=(schedule.block_size, 1, 1),
-        scalars=arguments,
+    return KernelCall.of(
+        header,
+        kernel,
+        every,
+        pointers,
+        arguments,
+        blocks=(_blocks(problem.shape[0], schedule, rows, length), 1),
+        threads=schedule.block_size,
+        batch=problem.batch,
     )
 
 

@@ -1,12 +1,31 @@
-"""From a point of the atomic-parallelism space to the launch of its SDDMM kernel
-(cuda/sddmm/sddmm.cuh)."""
+"""The launches of SDDMM: of points (cuda/sddmm/sddmm.cuh) and of tiles of column vectors on tensor
+cores (sddmm_octet.cuh), on CUDA cores (sddmm_subwarp.cuh) and to the letter of vectorSparse.
+"""
 
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES
+from collections.abc import Callable
+
+from sgap_jax.launch import paper
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule
+from sgap_jax.schedules.tiles import WARPS, OctetTile, SubwarpTile, features_of_load, sddmm_blocks
+
+
+def launch_plan(problem: Problem, schedule: Schedule, shapes: OperandShapes = PLAIN) -> KernelCall:
+    """The launch of values = X Y^T at the entries or column vectors, times weights and scale.
+
+    Args:
+      problem: op "sddmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
+        column vectors.
+      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
+      shapes: those of the operands of `sddmm_call`.
+    """
+    return PLANS[type(schedule)](problem, schedule, shapes)
+
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 # Bytes in registers of a lane, which has 64 of them in all (cuda/common/types.cuh: kThreads). With
@@ -19,7 +38,7 @@ _AT_ONCE = 4  # nonzeros under way, at most
 _INT = 2**31 - 1
 
 
-def launch_plan(
+def _point_plan(
     problem: Problem, schedule: AtomicParallelism, shapes: OperandShapes = PLAIN
 ) -> KernelCall:
     """The launch of values = X Y^T at the entries, times weights and scale (`sddmm_call`).
@@ -72,3 +91,74 @@ def _kernel(schedule: AtomicParallelism, problem: Problem) -> tuple[str, list]:
 
 def _power_of_two(limit: int) -> int:
     return 1 << limit.bit_length() - 1
+
+
+def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN) -> KernelCall:
+    """The launch of values = X Y^T at column vectors, times weights and scale (`sddmm_call`).
+
+    Inputs: row_offsets [ceil(m / V) + 1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
+    d = problem.n. Output: values [batch, vectors, V] in the operands' dtype, rounded once from
+    float32.
+
+    Args:
+      problem: op "sddmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
+      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      shapes: those of the operands of `sddmm_call`.
+    """
+    tile.check(problem)
+    d, length = problem.n, tile.vector_length
+    operand, threads = TYPES[problem.dtype], 32 * WARPS
+    aligned = d % features_of_load(tile, problem.dtype) == 0
+    sizes = (length, tile.tile_n, tile.tile_k, tile.stages, threads, aligned)
+    return sddmm_call(
+        "sddmm_octet.cuh",
+        "SddmmOctetKernel",
+        [operand, *sizes],
+        problem,
+        problem.nnz // length,
+        shapes,
+        blocks=(sddmm_blocks(tile, problem), 1),
+        threads=threads,
+    )
+
+
+_VECTORS_AT_ONCE = 4  # vectors of which a lane has the sums
+
+
+def _subwarp_plan(problem: Problem, tile: SubwarpTile, shapes: OperandShapes = PLAIN) -> KernelCall:
+    """The launch of values = X Y^T at the vectors, times weights and scale (`sddmm_call`).
+
+    Inputs: row_offsets [ceil(m/V)+1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
+    d = problem.n. Output: values [batch, vectors, V] in the operands' dtype.
+
+    Args:
+      problem: op "sddmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
+      tile: as `SubwarpTile.check` lets pass, else as that raises.
+      shapes: those of the operands of `sddmm_call`.
+    """
+    tile.check(problem)
+    d, V = problem.n, tile.vector_length
+    columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
+    at_once = min(_VECTORS_AT_ONCE, tile.windows())
+    operand = TYPES[problem.dtype]
+    constants: list = [operand, V, rows, tile.windows(), columns, tile.subwarp, at_once]
+    constants += [tile.block_size, d % columns == 0]
+    return sddmm_call(
+        "sddmm_subwarp.cuh",
+        "SddmmSubwarpKernel",
+        constants,
+        problem,
+        problem.nnz // V,
+        shapes,
+        blocks=tile.blocks(problem),
+        threads=tile.block_size,
+    )
+
+
+PLANS: dict[type[Schedule], Callable[..., KernelCall]] = {
+    AtomicParallelism: _point_plan,
+    OctetTile: _octet_plan,
+    SubwarpTile: _subwarp_plan,
+    WarpTile: paper.sddmm_plan,
+    PaperOctetTile: paper.sddmm_plan,
+}

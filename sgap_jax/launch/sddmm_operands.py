@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.problem import Problem
 
 
@@ -47,8 +46,6 @@ def sddmm_call(
       entries: what the kernel takes as the number of its entries.
       blocks: the grid in x and y; z is products.
       threads: of a block.
-
-    Operands start at multiples of 16 bytes, as all XLA buffers do.
     """
     (m, k), d, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads, wide = f"const {operand}", "double" if problem.dtype == "float64" else "float"
@@ -64,10 +61,13 @@ def sddmm_call(
         math.prod(shapes.scale[1:]) if shapes.scale[0] > 1 else 0,
         problem.batch,
     )
-    return KernelCall(
-        source=instantiation(header, kernel, [*constants, *factors], pointers, len(scalars)),
-        kernel=kernel,
-        grid=(*blocks, grid_z(problem.batch)),
-        block=(threads, 1, 1),
-        scalars=scalars,
+    return KernelCall.of(
+        header,
+        kernel,
+        [*constants, *factors],
+        pointers,
+        scalars,
+        blocks=blocks,
+        threads=threads,
+        batch=problem.batch,
     )

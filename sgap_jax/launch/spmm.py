@@ -1,13 +1,39 @@
-"""From a point of the atomic-parallelism space to the launch of its SpMM kernel
-(cuda/spmm/spmm.cuh)."""
+"""The launches of SpMM: of points (cuda/spmm/spmm.cuh), of tiles of column vectors on tensor cores
+(spmm_octet.cuh), on CUDA cores (spmm_subwarp.cuh) and to the letter of vectorSparse (cuda/paper/).
+"""
 
 import math
+from collections.abc import Callable
 
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES, grid_z, instantiation
+from sgap_jax.launch import paper
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import Schedule
+from sgap_jax.schedules.tiles import (
+    BYTES,
+    QUAD,
+    OctetTile,
+    SubwarpTile,
+    blocks_of_multiprocessor,
+    spmm_grid,
+)
+
+
+def launch_plan(
+    problem: Problem, schedule: Schedule, batches: tuple[int, int] = (1, 1)
+) -> KernelCall:
+    """The launch of C = A B for operands as the kernel of a schedule takes them.
+
+    Args:
+      problem: op "spmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
+        column vectors.
+      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
+      batches: those of A's values and of B, each 1 or that of the result.
+    """
+    return PLANS[type(schedule)](problem, schedule, batches)
 
 
 def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
@@ -16,8 +42,8 @@ def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
     return dtype if schedule.deterministic or dtype == "float64" else "float32"
 
 
-def launch_plan(
-    problem: Problem, schedule: AtomicParallelism, products: tuple[int, int] = (1, 1)
+def _point_plan(
+    problem: Problem, schedule: AtomicParallelism, batches: tuple[int, int]
 ) -> KernelCall:
     """The launch of C = A B for operands as the kernel takes them.
 
@@ -28,15 +54,13 @@ def launch_plan(
     Args:
       problem: op "spmm" on "cuda"; `batch` is that of the result.
       schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
-      products: (Bv, Bb), each 1 or the batch.
-
-    Operands start at multiples of 16 bytes, as all XLA buffers do.
+      batches: (Bv, Bb), each 1 or the batch.
     """
     schedule.check(problem)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
-    values_stride = problem.nnz if products[0] > 1 else 0
+    values_stride = problem.nnz if batches[0] > 1 else 0
     kernel, constants = _kernel(schedule, problem, values_stride)
     constants += [col, tile // col, schedule.block_size, n % col == 0, problem.permuted]
     index, reads = "const int", f"const {operand}"
@@ -45,15 +69,18 @@ def launch_plan(
         m,
         n,
         values_stride,
-        k * n if products[1] > 1 else 0,
+        k * n if batches[1] > 1 else 0,
         problem.batch,
     )
-    return KernelCall(
-        source=instantiation("spmm.cuh", kernel, constants, pointers, len(scalars)),
-        kernel=kernel,
-        grid=(schedule.blocks(problem), max(-(-n // tile), 1), grid_z(problem.batch)),
-        block=(schedule.block_size, 1, 1),
-        scalars=scalars,
+    return KernelCall.of(
+        "spmm.cuh",
+        kernel,
+        constants,
+        pointers,
+        scalars,
+        blocks=(schedule.blocks(problem), -(-n // tile)),
+        threads=schedule.block_size,
+        batch=problem.batch,
         zero=() if schedule.deterministic else (0,),
     )
 
@@ -77,3 +104,113 @@ def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -
             load = math.gcd(nonzeros, values_stride, fit)
             lanes = [nonzeros, schedule.group, schedule.walk, load]
             return "SpmmNnzGroupKernel", [operand, *lanes]
+
+
+def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> KernelCall:
+    """The launch of C = A B for A of column vectors.
+
+    Inputs: values [Bv, vectors, V], row_offsets [ceil(m / V) + 1], column_indices [vectors], order
+    [ceil(m / V)] of the block rows (of any size where the tile does not swizzle; it is not read),
+    B [Bb, k, n]. Output: C [batch, m, n].
+
+    Args:
+      problem: op "spmm" on "cuda" with format CVS(V); `nnz` counts numbers, V for each vector, and
+        `batch` is that of the result.
+      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      batches: (Bv, Bb), each 1 or the batch.
+    """
+    tile.check(problem)
+    (m, k), n, kernel = problem.shape, problem.n, "SpmmOctetKernel"
+    operand, chunk = TYPES[problem.dtype], 4 if problem.dtype == "float32" else 8
+    panels, quads = tile.tile_n // (8 * chunk), tile.tile_k // QUAD
+    constants: list = [operand, tile.vector_length, panels, quads, tile.stages, tile.row_warps]
+    constants += [blocks_of_multiprocessor(tile, problem.dtype), n % chunk == 0, tile.swizzle]
+    index, reads = "const int", f"const {operand}"
+    pointers = [reads, index, index, index, reads, operand]
+    scalars = (
+        m,
+        n,
+        problem.nnz if batches[0] > 1 else 0,
+        k * n if batches[1] > 1 else 0,
+        problem.batch,
+    )
+    return KernelCall.of(
+        "spmm_octet.cuh",
+        kernel,
+        constants,
+        pointers,
+        scalars,
+        blocks=spmm_grid(tile, problem),
+        threads=32 * tile.row_warps,
+        batch=problem.batch,
+    )
+
+
+# Bytes in registers of a lane, which has 128 of them in all (cuda/common/types.cuh: kTileThreads).
+_ROWS = 64  # rows of B under way
+_VALUES = 128  # numbers of A that multiply them
+_MOST_ROWS = 8  # of B, where they are short
+
+
+def _subwarp_plan(problem: Problem, tile: SubwarpTile, batches: tuple[int, int]) -> KernelCall:
+    """The launch of C = A B for operands as the kernel takes them.
+
+    Inputs: values [Bv, vectors, V], row_offsets [ceil(m/V)+1], column_indices [vectors],
+    permutation [vectors] (of any size where `problem.permuted` is false; it is not read), B
+    [Bb, k, n]. Output: C [batch, m, n] in the operands' dtype; nothing needs to be zeroed. For
+    A^T B: column_offsets [m+1], row_indices [vectors] of block rows; (m, k) are those of A^T.
+
+    Args:
+      problem: op "spmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
+      tile: as `SubwarpTile.check` lets pass, else as that raises.
+      batches: (Bv, Bb), each 1 or the batch.
+    """
+    tile.check(problem)
+    (m, k), n, V = problem.shape, problem.n, tile.vector_length
+    columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
+    vector, operand = n % columns == 0, TYPES[problem.dtype]
+    # One by one, even 16-bit numbers take a register each.
+    wide = max(BYTES[problem.dtype], 4)
+    size = BYTES[problem.dtype] if vector else wide
+    fit = min(_ROWS // max(columns * size, 4), _MOST_ROWS)
+    at_once = max(fit // V, 1) if problem.permuted else min(fit, _VALUES // (rows * wide))
+    if tile.tile_k is not None:
+        at_once = min(at_once, max(tile.tile_k // tile.split, 1))
+    lanes = [columns, tile.split, tile.subwarp, at_once]
+    constants: list = [operand, V]
+    if problem.permuted:
+        kernel, last = "SpmmSubwarpTransposedKernel", [vector, k % V == 0]
+    else:
+        kernel, last = "SpmmSubwarpKernel", [vector]
+        constants.append(rows)
+    constants += [*lanes, tile.block_size, *last]
+    index, reads = "const int", f"const {operand}"
+    scalars = (
+        m,
+        n,
+        *((k,) if problem.permuted else ()),
+        problem.nnz if batches[0] > 1 else 0,
+        k * n if batches[1] > 1 else 0,
+        tile.tiles_of_block(problem).bit_length() - 1,
+        problem.batch,
+    )
+    pointers = [reads, index, index, index, reads, operand]
+    return KernelCall.of(
+        "spmm_subwarp.cuh",
+        kernel,
+        constants,
+        pointers,
+        scalars,
+        blocks=tile.blocks(problem),
+        threads=tile.block_size,
+        batch=problem.batch,
+    )
+
+
+PLANS: dict[type[Schedule], Callable[..., KernelCall]] = {
+    AtomicParallelism: _point_plan,
+    OctetTile: _octet_plan,
+    SubwarpTile: _subwarp_plan,
+    WarpTile: paper.spmm_plan,
+    PaperOctetTile: paper.spmm_plan,
+}

@@ -12,9 +12,8 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import join_blocks
 from sgap_jax.launch import launch, nvrtc
-from sgap_jax.launch.sddmm import launch_plan
+from sgap_jax.launch.sddmm import PLANS, launch_plan
 from sgap_jax.launch.sddmm_operands import OperandShapes
-from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -276,14 +275,10 @@ def _cuda(
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
     problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cuda")
-    plans, shapes = VECTOR_PLANS["sddmm"], OperandShapes(*(aval.shape for aval in avals[2:]))
-    tile = resolve(schedule, problem, AtomicParallelism, *plans)
-    if isinstance(tile, AtomicParallelism):
-        if vector_length is not None:
-            return None  # points are of entries
-        call = launch_plan(problem, tile, shapes)
-    else:
-        call = plans[type(tile)](problem, tile, shapes)
+    found = resolve(schedule, problem, *PLANS)
+    if isinstance(found, AtomicParallelism) and vector_length is not None:
+        return None  # points are of entries
+    call = launch_plan(problem, found, OperandShapes(*(aval.shape for aval in avals[2:])))
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 

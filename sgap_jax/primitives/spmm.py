@@ -15,8 +15,7 @@ from sgap_jax.formats.levels import CVS
 from sgap_jax.formats.stored import StoredArray
 from sgap_jax.formats.structure import unfolded
 from sgap_jax.launch import launch, nvrtc
-from sgap_jax.launch.spmm import launch_plan, output_dtype
-from sgap_jax.launch.vector_plans import VECTOR_PLANS
+from sgap_jax.launch.spmm import PLANS, launch_plan, output_dtype
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -287,18 +286,16 @@ def _cuda(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
     )
-    plans, products = VECTOR_PLANS["spmm"], (avals[0].shape[0], avals[-1].shape[0])
-    point = resolve(schedule, problem, AtomicParallelism, *plans)
-    if not isinstance(point, AtomicParallelism):
-        call = plans[type(point)](problem, point, products)
-        operands, avals = _operands_of(point, ctx, operands, avals)
-        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
-    if vector_length is not None:
+    found = resolve(schedule, problem, *PLANS)
+    if isinstance(found, AtomicParallelism) and vector_length is not None:
         return None  # points are of entries
-    call = launch_plan(problem, point, products)
+    call = launch_plan(problem, found, (avals[0].shape[0], avals[-1].shape[0]))
+    if not isinstance(found, AtomicParallelism):
+        operands, avals = _operands_of(found, ctx, operands, avals)
+        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     (out,) = ctx.avals_out
     # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
-    wide = out.update(dtype=jnp.dtype(output_dtype(point, problem.dtype)))
+    wide = out.update(dtype=jnp.dtype(output_dtype(found, problem.dtype)))
     (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 

@@ -47,7 +47,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
 )
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.cache import CubinCache
-from sgap_jax.launch.headers import header_folder, header_texts
+from sgap_jax.launch.kernel_call import header_folder, header_texts
 
 BLOCK, WARP, THREAD = "GPUBlock", "GPUWarp", "GPUThread"
 

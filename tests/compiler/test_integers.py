@@ -21,7 +21,7 @@ from sgap_jax.compiler.loop_ir.loopir import INTEGERS
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import capacities
 from sgap_jax.compiler.presets import cpu, cpu_entries, spmm_point
-from sgap_jax.launch.headers import header_folder, header_texts
+from sgap_jax.launch.kernel_call import header_folder, header_texts
 from sgap_jax.schedules.emulated import Emulated
 
 SIZES = {"i": 11, "j": 26, "k": 19, "r": 5}

@@ -8,12 +8,12 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import PaperOctetTile, Problem, Schedule, ScheduleError, WarpTile
 from sgap_jax.launch import nvrtc
-from sgap_jax.launch import sddmm_paper as sddmm_paper_cuda
-from sgap_jax.launch import spmm_paper as spmm_paper_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.sddmm_operands import OperandShapes
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
-PLANS = {"spmm": spmm_paper_cuda.launch_plan, "sddmm": sddmm_paper_cuda.launch_plan}
+PLANS = {"spmm": spmm_cuda.launch_plan, "sddmm": sddmm_cuda.launch_plan}
 SPMM = [WarpTile(V, tile_k) for V, tile_k in ((8, 16), (4, 48), (2, 64))]
 SPMM += [PaperOctetTile(V, tile_k) for V, tile_k in ((8, 32), (8, 64), (4, 4), (2, 64))]
 SDDMM = [WarpTile(8), WarpTile(2), PaperOctetTile(8), PaperOctetTile(4)]
@@ -104,18 +104,18 @@ def test_illegal_fields_are_refused_by_name(make, says):
 def test_launches():
     spmm, sddmm = problem_of("spmm", WarpTile(8)), problem_of("sddmm", WarpTile(8))
     for tile in (WarpTile(8), PaperOctetTile(8)):
-        plan = spmm_paper_cuda.launch_plan(spmm, tile)
+        plan = spmm_cuda.launch_plan(spmm, tile)
         # section 5.4: ceil(M / V) x ceil(N / 64) blocks of 32 threads
         assert (plan.grid, plan.block, plan.zero) == ((126, 2, 1), (32, 1, 1), ())
         assert plan.scalars == (1001, 128, 0, 0, 1)
-        plan = sddmm_paper_cuda.launch_plan(sddmm, tile)
+        plan = sddmm_cuda.launch_plan(sddmm, tile)
         # section 6.4: ceil(M / V) x ceil(N / 32), N the columns of A
         assert (plan.grid, plan.scalars) == ((126, 29, 1), (1001, 160_000, 128, 0, 0, 0, 0, 1))
         # No row has more vectors than there are.
         few = dataclasses.replace(sddmm, nnz=8 * 40)
-        assert sddmm_paper_cuda.launch_plan(few, tile).grid == (126, 2, 1)
+        assert sddmm_cuda.launch_plan(few, tile).grid == (126, 2, 1)
         many = dataclasses.replace(spmm, batch=70_000, n=2**23)
-        plan = spmm_paper_cuda.launch_plan(many, tile, (70_000, 70_000))
+        plan = spmm_cuda.launch_plan(many, tile, (70_000, 70_000))
         assert plan.grid == (126, 65535, 65535)
         assert plan.scalars[2:] == (160_000, 900 * 2**23, 70_000)
         for shape, nnz, n in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 0)):

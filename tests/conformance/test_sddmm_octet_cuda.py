@@ -9,7 +9,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import OctetTile, Problem, Schedule, ScheduleError, choose_schedule
 from sgap_jax.launch import nvrtc
-from sgap_jax.launch.sddmm_octet import launch_plan
+from sgap_jax.launch.sddmm import launch_plan
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes
 from sgap_jax.schedules.tiles import sddmm_registers
 

@@ -30,7 +30,7 @@ from sgap_jax import (
     WarpTile,
     choose_schedule,
 )
-from sgap_jax.launch import spmm_octet as spmm_octet_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.problem import ROW_OPS, TILED
 
@@ -201,7 +201,7 @@ def test_every_product_of_vectors_gets_a_schedule_that_runs_it(length):
         )
         assert isinstance(schedule, OctetTile) == tensor_cores
         if tensor_cores:
-            grid = spmm_octet_cuda.launch_plan(vectors, schedule).grid
+            grid = spmm_cuda.launch_plan(vectors, schedule).grid
             assert 1 <= grid[0] <= MOST and 1 <= grid[1] <= 65535
 
 

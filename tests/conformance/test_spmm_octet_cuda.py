@@ -10,7 +10,7 @@ from cuda_sources import INCLUDE, require_nvrtc, resources
 
 from sgap_jax import OctetTile, Problem, ScheduleError
 from sgap_jax.launch import nvrtc
-from sgap_jax.launch.spmm_octet import launch_plan
+from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.tiles import spmm_registers
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]

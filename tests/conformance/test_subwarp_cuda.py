@@ -11,11 +11,10 @@ from tolerance import DTYPES
 
 from sgap_jax import AtomicParallelism, Problem, Schedule, ScheduleError, SubwarpTile
 from sgap_jax import choose_schedule as choose
-from sgap_jax.launch import nvrtc
+from sgap_jax.launch import nvrtc, sddmm, spmm
 from sgap_jax.launch.defaults import OF_VECTORS, default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
 from sgap_jax.launch.sddmm_operands import OperandShapes
-from sgap_jax.launch.vector_plans import VECTOR_PLANS
 from sgap_jax.schedules.tiles import LENGTHS
 
 OPS = (("spmm", False), ("spmm", True), ("sddmm", False))
@@ -39,7 +38,8 @@ def of(length, op="spmm", permuted=False, n=128, dtype="float32", m=1000, vector
 def plan(problem, tile=None, *operands):
     """`operands`: the products of spmm, the shapes of sddmm."""
     tile = choose(problem) if tile is None else tile
-    return VECTOR_PLANS[problem.op][type(tile)](problem, tile, *operands)
+    launch_plan = (spmm if problem.op == "spmm" else sddmm).launch_plan
+    return launch_plan(problem, tile, *operands)
 
 
 def stay_in_registers(sources, arch):

@@ -8,7 +8,7 @@ import pytest
 from cuda_sources import ptx, require_nvrtc
 from emulator import Fault, Memory, Program
 
-from sgap_jax.launch.headers import header_paths
+from sgap_jax.launch.kernel_call import header_paths
 
 HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 

@@ -15,7 +15,7 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import OctetTile, Problem
-from sgap_jax.launch.sddmm_octet import launch_plan
+from sgap_jax.launch.sddmm import launch_plan
 from sgap_jax.schedules.tiles import sddmm_registers
 
 LENGTHS = (2, 4, 8, 16, 32)

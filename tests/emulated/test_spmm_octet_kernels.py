@@ -15,7 +15,7 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import OctetTile, Problem
-from sgap_jax.launch.spmm_octet import launch_plan
+from sgap_jax.launch.spmm import launch_plan
 
 DTYPES = ("bfloat16", "float16", "float32")
 LENGTHS = (2, 4, 8, 16, 32)

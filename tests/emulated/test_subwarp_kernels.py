@@ -26,8 +26,8 @@ from tolerance import DTYPES, assert_within
 from vector_cases import encoded
 
 from sgap_jax import SubwarpTile
-from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
-from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.schedules.tiles import LENGTHS
 
 # All but the matrices whose long rows take the emulator long.
@@ -224,11 +224,11 @@ def test_offsets_that_nobody_checked_end_and_stay_within_bounds(op):
         problem = problem_of("spmm", shape, values, 4, "float32", permuted=op == "transpose")
         if op == "sddmm":
             problem = dataclasses.replace(problem, op="sddmm")
-            call = sddmm_subwarp_cuda.launch_plan(problem, tile)
+            call = sddmm_cuda.launch_plan(problem, tile)
             X, Y, absent = np.ones((m, 4), "f4"), np.ones((k, 4), "f4"), np.zeros(0, "f4")
             inputs, out = (offsets, indices, X, Y, absent, absent), values
         else:
-            call = spmm_subwarp_cuda.launch_plan(problem, tile)
+            call = spmm_cuda.launch_plan(problem, tile)
             inputs = (values, offsets, indices, places, np.ones((shape[1], 4), "f4"))
             out = np.zeros((1, shape[0], 4), np.float32)
         try:
@@ -274,13 +274,11 @@ def test_a_far_row_is_not_a_near_one(op):
     at, memory = np.array([far], np.int32), np.ones((4, 8), np.float32)
     problem = problem_of("spmm", (1, far + 1), values, 8, "float32", permuted=op == "transpose")
     if op == "sddmm":
-        call = sddmm_subwarp_cuda.launch_plan(
-            dataclasses.replace(problem, op="sddmm"), SubwarpTile(1)
-        )
+        call = sddmm_cuda.launch_plan(dataclasses.replace(problem, op="sddmm"), SubwarpTile(1))
         absent = np.zeros(0, np.float32)
         inputs, out = (one, at, memory, memory, absent, absent), [((1, 1, 1), np.float32)]
     else:
-        call = spmm_subwarp_cuda.launch_plan(problem, SubwarpTile(1))
+        call = spmm_cuda.launch_plan(problem, SubwarpTile(1))
         inputs, out = (values, one, at, np.zeros(1, np.int32), memory), [((1, 1, 8), np.float32)]
     with pytest.raises(Fault, match="out of bounds"):
         emulate(call, inputs, out)

@@ -9,7 +9,7 @@ import pytest
 from result_cache import cached
 
 from sgap_jax.launch import nvrtc
-from sgap_jax.launch.headers import include_options, included_headers
+from sgap_jax.launch.kernel_call import include_options, included_headers
 
 HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 INCLUDE = include_options(HEADERS)

@@ -7,7 +7,7 @@ from emulated_launch import emulate
 from spmm_oracle import oracle
 
 from sgap_jax import Problem
-from sgap_jax.launch.spmm_octet import launch_plan
+from sgap_jax.launch.spmm import launch_plan
 
 
 def tf32(x):

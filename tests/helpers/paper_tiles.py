@@ -8,8 +8,8 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import Problem
-from sgap_jax.launch import sddmm_paper as sddmm_paper_cuda
-from sgap_jax.launch import spmm_paper as spmm_paper_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 
 
 def problem_of(op, case, tile, arrays, dtype, n, batch):
@@ -24,7 +24,7 @@ def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
     values, B = cast(own[None] if values is None else values, dtype), cast(B, dtype)
     batch = max(len(values), len(B))
     problem = problem_of("spmm", case, tile, arrays, dtype, B.shape[2], batch)
-    call = spmm_paper_cuda.launch_plan(problem, tile, (len(values), len(B)))
+    call = spmm_cuda.launch_plan(problem, tile, (len(values), len(B)))
     call = call if change is None else change(call)
     shape = (batch, case.shape[0], B.shape[2])
     (C,) = emulate(call, (values, offsets, indices, B), [(shape, B.dtype)], **where)
@@ -37,7 +37,7 @@ def sampled(case, arrays, tile, dtype, X, Y, weights=None, scale=None, change=No
     dense, shapes = sddmm_oracle.launched(dtype, X, Y, weights, scale)
     batch = max(len(x) for x in dense)
     problem = problem_of("sddmm", case, tile, arrays, dtype, X.shape[2], batch)
-    call = sddmm_paper_cuda.launch_plan(problem, tile, shapes)
+    call = sddmm_cuda.launch_plan(problem, tile, shapes)
     call = call if change is None else change(call)
     shape = (batch, len(indices), tile.vector_length)
     (values,) = emulate(call, (offsets, indices, *dense), [(shape, dense[0].dtype)], **where)

@@ -10,8 +10,8 @@ from tolerance import assert_within
 from vector_cases import encoded
 
 from sgap_jax import CVS, Problem
-from sgap_jax.launch import sddmm_subwarp as sddmm_subwarp_cuda
-from sgap_jax.launch import spmm_subwarp as spmm_subwarp_cuda
+from sgap_jax.launch import sddmm as sddmm_cuda
+from sgap_jax.launch import spmm as spmm_cuda
 
 
 def by_columns(offsets, indices, k):
@@ -44,7 +44,7 @@ def product(arrays, case, tile, dtype, B, transpose=False, change=None, **where)
     structure = by_columns(offsets, indices, case.shape[1]) if transpose else structure
     batch = max(len(values), len(B))
     problem = problem_of("spmm", shape, values, B.shape[2], dtype, batch, transpose)
-    call = spmm_subwarp_cuda.launch_plan(problem, tile, (len(values), len(B)))
+    call = spmm_cuda.launch_plan(problem, tile, (len(values), len(B)))
     call = call if change is None else change(call)
     out = [((batch, shape[0], B.shape[2]), values.dtype)]
     return emulate(call, (values, *structure, B), out, **where)[0]
@@ -63,7 +63,7 @@ def sampled(arrays, case, tile, dtype, X, Y, weights=None, scale=None, change=No
     dense, shapes = launched(dtype, X, Y, weights, scale)
     batch = max(len(x) for x in dense)
     problem = problem_of("sddmm", case.shape, values, X.shape[2], dtype, batch)
-    call = sddmm_subwarp_cuda.launch_plan(problem, tile, shapes)
+    call = sddmm_cuda.launch_plan(problem, tile, shapes)
     call = call if change is None else change(call)
     outputs = [((batch, *values.shape), dense[0].dtype)]
     return emulate(call, (offsets, indices, *dense), outputs, **where)[0]

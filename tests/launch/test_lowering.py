@@ -16,8 +16,7 @@ from launched_axpy import CUBIN, FakeCompiler, axpy_call, make_axpy
 
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin, CubinCache
-from sgap_jax.launch.headers import header_paths, header_texts, include_options
-from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_call import KernelCall, header_paths, header_texts, include_options
 
 X = jnp.arange(4, dtype=jnp.float32)
 

@@ -14,8 +14,7 @@ from sgap_jax import Problem, Schedule, choose_schedule
 from sgap_jax.launch import launch, precompiled
 from sgap_jax.launch.cache import Cubin, CubinCache, decode_entry
 from sgap_jax.launch.defaults import DTYPES, LAUNCH_PLANS, default_calls
-from sgap_jax.launch.headers import header_folder, included_headers
-from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_call import KernelCall, header_folder, included_headers
 from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.problem import TILED
 

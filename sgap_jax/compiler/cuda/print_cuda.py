@@ -16,8 +16,7 @@ from sgap_jax.compiler.loop_ir.loopir import GPU_THREAD, Array, Expr, Function, 
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.loop_ir.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.compiler.loop_ir.widths import integer
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.launch.kernel_source import TYPES
+from sgap_jax.launch.kernel_call import TYPES, KernelCall
 
 # Words of C++ that may be identifiers of Python, and names that a kernel uses.
 RESERVED = frozenset(
