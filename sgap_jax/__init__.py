@@ -3,7 +3,6 @@
 from importlib.metadata import version as _version
 
 from sgap_jax import masks as masks
-from sgap_jax.formats import exporting as _exporting  # noqa: F401  for jax.export
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.io import read as read
 from sgap_jax.formats.io import write as write

@@ -24,11 +24,8 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
-from sgap_jax.primitives.einsum_batch import joined
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers
-from sgap_jax.primitives.einsum_extremum import tangents_of_extremum
-from sgap_jax.primitives.einsum_plain import plain
-from sgap_jax.primitives.einsum_subscripts import parse
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers, joined, parse
+from sgap_jax.primitives.einsum_plain import plain, tangents_of_extremum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule

@@ -28,8 +28,7 @@ from sgap_jax.formats.levels import Format
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering
-from sgap_jax.primitives.einsum_batch import of_one
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level
+from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, of_one
 from sgap_jax.schedules import ScheduleError
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES

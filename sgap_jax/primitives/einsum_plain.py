@@ -1,6 +1,12 @@
-"""einsum with one sparse operand in plain JAX: gathers at the entries, products, reductions."""
+"""einsum with one sparse operand in plain JAX: gathers at the entries, products, reductions.
+
+The derivative of a maximum or minimum is a sum of the same primitive, in which a product counts
+where it attains the extremum; the derivative of that is zero. What is compared is formed twice, in
+the accumulator's dtype and in one order of the factors, so that each extremum is attained.
+"""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +16,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.fibers import ancestors
 from sgap_jax.formats.structure import as_fields
 from sgap_jax.primitives import einsum_unchecked
-from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives._define import accumulator, derived
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, nothing
 
 
@@ -173,3 +179,37 @@ def _multiply(x: Any, y: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits == 8:
         return (x.astype(jnp.int32) * y.astype(jnp.int32)).astype(x.dtype)
     return x * y
+
+
+def tangents_of_extremum(
+    bind: Any, primals: Any, tangents: Any, *, expression: Expression, schedule: Any
+) -> list:
+    """The part of the result's tangent that comes from each factor's; None from none.
+
+    Products that tie share it equally, as in `jnp.max` and `row_max`; where the result is NaN, it
+    is NaN.
+    """
+    count = len(expression.factors)
+    factors, indices = primals[:count], primals[count:]
+    dtype = factors[0].dtype
+    factors = [x.astype(accumulator(dtype)) for x in factors]
+    fixed = list(map(jax.lax.stop_gradient, factors))
+    params: dict = dict(schedule=derived(schedule))
+    best = bind(*fixed, *indices, expression=expression, **params)
+    attaining = replace(
+        expression,
+        reduction="+",
+        attained=(*expression.factors, expression.output),
+        extremum=expression.reduction,
+    )
+    ties = bind(*fixed, best, *indices, expression=replace(attaining, factors=()), **params)
+    shares = jnp.where(jnp.isnan(best), jnp.nan, jnp.maximum(ties, 1))
+
+    def part(place: int, tangent: Any) -> Any:
+        if tangent is None:
+            return None
+        moved = (*factors[:place], tangent.astype(shares.dtype), *factors[place + 1 :])
+        out = bind(*moved, *fixed, best, *indices, expression=attaining, **params)
+        return (out / shares).astype(dtype)
+
+    return [part(place, tangent) for place, tangent in enumerate(tangents)]

@@ -230,7 +230,7 @@ PYTHON = (
     Bug(
         name="ties_of_extrema_counted_twice",
         room="primitives/einsum",
-        file="sgap_jax/primitives/einsum_extremum.py",
+        file="sgap_jax/primitives/einsum_plain.py",
         text="shares = jnp.where(jnp.isnan(best), jnp.nan, jnp.maximum(ties, 1))",
         replacement="shares = jnp.where(jnp.isnan(best), jnp.nan, jnp.ones_like(ties))",
         breaks="each of several products that tie gets the whole gradient of einsum's maximum",
