@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> None:
         pages += [f"![attention](img/{ATTENTION_PLOT.name})", ""]
         put(DOCS / "attention.md", attention_page(rows, args.results))
     if lines := compiler_page(args.results):
-        put(DOCS / "compiler.md", lines)
+        put(DOCS / "compiled_loops.md", lines)
     put(DOCS / "performance.md", pages)
     put(machine.ROOT / "README.md", summary)
 
