@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import statistics
 from collections.abc import Callable
 
 from benchmarks.ratios import Row, fresh, mean, numbers
@@ -78,6 +79,43 @@ def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.P
         axis.legend(fontsize=6, ncols=2)
     axes[0].set_ylabel("time of the dense form / our time")
     save(figure, path)
+
+
+def ranges(ratios: dict[str, list[float]], label: str, path: pathlib.Path) -> None:
+    """A line for each list, from its least number to its greatest, thick over the middle half, with
+    a dot at the geometric mean, which stands at its right end."""
+    _, pyplot = plotting()
+    figure, axis = pyplot.subplots(figsize=(8, 0.32 * len(ratios) + 0.9))
+    for place, found in enumerate(ratios.values()):
+        low, high = middle_half(found)
+        axis.plot([min(found), max(found)], [place, place], "-", lw=1, color="tab:blue")
+        axis.plot([low, high], [place, place], "-", lw=6, color="tab:blue", alpha=0.45)
+        axis.plot([mean(found)], [place], "o", ms=5, color="tab:blue")
+        axis.annotate(
+            f"{mean(found):.3g}x",
+            (max(found), place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axis.axvline(1, color="black", lw=0.8)
+    axis.set_yticks(range(len(ratios)), [*ratios])
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}x")
+    axis.margins(x=0.08)
+    axis.grid(axis="x", lw=0.3)
+    axis.set_xlabel(label)
+    save(figure, path)
+
+
+def middle_half(found: list[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(found) == 1:
+        return found[0], found[0]
+    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    return low, high
 
 
 def bars(
