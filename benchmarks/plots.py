@@ -82,29 +82,26 @@ def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.P
 
 
 def ranges(ratios: dict[str, list[float]], label: str, path: pathlib.Path) -> None:
-    """A line for each list, from its least number to its greatest, thick over the middle half, with
-    a dot at the geometric mean, which stands at its right end."""
+    """A line under each title, from the least of its numbers to the greatest, thick over the middle
+    half, with a dot at the geometric mean, which stands at the line's right end."""
     _, pyplot = plotting()
-    figure, axis = pyplot.subplots(figsize=(8, 0.32 * len(ratios) + 0.9))
-    for place, found in enumerate(ratios.values()):
+    figure, axis = pyplot.subplots(figsize=(5.6, 0.5 * len(ratios) + 0.8))
+    for place, (title, found) in enumerate(ratios.items()):
         low, high = middle_half(found)
         axis.plot([min(found), max(found)], [place, place], "-", lw=1, color="tab:blue")
         axis.plot([low, high], [place, place], "-", lw=6, color="tab:blue", alpha=0.45)
         axis.plot([mean(found)], [place], "o", ms=5, color="tab:blue")
-        axis.annotate(
-            f"{mean(found):.3g}x",
-            (max(found), place),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        above = dict(xytext=(0, 8), textcoords="offset points", fontsize=8)
+        axis.annotate(title, (min(found), place), **above)
+        beside = dict(xytext=(5, 0), textcoords="offset points", fontsize=8, va="center")
+        axis.annotate(f"{mean(found):.3g}x", (max(found), place), **beside)
+    every = [value for found in ratios.values() for value in found]
+    axis.set_xlim(min(every) / 1.3, max(every) * 2)
+    axis.set_ylim(len(ratios) - 0.5, -0.9)
     axis.axvline(1, color="black", lw=0.8)
-    axis.set_yticks(range(len(ratios)), [*ratios])
-    axis.invert_yaxis()
+    axis.set_yticks([])
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}x")
-    axis.margins(x=0.08)
     axis.grid(axis="x", lw=0.3)
     axis.set_xlabel(label)
     save(figure, path)
