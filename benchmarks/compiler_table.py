@@ -1,4 +1,4 @@
-"""compiler*.csv -> the tables and the plot of docs/compiler.md."""
+"""compiler*.csv -> the tables and the plot of docs/compiled_loops.md."""
 
 import pathlib
 import re

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import statistics
 from collections.abc import Callable
 
 from benchmarks.ratios import Row, fresh, mean, numbers
@@ -78,6 +79,40 @@ def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.P
         axis.legend(fontsize=6, ncols=2)
     axes[0].set_ylabel("time of the dense form / our time")
     save(figure, path)
+
+
+def ranges(ratios: dict[str, list[float]], label: str, path: pathlib.Path) -> None:
+    """A line under each title, from the least of its numbers to the greatest, thick over the middle
+    half, with a dot at the geometric mean, which stands at the line's right end."""
+    _, pyplot = plotting()
+    figure, axis = pyplot.subplots(figsize=(5.6, 0.5 * len(ratios) + 0.8))
+    for place, (title, found) in enumerate(ratios.items()):
+        low, high = middle_half(found)
+        axis.plot([min(found), max(found)], [place, place], "-", lw=1, color="tab:blue")
+        axis.plot([low, high], [place, place], "-", lw=6, color="tab:blue", alpha=0.45)
+        axis.plot([mean(found)], [place], "o", ms=5, color="tab:blue")
+        above = dict(xytext=(0, 8), textcoords="offset points", fontsize=8)
+        axis.annotate(title, (min(found), place), **above)
+        beside = dict(xytext=(5, 0), textcoords="offset points", fontsize=8, va="center")
+        axis.annotate(f"{mean(found):.3g}x", (max(found), place), **beside)
+    every = [value for found in ratios.values() for value in found]
+    axis.set_xlim(min(every) / 1.3, max(every) * 2)
+    axis.set_ylim(len(ratios) - 0.5, -0.9)
+    axis.axvline(1, color="black", lw=0.8)
+    axis.set_yticks([])
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}x")
+    axis.grid(axis="x", lw=0.3)
+    axis.set_xlabel(label)
+    save(figure, path)
+
+
+def middle_half(found: list[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(found) == 1:
+        return found[0], found[0]
+    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    return low, high
 
 
 def bars(

@@ -1,4 +1,4 @@
-"""Rows of the CSV files, and means of their ratios."""
+"""Rows of the CSV files, means of their ratios, and tables of both."""
 
 import math
 import statistics
@@ -16,3 +16,12 @@ def mean(values: list[float]) -> float:
 
 def fresh(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row["schedule"].endswith("donated")]
+
+
+def short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def table(head: list[str], body: list[list[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *body]
+    return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]

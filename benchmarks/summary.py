@@ -1,4 +1,4 @@
-"""CSV files -> tables in docs/*.md and README.md, and plots.
+"""CSV files -> tables in docs/*.md and README.md, and plots in docs/img.
 
     python -m benchmarks.summary [--print]
 
@@ -10,11 +10,11 @@ results compare other contenders and are kept apart.
 import argparse
 import csv
 import json
-import math
 import pathlib
 import re
 
 from benchmarks import attention_table, compiler_table, machine, plots, vector_goals
+from benchmarks.comparisons import comparisons, in_short, overview
 from benchmarks.peers import (
     attention,
     dlmc,
@@ -26,7 +26,7 @@ from benchmarks.peers import (
     softmax,
     spmm,
 )
-from benchmarks.ratios import Row, fresh, mean, numbers
+from benchmarks.ratios import Row, fresh, mean, numbers, short, table
 
 OPS = {
     "spmm": ("SpMM", spmm),
@@ -41,32 +41,14 @@ OPS = {
     "messages_mean": ("messages, mean", messages),
 }
 DOCS = machine.ROOT / "docs"
-PLOT = DOCS / "img" / "performance.svg"
-VECTORS_PLOT = DOCS / "img" / "vectors.svg"
-ATTENTION_PLOT = DOCS / "img" / "attention.svg"
-STUDIES_PLOT = DOCS / "img" / "compiler_studies.svg"
+# The pictures, in docs/img.
+OVERVIEW_PLOT = "overview.svg"
+PLOT = "performance.svg"
+VECTORS_PLOT = "vectors.svg"
+ATTENTION_PLOT = "attention.svg"
+STUDIES_PLOT = "compiler_studies.svg"
 VECTORS = ("dlmc", "dlmc_sddmm", "dlmc_softmax")
-WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 MARKED = re.compile(r"(<!-- benchmarks:begin[^>]*-->\n).*?(<!-- benchmarks:end -->)", re.DOTALL)
-
-# What the overview compares: operation, title, peers of whom the fastest counts in each case.
-COMPARISONS = (
-    ("spmm", "SpMM", spmm.GOAL),
-    ("sddmm", "SDDMM", sddmm.GOAL),
-    ("gradient", "value and gradient, against torch", gradient.GOAL),
-    ("gradient", "value and gradient, against JAX BCSR", ("jax_bcsr",)),
-    ("softmax", "sparse softmax", softmax.GOAL),
-    ("dlmc", "SpMM with column vectors", dlmc.GOAL),
-    ("dlmc", "SpMM with column vectors, against dense", ("jax_dense",)),
-    ("dlmc_sddmm", "SDDMM with column vectors", dlmc_sddmm.GOAL),
-    ("dlmc_sddmm", "SDDMM with column vectors, against dense and gather", ("jax_dense",)),
-    ("dlmc_softmax", "sparse softmax with column vectors", dlmc_softmax.GOAL),
-    ("dlmc_softmax", "sparse softmax with column vectors, against dense", ("jax_dense",)),
-    ("attention", "attention, against jax.nn", ("jax_nn",)),
-    ("attention", "attention, against torch", ("torch_sdpa", "flex_attention")),
-    ("messages_max", "message passing, maximum", messages.GOAL),
-    ("messages_mean", "message passing, mean", messages.GOAL),
-)
 
 
 def load(folder: pathlib.Path) -> dict[str, list[Row]]:
@@ -78,43 +60,6 @@ def load(folder: pathlib.Path) -> dict[str, list[Row]]:
     if not found:
         raise SystemExit(f"no results in {folder}: run python -m benchmarks.run first")
     return found
-
-
-def short(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
-
-
-def table(head: list[str], body: list[list[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *body]
-    return ["| " + " | ".join(cells) + " |" for cells in lines] + [""]
-
-
-def best(row: Row, peers: tuple[str, ...]) -> float:
-    """Time of the fastest of these peers over ours; infinite where none of them ran."""
-    return min((float(row[x]) for name in peers if row.get(x := f"x_{name}")), default=math.inf)
-
-
-def overview(results: dict[str, list[Row]]) -> list[str]:
-    """One line for each comparison: what the README shows too."""
-    body = []
-    for op, title, peers in COMPARISONS:
-        rows = fresh(results.get(op, []))
-        compared = [row for row in rows if best(row, peers) < math.inf]
-        if not compared:
-            continue
-        ratios = [best(row, peers) for row in compared]
-        worst = compared[ratios.index(min(ratios))]
-        where = worst["problem"] + (f", n = {worst['n']}" if op not in WITHOUT_COLUMNS else "")
-        share = sum(x >= 1 for x in ratios) / len(ratios)
-        fraction = mean(numbers(rows, "fraction_of_bound"))
-        everyone = mean([best(row, tuple(OPS[op][1].PEERS)) for row in compared])
-        body.append(
-            [title, str(len(ratios)), f"**{short(mean(ratios))}**", f"{100 * share:.0f}%"]
-            + [f"{short(min(ratios))} ({where})", short(everyone), f"{100 * fraction:.0f}%"]
-        )
-    head = ["operation", "cases", "x best peer (mean)", "cases at least as fast"]
-    head += ["worst case", "x best of all measured (mean)", "of the machine's bound (mean)"]
-    return table(head, body)
 
 
 def by_family(rows: list[Row], op: str) -> list[str]:
@@ -161,26 +106,34 @@ def donated(rows: list[Row]) -> list[str]:
     return table([*head, "x best peer that also writes in place"], body) if body else []
 
 
-def source(results: dict[str, list[Row]], folder: pathlib.Path) -> list[str]:
+def place_of(folder: pathlib.Path) -> str:
+    inside = folder.resolve().is_relative_to(machine.ROOT)
+    return str(folder.resolve().relative_to(machine.ROOT)) if inside else folder.name
+
+
+def source(results: dict[str, list[Row]], folder: pathlib.Path, brief: bool = False) -> list[str]:
+    """Where the figures are from; not `brief`: also the machine's limits and the versions."""
     about = json.loads((folder / "machine.json").read_text())
     rows = [row for found in results.values() for row in found]
     commits, dates = ({row[key] for row in rows} for key in ("commit", "date"))
+    machine_and_rows = (
+        f"{about['device']}, {about['cores']} threads; float32; commit "
+        f"{', '.join(sorted(commits))}, {', '.join(sorted(dates))}; rows in `{place_of(folder)}`."
+    )
+    if brief:
+        return [machine_and_rows, ""]
     reads = ", ".join(f"{level} {rate:.0f}" for level, rate in about["gb_per_s"].items())
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    inside = folder.resolve().is_relative_to(machine.ROOT)
-    place = folder.resolve().relative_to(machine.ROOT) if inside else folder.name
     return [
-        f"{about['device']}, {about['cores']} threads; float32; commit "
-        f"{', '.join(sorted(commits))}, {', '.join(sorted(dates))}; rows in `{place}`. "
-        f"Measured limits of the machine: sgemm {about['fma_gflops']:.0f} GFLOP/s; "
-        f"reads in GB/s: {reads}. {versions}.",
+        f"{machine_and_rows} Measured limits of the machine: sgemm "
+        f"{about['fma_gflops']:.0f} GFLOP/s; reads in GB/s: {reads}. {versions}.",
         "",
     ]
 
 
 def attention_page(rows: list[Row], folder: pathlib.Path) -> list[str]:
     lines = source({"attention": rows}, folder) + table(*attention_table.table(rows, folder))
-    return [*lines, f"![attention](img/{ATTENTION_PLOT.name})", ""]
+    return [*lines, f"![attention](img/{ATTENTION_PLOT})", ""]
 
 
 def compiler_page(folder: pathlib.Path) -> list[str]:
@@ -198,9 +151,9 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
         lines += [f"{of}, and in brackets the lowest of a case.", ""]
         lines += table(*compiler_table.table(rows))
     if studies:
-        compiler_table.plot(studies, STUDIES_PLOT)
+        compiler_table.plot(studies, DOCS / "img" / STUDIES_PLOT)
         lines += [*table(*compiler_table.studies(studies))]
-        lines += [f"![studies](img/{STUDIES_PLOT.name})", ""]
+        lines += [f"![studies](img/{STUDIES_PLOT})", ""]
     return lines
 
 
@@ -220,39 +173,58 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--print", action="store_true", help="print the tables, write no file")
     args = parser.parse_args(argv)
     results = load(args.results)
-    summary = source(results, args.results) + overview(results)
-    pages = list(summary)
+    about, tables = source(results, args.results), []
     for op, rows in results.items():
         title, module = OPS[op]
-        pages += [f"### {title}", "", *by_family(fresh(rows), op), *by_peer(fresh(rows), module)]
-        pages += donated(rows)
+        tables += [f"## {title}", "", *by_family(fresh(rows), op), *by_peer(fresh(rows), module)]
+        tables += donated(rows)
         if op == "dlmc" and (goals := vector_goals.table(rows))[1]:
-            pages += table(*goals)
+            tables += table(*goals)
     if args.print:
-        print("\n".join(pages))
+        print("\n".join([*about, *overview(results), *tables]))
         return
-    titles = {op: title for op, (title, _) in OPS.items()}
+    pictures = draw(results)
+    put(DOCS / "performance.md", [*about, *overview(results), *pictures])
+    put(DOCS / "results.md", [*about, *tables])
+    if rows := results.get("attention"):
+        put(DOCS / "attention.md", attention_page(rows, args.results))
+    if lines := compiler_page(args.results):
+        put(DOCS / "compiled_loops.md", lines)
+    brief = source(results, args.results, brief=True) + in_short(results)
+    put(machine.ROOT / "README.md", [*brief, *image("ratios", OVERVIEW_PLOT, "docs/img")])
+
+
+def image(title: str, name: str, folder: str = "img") -> list[str]:
+    return [f"![{title}]({folder}/{name})", ""]
+
+
+def draw(results: dict[str, list[Row]]) -> list[str]:
+    """Makes the pictures of all operations, and gives the lines that show them."""
+    titles, images = {op: title for op, (title, _) in OPS.items()}, DOCS / "img"
+    ratios = {one.title: one.ratios for one in comparisons(results)}
+    plots.ranges(ratios, "time of the best peer / our time", images / OVERVIEW_PLOT)
+    lines = [
+        "Each line goes from the worst case to the best one, thick over the middle half of the "
+        "cases; the dot is their geometric mean.",
+        "",
+        *image("all comparisons", OVERVIEW_PLOT),
+    ]
     apart = (*VECTORS, "attention")
     if others := {op: rows for op, rows in results.items() if op not in apart}:
-        plots.scatter(others, titles, PLOT)
-        pages += [f"![ratios](img/{PLOT.name})", ""]
+        plots.scatter(others, titles, images / PLOT)
+        lines += image("ratios", PLOT)
     if of_vectors := {op: rows for op, rows in results.items() if op in VECTORS}:
-        plots.boxes(of_vectors, titles, VECTORS_PLOT)
-        pages += [
+        plots.boxes(of_vectors, titles, images / VECTORS_PLOT)
+        lines += [
             "Column vectors: time of the dense form over ours by sparsity; boxes over problems and "
             "widths, whiskers to the least and the greatest, lines through the geometric means.",
             "",
-            f"![column vectors](img/{VECTORS_PLOT.name})",
-            "",
+            *image("column vectors", VECTORS_PLOT),
         ]
     if rows := results.get("attention"):
-        attention_table.plot(rows, ATTENTION_PLOT)
-        pages += [f"![attention](img/{ATTENTION_PLOT.name})", ""]
-        put(DOCS / "attention.md", attention_page(rows, args.results))
-    if lines := compiler_page(args.results):
-        put(DOCS / "compiler.md", lines)
-    put(DOCS / "performance.md", pages)
-    put(machine.ROOT / "README.md", summary)
+        attention_table.plot(rows, images / ATTENTION_PLOT)
+        lines += image("attention", ATTENTION_PLOT)
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What docs/compiler.md says of the measured ratios."""
+"""What docs/compiled_loops.md says of the measured ratios."""
 
 from benchmarks.compiler_table import table
 

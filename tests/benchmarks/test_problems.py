@@ -205,22 +205,31 @@ def test_conversions_are_timed(capsys):
     assert len(lines) == 8 and all(" s, SciPy " in line for line in lines)
 
 
+PAGES_OF_RESULTS = ("performance", "results")
+
+
 def test_summary_fills_the_marked_places(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     bench_spmm.main(["--problems", "small_weights", "--n", "4", "--out", str(tmp_path)])
-    page = tmp_path / "performance.md"
-    begin, end = "<!-- benchmarks:begin (why) -->\n", "<!-- benchmarks:end -->\n"
-    page.write_text(f"before\n{begin}old\n{end}after\n")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setattr(summary, "DOCS", tmp_path)
-    monkeypatch.setattr(summary, "PLOT", tmp_path / "img" / "plot.svg")
+    monkeypatch.setattr(summary, "DOCS", tmp_path / "docs")
+    pages = [tmp_path / "README.md", *(tmp_path / "docs" / f"{x}.md" for x in PAGES_OF_RESULTS)]
+    begin, end = "<!-- benchmarks:begin (why) -->\n", "<!-- benchmarks:end -->\n"
+    (tmp_path / "docs").mkdir()
+    for page in pages:
+        page.write_text(f"before\n{begin}old\n{end}after\n")
     for _ in range(2):  # filling in twice is filling in once
         summary.main(["--results", str(tmp_path)])
-        text = page.read_text()
-        assert text.startswith(f"before\n{begin}") and "old" not in text
-        assert text.endswith(f"{end}after\n")
-        assert text.count("| SpMM | 1 | **") == 1 and "`jax_bcsr` | yes | 1 |" in text
-    assert (tmp_path / "img" / "plot.svg").stat().st_size > 1000
+        readme, performance, results = (page.read_text() for page in pages)
+        for text in (readme, performance, results):
+            assert text.startswith(f"before\n{begin}") and "old" not in text
+            assert text.endswith(f"{end}after\n")
+        for text in (readme, performance):
+            assert text.count("| SpMM | 1 | **") == 1
+        assert "docs/img/overview.svg" in readme and "(img/overview.svg" in performance
+        assert "`jax_bcsr` | yes | 1 |" in results
+    for name in ("overview", "performance"):
+        assert (tmp_path / "docs" / "img" / f"{name}.svg").stat().st_size > 1000
 
 
 def test_column_vectors_have_a_picture_of_their_own(tmp_path, monkeypatch, capsys):
@@ -230,18 +239,18 @@ def test_column_vectors_have_a_picture_of_their_own(tmp_path, monkeypatch, capsy
     words = ["--problems", small.name, "--n", "8", "--out", str(tmp_path)]
     bench_dlmc.main(words)
     assert sorted(path.stem for path in tmp_path.glob("*.csv")) == sorted(summary.VECTORS)
-    page = tmp_path / "performance.md"
-    page.write_text("<!-- benchmarks:begin -->\n<!-- benchmarks:end -->\n")
+    pages = [tmp_path / f"{x}.md" for x in PAGES_OF_RESULTS]
+    for page in pages:
+        page.write_text("<!-- benchmarks:begin -->\n<!-- benchmarks:end -->\n")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(summary, "DOCS", tmp_path)
-    monkeypatch.setattr(summary, "VECTORS_PLOT", tmp_path / "img" / "vectors.svg")
     summary.main(["--results", str(tmp_path)])
     assert (tmp_path / "img" / "vectors.svg").stat().st_size > 1000
-    text = page.read_text()
+    text, tables = (page.read_text() for page in pages)
     assert "img/vectors.svg" in text and "performance.svg" not in text
     for title in ("SpMM", "SDDMM", "sparse softmax"):
         assert text.count(f"| {title} with column vectors | 1 | **") == 1
-    assert text.count("| x best peer, V = 2, 4, 8, from 70% to 98% (mean) | 3 | 1 | **") == 1
+    assert tables.count("| x best peer, V = 2, 4, 8, from 70% to 98% (mean) | 3 | 1 | **") == 1
 
 
 def test_goals_of_column_vectors_are_those_of_their_rows():
