@@ -20,6 +20,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 import golden_files  # noqa: E402
+import result_cache  # noqa: E402
 import tiers  # noqa: E402
 from cuda_sources import require_nvrtc  # noqa: E402
 from emulated_launch import Sampled, emulate  # noqa: E402
@@ -28,6 +29,11 @@ from sgap_jax import CpuTile, Reference  # noqa: E402
 from sgap_jax.schedules.emulated import Emulated  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# XLA's executables beside the other kept results: JAX keys them by program, options and machine.
+jax.config.update("jax_compilation_cache_dir", result_cache.xla_folder())
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # What runs an operation: the kernels with the schedule that the selector picks, with schedules that
 # split rows and columns even in small problems, and the plain-JAX lowering of other platforms; the
@@ -63,8 +69,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--tier", choices=tiers.TIERS, default="all", help="see tests/helpers/tiers.py"
     )
+    words = "write tests/helpers/seconds.txt: what each test takes; on an idle machine"
+    parser.addoption("--write-seconds", action="store_true", help=words)
     words = "write golden files: runs the tests that have some, see tests/helpers/golden_files.py"
     parser.addoption("--write-golden", action="store_true", help=words)
+
+
+def pytest_configure(config):
+    if config.option.write_seconds and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(tiers.Timing())
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ def scalar(function):
     return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
+@pytest.mark.seconds(check=8, test=30)
 def test_vmap(op):
     function, twin, operands = op
     for axes in subsets(operands):
@@ -47,6 +48,7 @@ def test_vmap(op):
         close(jax.jit(jax.vmap(function, axes, 1))(*args), jax.jit(jax.vmap(twin, axes, 1))(*args))
 
 
+@pytest.mark.seconds(check=2, test=12)
 def test_vmap_of_grad_and_grad_of_vmap(op):
     function, twin, operands = op
     every = tuple(range(len(operands)))

@@ -24,11 +24,13 @@ def scalar(function):
     return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
+@pytest.mark.seconds(check=2, test=10)
 def test_finite_differences_to_order_2(op):
     function, _, operands = op
     check_grads(function, operands, order=2, modes=["fwd", "rev"], eps=1e-5)
 
 
+@pytest.mark.seconds(check=12, test=60)
 def test_value_and_gradient(op):
     function, twin, operands = op
     close(function(*operands), twin(*operands))
@@ -39,6 +41,7 @@ def test_value_and_gradient(op):
     close(jax.grad(jax.checkpoint(scalar(function)), every)(*operands), expected)
 
 
+@pytest.mark.seconds(check=2, test=12)
 def test_second_order_mixed(op):
     function, twin, operands = op
     every = argnums(operands)
@@ -49,6 +52,7 @@ def test_second_order_mixed(op):
             close(second(*operands), expected)
 
 
+@pytest.mark.seconds(check=2, test=10)
 def test_jvp_and_linearize(op):
     function, twin, operands = op
     tangents = tuple(normal(*x.shape, seed=9) for x in operands)

@@ -1,12 +1,14 @@
 """Results of what is expensive and depends on nothing but its inputs, kept on disk by content:
-PTX, reports of ptxas, emulated launches.
+PTX, reports of ptxas, emulated launches; and the folder for what XLA compiles, keyed by JAX.
 
 A key holds all that a result depends on: sources with the headers that they include, versions, the
 emulator's own code, every operand. What raises is not kept. The folder is `build/test-results` of
 the checkout, or SGAP_TEST_RESULTS (empty: keep nothing); `make clean` removes it.
 """
 
+import contextlib
 import functools
+import itertools
 import os
 import pathlib
 import pickle
@@ -25,11 +27,17 @@ def folder():
     if not named:
         return None
     path = pathlib.Path(named)
-    path.mkdir(parents=True, exist_ok=True)
-    for entry in os.scandir(path):
-        if entry.stat().st_mtime < time.time() - DAYS * 86400:
-            pathlib.Path(entry.path).unlink(missing_ok=True)
+    (path / "xla").mkdir(parents=True, exist_ok=True)
+    for entry in itertools.chain(os.scandir(path), os.scandir(path / "xla")):
+        with contextlib.suppress(FileNotFoundError):  # another worker removes them too
+            if entry.is_file() and entry.stat().st_mtime < time.time() - DAYS * 86400:
+                pathlib.Path(entry.path).unlink()
     return path
+
+
+def xla_folder():
+    """Where JAX keeps XLA's executables; None where nothing is kept."""
+    return None if folder() is None else str(folder() / "xla")
 
 
 def cached(parts, compute):

@@ -2,22 +2,66 @@
 
     all     every test
     test    of a test with many variants those in which each parameter value occurs, and each pair
-            of values but for the parameter that has most of them: every dtype with every backend,
-            while the matrices of the battery take turns
-    check   those in which each value occurs, without the kinds of tests that are slow
+            of values but for the parameter that has most of them, as far as the time of one test
+            function in this tier goes
+    check   those in which each value occurs, likewise, without the kinds of tests that are slow
 
-A test that needs its every variant, or that is slow, says so: `@pytest.mark.tier("all")` runs it in
-`make test-all` alone, and so on. Which variants stay depends on their names only, so it is the same
-on every machine, and a new parameter value is in each tier at once.
+What a variant takes is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
+test that is not in it is quick. A test that a tier must hold for longer, or that belongs to
+`make test-all` alone, says so:
+
+    @pytest.mark.seconds(check=5, test=60)      the time of this function's variants in a tier
+    @pytest.mark.tier("all")                    the quickest tier that runs it
+
+Which variants stay depends on names, values and that file only, so it is the same on every machine,
+and a new parameter value is in each tier at once.
 """
 
+import collections
+import functools
 import itertools
+import pathlib
+import re
 import zlib
 
 TIERS = ("check", "test", "all")
 
 # What one does not run after every edit: the emulator (minutes), builds, trained models.
-NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "launch", "packaging", "peer")
+NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packaging", "peer")
+
+# Seconds of all variants of one function in a tier, and of one variant that is alone there.
+BUDGET = {"check": 0.7, "test": 2.0}
+ALONE = {"check": 0.9, "test": 5.0}
+
+FILE = pathlib.Path(__file__).with_name("seconds.txt")
+_QUICK = 0.5  # seconds of a function that is not worth a line of the file
+
+
+def function_id(nodeid: str) -> str:
+    """A test without its variant, and without the group that pytest-xdist writes behind it."""
+    return re.sub(r"(\[.*)?(@\w+)?$", "", nodeid, flags=re.DOTALL)
+
+
+@functools.cache
+def seconds() -> dict[str, float]:
+    """What one variant of each slow function takes."""
+    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    return {name: float(value) for value, name in (line.split(" ", 1) for line in lines)}
+
+
+class Timing:
+    """A plugin that writes what each function takes; of the controller, which sees all workers."""
+
+    def __init__(self) -> None:
+        self._times = collections.defaultdict(lambda: collections.defaultdict(float))
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self._times[function_id(report.nodeid)][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        mean = {name: sum(of.values()) / len(of) for name, of in self._times.items()}
+        slow = [name for name, of in self._times.items() if sum(of.values()) >= _QUICK]
+        FILE.write_text("".join(f"{mean[name]:.2g} {name}\n" for name in sorted(slow)))
 
 
 def least_tier(item) -> str:
@@ -42,23 +86,45 @@ def _identity(value):
 def covering(variants: list[dict], names: list[str], pairs: bool) -> list[int]:
     """Positions of variants in which each parameter value occurs; with `pairs`, also each pair of
     values that occurs together, but for the parameter that has most values: the matrices of a
-    battery take turns.
-
-    Variants are taken in an order drawn from their names, each that has something not seen yet:
-    neighbouring tests then keep different variants.
+    battery take turns. Those come first that bring most values which were not there yet.
     """
     counts = {key: len({v[key] for v in variants if key in v}) for key in set().union(*variants)}
     widest = max(sorted(counts), key=counts.__getitem__, default=None)
-    seen, kept = set(), []
-    for i in sorted(range(len(variants)), key=lambda i: zlib.crc32(names[i].encode())):
-        values = sorted(variants[i].items(), key=lambda item: item[0])
-        found = set(values)
-        if pairs:
-            found |= set(itertools.combinations([v for v in values if v[0] != widest], 2))
-        if not found <= seen:
-            seen |= found
-            kept.append(i)
-    return sorted(kept)
+    # In an order drawn from their names, neighbouring tests keep different variants.
+    left = sorted(range(len(variants)), key=lambda i: zlib.crc32(names[i].encode()))
+    found = {i: set(sorted(variants[i].items(), key=lambda item: item[0])) for i in left}
+    kept = []
+
+    def cover(found: dict[int, set]) -> None:
+        seen = set().union(*(found[i] for i in kept))
+        rest = [i for i in left if i not in kept]
+        while rest:
+            best = max(rest, key=lambda i: len(found[i] - seen))
+            if found[best] <= seen:
+                return
+            seen |= found[best]
+            kept.append(best)
+            rest.remove(best)
+
+    cover(found)
+    if pairs:
+        for i, values in found.items():
+            ordered = sorted((v for v in values if v[0] != widest), key=lambda v: v[0])
+            found[i] = values | set(itertools.combinations(ordered, 2))
+        cover(found)
+    return kept
+
+
+def _most(item, tier: str) -> int | None:
+    """How many variants of a function its time in a tier holds; None: any number."""
+    each = seconds().get(function_id(item.nodeid))
+    if each is None:
+        return None
+    mark = item.get_closest_marker("seconds")
+    own = mark.kwargs.get(tier) if mark else None
+    if own is not None:
+        return max(int(own / each), 1)
+    return max(int(BUDGET[tier] / each), each <= ALONE[tier])
 
 
 def left_out(items: list, tier: str) -> set:
@@ -66,17 +132,21 @@ def left_out(items: list, tier: str) -> set:
     out = {item for item in items if TIERS.index(least_tier(item)) > TIERS.index(tier)}
     if tier == "all":
         return out
-    functions = {}
+    functions = collections.defaultdict(list)
     for item in items:
-        if item not in out and hasattr(item, "callspec"):
+        if item not in out:
             key = (item.path, getattr(item, "cls", None), item.originalname)
-            functions.setdefault(key, []).append(item)
+            functions[key].append(item)
     for variants in functions.values():
+        most = _most(variants[0], tier)
+        if not hasattr(variants[0], "callspec"):
+            out.update(variants if most == 0 else ())
+            continue
         values = [
             {name: _identity(value) for name, value in item.callspec.params.items()}
             for item in variants
         ]
         names = [item.name for item in variants]
-        kept = covering(values, names, pairs=tier == "test")
-        out.update(item for i, item in enumerate(variants) if i not in set(kept))
+        kept = set(covering(values, names, pairs=tier == "test")[:most])
+        out.update(item for i, item in enumerate(variants) if i not in kept)
     return out

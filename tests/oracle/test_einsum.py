@@ -102,6 +102,7 @@ def check(subscripts, given, whole, dtype):
     return out
 
 
+@pytest.mark.seconds(check=2, test=10)
 @pytest.mark.parametrize("subscripts", MATRIX)
 def test_matrices_in_every_format(subscripts):
     given, whole, place = operands(subscripts)
@@ -120,6 +121,7 @@ def test_matrices_in_every_format(subscripts):
             assert out.format == A.format and out.index_arrays is A.index_arrays
 
 
+@pytest.mark.seconds(check=2, test=8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("subscripts", TENSOR)
 def test_tensors(subscripts, dtype):

@@ -30,6 +30,7 @@ def check(case, dtype, n, op, reduce, transpose, schedule):
     return C
 
 
+@pytest.mark.seconds(check=3, test=10)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_gspmm(name, dtype, backend):
@@ -41,6 +42,7 @@ def test_gspmm(name, dtype, backend):
         check(BATTERY[name], dtype, n, op, reduce, transpose=(turn + i) % 2 == 1, schedule=schedule)
 
 
+@pytest.mark.seconds(check=2, test=8)
 @pytest.mark.parametrize(("op", "reduce"), PAIRS)
 def test_every_op_and_reduction(op, reduce, backend):
     for transpose in (False, True):

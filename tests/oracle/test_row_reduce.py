@@ -9,6 +9,7 @@ from tolerance import DTYPES, assert_within
 from sgap_jax import COO, CSC, reference, row_max, row_sum
 
 
+@pytest.mark.seconds(check=1, test=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_row_sum(name, dtype, backend):
@@ -18,6 +19,7 @@ def test_row_sum(name, dtype, backend):
     assert_within(s, *row_sum_oracle(case, dtype))
 
 
+@pytest.mark.seconds(check=1, test=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_row_max(name, dtype, backend):

@@ -13,6 +13,7 @@ from sgap_jax import COO, CSC, CVS, sddmm
 FEATURES = [0, 1, 2, 3, 4, 7, 8, 16, 17, 31, 64, 96, 130]
 
 
+@pytest.mark.seconds(check=3, test=12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_sddmm(name, dtype, backend):

@@ -11,6 +11,7 @@ from sgap_jax import COO, CSC, reference, sparse_softmax
 from sgap_jax.schedules.emulated import Emulated
 
 
+@pytest.mark.seconds(check=2, test=8)
 @pytest.mark.parametrize("scale", [1.0, 0.125, -3.0, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)

@@ -11,6 +11,7 @@ from sgap_jax import COO, CSC, CSR, CpuTile, spmm, spmv
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100]
 
 
+@pytest.mark.seconds(check=3, test=12)
 @pytest.mark.parametrize("transpose", [False, True], ids=["A", "AT"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
