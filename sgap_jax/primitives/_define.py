@@ -30,7 +30,7 @@ from sgap_jax.launch import launch
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
-from sgap_jax.schedules.emulated import Emulated, default_schedule
+from sgap_jax.schedules.select import default_schedule
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -96,13 +96,14 @@ def define(
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        if isinstance(schedule, Emulated):
-            inner = params | {"schedule": schedule.schedule}
-            with launch.handed_to(emulation(schedule.run)), schedule.choosing():
+        host = None if schedule is None else schedule.host_launches()
+        if host is not None:
+            inner = params | {"schedule": schedule.inner}
+            with host as run, launch.handed_to(on_host(run)):
                 lowered = launches(ctx, operands, inner)
             if lowered is not None:
                 return lowered
-            # What it is made of instead is emulated in its turn.
+            # The operations that it is made of instead have this schedule in their turn.
             rule = other_rule if of_vectors(params) or unchecked(params) else reference_rule
             return rule(ctx, *operands, **params)
         if isinstance(schedule, Reference):
@@ -323,7 +324,7 @@ def transposed(schedule: Schedule | None) -> Schedule | None:
     return None if schedule is None else schedule.transposed()
 
 
-def emulation(run: Callable) -> Callable:
+def on_host(run: Callable) -> Callable:
     """A lowering of launches that calls `run` on the host."""
 
     def lower(ctx: Any, call: KernelCall, operands: Sequence) -> Any:

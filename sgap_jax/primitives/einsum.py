@@ -29,7 +29,6 @@ from sgap_jax.primitives.einsum_plain import plain, tangents_of_extremum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
-from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 REDUCTIONS = {"sum": "+", "max": "max", "min": "min"}
@@ -124,7 +123,7 @@ def einsum(
     if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
         raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
-    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    inner = None if schedule is None else schedule.inner
     known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
     if known and not isinstance(inner, Loops):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)

@@ -30,7 +30,6 @@ from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, of_one
 from sgap_jax.schedules import ScheduleError
-from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 # Tasks that a tensor of few slices is cut into, about, at the least: slices are of unlike sizes. Of
@@ -94,19 +93,16 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
 
 def has_chain(schedule: Any) -> bool:
     """Whether a schedule is a chain of transformations."""
-    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    return isinstance(inner, Schedule)
+    return schedule is not None and isinstance(schedule.inner, Schedule)
 
 
 def inherited(schedule: Any, expression: Expression) -> Any:
     """The schedule of a derivative: that of the same expression among the chain and those that it
     has for derivatives, each of one element of a batch."""
-    if isinstance(schedule, Emulated):
-        return dataclasses.replace(schedule, schedule=inherited(schedule.schedule, expression))
-    if not isinstance(schedule, Schedule):
+    if schedule is None or not isinstance(schedule.inner, Schedule):
         return derived(schedule)
     asked = index_notation(of_one(expression))
-    return None if asked is None else schedule.of(asked)
+    return schedule.around(None if asked is None else schedule.inner.of(asked))
 
 
 def _described(assign: Assign) -> str:
@@ -261,5 +257,5 @@ def needs_order(
     expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
 ) -> bool:
     """Whether the loops of a chain want coordinates in their order."""
-    chain: Any = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    return einsum_unchecked.needs_order(function_of(expression, chain, index_shapes, dtype))
+    function = function_of(expression, schedule.inner, index_shapes, dtype)
+    return einsum_unchecked.needs_order(function)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from sgap_jax.schedules.problem import Problem
 
@@ -105,6 +106,22 @@ class Schedule:
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+    # A schedule may stand around another and have CUDA kernels launched elsewhere (`Emulated`).
+
+    @property
+    def inner(self) -> Schedule | None:
+        """The schedule that the kernels get."""
+        return self
+
+    def around(self, inner: Schedule | None) -> Schedule | None:
+        """This one with another `inner`."""
+        return inner
+
+    def host_launches(self) -> AbstractContextManager[Callable] | None:
+        """While an operation is lowered: gives (call, inputs, outputs) -> arrays, which runs the
+        launches of CUDA kernels on the host. None: the platform's own kernels run."""
+        return None
 
 
 def _is_ours(kind: type[Schedule]) -> bool:

@@ -1,6 +1,9 @@
 """Which schedule an operation gets when the caller names none."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
@@ -218,3 +221,21 @@ def _packed_row(problem: Problem) -> int:
     else:
         pays = row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10
     return _SLAB_ROW if pays else 0
+
+
+_chooser: ContextVar[Callable[[Problem], Schedule]] = ContextVar("chooser", default=choose_schedule)
+
+
+def default_schedule(problem: Problem) -> Schedule:
+    """`choose_schedule`, or the function that took its place with `choosing`."""
+    return _chooser.get()(problem)
+
+
+@contextmanager
+def choosing(choose: Callable[[Problem], Schedule]) -> Iterator[None]:
+    """In it, another function chooses the schedules that a caller did not name."""
+    token = _chooser.set(choose)
+    try:
+        yield
+    finally:
+        _chooser.reset(token)
