@@ -12,8 +12,10 @@ A `Format` can say more than this package can store. `require_stored` refuses th
 
 from __future__ import annotations
 
+import ast
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,19 @@ class Format:
                 raise ValueError(f"Format: order: expected a permutation of {natural}, got {order}")
             # One spelling for one meaning, so that formats compare and hash as values.
             object.__setattr__(self, "order", None if order == natural else order)
+
+    @staticmethod
+    def parse(text: str) -> Format:
+        """The format that prints as `text`, such as CVS(8) or BCSR(4, 2).transposed; else
+        ValueError. COO is that of a matrix, whatever the number of modes of the one that printed
+        it."""
+        try:
+            found = _evaluated(ast.parse(text, mode="eval").body)
+        except (SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+            found = None
+        if not isinstance(found, Format):
+            raise ValueError(f"Format: expected what a format prints as, got {text!r}")
+        return found
 
     @property
     def ndim(self) -> int:
@@ -199,6 +214,30 @@ COO = Format(_coordinate_levels(2))
 _LONGEST_SIDE = 1024  # of a block: beyond it a position in a block row may leave int32
 
 _NAMES = {CSR: "CSR", CSC: "CSC", COO: "COO"}
+
+
+_PARTS: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (Dense, Compressed, Singleton, Format, CSF, BCSR, CVS)},
+    **{name: format for format, name in _NAMES.items()},
+}
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """What a part of a format's text stands for."""
+    match node:
+        case ast.Name(name):
+            return _PARTS[name]
+        case ast.Attribute(value, "transposed"):
+            return _evaluated(value).transposed
+        case ast.Call(ast.Name("COO"), [], [ast.keyword("order", order)]):
+            modes = ast.literal_eval(order)
+            return Format(_coordinate_levels(len(modes)), modes)
+        case ast.Call(function, arguments, keywords):
+            named = {str(x.arg): ast.literal_eval(x.value) for x in keywords}
+            return _evaluated(function)(*map(_evaluated, arguments), **named)
+        case ast.Tuple(parts):
+            return tuple(map(_evaluated, parts))
+    return ast.literal_eval(node)
 
 
 def _is_blocked(format: Format) -> bool:

@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
+from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.launch import attention as attention_cuda
 from sgap_jax.launch import attention_shapes
 from sgap_jax.launch import gspmm as gspmm_cuda
@@ -72,12 +73,12 @@ VECTOR_LENGTHS = (2, 4, 8, 16)
 VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
 # Rows, and numbers in each: many block rows and few, which several warps share; short ones.
 VECTOR_ROWS = {"spmm": ((10_000, 512), (1000, 512)), "sddmm": ((10_000, 512), (10_000, 8))}
-ATTENTION_FORMATS = ("CSR", "CVS(8)", "CVS(16)")
+ATTENTION_FORMATS = (CSR, CVS(8), CVS(16))
 ATTENTION_DEPTHS = (64, 128)
 _ROWS = 10_000
 
 
-def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
+def default_problems(op: str, formats: Sequence[Format] = (CSR,)) -> Iterator[Problem]:
     """Problems that between them have every default point of an operation that a wheel carries."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
@@ -106,7 +107,7 @@ def vector_problems(op: str) -> Iterator[Problem]:
             rows * row,
             n=n,
             dtype=dtype,
-            format=f"CVS({length})",
+            format=CVS(length),
             platform="cuda",
             permuted=through,
         )
@@ -124,8 +125,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
 
 def _point_calls(name: str) -> Iterator[KernelCall]:
     op, plan = LAUNCH_PLANS[name]
-    vectors = tuple(f"CVS({length})" for length in VECTOR_LENGTHS) if name in ON_VECTORS else ()
-    for problem in default_problems(op, ("CSR", *vectors)):
+    vectors = tuple(map(CVS, VECTOR_LENGTHS)) if name in ON_VECTORS else ()
+    for problem in default_problems(op, (CSR, *vectors)):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
         yield plan(problem, point)

@@ -117,6 +117,6 @@ def attention_problem(
         n=q.shape[3],
         batch=batch * q.shape[2],
         dtype=q.dtype.name,
-        format=str(CSR if length is None else CVS(length)),
+        format=CSR if length is None else CVS(length),
         platform=platform,
     )

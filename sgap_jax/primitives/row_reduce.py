@@ -159,7 +159,7 @@ def _row_problem(
         nnz=count * (vector_length or 1),
         batch=out.shape[0],
         dtype=out.dtype.name,
-        format=str(CSR if vector_length is None else CVS(vector_length)),
+        format=CSR if vector_length is None else CVS(vector_length),
         platform=platform,
     )
 

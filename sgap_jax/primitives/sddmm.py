@@ -244,7 +244,7 @@ def _kernel_operands(
         n=data_avals[0].shape[2],
         batch=_batch(*data_avals),
         dtype=data_avals[0].dtype.name,
-        format=str(CSR if length is None else CVS(length)),
+        format=CSR if length is None else CVS(length),
         platform=platform,
     )
     return problem, (*arrays[:2], *data), (*avals[:2], *data_avals)

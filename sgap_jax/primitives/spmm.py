@@ -11,7 +11,7 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
-from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import StoredArray
 from sgap_jax.formats.structure import unfolded
 from sgap_jax.launch import launch, nvrtc
@@ -240,7 +240,7 @@ def kernel_operands(
         n=x_aval.shape[2],
         batch=joint_batch(values_aval.shape[0], x_aval.shape[0]),
         dtype=values_aval.dtype.name,
-        format="CSR" if values_aval.ndim == 2 else str(CVS(values_aval.shape[2])),
+        format=CSR if values_aval.ndim == 2 else CVS(values_aval.shape[2]),
         platform=platform,
         permuted=permutation is not None,
     )

@@ -1,9 +1,12 @@
 """What is asked of an operation: all that the selector looks at."""
 
+import contextlib
 import dataclasses
 import re
 from numbers import Integral, Number
 from typing import Any
+
+from sgap_jax.formats.levels import CSR, Format
 
 _OPS = (
     "spmm",
@@ -19,14 +22,9 @@ ROW_OPS = ("row_sum", "row_max", "row_broadcast", "sparse_softmax")
 # Operations with dense columns that the lanes of a block divide among them.
 TILED = ("spmm", "gspmm")
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# As dtypes and formats print; patterns, since neither NumPy nor JAX is here (see __post_init__).
+# As dtypes print; a pattern, since neither NumPy nor JAX is here (see __post_init__).
 _DTYPES = re.compile(
     r"bool|u?int(2|4|8|16|32|64)|bfloat16|float(16|32|64)|float[468]_\w+|complex(64|128)"
-)
-_SIZE = "[1-9][0-9]*"
-_FORMATS = re.compile(
-    rf"CSR|CSC|COO(\(order=.+\))?|CSF\({_SIZE}(, order=.+)?\)|Format\(.+\)"
-    rf"|(CVS\({_SIZE}\)|BCSR\({_SIZE}, {_SIZE}\))(\.transposed)?"
 )
 
 
@@ -42,7 +40,7 @@ class Problem:
       n: dense columns (spmm) or features that an entry reduces over (sddmm); else 1.
       batch: products that share the structure.
       dtype: the dtype of the values, or its name, which is kept.
-      format: the format of the sparse operand, or its name, which is kept.
+      format: the format of the sparse operand; what it prints as is taken too.
       platform: "cpu", "cuda", "rocm" or "tpu": "gpu" does not say which.
       permuted: the values are reached through a permutation, as in A^T B.
 
@@ -56,7 +54,7 @@ class Problem:
     n: int = 1
     batch: int = 1
     dtype: str = "float32"
-    format: str = "CSR"
+    format: Format = CSR
     platform: str = "cpu"
     permuted: bool = False
 
@@ -73,9 +71,10 @@ class Problem:
             except TypeError:
                 self._check("dtype", False, "a dtype or its name")
         self._check("dtype", _DTYPES.fullmatch(self.dtype), "a dtype that JAX has, as 'float32'")
-        if not isinstance(self.format, str):
-            object.__setattr__(self, "format", str(self.format))
-        self._check("format", _FORMATS.fullmatch(self.format), "a Format or what it prints as")
+        if isinstance(self.format, str):
+            with contextlib.suppress(ValueError):
+                object.__setattr__(self, "format", Format.parse(self.format))
+        self._check("format", isinstance(self.format, Format), "a Format or what it prints as")
         pair = isinstance(self.shape, tuple) and len(self.shape) == 2
         self._check("shape", pair and all(map(_is_size, self.shape)), "(m, k)")
         for name in ("nnz", "n", "batch"):
@@ -96,8 +95,12 @@ class Problem:
     @property
     def vector_length(self) -> int | None:
         """V where the sparse operand is in CVS(V), r in BCSR(r, c), which runs as vectors."""
-        vectors = re.match(r"(?:CVS|BCSR)\((\d+)", self.format)
-        return int(vectors[1]) if vectors else None
+        return self.format.block_shape[0] if self.format.block_shape else None
+
+    def __repr__(self) -> str:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["format"] = str(self.format)
+        return f"Problem({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
 def _is_size(size: Any) -> bool:

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
+from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile
@@ -76,7 +77,7 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and (row := _packed_row(problem)):
         return CpuTile(columns=row // _PACKED_BYTES[problem.dtype], packed=True)
     work = (problem.nnz + problem.shape[0]) * problem.batch
-    if problem.op == "spmm" and problem.format == "CSR" and problem.n >= 128 and work < _SMALL_SPMM:
+    if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < _SMALL_SPMM:
         return CpuTile(nonzeros=2048)
     return CpuTile()
 
@@ -207,7 +208,7 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
 
 def _packed_row(problem: Problem) -> int:
     """Bytes of a row of a packed tile; 0 where packing does not pay."""
-    if problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
+    if problem.format != CSR or problem.dtype not in _PACKED_BYTES:
         return 0
     (m, k), row = problem.shape, problem.n * _PACKED_BYTES[problem.dtype]
     if problem.permuted:
