@@ -20,7 +20,7 @@ Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `si
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,79 @@ from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
+
+
+class Forward(NamedTuple):
+    """The operands of attention_p -> out, lse. The kernels take those up to `column_indices`."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sinks: Any
+    lengths: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+class Tangent(NamedTuple):
+    """The operands of attention_tangent_p -> dout, dlse, which is linear in the first five."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any
+    dsinks: Any
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sinks: Any
+    lengths: Any
+    out: Any
+    lse: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+class Backward(NamedTuple):
+    """The operands of attention_backward_p -> dq, dk, dv, dbias, which is linear in the first two.
+    The kernels take those up to `column_indices`."""
+
+    dout: Any
+    dlse: Any
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    lengths: Any
+    out: Any
+    lse: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+STRUCTURE = 5  # index arrays at the end of each; the operands before them have a batch axis
+LINEAR = {Tangent: 5, Backward: 2}  # the first operands, in which the results are linear
+
+
+def data(operands: tuple) -> tuple:
+    """The operands of one of the classes above without the five arrays of the structure."""
+    return operands[:-STRUCTURE]
+
+
+def of_kernel(operands: tuple) -> tuple:
+    """The operands that the kernels take: the structure by rows, and not by columns."""
+    return operands[:-3]
 
 
 def absent(x: Any) -> bool:
@@ -195,7 +268,7 @@ def tangent(*operands: Any, **params: Any) -> list:
     of, dtype = Composition(arrays, **params), q.dtype
     dq, dk, dv, q, k, v, out = _widened(dq, dk, dv, q, k, v, out)
     p = of.probabilities(of.scores(q, k, bias, lengths), lse)
-    batch = joint_batch(*(x.shape[0] for x in operands[:13]))
+    batch = joint_batch(*(x.shape[0] for x in data(operands)))
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
     zero = jnp.zeros((), q.dtype)
     ds = jnp.zeros_like(p)
@@ -236,7 +309,7 @@ def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
 
 
 def backward_batch(*operands: Any) -> int:
-    return joint_batch(*(x.shape[0] for x in operands[:9]))
+    return joint_batch(*(x.shape[0] for x in data(operands)))
 
 
 def delta(dout: Any, out: Any, dlse: Any) -> Any:
