@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from sgap_jax.compiler.llvm.code import INT, TRUTH, Cell, NotVector, Value
+from sgap_jax.compiler.llvm.instructions import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm.memory import Elements, Memory
 from sgap_jax.compiler.loop_ir.arithmetic import ZERO, add
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, Float, Int, Load, Search, Select, Var

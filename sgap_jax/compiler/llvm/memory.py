@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.llvm.code import INT, MEMORY, NUMBER, TRUTH, Code, Value
+from sgap_jax.compiler.llvm.instructions import INT, MEMORY, NUMBER, TRUTH, Code, Value
 
 _SIZES = {"i32": 4, "float": 4, "double": 8, "i64": 8, "i16": 2, "i8": 1}
 _SHORT = {"float": "f32", "double": "f64", "half": "f16"}

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 
-from sgap_jax.compiler.llvm.code import NotVector
+from sgap_jax.compiler.llvm.instructions import NotVector
 from sgap_jax.compiler.loop_ir.arithmetic import names_in
 from sgap_jax.compiler.loop_ir.loopir import (
     CPU_VECTOR,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.llvm.code import INT, Value
-from sgap_jax.compiler.llvm.fills import Fills
+from sgap_jax.compiler.llvm.instructions import INT, Value
 from sgap_jax.compiler.llvm.memory import Elements
+from sgap_jax.compiler.llvm.stream_fill import Fills
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.loop_ir.loopir import (
     Binary,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sgap_jax.compiler.llvm.code import INT, NUMBER, Cell, Value
-from sgap_jax.compiler.llvm.lanes import Lanes
+from sgap_jax.compiler.llvm.instructions import INT, NUMBER, Cell, Value
 from sgap_jax.compiler.llvm.patterns import Apart, factored, sums_apart
 from sgap_jax.compiler.llvm.statements import ROLLED
+from sgap_jax.compiler.llvm.vectorize import Lanes
 from sgap_jax.compiler.loop_ir.arithmetic import names_in
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, For, Int, Search, Var
 from sgap_jax.compiler.loop_ir.patterns import gathers, parts

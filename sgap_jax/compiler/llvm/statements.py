@@ -7,8 +7,8 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 
-from sgap_jax.compiler.llvm.code import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm.expressions import Expressions
+from sgap_jax.compiler.llvm.instructions import INT, TRUTH, Cell, NotVector, Value
 from sgap_jax.compiler.llvm.memory import Elements
 from sgap_jax.compiler.llvm.patterns import overwrites
 from sgap_jax.compiler.loop_ir import loopir

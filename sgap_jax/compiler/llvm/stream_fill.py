@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from sgap_jax.compiler.llvm.code import INT, Value
+from sgap_jax.compiler.llvm.instructions import INT, Value
 from sgap_jax.compiler.llvm.memory import Elements
 from sgap_jax.compiler.llvm.separate_sums import SumsApart
 from sgap_jax.compiler.llvm.statements import ROLLED

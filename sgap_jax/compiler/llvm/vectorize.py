@@ -11,8 +11,8 @@ import contextlib
 import functools
 from collections.abc import Iterator
 
-from sgap_jax.compiler.llvm.code import INT, NUMBER, Cell, NotVector, Value
-from sgap_jax.compiler.llvm.fiber_lists import Lists
+from sgap_jax.compiler.llvm.flatten_fibers import Lists
+from sgap_jax.compiler.llvm.instructions import INT, NUMBER, Cell, NotVector, Value
 from sgap_jax.compiler.llvm.patterns import lane_sums
 from sgap_jax.compiler.llvm.statements import ROLLED, Widen
 from sgap_jax.compiler.loop_ir.loopir import For, Int, Let, Var

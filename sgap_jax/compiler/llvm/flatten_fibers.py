@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sgap_jax.compiler.llvm.code import Value
-from sgap_jax.compiler.llvm.flatten import ORIGIN, Listed, Parent, list_name, listed
+from sgap_jax.compiler.llvm.accumulators import Sums
+from sgap_jax.compiler.llvm.fiber_nest import ORIGIN, Listed, Parent, list_name, listed
+from sgap_jax.compiler.llvm.instructions import Value
 from sgap_jax.compiler.llvm.memory import Elements
 from sgap_jax.compiler.llvm.statements import ROLLED
-from sgap_jax.compiler.llvm.sums import Sums
 from sgap_jax.compiler.loop_ir.arithmetic import ONE, add, multiply
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, For, Int, Let, Load, Var
 from sgap_jax.compiler.loop_ir.patterns import replaced

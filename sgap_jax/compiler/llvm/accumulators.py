@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.llvm.code import INT, NUMBER, Cell, NotVector, Value
+from sgap_jax.compiler.llvm.instructions import INT, NUMBER, Cell, NotVector, Value
 from sgap_jax.compiler.llvm.memory import Elements
 from sgap_jax.compiler.llvm.patterns import lane_sums
 from sgap_jax.compiler.llvm.statements import ROLLED, Statements
