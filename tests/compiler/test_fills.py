@@ -76,12 +76,12 @@ def test_positions_of_64_bits(small):
 
 
 def test_pages_that_are_not_there(small, monkeypatch):
-    monkeypatch.setattr(stream_fill.Fills, "asked", lambda *_: [NEVER])
+    monkeypatch.setattr(stream_fill, "page_check", lambda *_: [NEVER])
     check("float32")
 
 
 def test_planted_bug_is_caught(small, monkeypatch):
-    monkeypatch.setattr(stream_fill.Fills, "_last", lambda *_, **__: None)
+    monkeypatch.setattr(stream_fill, "last_lanes", lambda *_, **__: None)
     with pytest.raises(AssertionError):
         check("float32")
 

@@ -25,7 +25,7 @@ pytest.importorskip("llvmlite")
 
 @pytest.fixture(autouse=True)
 def however_few(monkeypatch):
-    monkeypatch.setattr(flatten_fibers, "_LEARNED", 0)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 0)
 
 
 MTTKRP = "ijk,jr,kr->ir"
@@ -86,8 +86,8 @@ def rows_of(function):
 def test_what_is_flat(monkeypatch):
     """Three levels are one loop: what a fiber sums up is distributed over its entries."""
     function = lowered(cpu(assign(MTTKRP4, {"A": CSF(4)})), (70, 9, 6, 50), (70, 80, 90, 99))
-    found = fiber_nest.listed(rows_of(function))
-    assert [parent.scalar for parent in found.parents] == ["j", "k"]
+    found = fiber_nest.fiber_nest(rows_of(function))
+    assert [level.scalar for level in found.levels] == ["j", "k"]
     (guard,) = [s for s in found.loop.body if isinstance(s, If)]
     _, lanes = [s for s in guard.then if isinstance(s, For)]  # the gap before the row, then it
     (run,) = [s for s in lanes.body if isinstance(s, For)]
@@ -95,7 +95,7 @@ def test_what_is_flat(monkeypatch):
     text = str(run.body[-1])
     assert all(f"array='{name}'" in text for name in ("A_vals", "B", "C", "D"))
     assert "flat" in print_llvm(function).text
-    monkeypatch.setattr(flatten_fibers, "_LEARNED", 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 99)
     assert "flat" not in print_llvm(function).text
 
 
@@ -113,7 +113,7 @@ def test_what_is_not(subscripts, format):
     if Dense() in format.levels[1:]:
         nodes = (70, 70 * 9, 700)
     function = lowered(cpu(assign(subscripts, {"A": format})), SHAPE, nodes)
-    assert fiber_nest.listed(rows_of(function)) is None
+    assert fiber_nest.fiber_nest(rows_of(function)) is None
     assert "flat" not in print_llvm(function).text
 
 
@@ -122,7 +122,7 @@ def test_max_is_not_distributed():
     e = assign(MTTKRP, {"A": CSF(3)}, reduction="max")
     assert "where" not in str(cpu(e)) and "where" in str(cpu(dataclasses.replace(e, reduction="+")))
     function = lowered(cpu(e), SHAPE, (70, 80, 99))
-    found = fiber_nest.listed(rows_of(function))
+    found = fiber_nest.fiber_nest(rows_of(function))
     assert found is not None and "max" in str(found.loop)
 
 
@@ -171,7 +171,7 @@ def test_lanes_idle_rather_than_walk_again():
 def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
     """Rows of a table beyond a cache: of four vectors, or where fibers are walked flat."""
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, 9, 20_000), (70, 80, 99), rank)
-    monkeypatch.setattr(flatten_fibers, "_LEARNED", 0 if short else 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 0 if short else 99)
     assert ("llvm.prefetch" in print_llvm(function).text) == asks
 
 
@@ -180,7 +180,7 @@ def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
 )
 def test_fibers_ask_ahead_for_rows_of_their_own(rows, kinds, monkeypatch):
     """Each row of four lines, and no place beyond the coordinates."""
-    monkeypatch.setattr(flatten_fibers, "_LEARNED", 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 99)
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, *rows), (70, 80, 99), 64)
     lines = print_llvm(function).text.splitlines()
     calls = [n for n, line in enumerate(lines) if "call void @llvm.prefetch" in line]

@@ -1,115 +1,131 @@
-"""Loops that sum up in vectors, in LLVM IR: several sums at a time, and what they gather asked for
-ahead."""
+"""Loops that sum up vectors, in LLVM IR: with several accumulators for each sum.
+
+An addition waits for the one before it where both are of one sum. Iterations in a row that add to
+different accumulators do not; these are added up after the loop.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.llvm.instructions import INT, NUMBER, Cell, NotVector, Value
-from sgap_jax.compiler.llvm.memory import Elements
-from sgap_jax.compiler.llvm.patterns import lane_sums
-from sgap_jax.compiler.llvm.statements import ROLLED, Statements
-from sgap_jax.compiler.loop_ir.loopir import Binary, For, Int, Load
-from sgap_jax.compiler.loop_ir.patterns import gathers, only_sums, replaced
+from sgap_jax.compiler.llvm.builder import Builder, NotVector
+from sgap_jax.compiler.llvm.instructions import INDEX, NUMBER, ROLLED, Cell, Value, constant
+from sgap_jax.compiler.llvm.prefetch import ENTRIES_LATER, prefetch_gathers
+from sgap_jax.compiler.loop_ir.loopir import Binary, For, Let, Set, Var
+from sgap_jax.compiler.loop_ir.patterns import only_sums, parts
 
-# Vectors that are added to in turn: those of a multiply-add (4 cycles, two a cycle) and no more,
-# lest the few entries of a row be spread over sums that are to be added in the end.
-_CHAINED = 8
-_MOST_CHAINS = 4
-
-# Of an array beyond a cache, elements are asked for that many iterations ahead. Both as in
-# cpu/spmm/spmm_kernel.cc, where they were measured.
-_FAR_BYTES = 1 << 20
-_AHEAD = 32
+# Vectors that are added to in turn: as many as hide the latency of a multiply-add (4 cycles, two a
+# cycle). And no more accumulators than that: the few entries of a row would be spread over sums
+# that are then to be added up.
+_VECTORS_IN_TURN = 8
+_MOST_ACCUMULATORS = 4
 
 
-class Sums(Statements):
-    chained = True  # whether a loop may have several sums
-    ahead = True  # whether it asks for what it gathers later
+def accumulators_in_lanes(builder: Builder, loop: For) -> bool:
+    """Takes a serial loop, in lanes, that does nothing but add to scalars of each lane: the entries
+    of a row. Groups of iterations add to an accumulator each; the rest follows one by one."""
+    if builder.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
+        return False
+    begin, end = builder.bounds(loop)
+    begin = several_accumulators(builder, loop, begin, end)
+    # Rows are short: more copies of the body would mostly be branches around them.
+    builder.count(loop.var, begin, end, 1, lambda: _iteration(builder, loop), ROLLED)
+    return True
 
-    def serial(self, loop: For, begin: Value, end: Value) -> None:
-        if self.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
-            return super().serial(loop, begin, end)
-        begin = self.by_chains(loop, begin, end)
-        # Rows are short: more copies of the body would mostly be branches around them.
-        self.count(loop.var, begin, end, 1, lambda: self._step(loop), ROLLED)
 
-    def _chains(self, loop: For) -> list[dict[str, Cell]]:
-        """The sums of each chain; of the first, those of the loop."""
-        if not self.chained:
-            return []
-        try:
-            sums = lane_sums(loop)
-        except NotVector:
-            return []
-        first = {name: self.scalars[name] for name in sums}
-        cells = {n: c for n, c in first.items() if isinstance(c, Cell) and c.lanes == self.width}
-        vectors = max(len(cells) * self.width // self.native_lanes, 1)
-        if not cells or len(cells) < len(first) or any(c.kind != NUMBER for c in cells.values()):
-            return []
-        chains = [cells]
-        for _ in range(min(_CHAINED // vectors, _MOST_CHAINS) - 1):
-            chains.append(
-                {
-                    name: self.cell(NUMBER, self.neutral(op, NUMBER), True)
-                    for name, op in sums.items()
-                }
-            )
-        return chains
+def several_accumulators(
+    builder: Builder, loop: For, begin: Value, end: Value, lanes: int = 1
+) -> Value:
+    """Writes a loop over groups of iterations, one for each accumulator, if there are enough of
+    them; returns where the rest begins. `lanes`: how many iterations run at once (1 where lanes are
+    of a loop around this one)."""
+    sets = _accumulators(builder, loop)
+    if len(sets) < 2:
+        return begin
+    count, each = len(sets), len(sets) * lanes
+    position = builder.cell(INDEX, begin)
+    many, body, fold, rest = (builder.fresh("chains") for _ in range(4))
+    fewest = each if lanes > 1 else 4 * count
+    enough = builder.binary("<=", constant(fewest), builder.binary("-", end, begin))
+    builder.branch_if(enough.text, many, rest)
+    builder.start_block(many)
+    full = builder.binary("-", end, constant(each - 1))
+    builder.branch(body)
+    builder.start_block(body)
+    now = builder.read(position)
+    with builder.scope():
+        for i, accumulators in enumerate(sets):
+            builder.scalars |= accumulators
+            place = builder.binary("+", now, constant(i * lanes))
+            builder.scalars[loop.var] = dataclasses.replace(place, stride=int(lanes > 1))
+            _iteration(builder, loop)
+    after = builder.binary("+", now, constant(each))
+    builder.write(position, after)
+    builder.branch_if(builder.binary("<", after, full).text, body, fold, ROLLED)
+    builder.start_block(fold)
+    operations = lane_sums(loop)
+    for accumulators in sets[1:]:
+        for name, cell in accumulators.items():
+            total = sets[0][name]
+            both = builder.binary(operations[name], builder.read(total), builder.read(cell))
+            builder.write(total, both)
+    builder.branch(rest)
+    builder.start_block(rest)
+    return builder.read(position)
 
-    def by_chains(self, loop: For, begin: Value, end: Value, lanes: int = 1) -> Value:
-        """As many iterations as there are chains at a time, each of them `lanes`; returns where the
-        rest begins."""
-        chains = self._chains(loop)
-        if len(chains) < 2:
-            return begin
-        count, each = len(chains), len(chains) * lanes
-        position = self.cell(INT, begin)
-        many, body, fold, rest = (self.fresh("chains") for _ in range(4))
-        most = each if lanes > 1 else 4 * count
-        enough = self.binary("<=", Value(INT, str(most)), self.binary("-", end, begin))
-        self.branch_if(enough.text, many, rest)
-        self.place(many)
-        full = self.binary("-", end, Value(INT, str(each - 1)))
-        self.branch(body)
-        self.place(body)
-        now = self.read(position)
-        outer = dict(self.scalars)
-        for i, chain in enumerate(chains):
-            self.scalars |= chain
-            place = self.binary("+", now, Value(INT, str(i * lanes)))
-            self.scalars[loop.var] = dataclasses.replace(place, stride=int(lanes > 1))
-            self._step(loop)
-        self.scalars = outer
-        after = self.binary("+", now, Value(INT, str(each)))
-        self.write(position, after)
-        self.branch_if(self.binary("<", after, full).text, body, fold, ROLLED)
-        self.place(fold)
-        ops = lane_sums(loop)
-        for chain in chains[1:]:
-            for name, cell in chain.items():
-                total = chains[0][name]
-                self.write(total, self.binary(ops[name], self.read(total), self.read(cell)))
-        self.branch(rest)
-        self.place(rest)
-        return self.read(position)
 
-    def is_far(self, array: Elements) -> bool:
-        return array.count // array.parts * array.size > _FAR_BYTES
+def _accumulators(builder: Builder, loop: For) -> list[dict[str, Cell]]:
+    """Sets of accumulators by the names of the sums: first the sums' own cells, then new ones."""
+    if not builder.several_accumulators:
+        return []
+    try:
+        sums = lane_sums(loop)
+    except NotVector:
+        return []
+    scalars = [builder.scalars[name] for name in sums]
+    cells = [c for c in scalars if isinstance(c, Cell) and c.lanes == builder.width]
+    if not cells or len(cells) < len(sums) or any(c.kind != NUMBER for c in cells):
+        return []
+    vectors = max(len(cells) * builder.width // builder.native_lanes, 1)
+    sets = [dict(zip(sums, cells, strict=True))]
+    for _ in range(min(_VECTORS_IN_TURN // vectors, _MOST_ACCUMULATORS) - 1):
+        starts = {name: builder.neutral(op, NUMBER) for name, op in sums.items()}
+        sets.append({name: builder.cell(NUMBER, start, True) for name, start in starts.items()})
+    return sets
 
-    def _step(self, loop: For) -> None:
-        if self.ahead:
-            self.ask(loop, _AHEAD)
-        self.statements(loop.body)
 
-    def ask(self, loop: For, ahead: int) -> None:
-        """For what the body gathers, but for loops in it, so many iterations later."""
-        for load, inner in gathers(loop).items():
-            array, places = self.arrays[load.array], self.arrays[inner.array]
-            if not self.is_far(array) or places.kind != INT:
-                continue
-            later = Binary("+", inner.index, Int(ahead))
-            there = Load(inner.array, Binary("min", later, Int(places.count - 1)))
-            index = self.value(replaced(load.index, inner, there))
-            if index.stride == 1:
-                self.prefetch(array, index)
+def _iteration(builder: Builder, loop: For) -> None:
+    if builder.prefetches:
+        prefetch_gathers(builder, loop, ENTRIES_LATER)
+    builder.statements(loop.body)
+
+
+def lane_sums(loop: For) -> dict[str, str]:
+    """The scalars from outside that the body reduces into, with the operation of each.
+
+    Such a scalar occurs as `s = s op value` and nowhere else, so that each lane may have one of its
+    own.
+
+    Raises:
+      NotVector: the body sets a scalar from outside otherwise.
+    """
+    nodes = list(parts(loop.body))
+    own = {node.name for node in nodes if isinstance(node, Let)}
+    sums: dict[str, str] = {}
+    uses: dict[str, int] = {}
+    for node in nodes:
+        if isinstance(node, Set) and node.name not in own:
+            match node.value:
+                case Binary("+" | "max" | "min" as op, Var(name), _) if name == node.name:
+                    pass
+                case Binary("+" | "max" | "min" as op, _, Var(name)) if name == node.name:
+                    pass
+                case _:
+                    raise NotVector
+            if sums.setdefault(name, op) != op:
+                raise NotVector
+            uses[name] = uses.get(name, 0) + 1
+    for name, count in uses.items():
+        if sum(isinstance(node, Var) and node.name == name for node in nodes) != count:
+            raise NotVector
+    return sums
