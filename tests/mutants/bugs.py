@@ -274,9 +274,9 @@ PYTHON = (
     Bug(
         name="last_term_of_several_sums",
         room="compiler/llvm",
-        file="sgap_jax/compiler/llvm/separate_sums.py",
-        text="self.mask = self._first(_int(end - at))",
-        replacement="self.mask = self._first(_int(end - at - 1))",
+        file="sgap_jax/compiler/llvm/unroll_and_jam.py",
+        text="mask = builder.first_lanes(constant(end - at))",
+        replacement="mask = builder.first_lanes(constant(end - at - 1))",
         breaks="compiled for a CPU, sums that go on together lack a last term that fills no vector",
         focus=("tests/compiler/test_apart.py",),
     ),

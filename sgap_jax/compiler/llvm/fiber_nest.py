@@ -1,9 +1,11 @@
-"""Loops over the levels of a sparse operand as one loop over the positions of the last.
+"""Nests over the fibers of a sparse operand, and the one loop that does the same: its pattern.
 
-Fibers of a few entries cost a mispredicted branch each. A nest that only sums up may run over the
-positions of all its fibers instead, if the coordinates above an entry are listed beforehand, one
-for each position. What a fiber sums up first is distributed: s += w * x, with w the sum of t over
-the fiber, becomes s += t * x.
+Fibers of a few entries cost a mispredicted branch each. A nest that only sums up may instead run
+over the positions of the last level, through all fibers in a row, if the coordinates above each
+position are listed beforehand. What a fiber sums up first is distributed over its entries:
+s += w * x, with w the sum of t over the fiber, becomes s += t * x for each t.
+
+All here is from loop IR to loop IR; flatten_fibers.py writes it in LLVM IR.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sgap_jax.compiler.loop_ir.arithmetic import ONE, ZERO, add, least
+from sgap_jax.compiler.loop_ir.arithmetic import ONE, ZERO, add, least, names_in
 from sgap_jax.compiler.loop_ir.loopir import (
     Binary,
     Comment,
@@ -27,15 +29,20 @@ from sgap_jax.compiler.loop_ir.loopir import (
 )
 from sgap_jax.compiler.loop_ir.patterns import parts, replaced
 
-Lets = dict[str, Expr]
+_Lets = dict[str, Expr]
 
-ORIGIN = "listed from"  # a scalar: the position of the first element of the lists
+ORIGIN = "listed from"  # the scalar that names the position of the lists' first elements
 
 
 @dataclasses.dataclass(frozen=True)
-class Parent:
-    """A level above the last: the variable of its positions, what the body needs of them (a scalar
-    and the array of its coordinates), and the position at which the next level begins."""
+class Level:
+    """A level of the operand above the last.
+
+    Attributes:
+      var: the variable of its positions.
+      scalar: the coordinate at a position, if the body reads it; `coordinates` is its array.
+      children: the position at which the next level begins.
+    """
 
     var: str
     scalar: str | None
@@ -44,26 +51,26 @@ class Parent:
 
 
 @dataclasses.dataclass(frozen=True)
-class Listed:
-    """A loop over segments that follow each other, with the nest that walks a segment flat.
+class FiberNest:
+    """A loop over segments (rows, or slices) whose fibers follow each other.
 
     Attributes:
-      loop: that loop.
-      parents: the levels above the last of that nest, outermost first.
+      loop: that loop, with the nest over a segment flattened, which reads the lists.
+      levels: those above the last, outermost first.
       begin, end: positions of the first of them, of all segments together.
-      some: whether there is a segment; the others may only be evaluated where it holds.
+      any_segment: whether there is one; `begin` and `end` may only be evaluated where it holds.
     """
 
     loop: For
-    parents: tuple[Parent, ...]
+    levels: tuple[Level, ...]
     begin: Expr
     end: Expr
-    some: Expr
+    any_segment: Expr
 
     def below(self, place: Expr, levels: int) -> Expr:
-        """Where what is under a position begins, so many levels down."""
-        for parent in self.parents[:levels]:
-            place = replaced(parent.children, Var(parent.var), place)
+        """Where the entries below a position of the first level begin, so many levels down."""
+        for level in self.levels[:levels]:
+            place = replaced(level.children, Var(level.var), place)
         return place
 
 
@@ -71,54 +78,56 @@ def list_name(scalar: str) -> str:
     return f"{scalar} of positions"
 
 
-def listed(loop: For) -> Listed | None:
-    """None where there is no such nest in the lanes of a loop, or it is not of several levels."""
-    found = _in_lanes(loop.body, {}, lanes=False)
+def fiber_nest(loop: For) -> FiberNest | None:
+    """None where no loop over lanes in the body has such a nest of two levels or more."""
+    found = _in_body(loop.body, {}, lanes=False)
     if found is None or loop.step != 1:
         return None
-    number, base = _counted(found.lets, loop.var)
-    lets = {name: value for name, value in found.lets.items() if name != number}
+    segment, base = _counted(found.lets, loop.var)
+    lets = {name: value for name, value in found.lets.items() if name != segment}
     begin, end = _resolved(found.begin, lets), _resolved(found.end, lets)
-    segment, moving = Var(number), _moving(loop.var, found.lets)
-    follow = begin != end == replaced(begin, segment, add(segment, ONE))
-    if not follow or _names(begin) & (moving - {number}):
+    at, changing = Var(segment), _changing(loop.var, found.lets)
+    adjoining = begin != end == replaced(begin, at, add(at, ONE))
+    if not adjoining or names_in(begin) & (changing - {segment}):
         return None
     first, last = add(base, loop.begin), add(base, loop.end)
     if found.limit is not None:
-        if found.limit.left != segment or _names(found.limit.right) & moving:
+        if found.limit.left != at or names_in(found.limit.right) & changing:
             return None
         last = least(last, found.limit.right)
-    return Listed(
+    return FiberNest(
         dataclasses.replace(loop, body=found.body),
-        found.parents,
-        replaced(begin, segment, first),
-        replaced(begin, segment, last),
+        found.levels,
+        replaced(begin, at, first),
+        replaced(begin, at, last),
         Binary("<", first, last),
     )
 
 
-def _counted(lets: Lets, var: str) -> tuple[str, Expr]:
-    """The scalar that a loop's variable counts up, and what it starts from."""
+def _counted(lets: _Lets, var: str) -> tuple[str, Expr]:
+    """The scalar that grows with a loop's variable, and what it is where that is 0."""
     for name, value in lets.items():
         match value:
-            case Binary("+", base, Var(same)) if same == var and var not in _names(base):
+            case Binary("+", base, Var(same)) if same == var and var not in names_in(base):
                 return name, base
     return var, ZERO
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """A body with its nest flat; what the nest ran over; the scalars and the guard around it."""
+class _Flattened:
+    """A body in which a nest is flattened: what the nest ran over, with the scalars around it, and
+    the condition of the branch around it."""
 
     body: tuple[Stmt, ...]
-    parents: tuple[Parent, ...]
+    levels: tuple[Level, ...]
     begin: Expr
     end: Expr
-    lets: Lets
+    lets: _Lets
     limit: Binary | None = None
 
 
-def _in_lanes(body: Sequence[Stmt], around: Lets, lanes: bool) -> _Found | None:
+def _in_body(body: Sequence[Stmt], around: _Lets, lanes: bool) -> _Flattened | None:
+    """Flattens the first nest in a loop over lanes; `lanes`: `body` is in one."""
     lets = dict(around)
     for n, statement in enumerate(body):
         found, new = None, statement
@@ -127,21 +136,21 @@ def _in_lanes(body: Sequence[Stmt], around: Lets, lanes: bool) -> _Found | None:
                 lets[name] = value
                 continue
             case If(Binary("<") as limit, then, ()) if not lanes:
-                found = _in_lanes(then, lets, lanes)
+                found = _in_body(then, lets, lanes)
                 if found is None or found.limit is not None:
                     return None
                 new = dataclasses.replace(statement, then=found.body)
                 found = dataclasses.replace(found, limit=limit)
             case For(unit="CPUVector") if not lanes:
-                found = _in_lanes(statement.body, lets, lanes=True)
+                found = _in_body(statement.body, lets, lanes=True)
                 if found is None:
                     continue
                 new = dataclasses.replace(statement, body=found.body)
             case For() if lanes:
-                run, parents = _flat(statement) or (statement, ())
-                if parents:
-                    found = _Found((), parents, statement.begin, statement.end, lets)
-                    new = dataclasses.replace(run, body=(*_from_lists(run, parents), *run.body))
+                loop, levels = _flattened(statement) or (statement, ())
+                if levels:
+                    found = _Flattened((), levels, statement.begin, statement.end, lets)
+                    new = dataclasses.replace(loop, body=(*_listed(loop, levels), *loop.body))
             case Let() | Comment():
                 continue
         if found is None:
@@ -150,54 +159,57 @@ def _in_lanes(body: Sequence[Stmt], around: Lets, lanes: bool) -> _Found | None:
     return None
 
 
-def _from_lists(run: For, parents: Sequence[Parent]) -> tuple[Let, ...]:
-    at = Binary("-", Var(run.var), Var(ORIGIN))
+def _listed(loop: For, levels: Sequence[Level]) -> tuple[Let, ...]:
+    """The coordinates above a position of the flattened loop, from the lists."""
+    at = Binary("-", Var(loop.var), Var(ORIGIN))
     return tuple(
-        Let(parent.scalar, Load(list_name(parent.scalar), at))
-        for parent in parents
-        if parent.scalar is not None
+        Let(level.scalar, Load(list_name(level.scalar), at))
+        for level in levels
+        if level.scalar is not None
     )
 
 
-def _flat(nest: For) -> tuple[For, tuple[Parent, ...]] | None:
-    """The loop over the positions of the last level, and the levels above it."""
+def _flattened(nest: For) -> tuple[For, tuple[Level, ...]] | None:
+    """The loop over the positions of the last level, and the levels above it. None where the fibers
+    do not follow each other, or the nest does more than to sum up."""
     inner = [s for s in nest.body if isinstance(s, For)]
     if nest.unit is not None or nest.step != 1 or len(inner) > 1:
         return None
     if not inner:
-        simple = all(_constant(s) or isinstance(s, Set | Comment) for s in nest.body)
+        simple = all(_is_constant(s) or isinstance(s, Set | Comment) for s in nest.body)
         return (nest, ()) if simple else None
-    found = _flat(inner[0])
+    found = _flattened(inner[0])
     place = nest.body.index(inner[0])
     before, after = nest.body[:place], nest.body[place + 1 :]
     if found is None or not all(isinstance(s, Let) for s in before):
         return None
-    run, parents = found
+    loop, levels = found
     lets = {s.name: s.value for s in before if isinstance(s, Let) and not s.mutable}
-    begin, end, children = (_resolved(x, lets) for x in (run.begin, run.end, inner[0].begin))
+    begin, end, children = (_resolved(x, lets) for x in (loop.begin, loop.end, inner[0].begin))
     at = Var(nest.var)
-    body = _distributed(run.body, before, after)
+    body = _distributed(loop.body, before, after)
     if body is None or begin == end or end != replaced(begin, at, add(at, ONE)):
         return None
     used = {part.name for part in parts(body) if isinstance(part, Var)}
     needed = [name for name in lets if name in used]
     if len(needed) > 1 or nest.var in used:
         return None
-    parent = Parent(nest.var, None, "", children)
+    level = Level(nest.var, None, "", children)
     for name in needed:
         match lets[name]:
             case Load(array, index) if index == at:
-                parent = Parent(nest.var, name, array, children)
+                level = Level(nest.var, name, array, children)
             case _:
                 return None
     first, last = (replaced(begin, at, place) for place in (nest.begin, nest.end))
-    return For(run.var, first, last, body), (parent, *parents)
+    return For(loop.var, first, last, body), (level, *levels)
 
 
 def _distributed(
     body: Sequence[Stmt], before: Sequence[Stmt], after: Sequence[Stmt]
 ) -> tuple[Stmt, ...] | None:
-    """The body with what was done with its sums done with each of their terms."""
+    """The body of a loop over a fiber, with what is done `after` it with its sums done with each of
+    their terms; the sums are mutable scalars of `before`. None where that is not the same."""
     sums = {s.name: s.value for s in before if isinstance(s, Let) and s.mutable}
     new: dict[str, Set] = {}
     for statement in after:
@@ -237,24 +249,21 @@ def _multiplies(product: Expr, name: str) -> bool:
     return False
 
 
-def _constant(statement: Stmt) -> bool:
+def _is_constant(statement: Stmt) -> bool:
     return isinstance(statement, Let) and not statement.mutable
 
 
-def _resolved(expr: Expr, lets: Lets) -> Expr:
+def _resolved(expr: Expr, lets: _Lets) -> Expr:
+    """An expression with the values of scalars in their place."""
     for name, value in reversed(lets.items()):
         expr = replaced(expr, Var(name), value)
     return expr
 
 
-def _names(expr: Expr) -> set[str]:
-    return {part.name for part in parts(expr) if isinstance(part, Var)}
-
-
-def _moving(var: str, lets: Lets) -> set[str]:
+def _changing(var: str, lets: _Lets) -> set[str]:
     """The variable of a loop and the scalars that change with it."""
     found = {var}
     for name, value in lets.items():
-        if _names(value) & found:
+        if names_in(value) & found:
             found.add(name)
     return found
