@@ -20,12 +20,12 @@ from lowered_chains import (
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.loop_ir import loopir
-from sgap_jax.compiler.lowering.guards import Tiles
+from sgap_jax.compiler.lowering.derived_variables import Recovery
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.lowering.movement import Movement
-from sgap_jax.compiler.lowering.recovery import Recovery
+from sgap_jax.compiler.lowering.output_loops import Movement
+from sgap_jax.compiler.lowering.parent_positions import Tracking
+from sgap_jax.compiler.lowering.partial_tiles import Tiles
 from sgap_jax.compiler.lowering.relations import Relations
-from sgap_jax.compiler.lowering.tracking import Tracking
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.expr import assign
 from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point

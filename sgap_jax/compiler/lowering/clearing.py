@@ -26,9 +26,9 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Store,
     Var,
 )
-from sgap_jax.compiler.lowering.movement import Movement
+from sgap_jax.compiler.lowering.derived_variables import Recovery
+from sgap_jax.compiler.lowering.output_loops import Movement
 from sgap_jax.compiler.lowering.ranges import Ranges, Scope
-from sgap_jax.compiler.lowering.recovery import Recovery
 from sgap_jax.compiler.lowering.reductions import IDENTITY, Plan
 from sgap_jax.compiler.notation.expr import IndexVar
 

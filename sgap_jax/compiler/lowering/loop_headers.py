@@ -11,8 +11,8 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Int,
     Var,
 )
+from sgap_jax.compiler.lowering.derived_variables import Recovery
 from sgap_jax.compiler.lowering.ranges import Range, Ranges, Scope
-from sgap_jax.compiler.lowering.recovery import Recovery
 from sgap_jax.compiler.notation.cin import Body, Forall, Split, Where
 from sgap_jax.compiler.notation.expr import IndexVar
 from sgap_jax.schedules.schedule import ScheduleError

@@ -22,19 +22,19 @@ from sgap_jax.compiler.loop_ir.loopir import (
 )
 from sgap_jax.compiler.loop_ir.passes import copies, without_unused
 from sgap_jax.compiler.loop_ir.widths import accumulator_of, index_dtype
+from sgap_jax.compiler.lowering.assignments import Statements
 from sgap_jax.compiler.lowering.clearing import Clearing
-from sgap_jax.compiler.lowering.equal_parents import Runs
-from sgap_jax.compiler.lowering.explicit import positions_explicit
-from sgap_jax.compiler.lowering.guards import Tiles, without_vectors
+from sgap_jax.compiler.lowering.derived_variables import Recovery
 from sgap_jax.compiler.lowering.loop_headers import Heads
-from sgap_jax.compiler.lowering.movement import Movement
 from sgap_jax.compiler.lowering.octet import OctetNest, warp_nest
+from sgap_jax.compiler.lowering.output_loops import Movement
+from sgap_jax.compiler.lowering.parent_positions import Tracking
+from sgap_jax.compiler.lowering.partial_tiles import Tiles, without_vectors
+from sgap_jax.compiler.lowering.position_loops import positions_explicit
 from sgap_jax.compiler.lowering.ranges import Ranges, Scope
-from sgap_jax.compiler.lowering.recovery import Recovery
 from sgap_jax.compiler.lowering.reductions import IDENTITY, plan_sums
-from sgap_jax.compiler.lowering.statements import Statements
+from sgap_jax.compiler.lowering.segment_loops import Runs
 from sgap_jax.compiler.lowering.storage import Storage
-from sgap_jax.compiler.lowering.tracking import Tracking
 from sgap_jax.compiler.notation.cin import (
     Assignment,
     Body,

@@ -17,8 +17,8 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Side,
     Workspace,
 )
+from sgap_jax.compiler.lowering.derived_variables import Recovery, fits
 from sgap_jax.compiler.lowering.ranges import Scope
-from sgap_jax.compiler.lowering.recovery import Recovery, fits
 from sgap_jax.compiler.lowering.reductions import Plan
 from sgap_jax.compiler.notation.cin import Forall, Split, SuchThat
 from sgap_jax.compiler.notation.expr import Assign, IndexVar

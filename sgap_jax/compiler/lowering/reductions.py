@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
-from sgap_jax.compiler.lowering.movement import Movement
+from sgap_jax.compiler.lowering.output_loops import Movement
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.cin import Assignment, Forall
 from sgap_jax.compiler.notation.expr import IndexVar

@@ -14,9 +14,9 @@ from sgap_jax.compiler.loop_ir.arithmetic import (
     subtract,
 )
 from sgap_jax.compiler.loop_ir.loopir import CPU_VECTOR, Binary, Expr, Int
-from sgap_jax.compiler.lowering.movement import Movement
+from sgap_jax.compiler.lowering.derived_variables import fits
+from sgap_jax.compiler.lowering.output_loops import Movement
 from sgap_jax.compiler.lowering.ranges import Range, Ranges, Scope
-from sgap_jax.compiler.lowering.recovery import fits
 from sgap_jax.compiler.notation.cin import Body, Forall, Pos, Precompute, Split, Where
 from sgap_jax.compiler.notation.expr import IndexVar
 from sgap_jax.compiler.notation.nest import loops

@@ -19,7 +19,7 @@ from sgap_jax.compiler.loop_ir.arithmetic import (
     reads_memory,
 )
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, Int, Let, Load, Select, Var
-from sgap_jax.compiler.lowering.movement import Movement
+from sgap_jax.compiler.lowering.output_loops import Movement
 from sgap_jax.compiler.lowering.ranges import Range, Ranges, Scope
 from sgap_jax.compiler.lowering.reductions import Plan
 from sgap_jax.compiler.notation.cin import (

@@ -1,8 +1,8 @@
 """Loops over the positions of several levels, run by run.
 
-A serial loop that keeps a sum for each parent (tracking.py) asks at each position whether its
-parent ends. On a CPU it becomes a loop over runs, the positions that have one parent, and in that
-one over the positions of a run: nothing else is asked there, and lanes may share them.
+A serial loop that keeps a sum for each parent (parent_positions.py) asks at each position whether
+its parent ends. On a CPU it becomes a loop over runs, the positions that have one parent, and in
+that one over the positions of a run: nothing else is asked there, and lanes may share them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sgap_jax.compiler.loop_ir.loopir import (
     While,
 )
 from sgap_jax.compiler.loop_ir.patterns import gathers
+from sgap_jax.compiler.lowering.derived_variables import fits
+from sgap_jax.compiler.lowering.parent_positions import Tracked, Tracking
 from sgap_jax.compiler.lowering.ranges import Scope
-from sgap_jax.compiler.lowering.recovery import fits
 from sgap_jax.compiler.lowering.reductions import IDENTITY
-from sgap_jax.compiler.lowering.tracking import Tracked, Tracking
 from sgap_jax.compiler.notation.cin import Forall
 from sgap_jax.compiler.notation.expr import IndexVar
 

@@ -26,10 +26,10 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Var,
     While,
 )
+from sgap_jax.compiler.lowering.assignments import Statements
+from sgap_jax.compiler.lowering.derived_variables import Recovery
 from sgap_jax.compiler.lowering.ranges import Scope
-from sgap_jax.compiler.lowering.recovery import Recovery
 from sgap_jax.compiler.lowering.reductions import IDENTITY
-from sgap_jax.compiler.lowering.statements import Statements
 from sgap_jax.compiler.notation.cin import Body, Forall, Pos, Split
 from sgap_jax.compiler.notation.expr import IndexVar, accesses
 from sgap_jax.compiler.notation.nest import paths
