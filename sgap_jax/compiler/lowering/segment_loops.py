@@ -1,8 +1,11 @@
-"""Loops over the positions of several levels, run by run.
+"""Loops over the positions of several levels, segment by segment.
 
-A serial loop that keeps a sum for each parent (parent_positions.py) asks at each position whether
-its parent ends. On a CPU it becomes a loop over runs, the positions that have one parent, and in
-that one over the positions of a run: nothing else is asked there, and lanes may share them.
+A serial loop that has a sum for each parent (parent_positions.py) asks at each position whether the
+parent's segment ends. On a CPU it becomes a loop over segments, and in it one over the positions of
+each: nothing else is asked there, and lanes may share a segment. For the entries of rows i:
+
+    while ((stop = A2_pos[i + 1]) < last) { for (p = begin; p < stop; p++) ...; begin = stop; i++; }
+    for (p = begin; p < last; p++) ...  // the last segment, which the tile may cut off
 """
 
 from __future__ import annotations
@@ -26,144 +29,124 @@ from sgap_jax.compiler.loop_ir.loopir import (
     While,
 )
 from sgap_jax.compiler.loop_ir.patterns import gathers
-from sgap_jax.compiler.lowering.derived_variables import fits
-from sgap_jax.compiler.lowering.parent_positions import Tracked, Tracking
-from sgap_jax.compiler.lowering.ranges import Scope
+from sgap_jax.compiler.lowering.context import Context, TrackedParents
+from sgap_jax.compiler.lowering.derived_variables import define_derived, name_ends
+from sgap_jax.compiler.lowering.parent_positions import store_sum, track_parents
+from sgap_jax.compiler.lowering.ranges import range_of, value_of
 from sgap_jax.compiler.lowering.reductions import IDENTITY
 from sgap_jax.compiler.notation.cin import Forall
 from sgap_jax.compiler.notation.expr import IndexVar
 
-# Runs whose sums come together: a vector of their numbers has parts for each.
+# Segments whose sums are computed together: a vector of their values has parts for each.
 TOGETHER = 4
 
+Lower = Callable[[Context, Forall], None]  # makes the body of a loop
 
-class Runs:
-    def __init__(self, tracking: Tracking):
-        self.tracking = tracking
-        self.recovery, self.statements = tracking.recovery, tracking.statements
-        self.storage, self.ranges = tracking.recovery.storage, tracking.ranges
 
-    def loop(self, loop: Forall, scope: Scope, lower: Callable[[Forall, Scope], None]) -> None:
-        """`lower` makes the body of a loop."""
-        recovery, steps = self.recovery, self.recovery.movement.run_steps(loop)
-        recovery.name_range(loop.var, scope)
-        around = scope.child()
-        self.tracking.start(loop, around)
-        position = steps[-1]
-        tracked = self.tracking.current[position]
-        ((level, parent),) = tracked.parents
-        last = recovery.named(f"{position}_last", self._last(steps, around), around)
-        begin, stop = (recovery.fresh(f"{position}_{end}") for end in ("begin", "stop"))
-        around.emit(Let(begin, tracked.begin, mutable=True))
+def lower_segments(ctx: Context, loop: Forall, lower: Lower) -> None:
+    """The loops and stores that a loop over positions becomes."""
+    position = ctx.nest.segment_steps(loop)[-1]
+    name_ends(ctx, loop.var)
+    with ctx.block() as around:
+        tracked = track_parents(ctx, loop)
+        assert tracked is not None
+        ((level, parent),) = tracked.scalars
+        last = ctx.let(f"{position}_last", _last(ctx, loop))
+        begin, stop = (ctx.fresh(f"{position}_{end}") for end in ("begin", "stop"))
+        ctx.emit(Let(begin, tracked.begin, mutable=True))
+        end = Load(ctx.storage.offsets(level), add(Var(parent), ONE))
+        with ctx.reusable_names() as taken:
+            with ctx.block() as segment:
+                ctx.emit(Let(stop, end))
+                total = _lower_segment(ctx, loop, Var(begin), Var(stop), lower)
+                with ctx.adding_to(total):
+                    _store_whole(ctx, tracked, Binary("==", Var(begin), tracked.begin))
+                ctx.emit(Set(begin, Var(stop)), Set(parent, add(Var(parent), ONE)))
+                with ctx.reusable_names():
+                    _lower_together(ctx, loop, tracked, begin, last, lower)
+            ctx.emit(While(Binary("<", end, last), segment.close()))
+        total = _lower_segment(ctx, loop, Var(begin), last, lower)
+        ctx.names |= taken
+        with ctx.adding_to(total):
+            store_sum(ctx, tracked)
+    ctx.emit(*around.close())
 
-        names = set(recovery.names)
-        assert self.storage is not None
-        end = Load(self.storage.offsets(level), add(Var(parent), ONE))
-        run = around.child()
-        run.emit(Let(stop, end))
-        self._run(loop, run, Var(begin), Var(stop), lower)
-        first = Binary("==", Var(begin), tracked.begin)
-        self._store(tracked, run, first)
-        run.emit(Set(begin, Var(stop)), Set(parent, add(Var(parent), ONE)))
-        self._together(loop, tracked, run, begin, last, lower)
-        around.emit(While(Binary("<", end, last), run.close()))
-        recovery.names, after = names, recovery.names
-        self._run(loop, around, Var(begin), last, lower)
-        recovery.names |= after
-        self.tracking.store(tracked, around)
-        self.statements.sum = None
-        scope.emit(*around.close())
 
-    def _together(
-        self,
-        loop: Forall,
-        tracked: Tracked,
-        scope: Scope,
-        begin: str,
-        last: Expr,
-        lower: Callable[[Forall, Scope], None],
-    ) -> None:
-        """After the first run, several at a time: lanes over runs whose own lanes are side by side
-        in memory. They come together in fewer steps than one by one."""
-        storage, position = self.storage, tracked.pos.position
-        ((level, parent),) = tracked.parents
-        assert storage is not None
-        owned = self.recovery.plan.atomic and self.recovery.movement.owns_runs(tracked.pos)
-        counted = all(storage.is_dense(above) for above in range(level))
-        if loop.unit != CPU_VECTOR or not owned or not counted:
-            return
-        names = set(self.recovery.names)
-        lane, row = self.recovery.fresh("lane"), self.recovery.fresh(parent)
-        offsets = storage.offsets(level)
-        group = scope.child()
-        group.emit(Let(row, add(Var(parent), Var(lane))))
-        ends = [self.recovery.fresh(f"{position}_{end}") for end in ("begin", "stop")]
+def _lower_segment(ctx: Context, loop: Forall, begin: Expr, end: Expr, lower: Lower) -> str:
+    """A loop over the positions [begin, end), and the name of its sum."""
+    steps, total = ctx.nest.segment_steps(loop), ctx.fresh("sum")
+    position, place = steps[-1], ctx.fresh(steps[-1].name)
+    starts = {var: _position_at(ctx, position, var, ZERO) for var in steps}
+    with ctx.block(unguarded=ctx.scope.unguarded | set(steps)) as inner, ctx.adding_to(total):
+        inner.known |= {var: subtract(Var(place), start) for var, start in starts.items()}
+        define_derived(ctx, loop)
+        lower(ctx, loop)
+    ctx.emit(Let(total, Float(IDENTITY[ctx.expression.reduction]), mutable=True))
+    ctx.emit(For(place, begin, end, inner.close(), unit=loop.unit))
+    return total
+
+
+def _store_whole(ctx: Context, tracked: TrackedParents, first: Expr) -> None:
+    """The sum of a segment that ends here. All but the first of a task, which another task may have
+    begun, have their element to themselves."""
+    if not (ctx.plan.atomic and ctx.nest.owns_segments(tracked.pos)):
+        return store_sum(ctx, tracked)
+    with ctx.block() as shared:
+        store_sum(ctx, tracked)
+    with ctx.block() as own:
+        store_sum(ctx, tracked, exclusive=True)
+    ctx.emit(If(first, shared.close(), own.close()))
+
+
+def _lower_together(
+    ctx: Context, loop: Forall, tracked: TrackedParents, begin: str, last: Expr, lower: Lower
+) -> None:
+    """After the first segment, several at a time: lanes over segments whose own lanes are side by
+    side in memory. Their sums take fewer steps together than one by one."""
+    storage, position = ctx.storage, tracked.pos.position
+    ((level, parent),) = tracked.scalars
+    owned = ctx.plan.atomic and ctx.nest.owns_segments(tracked.pos)
+    counted = all(storage.is_dense(above) for above in range(level))
+    if loop.unit != CPU_VECTOR or not owned or not counted:
+        return
+    lane, row = ctx.fresh("lane"), ctx.fresh(parent)
+    offsets = storage.offsets(level)
+    own = dataclasses.replace(tracked, scalars=((level, row),))
+    with ctx.block() as group:
+        ctx.emit(Let(row, add(Var(parent), Var(lane))))
+        ends = [ctx.fresh(f"{position}_{end}") for end in ("begin", "stop")]
         for end, place in zip(ends, (Var(row), add(Var(row), ONE)), strict=True):
-            group.emit(Let(end, Load(offsets, place)))
-        self.tracking.current[position] = own = dataclasses.replace(
-            tracked, parents=((level, row),)
-        )
-        self._run(loop, group, Var(ends[0]), Var(ends[1]), lower)
-        self.tracking.store(own, group, alone=True)
-        self.tracking.current[position] = tracked
-        body = group.close()
-        if not any(gathers(inner) for inner in body if isinstance(inner, For)):
-            after = add(Var(parent), Int(TOGETHER))
-            there = Binary("<=", after, Int(storage.positions[level - 1]))
-            inside = Binary("<", Load(offsets, after), last)
-            lanes = For(lane, ZERO, Int(TOGETHER), body, unit=CPU_VECTOR)
-            onward = (Set(begin, Load(offsets, after)), Set(parent, after))
-            scope.emit(While(Binary("and", there, inside), (lanes, *onward)))
-        self.recovery.names = names
+            ctx.emit(Let(end, Load(offsets, place)))
+        group.tracked[position] = own
+        with ctx.adding_to(_lower_segment(ctx, loop, Var(ends[0]), Var(ends[1]), lower)):
+            store_sum(ctx, own, exclusive=True)
+    body = group.close()
+    if any(gathers(inner) for inner in body if isinstance(inner, For)):
+        return
+    after = add(Var(parent), Int(TOGETHER))
+    there = Binary("<=", after, Int(storage.positions[level - 1]))
+    inside = Binary("<", Load(offsets, after), last)
+    lanes = For(lane, ZERO, Int(TOGETHER), body, unit=CPU_VECTOR)
+    onward = (Set(begin, Load(offsets, after)), Set(parent, after))
+    ctx.emit(While(Binary("and", there, inside), (lanes, *onward)))
 
-    def _run(
-        self,
-        loop: Forall,
-        scope: Scope,
-        begin: Expr,
-        end: Expr,
-        lower: Callable[[Forall, Scope], None],
-    ) -> None:
-        """The sum of the positions [begin, end)."""
-        recovery = self.recovery
-        steps = recovery.movement.run_steps(loop)
-        self.statements.sum = recovery.fresh("sum")
-        identity = Float(IDENTITY[self.statements.expression.reduction])
-        inner = scope.child(unguarded=scope.unguarded | set(steps))
-        place = recovery.fresh(steps[-1].name)
-        for var in steps:
-            inner.known[var] = subtract(Var(place), self._at(steps[-1], var, ZERO, scope))
-        recovery.recover(inner, loop)
-        lower(loop, inner)
-        scope.emit(Let(self.statements.sum, identity, mutable=True))
-        scope.emit(For(place, begin, end, inner.close(), unit=loop.unit))
 
-    def _at(self, position: IndexVar, var: IndexVar, value: Expr, scope: Scope) -> Expr:
-        """The position where a variable has a value."""
-        there = scope.child()
+def _position_at(ctx: Context, position: IndexVar, var: IndexVar, value: Expr) -> Expr:
+    """The position where a variable has a value."""
+    with ctx.block() as there:
         there.known[var] = value
-        return self.ranges.value(position, there)
+        return value_of(ctx, position)
 
-    def _last(self, steps: list[IndexVar], scope: Scope) -> Expr:
-        """The position behind the last one."""
-        position, last = steps[-1], None
-        for var, inner in zip(steps, (None, *steps), strict=False):
-            extent = self.ranges.of(var, scope)
-            tile = None if inner is None else self.ranges.of(inner, scope).exact
-            if var in scope.unguarded or (tile is not None and fits(extent, tile)):
-                continue
-            end = self._at(position, var, extent.high, scope)
-            last = end if last is None else least(last, end)
-        assert last is not None  # of a tile at least its own size
-        return last
 
-    def _store(self, tracked: Tracked, scope: Scope, first: Expr) -> None:
-        """The sum of a run that ends here: all but the first of a task have their element to
-        themselves."""
-        plan = self.recovery.plan
-        if not (plan.atomic and self.recovery.movement.owns_runs(tracked.pos)):
-            return self.tracking.store(tracked, scope)
-        shared, own = scope.child(), scope.child()
-        self.tracking.store(tracked, shared)
-        self.tracking.store(tracked, own, alone=True)
-        scope.emit(If(first, shared.close(), own.close()))
+def _last(ctx: Context, loop: Forall) -> Expr:
+    """The position behind the last one."""
+    steps, last = ctx.nest.segment_steps(loop), None
+    for var, inner in zip(steps, (None, *steps), strict=False):
+        extent = range_of(ctx, var)
+        tile = None if inner is None else range_of(ctx, inner).exact
+        if var in ctx.scope.unguarded or (tile is not None and extent.fits(tile)):
+            continue
+        end = _position_at(ctx, steps[-1], var, extent.high)
+        last = end if last is None else least(last, end)
+    assert last is not None  # of a tile at least its own size
+    return last
