@@ -35,8 +35,8 @@ from sgap_jax.compiler.lowering.ranges import positions_below, value_of
 from sgap_jax.compiler.lowering.reductions import IDENTITY, Plan
 from sgap_jax.compiler.notation.expr import IndexVar
 
-# One coordinate in so many is stored, or the gaps are filled beforehand: in tiles of equal size,
-# where those of a few rows may all be in the hands of one thread.
+# One coordinate in so many is stored, or the whole output is filled beforehand, in tiles of equal
+# size: one thread may have all of a few stored rows, and would clear all gaps between them.
 _STORED = 2
 
 # Cleared elements for each part that is stored into them, from which the caches have little of the

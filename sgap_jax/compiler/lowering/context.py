@@ -1,10 +1,11 @@
 """What the steps of lowering share: the names that are taken, the sum, and the current scope.
 
-A scope is a block of statements in the making, with all that is known in it: the values of
-variables, the positions at each level, the ranges of positions. Steps emit into the current scope;
-`Context.block` opens another one inside of it:
+A scope is a block of statements that is being made, with all that is known in it: the values of
+variables, the positions at each level, the ranges of positions. Statements are emitted into the
+current scope; `Context.block` opens one inside of it, which knows what is known here, but what is
+learnt there ends with it:
 
-    with ctx.block() as inner:  # knows what is known here, and forgets what it learns
+    with ctx.block() as inner:
         ctx.emit(...)
     ctx.emit(For(..., body=inner.close()))
 """
@@ -58,7 +59,7 @@ class JoinedThreads:
     """One loop of threads in place of a loop of warps and one of the `count` threads of each."""
 
     var: IndexVar  # of the loop of a warp's threads
-    thread: Expr
+    thread: Var  # of the one loop
     count: int
 
 
@@ -72,9 +73,13 @@ class OctetTile:
     count: Expr = ZERO  # of columns
 
 
+# Fields of a Scope that a block inside of it has for itself, as they are when it is opened.
+_COPIED = ("known", "positions", "ranges", "tracked", "temporaries")
+
+
 @dataclasses.dataclass
 class Scope:
-    """A block of statements in the making, and what is known in it."""
+    """A block of statements that is being made, and what is known in it."""
 
     known: dict[IndexVar, Expr] = dataclasses.field(default_factory=dict)
     positions: dict[int, Expr] = dataclasses.field(default_factory=dict)  # by level
@@ -100,15 +105,13 @@ class Scope:
         self.statements = []
 
     def close(self) -> tuple[Stmt, ...]:
+        """The statements of the block, under their conditions."""
         while self.conditions:
             condition, before = self.conditions.pop()
             if self.statements:
                 before.append(If(condition, tuple(self.statements)))
             self.statements = before
         return tuple(self.statements)
-
-
-_COPIED = ("known", "positions", "ranges", "tracked", "temporaries")
 
 
 class Context:
@@ -134,7 +137,7 @@ class Context:
         self.sum: str | None = None
         self.scope = Scope()
 
-    # What is restored afterwards.
+    # What changes for a while.
 
     @contextlib.contextmanager
     def block(self, **changes: Any) -> Iterator[Scope]:

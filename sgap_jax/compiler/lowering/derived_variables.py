@@ -78,7 +78,7 @@ def define_derived(ctx: Context, loop: Forall) -> None:
 
 
 def _apply(ctx: Context, relation: Relation, loop: Forall) -> bool:
-    """Whether a relation says more than was known."""
+    """Defines what a relation says beyond what is known; False where that is nothing."""
     known, positions = ctx.scope.known, ctx.scope.positions
     match relation:
         case Split(parent, outer, inner, size):
@@ -119,18 +119,18 @@ def _apply(ctx: Context, relation: Relation, loop: Forall) -> bool:
     return False
 
 
-def _guard_range(ctx: Context, var: IndexVar, parts: int) -> None:
-    """What is put together from `parts` may be beyond the range."""
+def _guard_range(ctx: Context, var: IndexVar, size: int) -> None:
+    """What is put together from tiles of a size, or from so many parts, may be beyond the range."""
     if var in ctx.scope.unguarded:
         return
     extent, value = range_of(ctx, var), ctx.scope.known[var]
     low = None if extent.low == ZERO else Binary("<=", extent.low, value)
-    high = None if extent.fits(parts) else Binary("<", value, extent.high)
+    high = None if extent.fits(size) else Binary("<", value, extent.high)
     ctx.guard(var, both(low, high))
 
 
 def _locate(ctx: Context, level: int) -> bool:
-    """Whether a level's position follows from its parent's, or its coordinate from its position."""
+    """A level's position from its parent's, or its coordinate from its position, as `_apply`."""
     storage, known, positions = ctx.storage, ctx.scope.known, ctx.scope.positions
     var, parent = storage.variables[level], ZERO if level == 0 else positions.get(level - 1)
     if level in positions:

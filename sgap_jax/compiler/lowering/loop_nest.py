@@ -92,6 +92,8 @@ def _emit_live(ctx: Context, statements: tuple[Stmt, ...]) -> None:
 
 
 def _lower_loop(ctx: Context, loop: Forall) -> None:
+    """A loop, with what its variable makes known at the beginning of the body. Before it come names
+    for the ends of its positions and the parents of the first one, after it their last sum."""
     plan = ctx.plan
     if loop.var in plan.warp[:1]:
         multiply_tile(ctx)
@@ -104,7 +106,7 @@ def _lower_loop(ctx: Context, loop: Forall) -> None:
         tracked = track_parents(ctx, loop)
         with ctx.block() as inner:
             if plan.group is not None and loop.var == plan.group.var and ctx.sum is None:
-                inner.masked = True
+                inner.masked = True  # the collective store is inside
             header = _header(ctx, loop)
             define_derived(ctx, loop)
             if loop.var == ctx.cleared_row:
@@ -116,7 +118,7 @@ def _lower_loop(ctx: Context, loop: Forall) -> None:
         elif statements:
             ctx.emit(dataclasses.replace(header, body=statements))
         if tracked and plan.by_segment and plan.sum_loop == loop.var and ctx.sum is not None:
-            store_sum(ctx, tracked)  # of the last segment
+            store_sum(ctx, tracked)
     ctx.emit(*around.close())
 
 
@@ -159,19 +161,23 @@ def _header(ctx: Context, loop: Forall) -> For | None:
             "take the loop of constant extent"
         )
     count = extent.bound
-    if unit == GPU_WARP and (thread := _thread_loop(loop.body)) is not None:
-        threads_each = range_of(ctx, thread).bound
-        if threads_each is not None and threads_each != WARP:
-            # Warps are tiles (Sgap, section 5.1): of other than 32 threads, warps and threads are
-            # one loop of threads.
-            del ctx.scope.known[var]
-            name, warp, unit = ctx.fresh("thread"), name, GPU_THREAD
-            ctx.names.discard(warp)
-            count *= threads_each
-            ctx.scope.threads = JoinedThreads(thread, Var(name), threads_each)
-            ctx.define(var, divide(Var(name), threads_each))
+    if unit == GPU_WARP and (joined := _joined_threads(ctx, loop)) is not None:
+        ctx.names.discard(name)  # of a scalar in the loop of threads, not of a loop
+        ctx.define(var, divide(joined.thread, joined.count))
+        name, unit, count = joined.thread.name, GPU_THREAD, count * joined.count
     _guard_extent(ctx, var, extent)
     return For(name, ZERO, Int(count), (), unit=unit)
+
+
+def _joined_threads(ctx: Context, loop: Forall) -> JoinedThreads | None:
+    """Warps are tiles (Sgap, section 5.1): a loop of warps of other than 32 threads is one with
+    that of the threads."""
+    var = _thread_loop(loop.body)
+    count = None if var is None else range_of(ctx, var).bound
+    if var is None or count is None or count == WARP:
+        return None
+    ctx.scope.threads = JoinedThreads(var, Var(ctx.fresh("thread")), count)
+    return ctx.scope.threads
 
 
 def _guard_extent(ctx: Context, var: IndexVar, extent: Range) -> None:

@@ -36,7 +36,7 @@ MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
 
 
 class Scheduled(Protocol):
-    """What a compiler.schedule.Schedule has."""
+    """What a transform.schedule.Schedule has."""
 
     @property
     def expression(self) -> Assign: ...

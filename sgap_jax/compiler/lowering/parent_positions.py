@@ -144,7 +144,7 @@ def _coordinate(ctx: Context, level: int, first: int) -> Expr:
 def _advance(
     ctx: Context, tracked: TrackedParents, scalars: tuple[tuple[int, str], ...], place: Expr
 ) -> list[Stmt]:
-    """What moves the parents on to those of a position, from the innermost of `scalars` on."""
+    """What advances the parents to those of a position, from the innermost of `scalars` on."""
     if not scalars:
         return []
     storage, ((level, name), *rest) = ctx.storage, scalars

@@ -32,7 +32,7 @@ from sgap_jax.compiler.notation.cin import (
     Where,
 )
 from sgap_jax.compiler.notation.expr import IndexVar
-from sgap_jax.compiler.notation.nest import paths
+from sgap_jax.compiler.notation.nest import paths, replace, wrap
 
 
 def with_position_loops(statement: SuchThat, storage: Storage) -> tuple[Body, Relations]:
@@ -52,40 +52,35 @@ def _without_scalars(body: Body) -> Body:
             return dataclasses.replace(body, body=_without_scalars(body.body))
         case Where(Assignment(target, (scalar,), op) as whole, producer):
             producer = _without_scalars(producer)  # one may be the sum of another
-            (_, part), *others = paths(producer)
+            (loops, part), *others = paths(producer)
             same = part.op in (op, None) and part.target == scalar and not scalar.indices
             if same and not others:
-                return _with_assignment(producer, Assignment(target, part.factors, whole.op))
+                return wrap(loops, Assignment(target, part.factors, whole.op))
             return Where(whole, producer)
         case Where():
             return Where(_without_scalars(body.consumer), _without_scalars(body.producer))
     return _without_scalars(body.body)
 
 
-def _with_assignment(body: Body, assignment: Assignment) -> Body:
-    match body:
-        case Forall():
-            return dataclasses.replace(body, body=_with_assignment(body.body, assignment))
-        case Assignment():
-            return assignment
-    raise AssertionError(body)
-
-
-def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, tuple]:
+def _without_coord(
+    body: Body, relations: tuple[Relation, ...]
+) -> tuple[Body, tuple[Relation, ...]]:
+    """coord(p, c) of pos(j, p, A) cancels it: loops over c, or tiles of it, are over j. Where no
+    relation derives anything from c, its loop takes one position after the other: it is that of p.
+    """
     for coord in [relation for relation in relations if isinstance(relation, Coord)]:
         pos = next(
             (r for r in relations if isinstance(r, Pos) and r.position == coord.position), None
         )
         made = [r for r in relations if r != coord and coord.coordinate in _mentioned(r)]
         if pos is None or not made:
-            # The coordinates of the positions that a loop runs over, one by one: the same loop.
             if made:
                 raise NotImplementedError(
                     f"{coord}: {made[0]}: coordinates are tiled where they are all those of a "
                     "segment, not of a tile of its positions"
                 )
             relations = tuple(relation for relation in relations if relation != coord)
-            body = _rename_loop(body, coord.coordinate, coord.position)
+            body = _with_variable(body, coord.coordinate, coord.position)
             continue
         used = [r for r in relations if r not in (coord, pos) and pos.position in _mentioned(r)]
         if used:
@@ -95,7 +90,7 @@ def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, t
             for relation in relations
             if relation not in (coord, pos)
         )
-        body = _rename_loop(body, coord.coordinate, pos.coordinate)
+        body = _with_variable(body, coord.coordinate, pos.coordinate)
     return body, relations
 
 
@@ -112,16 +107,8 @@ def _renamed(relation: Relation, old: IndexVar, new: IndexVar) -> Relation:
     return dataclasses.replace(relation, **changed)
 
 
-def _rename_loop(body: Body, old: IndexVar, new: IndexVar) -> Body:
-    match body:
-        case Forall():
-            var = new if body.var == old else body.var
-            return dataclasses.replace(body, var=var, body=_rename_loop(body.body, old, new))
-        case Where():
-            return Where(
-                _rename_loop(body.consumer, old, new), _rename_loop(body.producer, old, new)
-            )
-    return body
+def _with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
+    return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
 
 
 def _over_positions(body: Body, graph: Relations, above: tuple[IndexVar, ...]) -> Body:
@@ -200,14 +187,9 @@ def _is_last(var: IndexVar, root: IndexVar, graph: Relations, above: tuple[Index
     while var != root:
         match graph.source(var):
             case Split(parent, outer, inner):
-                if var == outer:
-                    if inner in above:
-                        raise NotImplementedError(
-                            f"{root}: its coordinates are tiled, and {inner} is above {outer}; "
-                            f"pos({root}, ...) before the split allows it"
-                        )
+                if var == outer and inner not in above:
                     return False
-                if not _all_above(outer, graph, above):
+                if var == outer or not _all_above(outer, graph, above):
                     raise NotImplementedError(
                         f"{root}: its coordinates are tiled, and {inner} is above {outer}; "
                         f"pos({root}, ...) before the split allows it"

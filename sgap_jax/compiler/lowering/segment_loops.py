@@ -90,7 +90,8 @@ def _store_whole(ctx: Context, tracked: TrackedParents, first: Expr) -> None:
     """The sum of a segment that ends here. All but the first of a task, which another task may have
     begun, have their element to themselves."""
     if not (ctx.plan.atomic and ctx.nest.owns_segments(tracked.pos)):
-        return store_sum(ctx, tracked)
+        store_sum(ctx, tracked)
+        return
     with ctx.block() as shared:
         store_sum(ctx, tracked)
     with ctx.block() as own:
