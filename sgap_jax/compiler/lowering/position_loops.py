@@ -1,7 +1,12 @@
-"""A form of a statement in which each stored level is iterated by a position variable.
+"""A form of the statement in which loops over stored levels run over positions.
 
-A loop over an index of a sparse level becomes one over its positions, a loop over one that is
-stored in blocks becomes two, `coord` undoes its `pos`, and a sum through one scalar is a sum.
+A loop over an index whose coordinates are stored becomes one over its positions; for
+y(i) += A(i,j) * x(j) with A in CSR:
+
+    forall(i, forall(j, ...))  ->  forall(i, forall(j_pos, ...)) with pos(j, j_pos, A(i,j))
+
+A loop over an index that is stored in blocks becomes two loops; `coord` cancels its `pos`; and a
+`where` that passes a sum on through a scalar becomes the sum itself.
 """
 
 from __future__ import annotations
@@ -27,18 +32,19 @@ from sgap_jax.compiler.notation.cin import (
     Where,
 )
 from sgap_jax.compiler.notation.expr import IndexVar
-from sgap_jax.compiler.notation.nest import paths
+from sgap_jax.compiler.notation.nest import paths, replace, wrap
 
 
-def positions_explicit(statement: SuchThat, storage: Storage | None) -> tuple[Body, Relations]:
+def with_position_loops(statement: SuchThat, storage: Storage) -> tuple[Body, Relations]:
+    """The loops in that form, and their relations with those of the new loops."""
     body, relations = _without_coord(_without_scalars(statement.body), statement.relations)
     graph = Relations(relations, storage)
-    return _explicit(body, graph, ()), graph
+    return _over_positions(body, graph, ()), graph
 
 
 def _without_scalars(body: Body) -> Body:
-    """A sum that goes through one scalar is a sum: lowering keeps it in a scalar by itself, and
-    knows where the scalar must be emptied."""
+    """where(y = s, forall(j, s += A * x)) becomes forall(j, y += A * x): lowering has a scalar for
+    the sum anyway, and knows where the sum starts again."""
     match body:
         case Assignment():
             return body
@@ -46,40 +52,35 @@ def _without_scalars(body: Body) -> Body:
             return dataclasses.replace(body, body=_without_scalars(body.body))
         case Where(Assignment(target, (scalar,), op) as whole, producer):
             producer = _without_scalars(producer)  # one may be the sum of another
-            (_, part), *others = paths(producer)
+            (loops, part), *others = paths(producer)
             same = part.op in (op, None) and part.target == scalar and not scalar.indices
             if same and not others:
-                return _with_assignment(producer, Assignment(target, part.factors, whole.op))
+                return wrap(loops, Assignment(target, part.factors, whole.op))
             return Where(whole, producer)
         case Where():
             return Where(_without_scalars(body.consumer), _without_scalars(body.producer))
     return _without_scalars(body.body)
 
 
-def _with_assignment(body: Body, assignment: Assignment) -> Body:
-    match body:
-        case Forall():
-            return dataclasses.replace(body, body=_with_assignment(body.body, assignment))
-        case Assignment():
-            return assignment
-    raise AssertionError(body)
-
-
-def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, tuple]:
+def _without_coord(
+    body: Body, relations: tuple[Relation, ...]
+) -> tuple[Body, tuple[Relation, ...]]:
+    """coord(p, c) of pos(j, p, A) cancels it: loops over c, or tiles of it, are over j. Where no
+    relation derives anything from c, its loop takes one position after the other: it is that of p.
+    """
     for coord in [relation for relation in relations if isinstance(relation, Coord)]:
         pos = next(
             (r for r in relations if isinstance(r, Pos) and r.position == coord.position), None
         )
         made = [r for r in relations if r != coord and coord.coordinate in _mentioned(r)]
         if pos is None or not made:
-            # The coordinates of the positions that a loop runs over, one by one: the same loop.
             if made:
                 raise NotImplementedError(
                     f"{coord}: {made[0]}: coordinates are tiled where they are all those of a "
                     "segment, not of a tile of its positions"
                 )
             relations = tuple(relation for relation in relations if relation != coord)
-            body = _rename_loop(body, coord.coordinate, coord.position)
+            body = _with_variable(body, coord.coordinate, coord.position)
             continue
         used = [r for r in relations if r not in (coord, pos) and pos.position in _mentioned(r)]
         if used:
@@ -89,7 +90,7 @@ def _without_coord(body: Body, relations: tuple[Relation, ...]) -> tuple[Body, t
             for relation in relations
             if relation not in (coord, pos)
         )
-        body = _rename_loop(body, coord.coordinate, pos.coordinate)
+        body = _with_variable(body, coord.coordinate, pos.coordinate)
     return body, relations
 
 
@@ -106,48 +107,33 @@ def _renamed(relation: Relation, old: IndexVar, new: IndexVar) -> Relation:
     return dataclasses.replace(relation, **changed)
 
 
-def _rename_loop(body: Body, old: IndexVar, new: IndexVar) -> Body:
-    match body:
-        case Forall():
-            var = new if body.var == old else body.var
-            return dataclasses.replace(body, var=var, body=_rename_loop(body.body, old, new))
-        case Where():
-            return Where(
-                _rename_loop(body.consumer, old, new), _rename_loop(body.producer, old, new)
-            )
-    return body
+def _with_variable(body: Body, old: IndexVar, new: IndexVar) -> Body:
+    return replace(body, old, lambda loop: dataclasses.replace(loop, var=new))
 
 
-def _explicit(body: Body, graph: Relations, above: tuple[IndexVar, ...]) -> Body:
+def _over_positions(body: Body, graph: Relations, above: tuple[IndexVar, ...]) -> Body:
+    """`above`: the variables of the loops around."""
     match body:
-        case Where():
-            return Where(
-                _explicit(body.consumer, graph, above),
-                _explicit(body.producer, graph, above),
-            )
+        case Where(consumer, producer):
+            consumer = _over_positions(consumer, graph, above)
+            return Where(consumer, _over_positions(producer, graph, above))
         case Forall():
-            return _explicit_loop(body, graph, above)
+            return _loop_over_positions(body, graph, above)
         case Assignment():
             return body
-    return _explicit(body.body, graph, above)
+    return _over_positions(body.body, graph, above)
 
 
-def _explicit_loop(loop: Forall, graph: Relations, above: tuple[IndexVar, ...]) -> Forall:
+def _loop_over_positions(loop: Forall, graph: Relations, above: tuple[IndexVar, ...]) -> Forall:
     storage, var = graph.storage, loop.var
-    inside = (*above, var)
-    if storage is None:
-        return dataclasses.replace(loop, body=_explicit(loop.body, graph, inside))
     for split in storage.splits:
         if split.parent == var and graph.is_stored(split.outer):
             blocks = dataclasses.replace(loop, var=split.outer, body=Forall(split.inner, loop.body))
-            return _explicit_loop(blocks, graph, above)
-    position = IndexVar(f"{var}_pos")
+            return _loop_over_positions(blocks, graph, above)
     if _is_singleton(var, graph):
         pass  # its position is its parent's: lowering finds the coordinate known
     elif graph.is_stored(var) or _is_sparse_fusion(var, graph):
-        if graph.pos_of(var) is None:
-            graph.add(Pos(var, position, storage.access))
-        loop = dataclasses.replace(loop, var=position)
+        loop = dataclasses.replace(loop, var=_position_of(var, graph))
     elif (root := _tiled(var, graph)) is not None:
         if _is_singleton(root, graph):
             raise NotImplementedError(
@@ -155,18 +141,24 @@ def _explicit_loop(loop: Forall, graph: Relations, above: tuple[IndexVar, ...]) 
                 "are not tiled; fuse the indices, and pos(...) tiles their positions"
             )
         if _is_last(var, root, graph, above):
-            position = IndexVar(f"{root}_pos")
-            if graph.pos_of(root) is None:
-                graph.add(Pos(root, position, storage.access))
+            position = _position_of(root, graph)
             graph.tiles[position] = var
             loop = dataclasses.replace(loop, var=position)
-    return dataclasses.replace(loop, body=_explicit(loop.body, graph, (*above, loop.var)))
+    body = _over_positions(loop.body, graph, (*above, loop.var))
+    return dataclasses.replace(loop, body=body)
+
+
+def _position_of(var: IndexVar, graph: Relations) -> IndexVar:
+    """A variable over the positions of a stored index, with its relation."""
+    position = IndexVar(f"{var}_pos")
+    if graph.pos_of(var) is None:
+        graph.add(Pos(var, position, graph.storage.access))
+    return position
 
 
 def _is_singleton(var: IndexVar, graph: Relations) -> bool:
-    if not graph.is_stored(var) or graph.storage is None:
-        return False
-    return not graph.storage.is_compressed(graph.levels.index(var))
+    stored = graph.is_stored(var)
+    return stored and not graph.storage.is_compressed(graph.levels.index(var))
 
 
 def _is_sparse_fusion(var: IndexVar, graph: Relations) -> bool:
@@ -191,18 +183,13 @@ def _tiled(var: IndexVar, graph: Relations) -> IndexVar | None:
 
 
 def _is_last(var: IndexVar, root: IndexVar, graph: Relations, above: tuple[IndexVar, ...]) -> bool:
-    """Whether the loops above know all of the tile but this variable, which steps by one."""
+    """Whether the loops above say which tile of `root` it is, and `var` steps by one in it."""
     while var != root:
         match graph.source(var):
             case Split(parent, outer, inner):
-                if var == outer:
-                    if inner in above:
-                        raise NotImplementedError(
-                            f"{root}: its coordinates are tiled, and {inner} is above {outer}; "
-                            f"pos({root}, ...) before the split allows it"
-                        )
+                if var == outer and inner not in above:
                     return False
-                if not _all_above(outer, graph, above):
+                if var == outer or not _all_above(outer, graph, above):
                     raise NotImplementedError(
                         f"{root}: its coordinates are tiled, and {inner} is above {outer}; "
                         f"pos({root}, ...) before the split allows it"
