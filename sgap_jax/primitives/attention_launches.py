@@ -29,7 +29,7 @@ def forward(
     is_causal: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_p as one launch, or None where it is unfused."""
+    """attention_p as one launch; None where its schedule is `Unfused`."""
     names = ("q", "k", "v", "bias", "sinks", "lengths")
     avals = dict(zip(names, ctx.avals_in[:6], strict=True))
     shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
@@ -54,7 +54,8 @@ def backward(
     wrt_bias: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_backward_p as two launches, by rows and by keys, or None where it is unfused."""
+    """attention_backward_p as two launches, one by rows and one by keys; None where its schedule is
+    `Unfused`."""
     dout, dlse, *rest, out, lse = ctx.avals_in[:9]
     sizes = (joint_batch(*(x.shape[0] for x in (dout, out, dlse))), *lse.shape[1:])
     deltas = jax.core.ShapedArray(sizes, lse.dtype)
@@ -96,7 +97,7 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
 def _tile(
     schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
 ) -> AttentionTile | None:
-    # Lanes for the wider of k and v.
+    # The tile must have lanes for the wider of k and v.
     widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth))
     tile = resolve(schedule, widest, AttentionTile, Unfused)
     return tile if isinstance(tile, AttentionTile) else None
