@@ -69,9 +69,9 @@ def sparse_attention(
     `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
     zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
     forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU
-    and on CUDA one kernel does it, forward, and one or two backward: nothing of the size of the
-    pattern is formed for a head but the gradient of a bias. Elsewhere, and for what CUDA's kernels
-    do not take, the steps are those of `Unfused`.
+    and on CUDA one kernel computes it, and one or two the gradients: no array of the size of the
+    pattern is made for a head, except the gradient of a bias. On other platforms, and where CUDA
+    has no kernel, it runs as `Unfused` does.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -81,14 +81,14 @@ def sparse_attention(
         read; or one for each of the H heads. In CVS(V) all V rows of a vector see its key.
       scale: scalar factor of the scores, 1 / sqrt(D) if None. An array multiplies q before, and the
         product is rounded to the dtype of q; a number multiplies the scores and is not rounded.
-      bias: a number for each stored entry, added to the scores: the shape of `pattern.values`, or
-        [H, ...] or [B, H, ...] of it, where either may be 1. -infinity masks an entry. With a
-        pattern for each head: a sequence of H such.
-      sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
-      is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
-        as the stored entries: `masks.causal` makes a pattern that stores few of them.
+      bias: a value for each stored entry, added to the scores: of the shape of `pattern.values`, or
+        with leading axes [H, ...] or [B, H, ...], where H or B may be 1. -infinity masks an entry.
+        With a pattern for each head: a sequence of H biases.
+      sinks: [H], a logit for each head that only takes part in the normalisation of its rows.
+      is_causal: leave out entries (i, j) with j > i, those within a vector too. They still cost
+        as much as other stored entries: `masks.causal` makes a pattern that stores few of them.
       key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
-        One beyond the keys leaves out none, a negative one all.
+        A length beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
         on CUDA an `AttentionTile`.
@@ -127,7 +127,7 @@ def sparse_attention(
         scale = 1 / math.sqrt(max(q.shape[3], 1))
     factor, number = check_scale(op, scale), 1.0
     if isinstance(scale, jax.Array):
-        wide = accumulator(q.dtype)  # of the product, and of the sum that is the scale's gradient
+        wide = accumulator(q.dtype)  # also for the sum that is the gradient of scale
         q = (q.astype(wide) * factor.astype(wide)).astype(q.dtype)
     else:
         number = float(scale)
@@ -327,7 +327,8 @@ def _backward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 
 
 def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict) -> Any:
-    """The tangents of unfused results along the operands from `first` on, or None."""
+    """The tangents of `function`'s results for the tangents of the operands from `first` on; None
+    where all of these are None."""
     moving = [i for i, t in enumerate(tangents) if i >= first and t is not None]
     moving = [i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.floating)]
     if not moving:

@@ -29,7 +29,7 @@ def forward(
     is_causal: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_p as one launch, or None where it is unfused."""
+    """attention_p as one launch; None where its schedule is `Unfused`."""
     avals = Forward(*ctx.avals_in)
     named = dict(zip(Forward._fields, data(avals), strict=False))
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
@@ -99,7 +99,7 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
 def _tile(
     schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
 ) -> AttentionTile | None:
-    # Lanes for the wider of k and v.
+    # The tile must have lanes for the wider of k and v.
     widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth))
     tile = resolve(schedule, widest, AttentionTile, Unfused)
     return tile if isinstance(tile, AttentionTile) else None
