@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Points {<x row, c col>, 1} and {<1/r row, c col>, r} over the transposed structure, whose rows
-// are the sources.
+// {<x row, c col>, 1} and {<1/r row, c col>, r}, over the structure whose rows are the sources.
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
