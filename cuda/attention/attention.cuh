@@ -1,5 +1,5 @@
-// Attention over stored entries on CUDA cores, in column vectors of kLength rows (1: CSR), and its
-// gradients. In one head, for a row i and the keys j that it stores,
+// Attention over the stored entries of a mask, and its gradients, on CUDA cores; the mask has
+// column vectors of kLength rows (1: CSR). In one head, for a row i and the keys j stored in it,
 //
 //   s[j] = scale q[i] . k[j] + bias[i, j],  lse = log(sum exp(s[j]) + exp(sink)),
 //   out[i] = sum exp(s[j] - lse) v[j]
@@ -10,16 +10,16 @@
 //   dq[i] = scale sum ds k[j],  dk[j] = scale sum ds q[i],  dv[j] = sum p dout[i],  dbias = ds.
 //
 // kLength      V, rows of a vector
-// kRows        of these, rows that a group takes at once: they share what it gathers
-// kGroup       lanes that share the features: each has kColumns neighbouring ones of every
-//              kGroup * kColumns, kSteps of q and k, kValueSteps of v and out
-// kShare       groups side by side that share the rows, each taking every kShare-th of their
-//              entries; what they have is merged in order, so the bits are the same at each call
+// kRows        rows of a vector that one group computes together: they share what it gathers
+// kGroup       lanes that share the features: lane l holds features [l, l + 1) * kColumns of every
+//              kGroup * kColumns; kSteps such packs of q and k, kValueSteps of v and out
+// kShare       neighbouring groups that share the rows, each taking every kShare-th window of their
+//              vectors; their partial results are merged in a fixed order: deterministic
 // kVector      both depths are multiples of kColumns
 //
-// Grid: x over rows (keys, for dk and dv), y over heads, z over sequences. The softmax is that of
-// one pass (Milakov and Gimelshein, 2018): a row's sums are rescaled where its maximum grows.
-// Nothing of an entry that is masked is read into a sum. Accumulates in float32, float64 for
+// Grid: x over rows (keys, for dk and dv), y over heads, z over sequences. The softmax takes one
+// pass (Milakov and Gimelshein, 2018): a row's sums are rescaled where its maximum grows. A masked
+// entry contributes nothing, even where its operands are NaN. Accumulates in float32, float64 for
 // float64.
 #pragma once
 
@@ -36,7 +36,7 @@ enum AttentionFlag {
   kBiasOfHeads = 4,
   kHasSinks = 8,
   kHasLengths = 16,
-  // Operands that differ from sequence to sequence.
+  // Set for each operand that differs between sequences; the others are shared by the batch.
   kManyQ = 32,
   kManyK = 64,
   kManyV = 128,
@@ -48,8 +48,9 @@ enum AttentionFlag {
   kManyLse = 8192,
 };
 
-// Sizes and flags of one call, and where a head of a sequence begins. q and out are [B, m, heads,
-// ...], k and v [B, keys, key_heads, ...], bias [B, heads, vectors, kLength], lse [B, m, heads].
+// Sizes and flags of one call, and the addresses of one head of one sequence. Shapes: q and out [B,
+// m, heads, ...], k and v [B, keys, key_heads, ...], bias [B, heads, vectors, kLength], lse [B, m,
+// heads].
 struct AttentionCall {
   Size m, keys, heads, key_heads, depth, value_depth, vectors;
   unsigned flags;
@@ -77,7 +78,7 @@ struct AttentionCall {
   }
 };
 
-// The features of a row that a lane has: kSteps packs.
+// A lane's part of the features of one row: kSteps packs.
 template <class T, int kGroup, int kSteps, int kColumns, bool kVector>
 struct Features {
   Pack<T, kColumns> at[kSteps];
@@ -116,8 +117,9 @@ struct Features {
   }
 };
 
-// Numbers of each lane of the groups that share rows, combined into the first group's: halving
-// what is left, in the same order each time. All threads of the block call.
+// Combines the values `own` of the kShare groups that share rows into those of the first group,
+// lane by lane, halving the number of groups in each round: always in the same order. All threads
+// of the block must call.
 template <int kGroup, int kShare, int kBlock, int kCount, class A, class Combine>
 __device__ inline void MergeShares(A (&own)[kCount], Combine combine) {
   if constexpr (kShare > 1) {
@@ -147,16 +149,16 @@ struct AddAll {
   }
 };
 
-// exp(x - peak); zero under a peak of -infinity, where there is nothing.
+// exp(x - peak); zero where the peak is -infinity (no entry so far).
 template <class A>
 __device__ inline A TermUnder(A peak, A x) {
   return Exp(peak == Least<A>() ? Least<A>() : x - peak);
 }
 
-// One row's softmax as far as it is known: terms are relative to the peak.
+// The running softmax of one row: all terms are relative to the peak.
 template <class A, int kNumbers>
 struct Online {
-  A numbers[kNumbers + 2];  // sums of v, the total, the peak: together, to be merged
+  A numbers[kNumbers + 2];  // sums of v, the total, the peak: one array, to be merged
 
   __device__ A& total() { return numbers[kNumbers]; }
   __device__ A& peak() { return numbers[kNumbers + 1]; }
@@ -184,8 +186,9 @@ struct MergeOnline {
   }
 };
 
-// What a group works on: rows `row` to row + kRows - 1, which are rows `part` and on of the vectors
-// first to last - 1, of which it takes every kShare-th window of kAtOnce.
+// The work of a group: rows `row` to row + kRows - 1, which are rows `part` to part + kRows - 1 of
+// the vectors `first` to last - 1. Of these the group takes every kShare-th window of kAtOnce
+// vectors.
 template <int kLength, int kRows, int kGroup, int kShare, int kBlock>
 struct GroupVectors {
   enum { kAtOnce = kRows >= 4 ? 1 : 4 / kRows };
@@ -206,13 +209,14 @@ struct GroupVectors {
     const unsigned window = kAtOnce * kShare;
     steps = (last - first + window - 1) / window;
   }
-  // The a-th vector of a step.
+  // The position of the a-th vector of a step.
   __device__ unsigned At(unsigned step, int a) const {
     return first + (step * kShare + share) * kAtOnce + a;
   }
 };
 
-// The scores of a window's vectors, of those rows that exist; -infinity where an entry is masked.
+// Turns the dot products of a window's vectors into scores: scale and bias; -infinity where an
+// entry is masked or its row does not exist.
 template <int kLength, int kRows, int kAtOnce, class A>
 __device__ inline void Score(const AttentionCall& call, Size row, unsigned part, Size end, A scale,
                              const A* bias, unsigned p, const Index (&columns)[kAtOnce],
@@ -300,7 +304,8 @@ __global__ void __launch_bounds__(kBlock, 1)
                    columns[a] >= 0, value_depth, group.lane);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          // Not zero times what may be NaN. The same in all lanes of the group.
+          // A masked entry is skipped: zero times a NaN in v would be NaN. All lanes of the group
+          // agree.
           if (s[a * kRows + r] == Least<A>()) continue;
           const A term = TermUnder(states[r].peak(), s[a * kRows + r]);
           states[r].total() += term;

@@ -1,12 +1,13 @@
 // The gradients of attention.cuh: of q (and the bias) by rows, of k and v by keys, through the
-// transposed structure. Each number is gathered by one group: no atomics, the same bits each time.
+// transposed structure. Each element of a result is summed by one group: no atomics, deterministic.
 #pragma once
 
 #include "attention.cuh"
 
 namespace sgap {
 
-// p and ds of an entry from its score and dp = dout . v; zeros where it is masked.
+// The probability p and the score's gradient ds of an entry, from its score s and dp = dout . v;
+// zeros where the entry is masked.
 template <class A>
 __device__ inline void Differentiate(A s, A dp, A lse, A delta, A& p, A& ds) {
   const bool kept = s != Least<A>() && lse != Least<A>();

@@ -1,15 +1,15 @@
 // Attention over column vectors on tensor cores, float16 and bfloat16: the fused forward pass in
-// octet tiles (vectorSparse, sections 5.3 and 6.3), re-derived for m16n8k16. The meaning, masks and
+// octet tiles (vectorSparse, sections 5.3 and 6.3), re-derived for m16n8k16. Equations, masks and
 // flags are those of attention.cuh.
 //
 // kLength   V, rows of a vector: 8, 16 or 32
-// kRows     of these, 8, 16 or 32 that a warp takes, with kHeads heads of q that share keys and
-//           values: kTiles = kHeads * kRows / 8 tiles of 8 rows, which share what is gathered
-// kSteps    features of q and k in 32s, kPanels those of v in 64s
+// kRows     rows of a vector that a warp takes (8, 16 or 32), for kHeads heads of q that share keys
+//           and values: kTiles = kHeads * kRows / 8 tiles of 8 rows, which share what is gathered
+// kSteps    features of q and k, in units of 32; kPanels: features of v, in units of 64
 // kWarps    warps of a block, which share a block row, each taking every kWarps-th step of 16
-//           vectors; merged in order, so the bits are the same at each call
+//           vectors; merged in a fixed order: deterministic
 // kVector   both depths are multiples of 8
-// kFull     they are 32 * kSteps and 64 * kPanels: nothing in the loop asks for them
+// kFull     the depths are 32 * kSteps and 64 * kPanels: the loop has no bounds checks for features
 //
 // Operands are swapped, so that the vectors' rows are the 8 columns of an mma and the 16 vectors of
 // a step its 16 rows. With g = lane / 4 and t = lane % 4, and own(r) = r / 2 * 4 + r % 2:
@@ -21,9 +21,9 @@
 //   O^T += V^T P^T A = columns 8g to 8g + 7 of each 64, of the rows of v that vectors 4t to 4t + 3
 //                  name: one line of 128 bytes each, halves joined by PRMT
 //
-// No shuffle but six for the columns of a step and three for each maximum, and no shared memory but
-// to merge warps. In a vector of which some rows are masked (is_causal), NaN and infinity in its
-// row of v reach these rows too.
+// Shuffles: six for the columns of a step, three for each maximum. Shared memory is used only to
+// merge warps. In a vector of which some rows are masked (is_causal), NaN and infinity in its row
+// of v reach these rows too.
 #pragma once
 
 #include "attention.cuh"
@@ -31,21 +31,21 @@
 
 namespace sgap {
 
-// exp(x - peak); for numbers that are rounded to 16 bits.
+// exp(x - peak), approximate: for results that are rounded to 16 bits.
 __device__ inline float FastTerm(float peak, float x) {
   float term;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(term) : "f"((x - peak) * 1.44269504f));
   return term;
 }
 
-// A row keeps the columns below this.
+// The causal bound of a row: columns from here on are masked.
 __device__ inline unsigned KeptBelow(const AttentionCall& call, Size row) {
   if (row >= call.m) return 0;
   return call.Has(kCausal) ? Indices(row + 1) : 1u << 31;
 }
 
-// The scores of two rows next to each other with two vectors that have one between them, of which
-// the first has its bias from `bias` on; -infinity where an entry is masked.
+// Turns the dot products of two vectors and the lane's two neighbouring rows into scores; -infinity
+// where an entry is masked. The two vectors are two positions apart; `bias` is at the first one's.
 template <int kLength>
 __device__ inline void ScoreTile(const AttentionCall& call, const unsigned (&below)[2],
                                  const Index (&columns)[2], float scale, const float* bias,
@@ -64,12 +64,12 @@ __device__ inline void ScoreTile(const AttentionCall& call, const unsigned (&bel
   }
 }
 
-// Eight rows of one head: their queries, and the softmax as far as it is known.
+// Eight rows of one head: their queries and their running softmax.
 template <class T, int kSteps, int kPanels, bool kVector>
 struct OctetRows {
   Pack<unsigned, 4> query[kSteps];
   float sums[4 * kPanels][4];
-  float total[2], peak[2];  // of rows 2t and 2t + 1; totals of the lane's vectors alone
+  float total[2], peak[2];  // of rows 2t and 2t + 1; totals over the lane's vectors only
 
   __device__ void Clear(const T* row, bool exists, unsigned depth, unsigned t) {
     LoadOwn<kVector>(row, exists, depth, t, query);
@@ -84,7 +84,8 @@ struct OctetRows {
       peak[e] = Least<float>();
     }
   }
-  // Scores of two vectors become terms of p; the sums are rescaled to the new peak.
+  // Raises the peak, rescales the sums to it, and replaces the scores of two vectors by the terms
+  // exp(s - peak).
   __device__ void Raise(float (&s)[4]) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -94,7 +95,7 @@ struct OctetRows {
         greatest = Greater()(greatest, __shfl_xor_sync(~0u, greatest, distance));
       }
       greatest = Greater()(greatest, peak[e]);
-      // Where that is -infinity there is nothing, and all terms are zero.
+      // A peak of -infinity: no entry so far, and all terms are zero.
       const float under = greatest == Least<float>() ? 0 : greatest;
       const float factor = FastTerm(under, peak[e]);
       peak[e] = greatest;
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
       for (int i = 0; i < kTiles; ++i) {
         float s[4] = {};
         key.Multiply(rows[i].query, s);
-        // Rows of k and v of wide heads do not fit together.
+        // Of wide heads the registers do not hold rows of k and rows of v together.
         if (kPanels > 2 && i == 0) value.Load(of_values, value_bytes, quad, all, value_depth, g);
         const float* own_bias = call.Bias(bias, product, first_head + i / kOfHead, kLength);
         ScoreTile<kLength>(call, below[i % kOfHead], own, scale, own_bias + entry + i % kOfHead * 8,

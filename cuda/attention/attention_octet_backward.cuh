@@ -1,44 +1,46 @@
 // The gradients of attention_octet.cuh on tensor cores, float16 and bfloat16: of q (and the bias)
-// by rows here, of k and v by keys in attention_octet_keys.cuh. Both walks are the same products,
-// of rows that are gathered as they are and rows that a warp owns:
+// by rows here, of k and v by keys in attention_octet_keys.cuh. Both walks form the same matrix
+// products, of gathered rows and of rows that a warp owns:
 //
 //             gathered       owned      S            dP              sums
 //   by rows   16 of k, v     8 of q     S^T = K Q^T  dP^T = V dO^T   dQ^T += K^T dS^T
 //   by keys   16 of q, dout  8 of k, v  S = Q K^T    dP = dO V^T     dK^T += Q^T dS
 //                                                                    dV^T += dO^T P
 //
-// The A operand of the sums is that of S or dP, each 8 x 8 of it turned by movmatrix: what is
-// gathered is read once. p and ds are rounded to 16 bits there, dbias is not.
+// The A operand of the last column's products is that of S or dP with each 8 x 8 submatrix
+// transposed by movmatrix, so gathered rows are read once. p and ds are rounded to 16 bits for
+// these products; dbias is not.
 //
-// kSteps, kValueSteps  features of q and k, and of v and dout, in 32s; with kFull they fill these.
-//                      The rest is as in attention_octet.cuh
+// kSteps, kValueSteps  features of q and k, and of v and dout, in units of 32; with kFull the
+// depths
+//                      are exactly these. The other parameters are those of attention_octet.cuh
 //
-// Each number is summed in one order: the same bits at each call.
+// Each element of a result is summed in one fixed order: deterministic.
 #pragma once
 
 #include "attention_octet.cuh"
 
 namespace sgap {
 
-// Scores become p, and the numbers of dP become ds; zeros where an entry is masked. `lse` is from
+// Replaces a score by p and an element of dP by ds; zeros where an entry is masked. `lse` is from
 // TermsUnder.
 __device__ inline void FastDifferentiate(float lse, float delta, float& s, float& dp) {
   const bool kept = s != Least<float>();
   s = kept ? FastTerm(lse, s) : 0;
   dp = kept ? s * (dp - delta) : 0;
 }
-// Of a row with no entries, whose lse is -infinity, all terms are zero.
+// The lse to subtract. A row with no entries has -infinity; +infinity makes all its terms zero.
 __device__ inline float TermsUnder(float lse) { return lse == Least<float>() ? -lse : lse; }
 
-// Numbers of two rows (keys) and four of the others as a B operand, k = 4t to 4t + 3.
+// The values of a D fragment, packed and transposed as a B operand, k = 4t to 4t + 3.
 template <class T>
 __device__ inline void TurnTile(const float (&x)[4], unsigned (&b)[2]) {
   b[0] = TransposeMatrix(PackPair<T>(x[0], x[1]));
   b[1] = TransposeMatrix(PackPair<T>(x[2], x[3]));
 }
 
-// sums += the gathered rows, transposed, times each tile's b. Of each 32 features a lane ends with
-// 8 (g / 2) + g % 2 + {0, 2, 4, 6}, two in an mma, for the tile's rows 2t and 2t + 1.
+// sums += (the gathered rows)^T times each tile's b. Of each 32 features a lane ends with 8 (g / 2)
+// + g % 2 + {0, 2, 4, 6}, two in an mma, for the tile's rows 2t and 2t + 1.
 template <class T, int kTiles, int kSteps, bool kVector>
 __device__ inline void AddTransposed(const KeyFragments<T, kSteps, kVector>& rows,
                                      const unsigned (&b)[kTiles][2],
@@ -55,8 +57,8 @@ __device__ inline void AddTransposed(const KeyFragments<T, kSteps, kVector>& row
   }
 }
 
-// What the warps that share a tile have of its sums, merged and stored: of the rows 2t and 2t + 1
-// lanes of even g have the first, the others the second. All threads of the block call.
+// Merges the sums of the warps that share a tile, and stores them: lanes of even g store row 2t,
+// lanes of odd g row 2t + 1. All threads of the block must call.
 template <bool kVector, int kShare, int kBlock, class T, int kCount>
 __device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
                                        const float (&sums)[kCount][4]) {

@@ -1,11 +1,13 @@
-// The gradients of k and v in attention on tensor cores: attention_octet_backward.cuh, by keys.
+// The gradients of k and v in attention on tensor cores: the walk by keys of
+// attention_octet_backward.cuh.
 //
 // kTiles   a warp owns 8 * kTiles neighbouring keys, and gathers the rows of q and dout of each
-//          block row that any of them stores: near to each other they store much the same ones
-// kShare   warps that share these keys, each taking a range of their block rows; merged in order
+//          block row in which any of them is stored: neighbours are mostly stored in the same ones
+// kShare   warps that share these keys, each taking a range of their block rows; merged in a fixed
+//          order
 //
-// Where a row of q or dout has NaN or infinity, all features of dk and dv of the keys that it
-// stores are NaN, and of others nothing is.
+// Where a row of q or dout has NaN or infinity, all features of dk and dv are NaN for the keys
+// stored in that row; other keys are not affected.
 #pragma once
 
 #include "attention_octet_backward.cuh"
@@ -13,17 +15,20 @@
 
 namespace sgap {
 
-// The vectors of 8 * kTiles neighbouring keys, walked together in windows of 32 block rows: the
-// next that any of the keys stores, and those that follow it. Lanes of g have key g of each tile.
+// The vectors of 8 * kTiles neighbouring keys, walked together in windows of 32 block rows. A
+// window begins at the next block row in which any of the keys is stored. Lanes of g have key g of
+// each tile.
 template <int kTiles>
 struct KeyLists {
-  unsigned next[kTiles], last[kTiles];  // vectors of the lane's keys that are left
-  unsigned stop;                        // the block row before which the warp's share ends
-  unsigned base, any;                   // first block row of the window, and which of it are stored
-  // Of keys 2t and 2t + 1 of a tile: which block rows they store, and the first one's vector.
+  unsigned next[kTiles], last[kTiles];  // the vectors of the lane's keys that remain
+  unsigned stop;                        // end of the warp's range of block rows
+  unsigned base, any;                   // the window's first block row; bits of stored ones
+  // For keys 2t and 2t + 1 of a tile: bits of the block rows that store them, and the position of
+  // the first such vector.
   unsigned stored[kTiles][2], at[kTiles][2];
 
-  // Keys first and on, as far as `end`; `share` of kShare nearly equal ranges of block rows.
+  // Starts at key `first`, up to `end`, in range `share` of kShare nearly equal ranges of block
+  // rows.
   template <int kShare>
   __device__ void Begin(const Index* column_offsets, const Index* row_indices, Size first, Size end,
                         unsigned share) {
@@ -50,8 +55,8 @@ struct KeyLists {
       }
     }
   }
-  // The block rows of the window that one of the lane's keys stores, a bit each. Of one that is
-  // stored twice, as a traced structure may have it, the second is left to another window.
+  // The block rows of the window that store one of the lane's keys, as bits. If a block row stores
+  // a key twice, as a traced structure may, the second one is left to the next window.
   __device__ unsigned Window(const Index* row_indices, unsigned from, unsigned to) const {
     constexpr int kAtOnce = 4;  // loads of a lane under way
     unsigned bits = 0, limit = stop - base < 32 ? stop - base : 32, row = 0;
@@ -82,7 +87,7 @@ struct KeyLists {
     }
     return limit < 32 ? bits & ((1u << limit) - 1) : bits;
   }
-  // The next window; false where there is none. All lanes of the warp call.
+  // Moves to the next window; returns false where there is none. All lanes of the warp must call.
   __device__ bool Find(const Index* row_indices) {
     unsigned least = ~0u;
 #pragma unroll
@@ -109,7 +114,7 @@ struct KeyLists {
   }
 };
 
-// Whether none of the numbers is NaN or infinity.
+// Whether no value is NaN or infinite.
 template <class T, int kSteps>
 __device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
   bool finite = true;
@@ -122,7 +127,7 @@ __device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
   return finite;
 }
 
-// Neighbouring keys and their values, and the gradients as far as they are known.
+// The keys and values that a warp owns, and the running sums of their gradients.
 template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, bool kVector>
 struct OctetKeys {
   Pack<unsigned, 4> key[kTiles][kSteps], value[kTiles][kValueSteps];
@@ -130,7 +135,8 @@ struct OctetKeys {
   KeyLists<kTiles> lists;
   Index first;  // key 2t of the first tile
 
-  // From those at k and v on, of which the lane loads one in each tile, below `end`.
+  // Loads the keys and values from position `at` on, one of each tile in each lane, below `end`;
+  // clears the sums.
   __device__ void Clear(const T* k, const T* v, const AttentionCall& call, Size at, Size end,
                         unsigned t) {
 #pragma unroll
@@ -144,7 +150,7 @@ struct OctetKeys {
       for (int j = 0; j < 8 * kValueSteps; ++j) of_value[i][j / 4][j % 4] = 0;
     }
   }
-  // What the rows of a head give, of which the lane has two: `rows`, of the window's `bit`.
+  // Adds the contribution of two rows of a head in each lane: `rows`, at bit `bit` of the window.
   __device__ void Add(const AttentionCall& call, KeyFragments<T, kSteps, kVector>& query,
                       KeyFragments<T, kValueSteps, kVector>& cotangent, const Index (&rows)[2],
                       unsigned bit, float (&lse)[2], const float (&delta)[2], float scale,
@@ -193,8 +199,8 @@ struct OctetKeys {
       s[j] += bias[Size(unsigned(permutation[at])) * kLength + rows[j / 2] % kLength];
     }
   }
-  // A row with NaN or infinity becomes zeros, which reach no key, under an lse of NaN, which
-  // reaches the keys that it stores.
+  // Replaces a row with NaN or infinity by zeros, which reach no key, and its lse by NaN, which
+  // reaches the keys stored in the row.
   __device__ static void ClearRows(KeyFragments<T, kSteps, kVector>& query,
                                    KeyFragments<T, kValueSteps, kVector>& cotangent,
                                    float (&lse)[2]) {
@@ -225,7 +231,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
     long long vectors, long long batch, long long scale_bits, long long flags) {
-  constexpr int kRows = kLength < 16 ? kLength : 16;  // of a block row, in a step of 16
+  constexpr int kRows = kLength < 16 ? kLength : 16;  // rows of a block row in a step of 16
   if (kFull) {
     depth = 32 * kSteps;
     value_depth = 32 * kValueSteps;
@@ -260,7 +266,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     while (own.lists.Find(row_indices)) {
 #pragma unroll 1
       for (unsigned left = own.lists.any; left != 0;) {
-        // Of vectors of 8 two block rows: lanes of g < 4 have the first.
+        // With V = 8 a step takes two block rows: lanes of g < 4 have the first.
         unsigned bit = __ffs(left) - 1;
         left &= left - 1;
         if (kLength == 8) {
@@ -279,7 +285,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
           }
 #pragma unroll 1
           for (unsigned head = 0; head < heads_of_key; ++head) {
-            // Of a row that does not exist nothing is kept: the first one is in its place.
+            // A row that does not exist is replaced by the first row; its results are dropped.
             KeyFragments<T, kSteps, kVector> query;
             query.LoadAny(queries + head * unsigned(depth), row_bytes, rows, depth, t);
             KeyFragments<T, kValueSteps, kVector> cotangent;

@@ -1,18 +1,18 @@
-// What a warp gathers for attention in octet tiles, as operands of an mma: attention_octet.cuh has
-// the layout.
+// The gathered operands of attention in octet tiles, as fragments of an mma: attention_octet.cuh
+// has the layout.
 #pragma once
 
 #include "mma.cuh"
 
 namespace sgap {
 
-// As far as indices go, for comparisons of 32 bits.
+// A size clamped to 2^31, above every index, so that comparisons have 32 bits.
 __device__ inline unsigned Indices(Size size) {
   return size < 1u << 31 ? unsigned(size) : 1u << 31;
 }
 
-// Sixteen vectors of a block row: a lane looks up one, and has from the others those whose rows of
-// k or v it loads; -1 where there is none.
+// The columns of sixteen vectors of a block row: each lane looks up one, and shuffles give it the
+// columns whose rows of k or v it loads; -1 where there is no vector.
 struct OctetColumns {
   Index found;
 
@@ -32,8 +32,8 @@ struct OctetColumns {
   }
 };
 
-// Of the rows that `columns` name, 8 numbers from `first` on of each kSpan: 16 bytes a lane. Rows
-// are so many bytes apart; with kAll there are all of them, else zeros for those that are not.
+// Loads 8 values of each kSpan, from value `first` on, of the rows that `columns` name: 16 bytes a
+// lane. Rows are `bytes` apart. With kAll every row exists; otherwise absent rows give zeros.
 template <bool kVector, bool kAll, int kSpan, class T, int kRows, int kSteps>
 __device__ inline void LoadRowsOf(const T* rows, unsigned bytes, const Index (&columns)[kRows],
                                   unsigned depth, unsigned first,
@@ -50,7 +50,7 @@ __device__ inline void LoadRowsOf(const T* rows, unsigned bytes, const Index (&c
   }
 }
 
-// all: no column of the warp is -1; most steps have no zeros to make
+// As LoadRowsOf; `all`: no column of the warp is -1, which is so in most steps.
 template <bool kVector, int kSpan, class T, int kRows, int kSteps>
 __device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&columns)[kRows],
                                 bool all, unsigned depth, unsigned first,
@@ -62,8 +62,8 @@ __device__ inline void LoadRows(const T* rows, unsigned bytes, const Index (&col
   }
 }
 
-// Of one row, features 8t to 8t + 7 of each 32: with those of the other lanes a B operand, of which
-// this row is column g. Zeros where it does not exist.
+// Loads features 8t to 8t + 7 of each 32 of one row: together with the other lanes a B operand, of
+// which this row is column g. Zeros where the row does not exist.
 template <bool kVector, class T, int kSteps>
 __device__ inline void LoadOwn(const T* row, bool exists, unsigned depth, unsigned t,
                                Pack<unsigned, 4> (&words)[kSteps]) {
@@ -74,7 +74,7 @@ __device__ inline void LoadOwn(const T* row, bool exists, unsigned depth, unsign
   }
 }
 
-// Rows of k (or v) as the A operand of S^T: features 8t to 8t + 7 of each 32 of two vectors' rows.
+// Rows of k (or v) as the A operand of S^T: features 8t to 8t + 7 of each 32, for two vectors.
 template <class T, int kSteps, bool kVector>
 struct KeyFragments {
   Pack<unsigned, 4> words[2][kSteps];
@@ -83,13 +83,13 @@ struct KeyFragments {
                        unsigned depth, unsigned t) {
     LoadRows<kVector, 32>(rows, bytes, columns, all, depth, 8 * t, words);
   }
-  // The first row where a column is -1, whatever it has: for products of which nothing is kept.
+  // Loads the first row where a column is -1: for products whose results are dropped.
   __device__ void LoadAny(const T* rows, unsigned bytes, const Index (&columns)[2], unsigned depth,
                           unsigned t) {
     const Index some[2] = {columns[0] < 0 ? 0 : columns[0], columns[1] < 0 ? 0 : columns[1]};
     Load(rows, bytes, some, true, depth, t);
   }
-  // sums += these times the rows of q in `query`
+  // sums += these rows times the rows of q in `query`
   __device__ void Multiply(const Pack<unsigned, 4> (&query)[kSteps], float (&sums)[4]) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
@@ -104,7 +104,7 @@ struct KeyFragments {
   }
 };
 
-// Rows of v as the A operand of O^T: columns 8g to 8g + 7 of each 64 of four vectors' rows.
+// Rows of v as the A operand of O^T: columns 8g to 8g + 7 of each 64, for four vectors.
 template <class T, int kPanels, bool kVector>
 struct ValueFragments {
   Pack<unsigned, 4> words[4][kPanels];

@@ -1,5 +1,5 @@
-// What multiplies the sums of SDDMM before they are rounded: kWeighted, a weight of each; kScaled,
-// a scale of all; both, in this order, or neither, which leaves no trace in the machine code.
+// Factors that multiply the sums of SDDMM before they are rounded. kWeighted: a weight for each
+// sum; kScaled: one scale for all; both, in this order, or neither, which adds no machine code.
 #pragma once
 
 #include "types.cuh"
@@ -11,15 +11,15 @@ struct Factors {
   const T* weights;
   const Accumulator<T>* scale;
 
-  // Those of a product, of operands that it shares where the stride is 0.
+  // The factors of batch member `product`; a stride of 0 means that the batch shares the operand.
   __device__ Factors Of(Size product, Size weights_stride, Size scale_stride) const {
     return {weights + product * weights_stride, scale + product * scale_stride};
   }
 
-  // Those of what follows the first `numbers`.
+  // The factors from position `numbers` on.
   __device__ Factors From(Size numbers) const { return {weights + numbers, scale}; }
 
-  // sums *= the factors of the first kCount numbers, which exist and are aligned as a Pack.
+  // sums *= the first kCount factors, which must exist and be aligned as a Pack.
   template <int kCount>
   __device__ void Multiply(Accumulator<T> (&sums)[kCount]) const {
     if constexpr (kWeighted) {
@@ -34,8 +34,8 @@ struct Factors {
     }
   }
 
-  // The same of the first `rows`, which a vector has in the matrix; the others become zero, and are
-  // not multiplied by it: there may be NaN in what they were made of.
+  // Multiplies the sums of the first `rows` rows of a vector; the other rows do not exist in the
+  // matrix. These are set to zero, not multiplied by it: they may hold NaN.
   template <int kCount>
   __device__ void MultiplyRows(Accumulator<T> (&sums)[kCount], unsigned rows) const {
     Multiply(sums);

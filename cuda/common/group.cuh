@@ -1,7 +1,6 @@
-// Reductions over a group: kGroup neighbouring lanes of a warp (Sgap, section 4), or kGroup lanes
-// kSide apart, kSide groups then lying side by side.
-// Every lane of the group must call; the masks name exactly these lanes, so groups of one warp may
-// be at different places.
+// Reductions over a group: kGroup neighbouring lanes of a warp (Sgap, section 4), or, with kSide >
+// 1, kGroup lanes at a distance of kSide, so that kSide groups are interleaved. Every lane of the
+// group must call; the masks name exactly these lanes, so groups of one warp may diverge.
 #pragma once
 
 #include "types.cuh"
@@ -15,7 +14,7 @@ struct Add {
   }
 };
 
-// NaN if either is.
+// The greater of two values; NaN if either is NaN.
 struct Greater {
   __device__ float operator()(float x, float y) const {
     float greater;
@@ -36,17 +35,17 @@ struct Less {
 
 template <int kGroup, int kSide = 1>
 struct Group {
-  enum { kWarp = 32, kLanes = kGroup * kSide };  // of all groups side by side
+  enum { kWarp = 32, kLanes = kGroup * kSide };  // of all interleaved groups
   static_assert(kLanes >= 1 && kLanes <= kWarp && (kLanes & (kLanes - 1)) == 0,
                 "a group is 1, 2, 4, 8, 16 or 32 lanes, and so are those side by side");
 
   unsigned lane = threadIdx.x / kSide % kGroup;  // within the group
-  unsigned side = threadIdx.x % kSide;           // which of the groups
+  unsigned side = threadIdx.x % kSide;           // which of the interleaved groups
   unsigned mask = (kLanes == kWarp ? ~0u : (1u << kLanes) - 1)
                   << (threadIdx.x % kWarp - threadIdx.x % kLanes);
 
-  // Parallel reduction: the sum (or what else Combine makes of two) over all lanes, in every lane,
-  // in the same order each time.
+  // Parallel reduction: every lane gets the sum over all lanes (or the combination by Combine),
+  // always in the same order.
   template <class Combine = Add, class A, int kColumns>
   __device__ void Reduce(A (&sums)[kColumns]) const {
 #pragma unroll
@@ -58,11 +57,11 @@ struct Group {
     }
   }
 
-  // What follows is for neighbouring lanes, kSide = 1.
+  // The methods below are for neighbouring lanes, kSide = 1.
 
-  // The same for several sums with fewer shuffles: as the lanes halve, each half goes on with half
-  // of the sums, until one is left. Lane l ends with the kCount / kGroup sums from number
-  // l * kCount / kGroup on (one, shared by neighbouring lanes, where there are more lanes).
+  // Reduces several sums with fewer shuffles: as the lanes halve, each half goes on with half of
+  // the sums, until one is left. Lane l ends with kCount / kGroup of the sums, from sum l * kCount
+  // / kGroup on (with one, shared by neighbouring lanes, where there are more lanes than sums).
   template <class A, int kCount>
   __device__ void ReduceSpread(A (&sums)[kCount]) const {
     static_assert((kCount & (kCount - 1)) == 0, "sums that halve");
@@ -83,7 +82,7 @@ struct Group {
     }
   }
 
-  // sums += what the next lane gives; the last has no next.
+  // sums += `given` of the next lane; the last lane adds nothing.
   template <class A, int kColumns>
   __device__ void AddNext(const A (&given)[kColumns], A (&sums)[kColumns]) const {
 #pragma unroll
@@ -93,8 +92,8 @@ struct Group {
     }
   }
 
-  // Segment reduction: lanes with equal keys, which must be neighbours, are one segment. The first
-  // lane of each gets the sum over the segment (or what else Combine makes of it), and true.
+  // Segment reduction: lanes with equal keys, which must be neighbours, form a segment. The first
+  // lane of each segment gets the sum over it (or the combination by Combine) and true.
   template <class Combine = Add, class Key, class A, int kColumns>
   __device__ bool ReduceSegments(Key key, A (&sums)[kColumns]) const {
 #pragma unroll

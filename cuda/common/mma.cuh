@@ -1,10 +1,10 @@
-// Tensor cores: D += A B by one warp, with A 16 x kDepth and B kDepth x 8, and what makes their
-// fragments of numbers as they lie in memory.
+// Tensor cores: D += A B by one warp, with A 16 x kDepth and B kDepth x 8, and the functions that
+// load, round and pack its fragments.
 //
-// With g = lane / 4 and t = lane % 4 (PTX ISA, 9.7.14) a lane has
+// With g = lane / 4 and t = lane % 4 (PTX ISA, 9.7.14) a lane holds
 //
 //           float16, bfloat16: kDepth = 16,           float as tf32: kDepth = 8,
-//           two numbers a register, at k and k + 1    one number a register
+//           two values a register, at k and k + 1     one value a register
 //   A a[0]  row g,     k = 2t                         row g,     k = t
 //     a[1]  row g + 8, k = 2t                         row g + 8, k = t
 //     a[2]  row g,     k = 2t + 8                     row g,     k = t + 4
@@ -14,8 +14,8 @@
 //   D d[0], d[1]  row g,     columns 2t and 2t + 1    the same
 //     d[2], d[3]  row g + 8, columns 2t and 2t + 1
 //
-// The order of k is free where A and B have the same. Rows of A and columns of B are independent:
-// what is in one of them reaches no other row or column of D, NaN included.
+// The order of k is free as long as A and B have the same. Rows of A and columns of B are
+// independent: values in one of them, NaN included, reach no other row or column of D.
 #pragma once
 
 #include "types.cuh"
@@ -31,7 +31,8 @@ struct MmaOf<float> {
   enum { kDepth = 8 };
 };
 
-// All lanes of the warp call. Sums are carried in float32; a tensor core rounds them toward zero.
+// All lanes of the warp must call. Sums are carried in float32; a tensor core rounds them toward
+// zero.
 template <class T>
 __device__ void MultiplyAdd(const unsigned (&a)[4], const unsigned (&b)[2], float (&d)[4]);
 
@@ -55,7 +56,7 @@ __device__ inline void MultiplyAdd<bfloat16>(const unsigned (&a)[4], const unsig
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Registers of RoundToTf32.
+// Registers must come from RoundToTf32.
 template <>
 __device__ inline void MultiplyAdd<float>(const unsigned (&a)[4], const unsigned (&b)[2],
                                           float (&d)[4]) {
@@ -66,18 +67,18 @@ __device__ inline void MultiplyAdd<float>(const unsigned (&a)[4], const unsigned
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// To nearest, ties away from zero: left to the tensor core, the low bits are cut off.
+// Rounds to nearest, ties away from zero: without it the tensor core truncates the low bits.
 __device__ inline unsigned RoundToTf32(float x) {
   unsigned rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
   return rounded;
 }
 
-// Two 16-bit numbers as a register: the lower halves of x and y, or the upper ones.
+// Packs two 16-bit values in a register: the lower halves of x and y, or the upper ones.
 __device__ inline unsigned PackLow(unsigned x, unsigned y) { return __byte_perm(x, y, 0x5410); }
 __device__ inline unsigned PackHigh(unsigned x, unsigned y) { return __byte_perm(x, y, 0x7632); }
 
-// Two numbers rounded to 16 bits, the first in the lower half.
+// Rounds two values to 16 bits and packs them, the first in the lower half.
 template <class T>
 __device__ inline unsigned PackPair(float low, float high) {
   T first, second;
@@ -86,8 +87,8 @@ __device__ inline unsigned PackPair(float low, float high) {
   return unsigned(first.bits) | unsigned(second.bits) << 16;
 }
 
-// An 8 x 8 matrix of 16-bit numbers, transposed: a lane gives columns 2t and 2t + 1 of row g, and
-// gets rows 2t and 2t + 1 of column g. All lanes of the warp call.
+// Transposes an 8 x 8 matrix of 16-bit values: a lane gives columns 2t and 2t + 1 of row g, and
+// gets rows 2t and 2t + 1 of column g. All lanes of the warp must call.
 __device__ inline unsigned TransposeMatrix(unsigned pair) {
   unsigned turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
@@ -98,8 +99,8 @@ __device__ inline unsigned Bits(float x) { return __float_as_uint(x); }
 __device__ inline unsigned Bits(float16 x) { return x.bits; }
 __device__ inline unsigned Bits(bfloat16 x) { return x.bits; }
 
-// Consecutive numbers as kWords registers, zeros from number `left` on. With kVector all of them or
-// none exist, aligned as a Pack; otherwise the first `left` do.
+// Loads consecutive values as kWords registers, with zeros from value `left` on. With kVector all
+// of them exist, aligned as a Pack, or none does; otherwise the first `left` exist.
 template <bool kVector, int kWords, class T>
 __device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned left) {
   enum { kInWord = 4 / sizeof(T) };
@@ -115,8 +116,9 @@ __device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned le
   return words;
 }
 
-// Sums rounded once and stored together: 4, 8 or 16 bytes, aligned as a Pack of them. Of what C++
-// can say the compiler makes several stores where the address is not as plain as it likes.
+// Rounds sums once and stores them in one instruction: 4, 8 or 16 bytes, aligned as a Pack of them.
+// Assembly, since from C++ the compiler makes several stores where it cannot see that the address
+// is aligned.
 template <class T, int kCount>
 __device__ inline void StoreTogether(T* numbers, const float (&sums)[kCount]) {
   enum { kInWord = 4 / sizeof(T), kWords = kCount / kInWord };
@@ -145,7 +147,7 @@ __device__ inline void StoreTogether(T* numbers, const float (&sums)[kCount]) {
   }
 }
 
-// The numbers of a lane in a row: with kVector all of them, otherwise the first `left`.
+// Stores a lane's values of a row: with kVector all of them, otherwise the first `left`.
 template <bool kVector, class T, int kCount>
 __device__ inline void StoreWords(T* row, unsigned left, const float (&sums)[kCount]) {
   if constexpr (kVector) {
@@ -155,7 +157,7 @@ __device__ inline void StoreWords(T* row, unsigned left, const float (&sums)[kCo
   }
 }
 
-// How sums reach the numbers of a lane in a row: they replace them.
+// The store policy that overwrites the values of a row with the rounded sums.
 template <bool kVector>
 struct Rounded {
   template <class T, int kCount>

@@ -1,6 +1,6 @@
-// mma.m8n8k4 (PTX ISA, 9.7.14.5.1): one warp does four products D += A B, with A 8 x 4, B 4 x 8 and
-// D 8 x 8; numbers of float16, sums in float32. Product q is of an octet: the low group of lanes
-// 4q to 4q + 3 and the high group of lanes 4q + 16 to 4q + 19. With t = lane % 4 a lane has
+// mma.m8n8k4 (PTX ISA, 9.7.14.5.1): one warp computes four products D += A B, with A 8 x 4, B 4 x 8
+// and D 8 x 8; values in float16, sums in float32. Product q belongs to octet q: the low group of
+// lanes 4q to 4q + 3 and the high group of lanes 4q + 16 to 4q + 19. With t = lane % 4 a lane holds
 //
 //   row of A along its registers  row t of its half (high group: t + 4), k = 0 to 3
 //   column of A                   rows 0 to 3 of its half, k = t
@@ -8,15 +8,15 @@
 //   D d[i]                        row (t & 1) + (i & 2) of its half, column (i & 4) + (t & 2) + (i
 //   & 1)
 //
-// The instruction of sm_70. Compilers know it for sm_80 and later too, where they make some 20
-// shuffles and 32 multiply-adds of CUDA cores of it: no tensor core works there.
+// The instruction was made for sm_70. For sm_80 and later compilers expand it to some 20 shuffles
+// and 32 multiply-adds on CUDA cores: no tensor core is used there.
 #pragma once
 
 #include "types.cuh"
 
 namespace sgap {
 
-// All lanes of the warp call. A by columns, B by rows.
+// All lanes of the warp must call. A is held by columns, B by rows.
 __device__ inline void MultiplyColumnsByRows(unsigned a0, unsigned a1, unsigned b0, unsigned b1,
                                              float (&d)[8]) {
   asm volatile(
@@ -27,7 +27,7 @@ __device__ inline void MultiplyColumnsByRows(unsigned a0, unsigned a1, unsigned 
       : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
 }
 
-// A by rows, B by columns.
+// A is held by rows, B by columns.
 __device__ inline void MultiplyRowsByColumns(unsigned a0, unsigned a1, unsigned b0, unsigned b1,
                                              float (&d)[8]) {
   asm volatile(

@@ -1,4 +1,4 @@
-// The row of an entry, from the row offsets. Empty rows own no entry, however many there are.
+// Searches for the row of an entry, given the row offsets. Any number of empty rows is allowed.
 #pragma once
 
 #include "types.cuh"
@@ -18,8 +18,8 @@ __device__ inline Index RowBetween(const Index* row_offsets, unsigned low, unsig
   return Index(low);
 }
 
-// RowBetween by all lanes of a warp, which call together with the same arguments: each round leaves
-// one of 32 parts, where a lane alone halves.
+// RowBetween by all lanes of a warp, which must call together with the same arguments: each round
+// divides the range by 32, not by 2.
 __device__ inline Index RowByWarp(const Index* row_offsets, unsigned low, unsigned high, Index p) {
   enum { kWarp = 32 };
   const unsigned lane = threadIdx.x % kWarp;
@@ -32,8 +32,8 @@ __device__ inline Index RowByWarp(const Index* row_offsets, unsigned low, unsign
   return Index(low);
 }
 
-// The row of entry p, known to be `row` or later: steps that double, since the next row is most
-// often near but a run of empty rows may be long.
+// The row of entry p, known to be `row` or later, by steps that double: the next row is most often
+// near, but many empty rows may lie between.
 __device__ inline Index RowFrom(const Index* row_offsets, unsigned row, unsigned rows, Index p) {
   unsigned step = 1;
   while (row + step < rows && row_offsets[row + step] <= p) {
@@ -43,8 +43,8 @@ __device__ inline Index RowFrom(const Index* row_offsets, unsigned row, unsigned
   return RowBetween(row_offsets, row, row + step < rows ? row + step : rows, p);
 }
 
-// The first of entries `first` to last - 1, whose rows ascend, that is in `row` or later; `last`
-// where none is.
+// The first entry of `first` to last - 1 that is in `row` or later, given that the rows ascend;
+// `last` where there is none.
 __device__ inline unsigned FirstFrom(const Index* rows, unsigned first, unsigned last, Index row) {
   while (first < last) {
     const unsigned middle = first + (last - first) / 2;

@@ -1,4 +1,4 @@
-// Number types of the kernels, what they accumulate in, and columns of a row as vectors.
+// Number types of the kernels, their accumulators, and vector loads and stores of a row's columns.
 // No CUDA header and no library: NVRTC compiles this as it is.
 #pragma once
 
@@ -7,10 +7,10 @@ namespace sgap {
 using Index = int;                // row offsets, column indices, permutations
 using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
 
-// Threads of a multiprocessor that must fit: 64 registers each. Left to itself ptxas aims at 32 and
-// spills on the way.
+// Threads that must fit on a multiprocessor: 64 registers each. Without this bound ptxas aims at 32
+// registers for some kernels, and spills.
 enum { kThreads = 1024 };
-// Of kernels whose lanes keep the sums of many rows: 128 registers each.
+// The same for kernels whose lanes hold the sums of many rows: 128 registers each.
 enum { kTileThreads = 512 };
 
 struct float16 {
@@ -20,7 +20,7 @@ struct bfloat16 {
   unsigned short bits;
 };
 
-// Sums are carried in float32 at least.
+// Sums are carried in float32 or, for float64, in float64.
 template <class T>
 struct AccumulatorOf {
   using type = float;
@@ -45,7 +45,7 @@ __device__ inline float Widen(bfloat16 x) {
   return wide;
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 __device__ inline void Narrow(float x, float& narrow) { narrow = x; }
 __device__ inline void Narrow(double x, double& narrow) { narrow = x; }
 __device__ inline void Narrow(float x, float16& narrow) {
@@ -55,14 +55,14 @@ __device__ inline void Narrow(float x, bfloat16& narrow) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
 }
 
-// Consecutive numbers that one instruction loads or stores (two for 32 bytes).
+// Consecutive values that one instruction loads or stores (two for 32 bytes).
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];
 };
 
-// A row of those at `rows`, which are so many bytes apart. The compiler would extend both before a
-// loop and multiply 64 by 64 bits in it.
+// The address of row `row`, with rows `bytes` apart: a 32 x 32 bit multiplication. From C++ the
+// compiler would widen both factors before a loop, and multiply 64 by 64 bits in it.
 template <class T>
 __device__ inline const T* RowAt(const T* rows, Index row, unsigned bytes) {
   Size at;
@@ -70,8 +70,8 @@ __device__ inline const T* RowAt(const T* rows, Index row, unsigned bytes) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(rows) + at);
 }
 
-// The rows of a matrix, less than 4 GiB wide: of B a launch has at most 65535 tiles of columns, and
-// at most 65535 heads of 512 features.
+// The rows of a matrix, each shorter than 4 GiB: a launch has at most 65535 tiles of columns of B,
+// and at most 65535 heads of 512 features.
 template <class T>
 struct GatheredRows {
   const T* first;
@@ -85,13 +85,13 @@ struct GatheredRows {
 // The columns of a lane in one row of a row-major matrix. With kVector all kColumns of them exist
 // and are aligned as a Pack; otherwise only the first `left` exist.
 
-// Zeros beyond them.
+// Loads them; columns that do not exist are zeros.
 template <bool kVector, int kColumns, class T>
 __device__ inline Pack<T, kColumns> Load(const T* row, unsigned left) {
   Pack<T, kColumns> pack = {};
   if constexpr (kVector) {
     if constexpr (sizeof(T) == 2 && kColumns > 1) {
-      // Of halves of words that are loaded under a condition each would take two instructions.
+      // Loaded as whole words: a conditional load of each 16-bit half would take two instructions.
       using Words = Pack<unsigned, sizeof(pack) / 4>;
       Words words = {};
       if (left > 0) words = *reinterpret_cast<const Words*>(row);
@@ -162,7 +162,7 @@ __device__ void AddVector(A* row, const A (&sums)[kColumns]);  // never called
 __device__ constexpr bool HasVectorAdd() { return false; }
 #endif
 
-// row += sums, each sum in one atomic addition; in no fixed order among lanes
+// row += sums, one atomic addition for each sum, in no fixed order among lanes
 template <bool kVector, class A, int kColumns>
 __device__ inline void AddAtomically(A* row, unsigned left, const A (&sums)[kColumns]) {
   if constexpr (HasVectorAdd() && kVector && kColumns > 1 && sizeof(A) == sizeof(float)) {

@@ -1,20 +1,20 @@
 // wmma m8n32k16 (PTX ISA, 9.7.14.4): D += A B by one warp, with A 8 x 16, B 16 x 32 and D 8 x 32;
-// numbers of float16 or bfloat16, sums in float32. Which lane has which number of a fragment is not
+// values in float16 or bfloat16, sums in float32. The layout of a fragment over the lanes is not
 // documented, so fragments are loaded from shared memory and D is stored there.
 //
 // A matrix in shared memory begins at a multiple of 32 bytes, its rows (or columns) at multiples of
-// 16. All lanes of the warp call, with the same arguments. As with mma, what is in a row of A or in
-// a column of B reaches no other row or column of D, NaN included.
+// 16. All lanes of the warp must call, with the same arguments. As with mma, values in a row of A
+// or in a column of B reach no other row or column of D, NaN included.
 #pragma once
 
 #include "types.cuh"
 
 namespace sgap {
 
-// What numbers that follow each other in memory are: of one row, or of one column.
+// Whether a matrix is stored by rows or by columns.
 enum class Along { kRow, kColumn };
 
-// Of float16 the instruction wants four copies of A in a warp, of bfloat16 one.
+// The instruction holds four copies of A in a warp for float16, one for bfloat16.
 template <class T, Along kAlong>
 struct WmmaA;
 template <Along kAlong>
@@ -30,7 +30,7 @@ struct WmmaB {
   unsigned at[8];
 };
 
-// Instructions are text, which no template makes.
+// Macros, since the text of an instruction cannot depend on a template argument.
 #define SGAP_LOAD_2(kind, at)                                                 \
   asm volatile("wmma.load." kind " {%0, %1}, [%2], %3;"                       \
                : "=r"(at[0]), "=r"(at[1])                                     \
@@ -43,7 +43,7 @@ struct WmmaB {
                : "r"((unsigned)__cvta_generic_to_shared(start)), "r"(leading)                  \
                : "memory")
 
-// `leading`: numbers from one row (or column) to the next.
+// `leading`: distance in values from one row (or column) to the next.
 template <Along kAlong>
 __device__ inline void LoadFragment(const float16* start, unsigned leading,
                                     WmmaA<float16, kAlong>& a) {
@@ -107,8 +107,8 @@ __device__ inline void LoadFragment(const bfloat16* start, unsigned leading,
                : SGAP_SUMS(d)                                         \
                : "r"(a.at[0]), "r"(a.at[1]), SGAP_WORDS(b.at))
 
-// The two ways that lie well for a gather: C = A B with columns of A and rows of B in memory, and
-// X Y^T with rows of both.
+// The two layouts that suit a gather: C = A B with columns of A and rows of B in memory, and X Y^T
+// with rows of both.
 __device__ inline void MultiplyAdd(const WmmaA<float16, Along::kColumn>& a,
                                    const WmmaB<float16, Along::kRow>& b, float (&d)[8]) {
   SGAP_MULTIPLY_8("col.row.m8n32k16.f32.f32");
@@ -126,7 +126,7 @@ __device__ inline void MultiplyAdd(const WmmaA<bfloat16, Along::kRow>& a,
   SGAP_MULTIPLY_2("row.col.m8n32k16.f32.bf16.bf16.f32");
 }
 
-// D by rows, `leading` numbers (a multiple of 4) from one to the next.
+// Stores D by rows, which are `leading` values (a multiple of 4) apart.
 __device__ inline void StoreFragment(float* start, unsigned leading, const float (&d)[8]) {
   asm volatile(
       "wmma.store.d.sync.aligned.row.m8n32k16.shared.f32 [%0], "

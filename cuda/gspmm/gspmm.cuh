@@ -1,14 +1,16 @@
-// The extrema of messages over the rows of CSR, and at which entries: gspmm with a maximum or
-// minimum, for the points {<x row, c col>, 1} and {<1/r row, c col>, r} of Sgap, section 6.
+// The extremum of the messages of each row of CSR, and the entry that attains it: gspmm with a
+// maximum or minimum, for the points {<x row, c col>, 1} and {<1/r row, c col>, r} of Sgap, section
+// 6.
 //
 // add        messages are x + value, else x * value
-// minimum    the least, else the greatest; a NaN is either
+// minimum    the result is the minimum, else the maximum; a NaN counts as the extremum
 // kGroup     r, lanes that share a row, each taking every r-th entry
-// kWalk      rows that a group takes in turn: x, or those of worker_dim_r
+// kWalk      rows that a group takes in turn: x, or worker_dim_r
 // kColumns, kChunks, kBlock, kVector, kPermuted and the grid: see spmm.cuh
 //
-// The first two are arguments, so that one program serves all messages.
-// Positions are those in the values, also where these are permuted; -1 in a row without entries.
+// `add` and `minimum` are arguments of the kernel, not template parameters, so that one program
+// serves all messages. Reported positions are places in the values, also where these are permuted;
+// -1 in a row without entries.
 #pragma once
 
 #include "spmm.cuh"
@@ -27,15 +29,15 @@ __device__ inline void StoreColumns(T* row, unsigned left, const Pack<T, kColumn
   }
 }
 
-// A message and the position of its entry; none yet where that is negative.
+// A message and the position of its entry; a negative position means that there is none yet.
 template <class A>
 struct Found {
   A message = 0;
   Index at = -1;
 };
 
-// Whether `other` takes the place of `found`: it is better, or as good and comes before. The order
-// in which two of a row meet does not matter.
+// Whether `other` replaces `found`: it is better, or equal and earlier. The result does not depend
+// on the order in which the entries of a row are compared.
 template <class A>
 __device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found, bool minimum) {
   if (other.at < 0 || found.at < 0) return other.at >= 0;

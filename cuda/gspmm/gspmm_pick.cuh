@@ -1,5 +1,5 @@
-// The derivatives of gspmm with a maximum or minimum: products at the entries that attain it. With
-// q = arg[row, l], a position in the values or -1, and the source row of entry q in x,
+// The derivatives of gspmm with a maximum or minimum: they involve only the entries that attain it.
+// With q = arg[row, l], a position in the values or -1, and the source row of entry q in x,
 //
 //   pick            y[row, l]    = w[q] x[source, l]
 //   pick_to_x       y[source, l] = sum of w[q] d[row, l] over the entries q of source with
@@ -8,14 +8,14 @@
 //
 // kTransposed  the messages go along A^T: entry q is at (source, row) of A, else at (row, source)
 //
-// Every sum has one order: the same bits at each call.
+// Every sum has one fixed order: deterministic.
 #pragma once
 
 #include "gspmm.cuh"
 
 namespace sgap {
 
-// A lane for each number of the result.
+// One lane for each element of the result.
 template <class T, int kBlock, bool kTransposed>
 __global__ void __launch_bounds__(kBlock)
     GspmmPickKernel(const T* __restrict__ w, const Index* __restrict__ row_offsets,
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// {<x row, c col>, 1} and {<1/r row, c col>, r}, for the structure of which a row is a source.
+// {<x row, c col>, 1} and {<1/r row, c col>, r}, over the structure whose rows are the sources.
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)

@@ -35,7 +35,7 @@ std::string OpenDriver(const char* library, Driver* driver) {
       Slot("cuMemsetD8Async", &driver->cuMemsetD8Async),
       Slot("cuLaunchKernel", &driver->cuLaunchKernel),
   };
-  // Never closed: kernels and contexts live in it until the process ends.
+  // Never closed: kernels and contexts belong to it until the process ends.
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();

@@ -1,5 +1,5 @@
-// The functions of NVIDIA's driver that a launch calls, as a table. libcuda.so.1 fills it where
-// there is one; no CUDA header or toolkit is needed to build. Handles are opaque here.
+// The driver functions that a launch calls, as a table that is filled from libcuda.so.1 where that
+// exists: building needs neither CUDA headers nor the toolkit. Handles are opaque here.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ constexpr CuResult kCuSuccess = 0;
 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int kCuMaxDynamicSharedSizeBytes = 8;
 
-// Named as in cuda.h, whose versioned names (cuCtxPushCurrent_v2) are those that are looked up.
+// Names are those of cuda.h; the symbols looked up are its versioned ones (cuCtxPushCurrent_v2).
 struct Driver {
   CuResult (*cuInit)(unsigned flags);
   CuResult (*cuGetErrorName)(CuResult error, const char** name);
@@ -36,10 +36,10 @@ struct Driver {
                              unsigned shared_bytes, void* stream, void** arguments, void** extra);
 };
 
-// Fills `driver` from a shared library and initialises it; empty, or what is wrong.
+// Fills `driver` from a shared library and initialises it. Returns an empty string, or the error.
 std::string OpenDriver(const char* library, Driver* driver);
 
-// The driver of this machine, opened at the first call and for good.
+// The driver of this machine, opened at the first call and never closed.
 struct SystemDriver {
   Driver functions;
   std::string error;  // empty where `functions` can be called

@@ -5,7 +5,7 @@
 namespace sgap {
 namespace {
 
-// Makes a stream's context current where it is not, and undoes that.
+// Makes a stream's context current if it is not, for the lifetime of this object.
 class StreamContext {
  public:
   StreamContext(const Driver& driver, void* stream) : driver_(driver) {
@@ -52,7 +52,7 @@ constexpr int64_t kMaxThreads = 1024;
 }  // namespace
 
 LaunchKernel::~LaunchKernel() {
-  // At the end of a process the driver may be gone already: its answer is of no use to anyone.
+  // When the process ends the driver may already be gone, so its result is ignored.
   if (library_ != nullptr) driver_->cuLibraryUnload(library_);
 }
 
@@ -116,7 +116,7 @@ std::string LaunchKernel::FunctionOf(const Driver& driver, void* context, void**
   if (result != kCuSuccess) {
     return DriverError(driver, "cuKernelGetFunction", plan_.kernel, result);
   }
-  if (plan_.shared_bytes > 0) {  // beyond 48 KiB, static ones included, a kernel must ask
+  if (plan_.shared_bytes > 0) {  // above 48 KiB, static included, the kernel must opt in
     result = driver.cuFuncSetAttribute(*function, kCuMaxDynamicSharedSizeBytes,
                                        static_cast<int>(plan_.shared_bytes));
     if (result != kCuSuccess) {
@@ -165,7 +165,7 @@ std::string LaunchKernel::Launch(const Driver& driver, void* stream,
   if (!context.error().empty()) return context.error();
   const auto& grid = plan_.grid;
   const auto& block = plan_.block;
-  // A launch of no blocks is an error to the driver; the outputs are zeroed all the same.
+  // The driver rejects a launch of zero blocks; the outputs must be zeroed all the same.
   const bool blocks = grid[0] > 0 && grid[1] > 0 && grid[2] > 0;
   void* function = nullptr;
   std::string error = blocks ? FunctionOf(driver, context.get(), &function) : "";

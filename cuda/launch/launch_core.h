@@ -1,7 +1,6 @@
-// One CUDA kernel of one executable: loaded once, made ready once per device, launched on a stream.
-// Knows the driver's functions only, neither XLA nor a CUDA header, so that it runs in tests
-// against a stand-in. Every method returns an empty string, or the call that failed and CUDA's
-// error.
+// One CUDA kernel of one executable: loaded once, prepared once per device, launched on a stream.
+// It depends on the driver table alone, not on XLA or a CUDA header, so that tests can run it with
+// a fake driver. Every method returns an empty string, or the call that failed with CUDA's error.
 #pragma once
 
 #include <array>
@@ -33,20 +32,20 @@ struct DeviceBuffer {
 class LaunchKernel {
  public:
   explicit LaunchKernel(LaunchPlan plan) : plan_(std::move(plan)) {}
-  ~LaunchKernel();  // unloads: nothing may be running any more
+  ~LaunchKernel();  // unloads the library: no launch may still be running
   LaunchKernel(const LaunchKernel&) = delete;
   LaunchKernel& operator=(const LaunchKernel&) = delete;
 
-  // Sizes that no launch could have.
+  // Rejects sizes that no launch can have.
   std::string Check() const;
 
-  // Loads the cubin. Needs no device: a library is of all contexts.
+  // Loads the cubin. Needs no device: a library is independent of contexts.
   std::string Load(const Driver& driver);
 
-  // Loads the kernel into the context of `stream`: what must not happen during a graph capture.
+  // Loads the kernel into the context of `stream`. Must not run during a graph capture.
   std::string Prepare(const Driver& driver, void* stream);
 
-  // Zeroes and launches on `stream`, no more: no allocation, no copy, no wait. The kernel's
+  // Zeroes outputs and launches, both on `stream`: no allocation, no copy, no wait. The kernel's
   // arguments are the inputs, the outputs, the scalars.
   std::string Launch(const Driver& driver, void* stream, const std::vector<void*>& inputs,
                      const std::vector<DeviceBuffer>& outputs);
@@ -57,8 +56,8 @@ class LaunchKernel {
   std::string Zero(const Driver& driver, void* stream, const std::vector<DeviceBuffer>& outputs);
 
   const LaunchPlan plan_;
-  std::mutex mutex_;  // guards what follows: devices run one executable from several threads
-  const Driver* driver_ = nullptr;  // the one that loaded
+  std::mutex mutex_;  // guards the members below: each device launches from its own thread
+  const Driver* driver_ = nullptr;  // the driver that loaded the cubin
   void* library_ = nullptr;
   void* kernel_ = nullptr;
   std::vector<std::pair<void*, void*>> functions_;  // context, function

@@ -1,5 +1,5 @@
-// FFI target sgap_launch_v1: any kernel, on any operands. The attributes are read once, at
-// INSTANTIATE; XLA keeps the kernel with its executable and frees it with that.
+// FFI target sgap_launch_v1, which launches any kernel on any operands. The attributes are read
+// once, at INSTANTIATE; XLA owns the kernel together with its executable, and frees it with that.
 #include "cuda/launch/launch_ffi.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ ffi::Error Result(const std::string& error) {
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("sgap_launch: " + error);
 }
 
-// The stages that launch need the driver; compiling for a GPU that is elsewhere does not.
+// Preparing and launching need the driver; compiling for a GPU of another machine does not.
 ffi::Error NoDriver() {
   return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "sgap_launch: " + GetSystemDriver().error);
 }
@@ -99,8 +99,9 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<ffi::Span<const int64_t>>("scalars")  // [any number]
                            .Attr<ffi::Span<const int64_t>>("zero"));   // positions of outputs
 
-// JAX replays queued handlers before or after queued types, by version and platform. So the type is
-// registered here, when XLA asks the handler for its metadata: with the very runtime that asks.
+// JAX registers queued handlers before or after queued types, depending on version and platform. So
+// the type is registered here, when XLA asks the handler for its metadata: with the runtime that is
+// about to use it.
 XLA_FFI_Error* RegisterState(const XLA_FFI_Api* api) {
   static std::mutex mutex;
   static const XLA_FFI_Api* registered = nullptr;

@@ -1,4 +1,4 @@
-// What the loops that the compiler prints call (sgap_jax/compiler/cuda/print_cuda.py).
+// Functions that the loops printed by the compiler call (sgap_jax/compiler/cuda/print_cuda.py).
 #pragma once
 
 #include "group.cuh"
@@ -6,15 +6,16 @@
 
 namespace sgap {
 
-// The largest p in [low, high) with array[p] <= target, which array[low] is; low of an empty range.
+// The largest p in [low, high) with array[p] <= target, given array[low] <= target; low for an
+// empty range.
 template <class I>
 __device__ inline I Search(const Index* array, I low, I high, I target) {
-  const I most = 0x7fffffff;  // no number in the array is greater
+  const I most = 0x7fffffff;  // at least every element of the array
   if (low >= high) return low;
   return RowBetween(array, unsigned(low), unsigned(high), Index(target < most ? target : most));
 }
 
-// *at = Combine(*at, value), by any number of threads at once.
+// *at = Combine(*at, value), atomically.
 template <class Combine>
 struct Atomically {
   __device__ static void Update(float* at, float value) {
@@ -46,7 +47,7 @@ struct Atomically<Add> {
   }
 };
 
-// What owns an element needs no atomics.
+// The update without atomics, for a thread that owns the element.
 template <class Combine>
 struct Alone {
   template <class A>
@@ -55,7 +56,8 @@ struct Alone {
   }
 };
 
-// Parallel reduction: atomicAddGroup of Sgap, section 5. One address in all lanes of a group.
+// Parallel reduction: atomicAddGroup of Sgap, section 5. All lanes of a group have the same
+// address.
 template <class Combine, int kGroup, class Access = Atomically<Combine>, class A>
 __device__ inline void GroupReduce(A* at, A value) {
   const Group<kGroup> group;
@@ -64,8 +66,8 @@ __device__ inline void GroupReduce(A* at, A value) {
   if (group.lane == 0) Access::Update(at, all[0]);
 }
 
-// Segment reduction: segReduceGroup of Sgap, section 5. Lanes of one index are neighbours; those of
-// a negative one take no part.
+// Segment reduction: segReduceGroup of Sgap, section 5. Lanes of equal index are neighbours; lanes
+// of a negative index take no part.
 template <class Combine, int kGroup, class I, class A>
 __device__ inline void SegReduce(A* array, I index, A value) {
   const Group<kGroup> group;

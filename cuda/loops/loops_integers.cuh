@@ -1,5 +1,5 @@
-// What loops over integers call (sgap_jax/compiler/cuda/print_cuda.py). Their numbers are added and
-// multiplied without a sign, so that they wrap: with a sign that is undefined.
+// Functions that loops over integers call (sgap_jax/compiler/cuda/print_cuda.py). Integers are
+// added and multiplied as unsigned, so that they wrap: signed overflow is undefined.
 #pragma once
 
 #include "loops.cuh"
@@ -16,7 +16,7 @@ __device__ inline A WrappedProduct(A x, A y) {
   return A(Size(x) * Size(y));
 }
 
-// The second number may have come through a shuffle, which widens it.
+// The second operand may have another type: a shuffle widens it.
 struct WrappedAdd {
   template <class A, class B>
   __device__ A operator()(A x, B y) const {
@@ -38,7 +38,7 @@ struct LessInteger {
   }
 };
 
-// *at = Combine(*at, value), by any number of threads at once.
+// *at = Combine(*at, value), atomically.
 template <class Combine>
 struct AtomicInteger {
   __device__ static void Update(int* at, int value) {
@@ -62,7 +62,8 @@ struct AtomicInteger {
     } while (seen != before);
   }
 
-  // A byte of an aligned word, which is there to its end; its other bytes go back as they were.
+  // Updates one byte through its aligned 32-bit word, all of which is allocated; the other three
+  // bytes are written back unchanged.
   template <class A>
   __device__ static void SwapByte(A* at, A value) {
     const unsigned shift = unsigned(Size(at) % 4) * 8;

@@ -1,6 +1,6 @@
-// Nests that a schedule binds to octet_mma, in the loops that the compiler prints
-// (sgap_jax/compiler/cuda/print_mma.py): a warp's tile of the output in registers, what a step adds
-// to it, and its store. All lanes of the warp call together, with the same arguments.
+// Loop nests that a schedule binds to octet_mma, for the loops printed by the compiler
+// (sgap_jax/compiler/cuda/print_mma.py): a warp's tile of the output in registers, the update of a
+// step, and the store. All lanes of the warp must call, with the same arguments.
 #pragma once
 
 #include "loops.cuh"
@@ -32,8 +32,8 @@ struct ProductTile {
 
   float sums[O::kSums][4] = {};
 
-  // Adds the products of `count` vectors from `first` on and the rows of B that they name.
-  // `columns` of them exist from `column` on.
+  // Adds the products of `count` vectors, from `first` on, with the rows of B that they name.
+  // `columns` columns exist from `column` on.
   __device__ void Multiply(const T* values, const Index* column_indices, unsigned first, int count,
                            const T* b, unsigned n, Size column, int columns) {
     const unsigned lane = threadIdx.x % 32;
@@ -54,7 +54,7 @@ struct ProductTile {
                                            Left(lane, columns), lane % 4, sums);
   }
 
-  // The lane's first column, and how many there are from it on.
+  // The lane's first column, and the number of columns from it to the end.
   __device__ static unsigned First(unsigned lane) { return lane / 4 * O::kChunk; }
   __device__ static unsigned Left(unsigned lane, int columns) {
     return columns > int(First(lane)) ? columns - First(lane) : 0;
@@ -62,7 +62,8 @@ struct ProductTile {
 };
 
 // kVectors vectors by kLength rows of X Y^T at the entries of A, in steps of kStep features. kRows:
-// features of Y lie side by side; else the columns do. kVector: d is a multiple of a load.
+// the features of Y are contiguous (Y by rows); else its columns are. kVector: d is a multiple of
+// the features of a load.
 template <class T, int kLength, int kVectors, int kStep, bool kRows, bool kVector>
 struct SampledTile {
   using Dots = OctetDots<T, kLength, kVectors, kStep, 1, kVector>;
@@ -70,15 +71,16 @@ struct SampledTile {
 
   typename Dots::Sums sums = {};
 
-  // Adds `features` of them, from `feature` on, of block row `row` of X [., d] and of what the
-  // `count` vectors from `first` on name in Y, where `stride` numbers lie from one row to the next.
+  // Adds `features` features, from `feature` on, of block row `row` of X [., d] times the rows of Y
+  // that `count` vectors from `first` on name; rows of Y are `stride` values apart.
   __device__ void Multiply(const T* x, Size row, unsigned d, const T* y, Size stride,
                            const Index* column_indices, unsigned first, int count, Size feature,
                            int features) {
     if (count <= 0) return;
     const unsigned g = threadIdx.x % 32 / 4;
     Dots dots;
-    // What has no row takes one that others have, which costs no traffic: it is not stored.
+    // An absent row is replaced by a row that is loaded anyway, which costs no traffic; its result
+    // is not stored.
 #pragma unroll
     for (int j = 0; j < Dots::kTiles; ++j) {
       const unsigned r = Dots::RowOf(j, g);
@@ -115,7 +117,7 @@ struct SampledTile {
     }
   }
 
-  // As LoadWords, of numbers that are `stride` apart.
+  // As LoadWords, for values that are `stride` apart.
   __device__ static typename Dots::Words LoadColumn(const T* numbers, Size stride, int left) {
     typename Dots::Words words = {};
 #pragma unroll
@@ -128,7 +130,7 @@ struct SampledTile {
     return words;
   }
 
-  // To the values of the same vectors, times those of `scale` where there is one.
+  // Stores the sums to the values of the same vectors, times `scale` if it is not null.
   template <class Access, class C>
   __device__ void Store(C* values, const T* scale, unsigned first, int count) {
     const unsigned lane = threadIdx.x % 32, row = lane % 4 * Dots::kRows;

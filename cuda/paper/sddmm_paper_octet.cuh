@@ -1,25 +1,26 @@
-// SDDMM with column vectors as vectorSparse, sections 6.3 and 6.4, has it on mma.m8n8k4 (TCU-based
-// 1-D octet tiling; Figure 14): X Y^T (times factors.cuh) in tiles of V rows x 32 vectors, float16.
+// SDDMM with column vectors on mma.m8n8k4, as in vectorSparse, sections 6.3 and 6.4 (TCU-based 1-D
+// octet tiling; Figure 14): X Y^T (times factors.cuh) in tiles of V rows x 32 vectors, float16.
 //
-// One warp is a block and computes one tile: 64 features a step, of its V rows of X and of the rows
-// of Y that the vectors name, 8 vectors at a time. The operands are exchanged: rows of Y are the
-// left one. With t = lane % 4 and g = lane / 4 a lane loads 16 bytes twice,
+// One warp is a block and computes one tile: in each step 64 features of its V rows of X and of the
+// rows of Y that the vectors name, 8 vectors at a time. The operands are swapped: rows of Y are the
+// left one. With t = lane % 4 and g = lane / 4 a lane loads twice 16 bytes,
 //
 //   features 8g to 8g + 7 of row t, and features 8g' to 8g' + 7 of row t + 4 with g' = (g + 4) % 8,
 //
-// eight lanes a line of 128 bytes, of Y and of X alike. The lanes of high groups (g >= 4) then
-// exchange the two (the high group switch): octet q has features 8q to 8q + 7 in the first as an
-// mma wants them, and features 8(q + 4) to 8(q + 4) + 7 in the second with low and high group
-// inverted, of both operands; so is the result. The two remedies of the paper:
+// so eight lanes load a line of 128 bytes, of Y and of X alike. The lanes of high groups (g >= 4)
+// then exchange their two loads (the high group switch): octet q has features 8q to 8q + 7 in the
+// first as an mma needs them, and features 8(q + 4) to 8(q + 4) + 7 in the second with low and high
+// group inverted, for both operands; its result is inverted too. The paper has two remedies:
 //
-// kShuffle       the lanes l and l + 16 exchange the second half of both operands before the mma
-//                ("mma (shfl)"); otherwise it has sums of its own, which are exchanged at the end
-//                ("mma (reg)"). The third, a switch within the tensor core, was never built.
+// kShuffle       true: lanes l and l + 16 exchange the second half of both operands before the mma
+//                ("mma (shfl)"); false: inverted results have sums of their own, which are
+//                exchanged at the end ("mma (reg)"). The third, a switch within the tensor core,
+//                was never built.
 // kVectorLength  V; kVector: d is a multiple of 8
 //
-// Grid: x block rows, y windows of 32 vectors of one, z products that share the structure (a stride
-// of 0 for an operand that they share as well); where y or z has fewer blocks, each takes several.
-// Rows from m on, and entries from the last offset on, get zero. The same bits at each call.
+// Grid: x block rows, y windows of 32 vectors of one block row, z the batch (a stride of 0 for an
+// operand that the batch shares); where y or z has fewer blocks, each takes several. Rows from m
+// on, and entries from the last offset on, get zero. Deterministic.
 #pragma once
 
 #include "mma.cuh"
@@ -28,7 +29,7 @@
 
 namespace sgap {
 
-// A lane's features of an operand's rows t and t + 4, switched.
+// The features that a lane holds of an operand's rows t and t + 4, after the high group switch.
 struct PaperOctetHalves {
   Pack<unsigned, 4> first, second;
 
@@ -38,8 +39,8 @@ struct PaperOctetHalves {
   }
 };
 
-// `features` are left from the step's first on, at which the rows are; a row that does not exist is
-// zeros.
+// Loads both halves; the rows point at the step's first feature, from which `features` remain. An
+// absent row gives zeros.
 template <bool kVector>
 __device__ inline PaperOctetHalves LoadHalves(const float16* near_row, bool near_exists,
                                               const float16* far_row, bool far_exists,
@@ -59,7 +60,7 @@ __device__ inline PaperOctetHalves LoadHalves(const float16* near_row, bool near
   return halves;
 }
 
-// sums += 8 vectors x V rows, of which this octet has 16 features.
+// sums += 8 vectors x V rows, over the 16 features of this octet.
 template <int kSets>
 __device__ inline void MultiplyHalves(const PaperOctetHalves& y, const PaperOctetHalves& x,
                                       float (&sums)[kSets][8]) {
@@ -75,8 +76,8 @@ __device__ inline void MultiplyHalves(const PaperOctetHalves& y, const PaperOcte
   }
 }
 
-// From the sums of all octets, inverted ones in a second set, to one vector in each lane: lane l
-// gets that of place l % 16 / 4 * 8 + l / 16 * 4 + l % 4, all its rows in order.
+// Reduces the sums of all octets (inverted ones in a second set) to one vector in each lane: lane l
+// gets the vector at place l % 16 / 4 * 8 + l / 16 * 4 + l % 4, all its rows in order.
 template <int kSets>
 __device__ inline void ReduceOctets(float (&sums)[4][kSets][8], float (&vector)[8]) {
   const bool odd = threadIdx.x & 4, upper = threadIdx.x & 8, second = threadIdx.x & 2;
@@ -90,7 +91,7 @@ __device__ inline void ReduceOctets(float (&sums)[4][kSets][8], float (&vector)[
   float own[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    float pair[2];  // of the two sub-tiles that stay as octets halve
+    float pair[2];  // one sum of each of the two sub-tiles that remain as octets halve
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const float low = sums[s][0][i], high = sums[s + 2][0][i];
@@ -98,7 +99,8 @@ __device__ inline void ReduceOctets(float (&sums)[4][kSets][8], float (&vector)[
     }
     own[i] = (odd ? pair[1] : pair[0]) + __shfl_xor_sync(~0u, odd ? pair[0] : pair[1], 4);
   }
-  // Four numbers of two vectors each: lanes t and t ^ 2 give each other what makes one whole.
+  // Each lane has four values of two vectors: lanes t and t ^ 2 exchange halves, so that each has
+  // one whole vector.
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int i = (j & 2) * 2 + (j & 1);

@@ -1,17 +1,17 @@
-// SDDMM with column vectors on tensor cores, the classic way: X Y^T in tiles of V rows x 32 vectors
-// (times factors.cuh) as vectorSparse, section 6.2, has it (TCU-based 1-D warp tiling; Figures 12
-// (b) and 13).
+// SDDMM with column vectors on tensor cores by the classic mapping: X Y^T in tiles of V rows x 32
+// vectors (times factors.cuh), as in vectorSparse, section 6.2 (TCU-based 1-D warp tiling; Figures
+// 12 (b) and 13).
 //
-// One warp is a block and computes one tile: 64 features a step of its V rows of X, as the left
-// operand of wmma m8n32k16, and of the rows of Y that 32 vectors name, as the right one. Both go
-// through shared memory: straight into fragments each lane would load 16 bytes of a line of its
-// own.
+// One warp is a block and computes one tile: in each step 64 features of its V rows of X, the left
+// operand of wmma m8n32k16, and of the rows of Y that 32 vectors name, the right one. Both go
+// through shared memory: if fragments were loaded directly, each lane would read 16 bytes of a line
+// of its own.
 //
 // kVectorLength  V; kVector: d is a multiple of 8
 //
-// Grid: x block rows, y windows of 32 vectors of one, z products that share the structure (a stride
-// of 0 for an operand that they share as well); where y or z has fewer blocks, each takes several.
-// Rows from m on, and entries from the last offset on, get zero. The same bits at each call.
+// Grid: x block rows, y windows of 32 vectors of one block row, z the batch (a stride of 0 for an
+// operand that the batch shares); where y or z has fewer blocks, each takes several. Rows from m
+// on, and entries from the last offset on, get zero. Deterministic.
 #pragma once
 
 #include "mma.cuh"
@@ -23,14 +23,17 @@ namespace sgap {
 template <class T, int kVectorLength>
 struct SddmmWarpTile {
   enum { kRows = 8, kTileN = 32, kTileK = 64, kChunk = 8, kDepth = 16 };
-  enum { kPitch = kTileK + 8, kSumPitch = kTileN + 4 };  // rows begin at different banks
+  enum {
+    kPitch = kTileK + 8,
+    kSumPitch = kTileN + 4
+  };  // neighbouring rows begin at different banks
 
   T left[kRows * kPitch];
   T right[kTileN * kPitch];
-  float sums[kRows * kSumPitch];  // at the end
+  float sums[kRows * kSumPitch];  // the tile of the result, at the end
 
-  // Features of the step of the rows of x, `rows` of which exist; x is at the first of `features`
-  // left ones.
+  // Loads the step's features of the rows of x, of which the first `rows` exist; x is at the step's
+  // first feature, from which `features` remain.
   template <bool kVector>
   __device__ void LoadX(const T* x, Size d, unsigned rows, unsigned features) {
     const unsigned start = threadIdx.x % 8 * kChunk;
@@ -44,7 +47,7 @@ struct SddmmWarpTile {
     }
   }
 
-  // The same of the rows of y that the window names; lane l has the index of vector l.
+  // The same for the rows of y that the window names; lane l has the index of vector l.
   template <bool kVector>
   __device__ void LoadY(const T* y, Size d, Index index, unsigned vectors, unsigned features) {
     const unsigned start = threadIdx.x % 8 * kChunk;
@@ -70,7 +73,7 @@ struct SddmmWarpTile {
     }
   }
 
-  // The vector of this lane.
+  // Stores the vector of this lane.
   template <class Factors>
   __device__ void StoreVector(const Factors& factors, T* values, unsigned rows) const {
     float vector[kVectorLength];

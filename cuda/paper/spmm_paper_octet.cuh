@@ -1,19 +1,19 @@
-// SpMM with column vectors as vectorSparse, sections 5.3 and 5.4, has it on mma.m8n8k4 (TCU-based
-// 1-D octet tiling; Figure 11): C = A B in tiles of V rows x 64 columns, float16.
+// SpMM with column vectors on mma.m8n8k4, as in vectorSparse, sections 5.3 and 5.4 (TCU-based 1-D
+// octet tiling; Figure 11): C = A B in tiles of V rows x 64 columns, float16.
 //
-// One warp is a block and computes one tile. The operands are exchanged: the gathered rows of B are
-// the left operand, 64 columns of C x 4 vectors a step, and the vectors the right one. With
-// t = lane % 4 and g = lane / 4 a lane loads 16 bytes, columns 8g to 8g + 7 of the row that vector
-// t of the step names: eight lanes one line of 128 bytes. They are its share of two mma, columns 8g
-// to 8g + 3 and 8g + 4 to 8g + 7, as they come. The vectors, which all lanes use, go through shared
-// memory, kTileK at once. V < 8 leaves columns of zeros; that the half of them could be skipped for
-// V <= 4 takes an assembler, as the paper says.
+// One warp is a block and computes one tile. The operands are swapped: the gathered rows of B are
+// the left operand, 64 columns of C x 4 vectors a step, and the vectors the right one. With t =
+// lane % 4 and g = lane / 4 a lane loads 16 bytes, columns 8g to 8g + 7 of the row that vector t of
+// the step names: eight lanes load one line of 128 bytes. Without any rearrangement these are the
+// lane's operands of two mma, columns 8g to 8g + 3 and 8g + 4 to 8g + 7. The vectors, which all
+// lanes use, go through shared memory, kTileK at once. V < 8 leaves columns of zeros; for V <= 4
+// half of the instructions could be skipped, but only with an assembler, as the paper says.
 //
 // kVectorLength  V; kTileK: vectors of a tile, a multiple of 4; kVector: n is a multiple of 8
 //
-// Grid: x block rows, y tiles of 64 columns, z products that share the structure (a stride of 0 for
-// an operand that they share as well); where y or z has fewer blocks, each takes several. Entries
-// from the last offset on are padding. The same bits at each call.
+// Grid: x block rows, y tiles of 64 columns, z the batch (a stride of 0 for an operand that the
+// batch shares); where y or z has fewer blocks, each takes several. Entries from the last offset on
+// are padding. Deterministic.
 #pragma once
 
 #include "mma.cuh"
@@ -23,10 +23,11 @@ namespace sgap {
 
 template <int kVectorLength, int kTileK>
 struct PaperOctetVectors {
-  unsigned words[kTileK][4];  // of each vector its V numbers, and zeros
+  unsigned words[kTileK][4];  // for each vector its V values, then zeros
   Index columns[kTileK];
 
-  // Vectors `first` to first + kTileK - 1; those from `last` on do not exist and are zeros.
+  // Loads vectors `first` to first + kTileK - 1; those from `last` on do not exist and become
+  // zeros.
   __device__ void LoadFrom(const float16* values, const Index* column_indices, unsigned first,
                            unsigned last) {
     for (unsigned k = threadIdx.x; k < kTileK; k += 32) {
@@ -42,33 +43,34 @@ struct PaperOctetVectors {
   }
 };
 
-// A lane's columns of four rows of B, and of the tile of C.
+// The part of a lane: its columns of four rows of B, and of the tile of C.
 template <int kVectorLength, int kTileK, bool kVector>
 struct PaperOctetLane {
   using Vectors = PaperOctetVectors<kVectorLength, kTileK>;
   enum { kColumns = 8 };
   const float16* b;  // at the lane's first column
   Size n;
-  unsigned left;  // columns from there to the last of all
+  unsigned left;  // number of columns from the lane's first to the last
   unsigned t = threadIdx.x % 4;
 
-  // Of the row that vector k names; zeros where there is no such vector.
+  // The lane's columns of the row that vector k names; zeros where there is no such vector.
   __device__ Pack<unsigned, 4> Row(const Vectors& vectors, unsigned k, bool exists) const {
     const Size row = unsigned(vectors.columns[k]);
     return LoadWords<kVector, 4>(b + row * n, exists ? left : 0);
   }
 
-  // d += four rows, of which this lane has its part, times the vectors from k - t on
+  // d += four rows of B, one in each lane of a group, times the vectors from k - t on
   __device__ static void Multiply(const Vectors& vectors, unsigned k, const Pack<unsigned, 4>& row,
                                   float (&d)[2][8]) {
-    const unsigned half = threadIdx.x / 16;  // numbers 0 to 3 of a vector, or 4 to 7
+    const unsigned half = threadIdx.x / 16;  // values 0 to 3 of a vector, or 4 to 7
     const auto vector = *reinterpret_cast<const Pack<unsigned, 2>*>(vectors.words[k] + 2 * half);
     MultiplyColumnsByRows(row.at[0], row.at[1], vector.at[0], vector.at[1], d[0]);
     MultiplyColumnsByRows(row.at[2], row.at[3], vector.at[0], vector.at[1], d[1]);
   }
 
-  // A lane has every second column of four rows of C, its neighbour the others: each ends with
-  // eight consecutive columns of two rows. c is at the tile's first row and the lane's column.
+  // A lane has every second column of four rows of C, and its neighbour the other columns: after an
+  // exchange each has eight consecutive columns of two rows. c is at the tile's first row and the
+  // lane's column.
   __device__ void StoreRows(float16* c, unsigned rows, const float (&d)[2][8]) const {
     const bool odd = t & 1;
     float out[2][kColumns];
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(32, 8)
           Pack<unsigned, 4> found[kTileK / 4];
 #pragma unroll
           for (int s = 0; s < kTileK / 4; ++s) found[s] = lane.Row(vectors, 4 * s + lane.t, true);
-          __threadfence_block();  // so that all loads are under way before the first mma
+          __threadfence_block();  // issues all loads before the first mma
 #pragma unroll
           for (int s = 0; s < kTileK / 4; ++s) {
             Lane::Multiply(vectors, 4 * s + lane.t, found[s], d);

@@ -1,16 +1,16 @@
-// SpMM with column vectors on tensor cores, the classic way: C = A B in tiles of V rows x 64
-// columns as vectorSparse, section 5.2, has it (TCU-based 1-D warp tiling; Figures 9 (b) and 10).
+// SpMM with column vectors on tensor cores by the classic mapping: C = A B in tiles of V rows x 64
+// columns, as in vectorSparse, section 5.2 (TCU-based 1-D warp tiling; Figures 9 (b) and 10).
 //
-// One warp is a block and computes one tile: kTileK vectors of its block row a step, as the left
-// operand of wmma m8n32k16, times the 64 columns of the rows of B that they name, as the right one.
-// A fragment wants its rows of B at a fixed distance, and the gathered ones are anywhere: they go
-// through shared memory, which is what the octet tiling is rid of. V < 8 leaves rows of zeros.
+// One warp is a block and computes one tile: in each step kTileK vectors of its block row, the left
+// operand of wmma m8n32k16, times the 64 columns of the rows of B that they name, the right one. A
+// fragment needs its rows of B at a constant stride, and gathered rows have none: they go through
+// shared memory, which the octet tiling avoids. V < 8 leaves rows of zeros.
 //
 // kVectorLength  V; kTileK: vectors of a step; kVector: n is a multiple of 8
 //
-// Grid: x block rows, y tiles of 64 columns, z products that share the structure (a stride of 0 for
-// an operand that they share as well); where y or z has fewer blocks, each takes several. Entries
-// from the last offset on are padding. The same bits at each call.
+// Grid: x block rows, y tiles of 64 columns, z the batch (a stride of 0 for an operand that the
+// batch shares); where y or z has fewer blocks, each takes several. Entries from the last offset on
+// are padding. Deterministic.
 #pragma once
 
 #include "mma.cuh"
@@ -21,15 +21,19 @@ namespace sgap {
 template <class T, int kVectorLength, int kTileK>
 struct SpmmWarpTile {
   enum { kRows = 8, kTileN = 64, kChunk = 8, kHalf = 32, kDepth = 16 };
-  enum { kRowPitch = kTileN + 8, kSumPitch = kTileN + 4 };  // rows begin at different banks
+  enum {
+    kRowPitch = kTileN + 8,
+    kSumPitch = kTileN + 4
+  };  // neighbouring rows begin at different banks
 
   T left[kTileK * kRows];  // the vectors, one after the other
   union {
     T right[kTileK * kRowPitch];
-    float sums[kRows * kSumPitch];  // at the end
+    float sums[kRows * kSumPitch];  // the tile of C, at the end
   };
 
-  // Vectors `first` to first + kTileK - 1; those from `last` on, and rows from V on, are zeros.
+  // Loads vectors `first` to first + kTileK - 1; those from `last` on, and rows from V on, become
+  // zeros.
   __device__ void LoadVectors(const T* values, unsigned first, unsigned last) {
     using Vector = Pack<T, kVectorLength>;
     for (unsigned k = threadIdx.x; k < kTileK; k += 32) {
@@ -43,7 +47,8 @@ struct SpmmWarpTile {
     }
   }
 
-  // Their rows of b, which is at the tile's first column of `columns` left ones.
+  // Loads the rows of b that these vectors name; b is at the tile's first column, from which
+  // `columns` remain.
   template <bool kVector>
   __device__ void LoadRows(const T* b, const Index* column_indices, unsigned first, unsigned last,
                            Size n, unsigned columns) {
@@ -72,7 +77,7 @@ struct SpmmWarpTile {
     }
   }
 
-  // `rows` rows of c, which is at the tile's first number; 8 columns a lane.
+  // Stores `rows` rows of c, which is at the tile's first element; 8 columns a lane.
   template <bool kVector>
   __device__ void StoreRows(T* c, Size n, unsigned rows, unsigned columns) const {
     const unsigned start = threadIdx.x % 8 * kChunk;

@@ -1,18 +1,18 @@
-// Sums, maxima and copies over the entries of each row, and what all operations on rows share: the
-// points {<x row, 1 col>, 1} and {<1/r row, 1 col>, r} of Sgap, section 3.
+// Sums and maxima over the entries of each row, copies of a row's value to its entries, and the
+// helpers that all row operations share, for the points {<x row, 1 col>, 1} and {<1/r row, 1 col>,
+// r} of Sgap, section 3.
 //
 // kGroup   r, lanes that share a row, each taking every r-th entry: neighbours read neighbours
 // kRows    rows that a group takes one after the other
 // kLength  V of column vectors, 1 for entries
 //
-// Values of column vectors are [vectors, V], number j of a vector of block row b being of row
-// b V + j; the offsets are those of block rows. As many rows of a block as fit in a warp lie side
-// by side (SideBySide): lanes that differ in the row read consecutive numbers of a vector.
+// Values of column vectors are [vectors, V], where value j of a vector of block row b belongs to
+// row b V + j; the offsets are those of block rows. As many rows of a block row as fit in a warp
+// are interleaved (SideBySide): lanes of different rows read consecutive values of a vector.
 //
-// Grid: x over the rows, z over products that share the structure. Vectors from the last offset on
-// are padding, as are rows past the end of the matrix: never read, and zeros in an output of
-// values. Accumulates in float32, float64 for float64, in an order that the structure fixes: the
-// same bits at each call.
+// Grid: x over the rows, z over the batch. Vectors from the last offset on, and rows past the end
+// of the matrix, are padding: never read, and zero in an output of values. Accumulates in float32,
+// float64 for float64, in an order that the structure fixes: deterministic.
 #pragma once
 
 #include "group.cuh"
@@ -21,7 +21,7 @@ namespace sgap {
 
 enum { kLoads = 4 };  // entries that a lane reads at once
 
-// Rows of a vector that groups of a warp take side by side: a power of two that divides V.
+// Rows of a vector that the groups of a warp take, interleaved: a power of two that divides V.
 __device__ constexpr int SideBySide(int length, int group) {
   int side = 1;
   while (2 * side * group <= 32 && length % (2 * side) == 0) side *= 2;
@@ -31,15 +31,15 @@ __device__ constexpr int SideBySide(int length, int group) {
 template <int kGroup, int kLength>
 using RowGroup = Group<kGroup, SideBySide(kLength, kGroup)>;
 
-// Entries of a row, kGroup vectors apart, in a lane's registers: the loads are in flight together,
-// which those of a loop that may end after each are not.
+// Entries of a row, kGroup vectors apart, in a lane's registers: the trip count is fixed, so that
+// all loads are in flight together. In a loop that may end after each entry they would not be.
 template <class T, int kGroup, int kKept, int kLength>
 struct Window {
   enum { kEntries = kGroup * kKept, kStride = kGroup * kLength };
 
   Accumulator<T> at[kKept];
 
-  // `left` entries from the first on belong to the row; `absent` stands for the others.
+  // Reads the window; `left` entries belong to the row, and the others become `absent`.
   __device__ void Read(const T* entries, unsigned left, Accumulator<T> absent) {
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
@@ -55,7 +55,7 @@ struct Window {
   }
 };
 
-// What groups side by side own: so many rows each, from row begin * kSide to end * kSide - 1.
+// The rows that interleaved groups own: begin * kSide to end * kSide - 1.
 template <int kGroup, int kRows, int kBlock, int kLength>
 struct GroupRows {
   enum { kSide = SideBySide(kLength, kGroup) };
@@ -68,8 +68,8 @@ struct GroupRows {
   }
 };
 
-// A row as a lane sees it: its first number, and how many there are from that one to the last; none
-// of a row past the end of the matrix.
+// A row as a lane sees it: the position of its first value, and how many remain from there; none
+// for a row past the end of the matrix.
 template <int kLength>
 struct LaneRow {
   Size row, first;
@@ -88,8 +88,8 @@ struct LaneRow {
   __device__ bool Exists(Size m) const { return kLength == 1 || row < m; }
 };
 
-// Zeros in the padding, which all threads along x share. A launch that zeroed the whole output
-// would write it twice.
+// Zeroes the padding, with all threads along x. If the launch zeroed the whole output, it would be
+// written twice.
 template <int kLength, class T>
 __device__ inline void ClearPadding(T* out, const Index* row_offsets, Size m, Size numbers) {
   const Size threads = Size(gridDim.x) * blockDim.x;
@@ -97,7 +97,7 @@ __device__ inline void ClearPadding(T* out, const Index* row_offsets, Size m, Si
   const Size block_rows = (m + kLength - 1) / kLength;
   const Size stored = Size(unsigned(row_offsets[block_rows])) * kLength;
   for (Size p = stored + thread; p < numbers; p += threads) out[p] = T{};
-  const unsigned last = m % kLength;  // rows of the last vectors, 0 where all of them exist
+  const unsigned last = m % kLength;  // rows that the last block row has, 0 if all V exist
   if (last == 0) return;
   Size p = Size(unsigned(row_offsets[block_rows - 1])) * kLength + thread;
   for (; p < stored; p += threads) {

@@ -1,14 +1,14 @@
-// SDDMM over CSR, values[p] = X[row of p, :] . Y[column_indices[p], :] (times factors.cuh), as
+// SDDMM over CSR, values[p] = X[row of p, :] . Y[column_indices[p], :] (times factors.cuh), for the
 // points {<x nnz|row, c col>, r}: r lanes share the d features, c consecutive ones of every r * c
-// each, and reduce in parallel. No two groups add to one number: the same bits at each call.
+// each, and reduce in parallel. Each value is written by one group: deterministic.
 //
 // kColumns   c, features of one load; kVector: d is a multiple of it, so they are one vector
 // kGroup     r, lanes that reduce together
-// kAtOnce    nonzeros whose loads are in flight together: a gather waits long and moves little
+// kAtOnce    nonzeros whose loads are in flight together, to hide the latency of gathers
 //
-// Grid: x over the sparse operand, z over products that share the structure (a stride of 0 for an
-// operand that they share as well). Entries from row_offsets[m] on are padding and get zero.
-// Accumulates in float32, float64 for float64.
+// Grid: x over the sparse operand, z over the batch (a stride of 0 for an operand that the batch
+// shares). Entries from row_offsets[m] on are padding and get zero. Accumulates in float32, float64
+// for float64.
 #pragma once
 
 #include "factors.cuh"
@@ -24,14 +24,14 @@ __device__ inline void AddProducts(const Pack<T, kColumns>& x, const Pack<T, kCo
   for (int j = 0; j < kColumns; ++j) sum += Widen(x.at[j]) * Widen(y.at[j]);
 }
 
-// All threads of the launch together.
+// Zeroes the values of the padding, with all threads of the launch.
 template <int kBlock, class T>
 __device__ inline void ClearPadding(T* values, Size stored, Size nnz) {
   const Size thread = Size(blockIdx.x) * kBlock + threadIdx.x;
   for (Size p = stored + thread; p < nnz; p += Size(gridDim.x) * kBlock) values[p] = {};
 }
 
-// Entries p, p + 1, ..., and the last once more where they would go beyond it.
+// Loads entries p, p + 1, ...; past the end it repeats the last one.
 template <int kCount>
 __device__ inline void LoadOrLast(const Index* entries, unsigned p, unsigned last,
                                   Index (&found)[kCount]) {
@@ -39,12 +39,12 @@ __device__ inline void LoadOrLast(const Index* entries, unsigned p, unsigned las
   for (int i = 0; i < kCount; ++i) found[i] = entries[p + i < last ? p + i : last - 1];
 }
 
-// What the lanes of a group do for kAtOnce consecutive nonzeros.
+// The dot products of a group for kAtOnce consecutive nonzeros.
 template <class T, int kColumns, int kGroup, int kAtOnce, bool kVector>
 struct Dots {
   using Pack = sgap::Pack<T, kColumns>;
   enum { kStep = kGroup * kColumns };
-  // Steps over the features whose loads go together: of at most 4 pairs, and 64 bytes.
+  // Loads in flight: at most 4 pairs of x and y, and 64 bytes.
   enum { kPairs = sizeof(Pack) <= 8 ? 4 : 32 / sizeof(Pack) };
   enum { kInFlight = kPairs > kAtOnce ? kPairs / kAtOnce : 1 };
   Group<kGroup> group;
@@ -55,7 +55,7 @@ struct Dots {
     return Load<kVector, kColumns>(row + at, at < d ? d - at : 0);
   }
 
-  // Those of load s of kKept: d ends in the last.
+  // The lane's features of load s of kKept; d ends within the last load.
   template <int kKept>
   __device__ Pack FeaturesOf(int s, const T* row) const {
     const unsigned at = start + s * kStep;
@@ -76,7 +76,7 @@ struct Dots {
     }
   }
 
-  // The same for one row of X, of which the lane has its part.
+  // The same where the lane's features of one row of X are in registers.
   template <int kKept>
   __device__ void AddKept(const Pack (&x)[kKept], const T* const (&y_rows)[kAtOnce],
                           Accumulator<T> (&sums)[kAtOnce]) const {
@@ -89,13 +89,13 @@ struct Dots {
     }
   }
 
-  // values[0] to values[left - 1], at most kAtOnce of them, from the parts of all lanes, which call
-  // together.
+  // Reduces over all lanes, which must call together, and stores values[0] to values[left - 1], at
+  // most kAtOnce of them.
   template <class Factors>
   __device__ void StoreSums(Accumulator<T> (&sums)[kAtOnce], const Factors& factors, T* values,
                             unsigned left) const {
-    enum { kLanes = kGroup < kAtOnce ? 1 : kGroup / kAtOnce };  // that end with the same sum
-    enum { kSums = kGroup < kAtOnce ? kAtOnce / kGroup : 1 };   // that a lane ends with
+    enum { kLanes = kGroup < kAtOnce ? 1 : kGroup / kAtOnce };  // lanes that end with the same sum
+    enum { kSums = kGroup < kAtOnce ? kAtOnce / kGroup : 1 };   // sums that a lane ends with
     group.ReduceSpread(sums);
     if (group.lane % kLanes != 0) return;
 #pragma unroll
@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 }
 
 // {<x row, c col>, r} and {<1/g row, c col>, r}: kShare groups take the nonzeros of kRows rows, row
-// after row. A lane's features of X, kKept loads of them, stay in registers for all nonzeros of
-// a row; with kKept = 0 they are too many and are loaded again.
+// after row. A lane's features of X stay in registers, as kKept loads, for all nonzeros of a row;
+// with kKept = 0 they do not fit and are loaded again.
 template <class T, int kRows, int kShare, int kColumns, int kGroup, int kKept, int kAtOnce,
           int kBlock, bool kVector, bool kWeighted, bool kScaled>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         const T* y_rows[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
-        // Those of the next round are under way during this one.
+        // The columns of the next round are loaded during this one.
         LoadOrLast(column_indices, p + stride, last, columns);
         Accumulator<T> sums[kAtOnce] = {};
         if constexpr (kKept > 0) {

@@ -1,27 +1,29 @@
 // SDDMM over CVS(V) on tensor cores, values[p, v] = X[V b + v, :] . Y[column_indices[p], :] (times
 // factors.cuh) for the vectors p of block row b: the 1-D octet tiling of vectorSparse, section 6.3,
 // for the mma of sm_80 and later. Rows of Y are the 16 rows of an mma and rows of X its 8 columns,
-// so that V = 8 wastes nothing; with V < 8 columns are idle, and V = 16 and 32 are 2 and 4 of them
-// for each row of Y.
+// so that V = 8 fills it; V < 8 leaves columns idle, and V = 16 and 32 take 2 and 4 mma for each
+// row of Y.
 //
-// Fragments come from global memory as they are. A row's features are read in the order that suits
-// the loads, the same for X and Y. With g = lane / 4, t = lane % 4 and c features a load, a lane
-// has features c t, c t + 1, ... of rows g and g + 8 of Y and of row g of X, of every 4 c:
+// Fragments are loaded directly from global memory. The order of a row's features along k is the
+// one that suits the loads, the same for X and Y. With g = lane / 4, t = lane % 4 and c features a
+// load, a lane has features c t, c t + 1, ... of rows g and g + 8 of Y and of row g of X, of every
+// 4 c:
 //
 //      words of a load        0 | 1 | 2 | 3          4 for 16 bytes, 2 for 8
 //      k = 2t (2t + 8) of mma  0  (0)  1  (1)        (tf32: k = t and t + 4)
 //
 // so a load of 16 bytes a lane is the whole operand of two mma, 64 consecutive bytes of each row,
-// and nothing is shuffled. Likewise the column of an mma that a row of X is: such that a lane ends
-// with V / 4 consecutive rows, or 2, of each of its vectors, and its 4 neighbours with the others.
+// and there are no shuffles. Rows of X are assigned to columns of the mma in such an order that a
+// lane ends with V / 4 consecutive rows, or 2, of each of its vectors, and its 4 neighbours with
+// the other rows.
 //
 // kLength   V
 // kVectors  vectors of a warp: a window of them, whatever their rows
-// kStep     features whose loads are under way together, kStages of these steps at once
-// kVector   d is a multiple of the features of a load, which are one vector then
+// kStep     features of a step, whose loads are issued together; kStages steps are in flight
+// kVector   d is a multiple of the features of a load, so each load is one vector
 //
-// Grid: x over windows, z over products that share the structure. Rows past the end of X and
-// entries from row_offsets[ceil(m / V)] on get zero. Accumulates in float32.
+// Grid: x over windows, z over the batch. Rows past the end of X and entries from
+// row_offsets[ceil(m / V)] on get zero. Accumulates in float32.
 #pragma once
 
 #include "factors.cuh"
@@ -33,12 +35,12 @@ namespace sgap {
 template <class T, int kLength, int kVectors, int kStep, int kStages, bool kVector>
 struct OctetDots {
   enum { kColumns = 8, kTiles = kLength > kColumns ? kLength / kColumns : 1 };
-  enum { kLoaded = kVectors / 8 };  // rows of Y of a lane
+  enum { kLoaded = kVectors / 8 };  // rows of Y that a lane loads
   enum { kWords = kStep * sizeof(T) % 64 == 0 ? 4 : 2 };
   enum { kInWord = 4 / sizeof(T), kFeatures = kWords * kInWord };
-  enum { kLoads = kStep / (4 * kFeatures) };  // of a row, in a step
+  enum { kLoads = kStep / (4 * kFeatures) };  // loads of a row in a step
   enum { kTrip = kStages * kStep };
-  enum { kRows = 2 * kTiles };  // of a vector, that a lane ends with
+  enum { kRows = 2 * kTiles };  // rows of a vector that a lane ends with
   using Words = Pack<unsigned, kWords>;
   using Sums = float[kVectors / 16][kTiles][4];
 
@@ -46,12 +48,12 @@ struct OctetDots {
     Words x[kTiles][kLoads], y[kLoaded][kLoads];
   };
 
-  // Registers: sums, words under way, and the address of each row.
+  // An estimate of the registers: sums, words in flight, and the address of each row.
   enum { kRowsLoaded = kTiles + kLoaded };
   enum { kHeld = kVectors / 4 * kTiles + (kStages * kWords * kLoads + 2) * kRowsLoaded };
 
-  // Rows of Y and X from the lane's next feature on, which is followed by `left` (if that is above
-  // zero) to the end of a row.
+  // Rows of Y and X at the lane's next feature, and the number of features from there to the end of
+  // a row (none if it is not positive).
   const T *y_rows[kLoaded], *x_rows[kTiles];
   int left;
 
@@ -70,7 +72,7 @@ struct OctetDots {
     }
   }
 
-  // What comes `step` steps from now; with kAll all features of it exist.
+  // Loads the features that are `step` steps ahead; with kAll all of them exist.
   template <bool kAll>
   __device__ void Load(int step, Step& words) const {
 #pragma unroll
@@ -107,11 +109,11 @@ struct OctetDots {
     }
   }
 
-  // sums += the products of all rows over d features; all lanes of the warp together.
+  // sums += the dot products of all rows over d features; all lanes of the warp must call.
   __device__ void Run(unsigned d, Sums& sums) {
     left = int(d);
     Advance(threadIdx.x % 4 * kFeatures);
-    // Larger tiles have no registers to spare for a second loop.
+    // Larger tiles have no registers left for a second loop without bounds checks.
     if (kVector && kHeld <= 80 && d > 0 && d % kTrip == 0) {
       RunTrips<true>(d, sums);
     } else {
@@ -119,7 +121,7 @@ struct OctetDots {
     }
   }
 
-  // With kAll all features of each step exist.
+  // The loop over the steps; with kAll all features of each step exist.
   template <bool kAll>
   __device__ void RunTrips(unsigned d, Sums& sums) {
     Step steps[kStages];
@@ -145,13 +147,13 @@ struct OctetDots {
     for (int j = 0; j < kTiles; ++j) x_rows[j] += features;
   }
 
-  // The lane's rows of vector `half` of tile i.
+  // Copies the sums of the lane's rows of vector `half` of tile i.
   __device__ static void Pick(const Sums& sums, int i, int half, float (&own)[kRows]) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) own[r] = sums[i][r / 2][2 * half + r % 2];
   }
 
-  // The same, times `factors`, to memory; of all rows of the vector the first `rows` exist.
+  // Stores these sums, times `factors`; the first `rows` rows of the vector exist.
   template <class Factors>
   __device__ static void Store(const Sums& sums, int i, int half, unsigned rows,
                                const Factors& factors, T* vector) {
@@ -171,7 +173,8 @@ struct OctetDots {
   }
 };
 
-// The columns of a window's vectors, spread over the lanes of a warp, which call together.
+// The columns of a window's vectors, distributed over the lanes of a warp, which must call
+// together.
 template <int kVectors>
 struct WindowColumns {
   enum { kWarp = 32, kParts = (kVectors + kWarp - 1) / kWarp };
@@ -185,7 +188,7 @@ struct WindowColumns {
     }
   }
 
-  // That of vector `place` of the window: each lane's own.
+  // The column of vector `place` of the window; each lane may request another.
   __device__ Index At(unsigned place) const {
     Index column = 0;
 #pragma unroll
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(
   const unsigned end = first + kVectors < vectors ? first + kVectors : unsigned(vectors);
   const unsigned rows = unsigned((m + kLength - 1) / kLength), stored = row_offsets[rows];
   const unsigned last = rows == 0 ? 0 : end < stored ? end : stored;
-  // Neither waits for `stored`: what is padding finds a row too, which is not used.
+  // Neither load waits for `stored`: padding finds a column and a row too, which are not used.
   const WindowColumns<kVectors> columns(column_indices, first, end);
   const bool any = rows > 0 && first < end;
   const unsigned first_row = any ? RowByWarp(row_offsets, 0, rows, Index(first)) : 0;
@@ -227,13 +230,14 @@ __global__ void __launch_bounds__(
     for (Size at = Size(padding) * kLength + lane; at < Size(end) * kLength; at += 32) out[at] = {};
     unsigned row = first_row;
 #pragma unroll 1
-    for (unsigned p = first; p < last;) {  // the vectors of a block row, all in this window
+    for (unsigned p = first; p < last;) {  // one block row's vectors in this window at a time
       row = RowFrom(row_offsets, row, rows, Index(p));
       const unsigned next = row_offsets[row + 1];
       const unsigned stop = next > p && next < last ? next : last;
       const Size above = Size(row) * kLength;
       const unsigned left = unsigned(m - above < kLength ? m - above : kLength);
-      // What has no row takes one that others have, which costs no traffic: it is not stored.
+      // An absent row is replaced by a row that is loaded anyway, which costs no traffic; its
+      // result is not stored.
       Dots dots;
 #pragma unroll
       for (int j = 0; j < Dots::kTiles; ++j) {

@@ -1,20 +1,21 @@
 // SDDMM over column vectors of V rows on CUDA cores, values[p, v] = X[V b + v, :] . Y[column of p,
 // :] (times factors.cuh) with b the block row of vector p: the 1-D subwarp tiling of vectorSparse,
 // section 6.1. The lanes of a subwarp share the d features, kColumns consecutive ones of every
-// kSubwarp * kColumns each; each has sums of its own for kAtOnce vectors, which are then reduced by
+// kSubwarp * kColumns each. Each lane has partial sums of kAtOnce vectors, which are reduced by
 // shuffles.
 //
 // kLength    V
-// kRows      rows of X of a lane: V, or a part where the sums of all do not fit in registers. The
-//            parts are the work of neighbouring subwarps, which gather the same rows of Y.
+// kRows      rows of X that a lane multiplies: V, or a divisor where the sums of all V do not fit
+// in
+//            registers. Neighbouring subwarps then take the parts, and gather the same rows of Y
 // kWindow    vectors of a subwarp, whatever their block rows
 // kColumns   features of one load; kVector: d is a multiple of it, so they are one vector
 // kSubwarp   lanes that reduce together
 // kAtOnce    vectors whose sums are in registers together
 //
-// Grid: x over the sparse operand, z over products that share the structure (a stride of 0 for an
-// operand that they share as well). Vectors from the last offset on are padding and get zeros, as
-// do rows from m on. Accumulates in float32, float64 for float64. The same bits at each call.
+// Grid: x over the sparse operand, z over the batch (a stride of 0 for an operand that the batch
+// shares). Vectors from the last offset on are padding and get zeros, as do rows from m on.
+// Accumulates in float32, float64 for float64. Deterministic.
 #pragma once
 
 #include "sddmm.cuh"
@@ -29,7 +30,8 @@ struct VectorDots {
   Group<kSubwarp> group;
   unsigned d;
 
-  // x is at the first row of X; only its first `rows` exist, and the last serves for the others.
+  // x is at the first row of X; only its first `rows` rows exist, and the last of these is loaded
+  // in place of the others.
   __device__ void Add(const T* x, unsigned rows, const T* const (&y_rows)[kAtOnce],
                       Sums& sums) const {
 #pragma unroll 1
@@ -49,15 +51,16 @@ struct VectorDots {
     }
   }
 
-  // out[v], out[V + v], ... of the first `left` vectors, from the parts of all lanes, which call
-  // together; zeros in the rows that do not exist.
+  // Reduces over all lanes, which must call together, and stores out[v], out[V + v], ... of the
+  // first `left` vectors; zeros in the rows that do not exist.
   template <class Factors>
   __device__ void StoreSums(Sums& sums, const Factors& factors, T* out, unsigned rows,
                             unsigned left) const {
     constexpr int kCount = kAtOnce * kRows;
-    constexpr int kLanes = kSubwarp > kCount ? kSubwarp / kCount : 1;  // with the same sums
+    constexpr int kLanes =
+        kSubwarp > kCount ? kSubwarp / kCount : 1;  // lanes that end with the same sums
     constexpr int kOwn = kSubwarp > kCount ? 1 : kCount / kSubwarp;
-    constexpr int kWidth = kOwn < kRows ? kOwn : kRows;  // of them in one vector
+    constexpr int kWidth = kOwn < kRows ? kOwn : kRows;  // sums of a lane in one vector
     group.ReduceSpread(sums);
     if (group.lane % kLanes != 0) return;
 #pragma unroll
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
       block = RowFrom(row_offsets, block, blocks, Index(p));
       const unsigned block_end = row_offsets[block + 1];
       const unsigned end = block_end > p && block_end < last ? block_end : last;
-      // A part may begin where the rows have ended.
+      // A part may begin past the last row of the matrix.
       const Size row = Size(block) * kLength + part, place = row < m ? row : m - 1;
       const unsigned rows = m - place < kRows ? unsigned(m - place) : kRows;
       const T* x_rows = x_product + place * d;

@@ -1,11 +1,11 @@
 // Softmax over the entries of each row, and the product with its Jacobian; points, grid, padding
-// and accumulation are those of row_reduce.cuh.
+// and accumulation are as in row_reduce.cuh.
 //
 // A group takes a row in windows of a few entries a lane. A row of one window stays in registers:
-// read once, one exponential an entry. Over a longer one the first pass carries each lane's maximum
-// and sum of exponentials together, the sum being rescaled where the maximum grows; the second
-// reads again and writes. Passes of their own for maximum and sum would read three times, and the
-// rescaling costs one exponential a window.
+// read once, one exponential an entry. Over a longer row the first pass computes each lane's
+// maximum and sum of exponentials together, rescaling the sum where the maximum grows; the second
+// pass reads the entries again and writes. Separate passes for maximum and sum would read three
+// times; rescaling costs only one exponential a window.
 #pragma once
 
 #include "row_reduce.cuh"
@@ -29,15 +29,15 @@ struct SoftmaxTerms {
   __device__ explicit SoftmaxTerms(A scale)
       : size(scale < 0 ? -scale : scale), sign(scale < 0 ? -1 : 1) {}
 
-  // Under a peak of -infinity all terms are zero, where -infinity less itself would be NaN. The
-  // exponent is chosen, not the term: no branch around the exponential.
+  // If the peak is -infinity all terms are zero; -infinity less itself would be NaN. The select is
+  // on the exponent, not on the term, so that there is no branch around the exponential.
   __device__ A Term(A signed_value, A peak, bool present = true) const {
     const A exponent = (signed_value - peak) * size;
     return Exp(present && peak != Least<A>() ? exponent : Least<A>());
   }
 
-  // The signed values of a window, `left` of which belong to the row; returns the greatest of these
-  // and peak.
+  // Reads the signed values of a window, `left` of which belong to the row; returns the greatest of
+  // these and peak.
   __device__ A Read(const T* entries, unsigned left, A peak, Values& window) const {
     window.Read(entries, left, Least<A>() * sign);
 #pragma unroll
@@ -48,7 +48,7 @@ struct SoftmaxTerms {
     return peak;
   }
 
-  // Signed values become terms; returns their sum.
+  // Replaces the signed values by their terms; returns the sum of these.
   __device__ A Exponentiate(unsigned left, A peak, Values& window) const {
     A sum = 0;
 #pragma unroll
@@ -60,8 +60,8 @@ struct SoftmaxTerms {
   }
 };
 
-// out = softmax(scale * values) in each row; scale_bits are those of a double. NaN or +infinity
-// among scale * values makes a row NaN; a row of -infinity alone gets zeros.
+// out = softmax(scale * values) in each row; scale_bits holds the bits of a double. NaN or
+// +infinity among scale * values makes a row NaN; a row of only -infinity gets zeros.
 template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   }
 }
 
-// out = scale p (t - sum over the row of p t): the softmax with probabilities p, along t.
+// out = scale p (t - sum over the row of p t): the Jacobian of the softmax at probabilities p,
+// applied to t.
 template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxJacobianKernel(const T* __restrict__ probabilities, const T* __restrict__ tangent,

@@ -7,9 +7,9 @@
 // kWalk      rows (windows of nonzeros) that a group takes in turn
 // kPermuted  values[permutation[p]] belongs to entry p, as in A^T B; else permutation is not read
 //
-// Grid: x over the sparse operand, y over tiles of kChunks * kColumns columns, z over products that
-// share the structure (a stride of 0 for an operand that they share as well). Entries from
-// row_offsets[m] on are padding. Accumulates in float32, float64 for float64.
+// Grid: x over the sparse operand, y over tiles of kChunks * kColumns columns, z over the batch (a
+// stride of 0 for an operand that the batch shares). Entries from row_offsets[m] on are padding.
+// Accumulates in float32, float64 for float64.
 #pragma once
 
 #include "group.cuh"
@@ -17,7 +17,7 @@
 
 namespace sgap {
 
-// What the lanes of one group have: a worker along the sparse operand, and dense columns.
+// The place of a group: its worker number along the sparse operand, and its dense columns.
 template <int kGroup, int kColumns, int kChunks, int kBlock>
 struct Place {
   Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup;
@@ -25,7 +25,7 @@ struct Place {
   unsigned column = (blockIdx.y * kChunks + unsigned(group % kChunks)) * kColumns;
 };
 
-// The operands of one product, as a lane sees them: b is at the lane's first column.
+// The operands of one batch member, as a lane sees them: b is at the lane's first column.
 template <class T, int kColumns, bool kVector, bool kPermuted>
 struct Operands {
   const T* values;
@@ -33,7 +33,7 @@ struct Operands {
   const Index* permutation;
   GatheredRows<T> b;
   unsigned n;
-  unsigned left;  // columns from the lane's first to the last of all
+  unsigned left;  // number of columns from the lane's first to the last
 
   // sums += values[p] * B[column_indices[p], columns of the lane]
   __device__ void AddEntry(Index p, Accumulator<T> (&sums)[kColumns]) const {
@@ -41,8 +41,8 @@ struct Operands {
     AddScaled<kVector>(value, b[column_indices[p]], left, sums);
   }
 
-  // Entries p to p + kLoad - 1, p a multiple of kLoad: their values, and the lane's columns of
-  // their rows of B. Those from `last` on do not exist and are zeros.
+  // Loads entries p to p + kLoad - 1, p a multiple of kLoad: their values, and the lane's columns
+  // of their rows of B. Entries from `last` on do not exist and become zeros.
   template <int kLoad>
   __device__ void LoadEntries(unsigned p, unsigned last, Pack<T, kLoad>& found,
                               Pack<T, kColumns> (&rows)[kLoad]) const {
@@ -70,7 +70,7 @@ struct Operands {
   }
 };
 
-// {<x row, c col>, 1}: a lane owns x rows. The same bits at each call.
+// {<x row, c col>, 1}: a lane owns x rows. Deterministic.
 template <class T, int kRows, int kColumns, int kChunks, int kBlock, bool kVector, bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   }
 }
 
-// {<1/g row, c col>, r}: g = kGroups * r lanes share a row, each taking every g-th entry. The same
-// bits at each call where g = r; otherwise the groups of a row add atomically into zeros.
+// {<1/g row, c col>, r}: g = kGroups * r lanes share a row, each taking every g-th entry.
+// Deterministic where g = r; otherwise the groups of a row add atomically into zeros.
 template <class T, class Out, int kGroups, int kGroup, int kWalk, int kColumns, int kChunks,
           int kBlock, bool kVector, bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       const unsigned first = valid ? row_offsets[row] + start : 0;
       const unsigned last = valid ? row_offsets[row + 1] : 0;
       Accumulator<T> sums[kColumns] = {};
-      // Counted: a loop that may end after each entry would wait for one before it loads the next.
+      // The trip count is computed beforehand: a loop that may end after each entry would wait for
+      // one entry before it loads the next.
       const unsigned own = first + group.lane, share = kGroups * kGroup;
       const unsigned steps = own < last ? (last - own + share - 1) / share : 0;
 #pragma unroll 4
@@ -144,7 +145,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   }
 }
 
-// sums belong to `row`, of which the caller walked all entries within [first, last).
+// Adds sums to a row: stored if the caller has all entries of the row (`whole`), else added
+// atomically.
 template <bool kVector, class A, int kColumns>
 __device__ inline void AddToRow(A* out, unsigned left, bool whole, const A (&sums)[kColumns]) {
   if (whole) {
@@ -194,10 +196,11 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   }
 }
 
-// What a lane does with its own entries [first, last), row after row: stores the rows that begin
-// and end there, leaves in `sums` what belongs to the last row, which it returns, and in `head`
-// what belongs to the first if that began before and ends here. `row` is the row of first or an
-// earlier one. The first lane of a window has nobody to leave a head to and adds it.
+// Processes a lane's entries [first, last), row after row. Stores the rows that begin and end
+// there. Leaves in `sums` the partial sum of the last row, which it returns, and in `head` that of
+// the first row if it began before `first` and ends here. `row` is the row of entry `first` or an
+// earlier one. The first lane of a window (`leading`) has no lane before it to take the head, and
+// adds it to the output itself.
 template <int kLoad, class T, int kColumns, bool kVector, bool kPermuted>
 __device__ inline Index AddEntries(const Operands<T, kColumns, kVector, kPermuted>& operands,
                                    const Index* row_offsets, unsigned m, unsigned first,
@@ -237,10 +240,9 @@ __device__ inline Index AddEntries(const Operands<T, kColumns, kVector, kPermute
   return row;
 }
 
-// {<g nnz, c col>, r}: a group owns windows of g * r consecutive entries, g in each lane, and
-// reduces row by row what the lanes have of rows that more than one of them touches; the first lane
-// of each such row adds into zeros as above. With kLoad > 1 so many values and indices come at
-// once.
+// {<g nnz, c col>, r}: a group owns windows of g * r consecutive entries, g in each lane. Rows that
+// several lanes touch are reduced over the group; the first lane of each such row adds into zeros
+// as above. With kLoad > 1 that many values and indices are loaded at once.
 template <class T, int kNonzeros, int kGroup, int kWalk, int kLoad, int kColumns, int kChunks,
           int kBlock, bool kVector, bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)

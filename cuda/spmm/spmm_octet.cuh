@@ -1,20 +1,20 @@
 // SpMM over column vectors on tensor cores, C = A B: the 1-D octet tiling of vectorSparse, section
-// 5.3, re-derived for the mma of sm_80 and later (there m8n8k4 of sm_70).
+// 5.3, re-derived for the mma of sm_80 and later (the paper uses m8n8k4 of sm_70).
 //
 // kLength  V, rows of a vector: 2, 4, 8, 16 or 32
-// kPanels  tile_n in panels, columns of B that 8 lanes load 16 bytes of: 64, or 32 of float
-// kQuads   tile_k in quads: 16 vectors, four of them a lane's own
-// kStages  steps of tile_k vectors whose gathered rows are in registers or on their way
-// kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
-// kBlocks  blocks of a multiprocessor that must fit: left to itself ptxas spills to have more
-// kVector  n is a multiple of the columns in 16 bytes
-// kOrdered block rows are taken in the order of `order`; else it is not read
+// kPanels  tile_n in panels; of a panel 8 lanes load 16 bytes each of a row: 64 columns, 32 of
+// float kQuads   tile_k in quads of 16 vectors; a lane loads the rows of four of them kStages steps
+// of tile_k vectors whose gathered rows are in registers or in flight kWarps   warps of a block,
+// which is one block row by one tile_n: each takes every kWarps-th step kBlocks  blocks that must
+// fit on a multiprocessor: without this bound ptxas spills to fit more kVector  n is a multiple of
+// the columns in 16 bytes kOrdered block rows are taken in the order of `order`; else `order` is
+// not read
 //
 // Operands are swapped: C^T (16 columns x 8 rows) += B^T (16 columns x k) A^T (k x 8 rows), so that
-// V = 8 fills an mma, and longer vectors share what was gathered. A lane, g = lane / 4 and t = lane
+// V = 8 fills an mma, and longer vectors share the gathered rows. A lane, g = lane / 4 and t = lane
 // % 4, loads columns 8g to 8g + 7 (float: 4g to 4g + 3) of a panel, of the rows of B that vectors
 // 4t to 4t + 3 of a quad name: each row is one line of 128 bytes. Pairs of columns make up four mma
-// (two of float), and vectors lie along k in an order that both operands have:
+// (two of float), and the order of the vectors along k is the same in both operands:
 //
 //   16-bit  A fragment: row g, g + 8 = columns 8g + 2i, 8g + 2i + 1; k = 2t, 2t + 1, 2t + 8, 2t + 9
 //           = vectors 4t to 4t + 3: a PRMT joins two rows' halves
@@ -24,9 +24,9 @@
 // A lane ends with 16 bytes of V / 4 rows of C (one, in lanes t < V, where V < 8 leaves columns
 // idle).
 //
-// Grid: x over block rows, y over tiles of columns, z over products that share the structure. A
-// vector that does not exist is a zero times a zero: nothing is loaded for it. Accumulates in
-// float32, in an order that the schedule and the structure fix: the same bits at each call.
+// Grid: x over block rows, y over tiles of columns, z over the batch. A vector that does not exist
+// is a zero times a zero: nothing is loaded for it. Accumulates in float32, in an order that the
+// schedule and the structure fix: deterministic.
 #pragma once
 
 #include "mma.cuh"
@@ -41,14 +41,14 @@ struct Octet {
     kPanel = 8 * kChunk,                     // columns of a panel
     kTiles = kLength > 8 ? kLength / 8 : 1,  // mma that share an A fragment
     kRows = kLength > 4 ? kLength / 4 : 1,   // rows of C of a lane
-    kPairs = kChunk / 2,                     // mma of a panel and a tile
+    kPairs = kChunk / 2,                     // mma for one panel and one tile
     kHeld = sizeof(T) == 2 ? 2 : 4,          // vectors of a quad whose values a lane loads
     kSums = kPanels * kPairs * kTiles,       // mma accumulators of a lane
   };
 };
 
-// A quad as a lane has it: the columns of vectors 4t to 4t + 3, the rows of B that they name, and
-// the values that it gives.
+// A lane's part of a quad: the columns of vectors 4t to 4t + 3, the rows of B that they name, and
+// the values that the lane contributes.
 template <class T, int kLength, int kPanels>
 struct Quad {
   using O = Octet<T, kLength, kPanels>;
@@ -96,35 +96,36 @@ struct Quad {
   }
 };
 
-// What a lane loads of a block row, step after step. Registers whose rows are on their way get the
-// columns of the step that they hold next, kStages later: a load never waits for the address of
-// another, and as many steps are under way.
+// The loads of a lane for a block row, step after step. As soon as a stage's rows are requested,
+// its column registers get the columns of the step it holds next, kStages later: no load waits for
+// its address, and kStages steps are in flight.
 template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, bool kVector>
 struct OctetLane {
   using O = Octet<T, kLength, kPanels>;
   using Step = Quad<T, kLength, kPanels>[kQuads];
-  enum { kStride = kWarps * kQuads * O::kQuad };  // vectors from a step of the warp to its next
+  enum { kStride = kWarps * kQuads * O::kQuad };  // distance in vectors between a warp's steps
 
   const Index* columns;
   const T* values;
   const char* b;       // at the lane's first column
   unsigned row_bytes;  // of B
-  unsigned left;       // columns from the lane's first to the last of all
-  int rows_left;       // vectors of the block row from the lane's first on: none where <= 0
+  unsigned left;       // number of columns from the lane's first to the last
+  int rows_left;       // vectors from the lane's first to the row's end; none if <= 0
   int values_left;
 
-  // `vector` is the first of a warp's first step, at the start of the operands; `count` of the
-  // block row are from that one on.
+  // `vector` is the first vector of the warp's first step; `count` vectors of the block row are
+  // from that one on. The operand pointers are at vector 0.
   __device__ OctetLane(const Index* column_indices, const T* all_values, const T* b,
                        unsigned vector, int count, unsigned n, unsigned left, unsigned lane)
       : b(reinterpret_cast<const char*>(b)), row_bytes(n * sizeof(T)), left(left) {
     const unsigned g = lane / 4, t = lane % 4;
-    // Or the compiler loads the first columns before the loop over products, and holds them in it.
+    // Otherwise the compiler loads the first columns before the loop over the batch, and holds
+    // them.
     asm volatile("mov.u32 %0, %0;" : "+r"(vector));
     columns = column_indices + vector + 4 * t;
     rows_left = left > 0 ? count - int(4 * t) : 0;
     const unsigned own = sizeof(T) == 2 ? g / 2 * 4 + g % 2 : 4 * t;
-    // Of a vector: two rows for each mma that they are an operand of, one of float.
+    // The lane's values of a vector: two rows for each mma that uses them, one for float.
     unsigned row = sizeof(T) == 2 ? O::kRows * t : O::kTiles * g;
     bool idle = false;
     if (kLength < 8) {  // row r is column 2r of the mma
@@ -135,7 +136,7 @@ struct OctetLane {
     values_left = idle ? 0 : count - int(own);
   }
 
-  // The columns of what is loaded `ahead` steps after the next.
+  // Loads the columns of the step that is `ahead` steps after the next.
   __device__ void Find(int ahead, Step& step) const {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
@@ -147,15 +148,16 @@ struct OctetLane {
     }
   }
 
-  // The compiler would extend both before the loop and multiply 64 by 64 bits in it.
+  // A 32 x 32 bit multiplication: from C++ the compiler would widen both factors before the loop,
+  // and multiply 64 by 64 bits in it.
   __device__ Size RowAt(Index column) const {
     Size bytes;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(column), "r"(row_bytes));
     return bytes;
   }
 
-  // The next step, whose columns were found. With kAll all of its vectors exist, and all columns of
-  // all lanes.
+  // Loads the rows and values of the next step, whose columns were found. With kAll all of its
+  // vectors exist, and all columns of all lanes.
   template <bool kAll>
   __device__ void Load(Step& step) {
 #pragma unroll
@@ -191,7 +193,7 @@ struct OctetLane {
     values_left -= kStride;
   }
 
-  // Multiplies step s; loads the one that takes the place of what was multiplied before.
+  // Multiplies step s, and loads the step that replaces the one multiplied before it.
   template <bool kAll>
   __device__ void Run(Step (&held)[kStages], int s, float (&sums)[O::kSums][4]) {
     Load<kAll>(held[(s + kStages - 1) % kStages]);
@@ -200,7 +202,8 @@ struct OctetLane {
   }
 };
 
-// The lane's part of rows first_row to first_row + kLength - 1 of C; c is at its first column.
+// Stores the lane's part of rows first_row to first_row + kLength - 1 of C; c is at the lane's
+// first column.
 template <class T, int kLength, int kPanels, class Access, class C>
 __device__ inline void StoreRows(C* c, Size first_row, Size m, unsigned n, unsigned left,
                                  unsigned t,
@@ -210,7 +213,7 @@ __device__ inline void StoreRows(C* c, Size first_row, Size m, unsigned n, unsig
   for (int r = 0; r < O::kRows; ++r) {
     const Size row = first_row + O::kRows * t + r;
     if (t * O::kRows >= kLength || row >= m) continue;
-    // The row's tile, and which of a lane's two columns of it.
+    // The row's tile, and which of the lane's two columns of that tile it is.
     const int h = sizeof(T) == 2 ? r / 2 : r % O::kTiles;
     const int e = sizeof(T) == 2 ? r % 2 : r / O::kTiles;
 #pragma unroll
@@ -227,13 +230,13 @@ __device__ inline void StoreRows(C* c, Size first_row, Size m, unsigned n, unsig
   }
 }
 
-// Adds up what the warps of a block have, pair by pair, into the first one's.
+// Adds up the sums of a block's warps, pairwise, into the first warp's.
 template <int kWarps, int kSums>
 __device__ inline void AddWarps(unsigned warp, unsigned lane, float (&sums)[kSums][4]) {
   if constexpr (kWarps > 1) {
     constexpr unsigned kHalf = kWarps / 2;
     __shared__ Pack<float, 4> given[kHalf][kSums][32];
-    __syncthreads();  // the last product's have been read
+    __syncthreads();  // the previous batch member's sums have been read
 #pragma unroll
     for (unsigned half = kHalf; half > 0; half /= 2) {
       if (warp >= half && warp < 2 * half) {
@@ -271,10 +274,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   const unsigned first = row_offsets[block_row], last = row_offsets[block_row + 1];
   constexpr unsigned kStep = kQuads * O::kQuad;
   const unsigned start = first + warp * kStep;
-  const unsigned count = start < last ? last - start : 0;  // of the warp's steps and between them
+  const unsigned count =
+      start < last ? last - start : 0;  // vectors in the warp's steps and between them
   const int own = (count + kWarps * kStep - 1) / (kWarps * kStep);
-  // Those of them that lack no vector, in a block that lacks no column. Of more than two quads the
-  // compiler would begin all loads at once, and spill.
+  // Steps that have all their vectors, in a block that has all its columns. Only for at most two
+  // quads: with more the compiler would issue all loads at once, and spill.
   constexpr bool kFew = kVector && kStages * kQuads <= 2;
   const bool wide = kFew && Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n;
   const int whole = wide ? (count + (kWarps - 1) * kStep) / (kWarps * kStep) : 0;

@@ -3,43 +3,44 @@
 // times some columns. Each lane loads its columns of a gathered row of B at once and keeps its part
 // of the tile in registers.
 //
-// Values and indices of A are read by all lanes of a subwarp from the same place: one load of the
-// first-level cache serves them all. The paper's copy in shared memory needs as many loads from
-// there, and the copying; shuffles are one instruction a number, where a load brings four.
+// All lanes of a subwarp read values and indices of A from the same addresses: one load from the L1
+// cache serves them all. The paper's copy in shared memory needs as many loads from there, plus the
+// copying; shuffles take one instruction a value, where a load brings four.
 //
 // kLength    V
-// kRows      rows of a lane: V, or a part where the sums of all do not fit in registers. The parts
-//            are the work of neighbouring subwarps, which gather the same rows in the same loads.
+// kRows      rows that a lane computes: V, or a divisor where the sums of all V do not fit in
+//            registers. Neighbouring subwarps then take the parts, and gather the same rows in the
+//            same loads
 // kColumns   dense columns of a lane; kVector: n is a multiple of it, so they are one vector
 // kSplit     neighbouring lanes that share their columns: each takes every kSplit-th vector
 // kSubwarp   lanes of a tile, kSubwarp / kSplit * kColumns columns wide
-// kAtOnce    vectors of a lane under way together
+// kAtOnce    vectors whose loads a lane has in flight together
 //
-// Grid: x over the sparse operand, with 2^tile_bits tiles of a row side by side, y over so many
-// tiles, z over products that share the structure (a stride of 0 for an operand that they share as
-// well). Vectors from the last offset on are padding; rows of A from m on do not exist. Accumulates
-// in float32, float64 for float64. No two groups add to one number: the same bits at each call.
+// Grid: x over the sparse operand, with 2^tile_bits tiles of a row side by side, y over groups of
+// that many tiles, z over the batch (a stride of 0 for an operand that the batch shares). Vectors
+// from the last offset on are padding; rows of A from m on do not exist. Accumulates in float32,
+// float64 for float64. Each element of C is written by one group: deterministic.
 #pragma once
 
 #include "group.cuh"
 
 namespace sgap {
 
-// Where a lane works: a tile of C, columns in it, and which of the vectors are its own.
+// The place of a lane: its tile of C, its columns in the tile, and its share of the vectors.
 template <int kParts, int kColumns, int kSplit, int kSubwarp, int kBlock>
 struct TilePlace {
   unsigned tile_bits;
   Size subwarp = (Size(blockIdx.x) * kBlock + threadIdx.x) / kSubwarp;
   unsigned lane = threadIdx.x % kSubwarp;
   unsigned part = unsigned(subwarp % kParts);
-  Size row = (subwarp / kParts) >> tile_bits;  // of tiles
+  Size row = (subwarp / kParts) >> tile_bits;  // in units of tile rows
   unsigned tile =
       (blockIdx.y << tile_bits) + (unsigned(subwarp / kParts) & ((1u << tile_bits) - 1));
   unsigned column = (tile * (kSubwarp / kSplit) + lane / kSplit) * kColumns;
   unsigned share = lane % kSplit;
 };
 
-// Entries p, p + kStride, ..., and the last once more where they would go beyond it.
+// Loads entries p, p + kStride, ...; past the end it repeats the last one.
 template <int kStride, int kCount>
 __device__ inline void LoadStrided(const Index* entries, unsigned p, unsigned last,
                                    Index (&found)[kCount]) {
@@ -49,15 +50,17 @@ __device__ inline void LoadStrided(const Index* entries, unsigned p, unsigned la
   }
 }
 
-// The sums of kRows rows, from what the kSplit lanes of a group have of them, which call together;
-// rows from `rows` on and columns from `left` on do not exist. c is at the first row and column.
+// Reduces the sums of kRows rows over the kSplit lanes of a group, which must call together, and
+// stores them; rows from `rows` on and columns from `left` on do not exist. c is at the first row
+// and column.
 template <bool kVector, int kRows, int kColumns, int kSplit, class T>
 __device__ inline void StoreTile(T* c, unsigned n, Size rows, unsigned left,
                                  Accumulator<T> (&sums)[kRows * kColumns]) {
   constexpr int kCount = kRows * kColumns;
-  constexpr int kLanes = kSplit > kCount ? kSplit / kCount : 1;  // that end with the same sums
+  constexpr int kLanes =
+      kSplit > kCount ? kSplit / kCount : 1;  // lanes that end with the same sums
   constexpr int kOwn = kSplit > kCount ? 1 : kCount / kSplit;
-  constexpr int kWidth = kOwn < kColumns ? kOwn : kColumns;  // of them in one row
+  constexpr int kWidth = kOwn < kColumns ? kOwn : kColumns;  // sums of a lane in one row
   const Group<kSplit> group;
   group.ReduceSpread(sums);
   if (group.lane % kLanes != 0) return;
@@ -73,17 +76,17 @@ __device__ inline void StoreTile(T* c, unsigned n, Size rows, unsigned left,
   }
 }
 
-// What a lane does with its vectors of a block row.
+// The loads and sums of a lane for its vectors of a block row.
 template <class T, int kLength, int kRows, int kColumns, int kSplit, int kAtOnce, bool kVector>
 struct BlockRow {
   const T* values;  // at the lane's first row of vector 0
   const Index* column_indices;
   const T* b;  // at the lane's first column
   unsigned n;
-  unsigned left;  // columns from the lane's first to the last of all
+  unsigned left;  // number of columns from the lane's first to the last
 
-  // Vectors p, p + kSplit, ..., in `columns`. With kAll they are all below `last`; otherwise those
-  // that are not count as zeros.
+  // Adds vectors p, p + kSplit, ..., whose columns are `columns`. With kAll all of them are below
+  // `last`; otherwise those from `last` on count as zeros.
   template <bool kAll>
   __device__ void AddSome(unsigned p, unsigned last, const Index (&columns)[kAtOnce],
                           Accumulator<T> (&sums)[kRows * kColumns]) const {
@@ -111,7 +114,7 @@ struct BlockRow {
     }
   }
 
-  // Vectors p, p + kSplit, ... below `last`.
+  // Adds vectors p, p + kSplit, ... below `last`.
   __device__ void Add(unsigned p, unsigned last, Accumulator<T> (&sums)[kRows * kColumns]) const {
     constexpr unsigned kStep = kAtOnce * kSplit;
     if (p >= last) return;
@@ -119,7 +122,7 @@ struct BlockRow {
     LoadStrided<kSplit>(column_indices, p, last, columns);
 #pragma unroll 1
     for (; p + (kAtOnce - 1) * kSplit < last; p += kStep) {
-      // Those of the next step are under way during this one.
+      // The columns of the next step are loaded during this one.
       LoadStrided<kSplit>(column_indices, p + kStep, last, next);
       AddSome<true>(p, last, columns, sums);
 #pragma unroll
@@ -155,8 +158,8 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   }
 }
 
-// C = A^T B, where m and the offsets are those of A^T, and k of its columns (rows of A) exist: of
-// each vector q of a row, V neighbouring rows of B. kWhole: k is a multiple of V.
+// C = A^T B. m and the offsets are those of A^T; k columns of A^T (rows of A) exist. Vector q of a
+// row of A^T multiplies V neighbouring rows of B. kWhole: k is a multiple of V.
 template <class T, int kLength, int kColumns, int kSplit, int kSubwarp, int kAtOnce, int kBlock,
           bool kVector, bool kWhole>
 __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
@@ -174,7 +177,8 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;
   const unsigned left = inside ? unsigned(n) - place.column : 0;
-  const unsigned width = kVector ? unsigned(kColumns) : left;  // no column, no vectors
+  const unsigned width =
+      kVector ? unsigned(kColumns) : left;  // a lane without columns has no vectors either
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const T *numbers = values + product * values_stride,
             *rows = b + product * b_stride + place.column;

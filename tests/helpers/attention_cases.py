@@ -1,4 +1,5 @@
-"""Operands of fused attention on cases of the battery, float64 loops, and runs on the emulator."""
+"""Operands of fused attention on matrices of the battery, a float64 oracle in loops, and runs of
+the kernels on the emulator."""
 
 import dataclasses
 
@@ -18,7 +19,8 @@ GRADIENTS = ("dq", "dk", "dv", "dbias")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One call: sizes beside the case, and what there is of bias, sinks, lengths."""
+    """One attention call: sizes, and which of bias, sinks and lengths it has; the mask comes from a
+    case."""
 
     length: int = 1
     depth: int = 8
@@ -65,7 +67,7 @@ class Attention:
         self.transpose()
 
     def transpose(self):
-        """The structure by keys, of that by rows."""
+        """Computes the structure by keys from that by rows."""
         order = np.lexsort((self.blocks, self.indices[: len(self.blocks)]))
         self.column_offsets = np.concatenate(
             [[0], np.cumsum(np.bincount(self.indices[: len(order)], minlength=self.keys))]
@@ -109,7 +111,7 @@ class Attention:
         return out, lse, delta, dq, dk, dv, dbias
 
     def run(self, tile, kernels=KERNELS, **where):
-        """{name: array} of the results of the kernels."""
+        """Runs the kernels on the emulator; returns {name: array} of their results."""
         of, wide = self.of, "float64" if self.of.dtype == "float64" else "float32"
         problem = Problem(
             "attention",
@@ -161,7 +163,7 @@ class Attention:
         return results
 
     def check(self, tile, kernels=KERNELS, **where):
-        """Against the loops, to the rounding of the operands' dtype."""
+        """Compares the kernels with the oracle, within the rounding of the operands' dtype."""
         expected = dict(zip(("out", "lse", "delta", *GRADIENTS), self.oracle(), strict=True))
         if not self.of.bias:
             expected["dbias"] = np.zeros((1, 0))

@@ -1,4 +1,5 @@
-"""Attention in dense jax.numpy: what sparse_attention is on a dense mask, with its derivatives."""
+"""Attention in dense jax.numpy with a dense mask, differentiable: the reference for
+sparse_attention."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,8 @@ from sgap_jax import SparseArray
 
 
 def dense_mask(A: SparseArray, is_causal: bool = False) -> np.ndarray:
-    """bool [L, S]: what A stores, the rows within a vector that lie past the end left out."""
+    """The stored entries of A as bool [L, S], without the rows of a vector past the end of the
+    matrix."""
     rows, columns = (np.asarray(x) for x in A.coordinates())
     mask = np.zeros(A.shape, bool)
     inside = (rows < A.shape[0]) & (columns < A.shape[1])
@@ -17,7 +19,7 @@ def dense_mask(A: SparseArray, is_causal: bool = False) -> np.ndarray:
 
 
 def scatter(A: SparseArray, bias):
-    """[..., *values] -> [..., L, S], zero elsewhere."""
+    """Scatters a bias [..., *values.shape] to dense [..., L, S], zero where nothing is stored."""
     rows, columns = A.coordinates()
     lead = bias.shape[: bias.ndim - A.values.ndim]
     dense = jnp.zeros((*lead, *A.shape), bias.dtype)

@@ -1,4 +1,5 @@
-"""Named matrices that find the bugs of sparse kernels. Each is (row lengths rule) -> CSR arrays."""
+"""Named matrices that find the bugs of sparse kernels: a rule for the row lengths gives CSR
+arrays."""
 
 import dataclasses
 
@@ -22,7 +23,7 @@ class Case:
 
     @property
     def stored(self):
-        """Entries that count: the rest is padding."""
+        """The number of stored entries; the rest of the capacity is padding."""
         return int(self.row_offsets[-1])
 
     @property
@@ -78,10 +79,11 @@ BATTERY = {
 
 
 def sizes_for(name, sizes, backend):
-    """A third of the sizes for each matrix, so that all of them meet some matrix of each kind.
+    """A third of the sizes for each matrix, so that every size occurs with some matrix of each
+    kind.
 
-    Every size is a compilation; the plain-JAX lowering has no code that depends on it, and the
-    emulated kernels are slow: two sizes for a matrix.
+    Every size is compiled anew. The plain-JAX lowering has no code that depends on the size, and
+    the emulated kernels are slow: these two take two sizes for each matrix.
     """
     from sgap_jax import Reference
     from sgap_jax.schedules.emulated import Emulated
@@ -103,7 +105,7 @@ def array(case, dtype, format=None):
 
 
 def cast(x, dtype):
-    """x in a dtype, bfloat16 included. NumPy does it: in jax.numpy each shape is a compilation."""
+    """x in a dtype, bfloat16 included. By NumPy: in jax.numpy each shape would be compiled."""
     return np.asarray(x).astype(np.dtype(getattr(ml_dtypes, str(dtype), dtype)))
 
 

@@ -1,5 +1,5 @@
-"""What concrete index notation means, by brute force: every loop runs over its whole extent, and an
-iteration counts where all that its variables say of the indices agrees and is stored."""
+"""A brute-force oracle of concrete index notation: every loop runs over its whole extent, and an
+iteration counts where its variables agree on the indices and the entry is stored."""
 
 import itertools
 
@@ -44,7 +44,7 @@ class Meaning:
             case cin.Where():
                 at = self.recover(env)
                 if at is None or not self.is_stored(at):
-                    return  # the loops around it run over stored entries
+                    return  # enclosing loops run over stored entries only
                 leaf = body.producer
                 while not isinstance(leaf, cin.Assignment):
                     leaf = leaf.consumer if isinstance(leaf, cin.Where) else leaf.body
@@ -86,7 +86,7 @@ class Meaning:
         target[place] = value if leaf.op is None else REDUCE[leaf.op](target[place], value)
 
     def flush(self):
-        """A scalar goes to the element whose positions are over."""
+        """Adds the scalar of a finished segment to the element it belongs to."""
         leaf, consumer, element = self.segment
         if element is not None:
             target, scalar = self.arrays[consumer.target.tensor], self.arrays[leaf.target.tensor]
@@ -94,7 +94,7 @@ class Meaning:
             scalar[()] = FILL[leaf.op]
 
     def is_stored(self, at):
-        """False where the variables say which entry, and there is none."""
+        """False where the variables determine an entry that is not stored."""
         if not self.levels or not all(index in at for index in self.levels):
             return True
         return tuple(at[index] for index in self.levels) in self.prefixes[-1]
@@ -123,7 +123,7 @@ class Meaning:
         return self.levels.index(self.graph.roots(coordinate)[-1])
 
     def recover(self, env):
-        """Every variable from those of the loops; None where a guard fails."""
+        """Computes every variable from the loop variables; None where a guard fails."""
         at, said, tiled = dict(env), [], []
         for relation in reversed(self.schedule.statement.relations):
             made = children(relation)
@@ -156,7 +156,7 @@ class Meaning:
             for var, value in zip(parents(relation), found, strict=True):
                 if at.setdefault(var, value) != value:
                     return None
-        for position in tiled:  # of the tile that the loops around are at
+        for position in tiled:  # within the tile of the enclosing loops
             for _, relation in self.graph.lineage(position):
                 for var in children(relation):
                     if var in at and self.forward(var, at) != at[var]:
@@ -165,7 +165,7 @@ class Meaning:
         return at if fits and all(at.get(var, value) == value for var, value in said) else None
 
     def forward(self, var, roots):
-        """A variable from the indices that it derives from."""
+        """Computes a variable from the indices that it derives from."""
         relation = self.graph.origin(var)
         if relation is None:
             return roots[var]
@@ -185,21 +185,22 @@ class Meaning:
 
 
 def operands(expression, sizes, seed):
-    """Dense arrays of the operands, and the coordinates at which the sparse one is not zero."""
+    """Random dense arrays of the operands, and the coordinates at which the sparse one is not
+    zero."""
     rng, arrays, stored = np.random.default_rng(seed), {}, ()
     for factor in expression.factors:
         shape = [sizes[index.name] for index in factor.indices]
         array = rng.uniform(-1, 1, shape)
         if factor.format is not None:
             array *= rng.random(shape) < 0.5
-            array[rng.integers(shape[0])] = 0  # nothing there
+            array[rng.integers(shape[0])] = 0  # an empty slice
             stored = np.argwhere(array)
         arrays[factor.tensor] = array
     return arrays, stored
 
 
 def direct(expression, sizes, arrays, stored):
-    """The expression itself, index by index."""
+    """Evaluates the expression itself, index by index."""
     shape = [sizes[index.name] for index in expression.output.indices]
     op = expression.reduction
     out = np.full(shape, FILL[op] if expression.reduced else 0.0)

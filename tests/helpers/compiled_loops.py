@@ -1,4 +1,4 @@
-"""Loops of the compiler, written by hand: the kernels that a lowering makes, in small."""
+"""Hand-written loop IR: small versions of the kernels that lowering makes."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def threads(n, *body, var="i"):
 
 
 def at(array, *index):
-    """array[row * columns + column ...]: pairs of an index and the size of what follows it."""
+    """array[i0 * s0 + i1 * s1 + ...], from pairs of an index and its stride."""
     return Load(array, add(*index))
 
 
@@ -79,7 +79,7 @@ ROW, K, P, LAST, FIRST, SUM = map(Var, ("i", "k", "p", "last", "first", "sum"))
 
 
 def spmv(m, k, nnz, dtype, unit=None):
-    """y = A x, a row at a time; `unit` of the loop over a row."""
+    """y = A x, row by row; `unit` is the unit of the loop over a row's entries."""
     term = times(Load("A_vals", P), Load("x", Load("A2_crd", P)))
     row = (
         *row_of(ROW),
@@ -92,7 +92,7 @@ def spmv(m, k, nnz, dtype, unit=None):
 
 
 def spmm(m, k, n, nnz, dtype):
-    """C = A B, rows by threads and columns by lanes."""
+    """C = A B: rows over threads, columns over vector lanes."""
     term = times(Load("A_vals", P), at("B", times(Load("A2_crd", P), Int(n)), K))
     column = (
         Let("sum", Float(0.0), mutable=True),
@@ -105,8 +105,8 @@ def spmm(m, k, n, nnz, dtype):
 
 
 def spmm_by_entries(m, k, n, nnz, dtype, chunk=16, tile=8):
-    """C += A B, chunks of entries by threads, their row from a search and then tracked; columns by
-    lanes in tiles that n need not divide."""
+    """C += A B: chunks of entries over threads, whose row is found by a search and then advanced;
+    columns over vector lanes in tiles whose size need not divide n."""
     p = add(times(Var("c"), Int(chunk)), Var("p1"))
     term = times(Load("A_vals", P), at("B", times(Load("A2_crd", P), Int(n)), K))
     lane = (
@@ -135,7 +135,7 @@ def spmm_by_entries(m, k, n, nnz, dtype, chunk=16, tile=8):
 
 
 def sddmm(m, k, d, nnz, dtype):
-    """vals[p] = A_vals[p] <x_i, y_j>: lanes sum up."""
+    """vals[p] = A_vals[p] <x_i, y_j>, each dot product summed over vector lanes."""
     left, right = at("x", times(ROW, Int(d)), K), at("y", times(Load("A2_crd", P), Int(d)), K)
     entry = (
         Let("sum", Float(0.0), mutable=True),
@@ -193,7 +193,7 @@ def mttkrp(shape, capacities, rank, dtype):
 
 
 def call(function, *arrays, **options):
-    """The outputs, under jit."""
+    """Calls a function under jit and returns its outputs."""
     results = [jax.ShapeDtypeStruct((o.size,), jnp.dtype(o.dtype)) for o in function.outputs]
     attributes = llvm.call_attributes(function, **options)
     run = jax.jit(lambda *arrays: jax.ffi.ffi_call(llvm.TARGET, results)(*arrays, **attributes))

@@ -1,4 +1,5 @@
-"""Operands of machine code that tests compile, and a cache of their own for it."""
+"""Operands for tests of generated machine code, and a fixture with a compilation cache of its
+own."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ M, K, PADDING = 41, 29, 5
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
-    """Each run compiles what it tests."""
+    """A fresh compilation cache, so that each run compiles what it tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SGAP_CACHE_DIR", str(tmp_path_factory.mktemp("code")))
         llvm._user_cache.cache_clear()
@@ -29,8 +30,8 @@ def wide(x):
 
 
 def matrix(m, k, dtype, density=0.3):
-    """A2_pos, A2_crd, A_vals with empty rows and padding, whose columns are out of range; and A,
-    |A|, entries by row."""
+    """A2_pos, A2_crd and A_vals of a matrix with empty rows, and with padding whose columns are out
+    of range; and dense A, dense |A| and the number of entries in each row."""
     rng = np.random.default_rng(m + k)
     dense = scipy.sparse.random(m, k, density, format="csr", random_state=rng)
     if m > 8:

@@ -1,4 +1,4 @@
-"""The text of loops through a C compiler."""
+"""Compiles printed C of loop functions with the system's C compiler."""
 
 import ctypes
 import shutil
@@ -13,7 +13,7 @@ from sgap_jax.compiler.loop_ir.widths import integer
 
 
 def compiled(folder, functions, change=lambda text: text, flags=("-O1", "-Wall", "-Werror")):
-    """Callables of the texts of serial functions, by name."""
+    """Compiles serial functions; returns their callables by name."""
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("no C compiler")
     source, library = folder / "loops.c", folder / "loops.so"

@@ -1,6 +1,6 @@
-"""The chains of the compiler's conformance list: rows 1 to 16 of the TACO scheduling paper, its
-tests and its appendix, S1 to S4 of Sgap, section 6, V1 and V2 of vectorSparse. And what the presets
-of the package give for expressions of each kind."""
+"""The schedules of the compiler's conformance list: rows 1 to 16 of the TACO scheduling paper, its
+tests and its appendix, S1 to S4 of Sgap, section 6, V1 and V2 of vectorSparse. Also the package's
+presets for expressions of each kind."""
 
 from sgap_jax import COO, CSC, CSR, CVS
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_THREAD, GPU_WARP
@@ -34,14 +34,15 @@ SDDMM_CVS = assign("ik,ij,jk->ik", {"A": CVS(8), "D": CVS(8)})
 
 
 def blocks(schedule, *units):
-    """Blocks, warps and threads to the named loops, with a race strategy each."""
+    """Binds the named loops to blocks, warps and threads, with a race strategy each."""
     for (var, race), unit in zip(units, (GPU_BLOCK, GPU_WARP, GPU_THREAD), strict=False):
         schedule = schedule.parallelize(var, unit, race)
     return schedule
 
 
 def positions(expression, tensor, *levels):
-    """The position space `fpos` of the leading levels, fused from the inside out."""
+    """Fuses the leading levels from the innermost outwards, and moves them to the position space
+    `fpos`."""
     s, (*outer, inner) = Schedule(expression), levels
     for n, var in enumerate(reversed(outer)):
         fused = "f" if n == len(outer) - 1 else f"f{n}"
@@ -50,7 +51,7 @@ def positions(expression, tensor, *levels):
 
 
 def rows():
-    """name -> schedule."""
+    """name -> schedule of the rows of the TACO paper."""
     A, N = ATOMICS, NO_RACES
     chains = {}
     tiled = Schedule(SPMV).split("i", "i0", "i1", 16).reorder("i0", "i1", "j")
@@ -230,7 +231,7 @@ def spmm_positions(expression):
 
 
 def sgap():
-    """Listings 3 to 6 for N = 4 dense columns."""
+    """S1 to S4: Listings 3 to 6 of Sgap, for N = 4 dense columns."""
     A, N = ATOMICS, NO_RACES
     chains = {}
     chains["S1"] = blocks(
@@ -285,7 +286,7 @@ def sgap():
 
 
 def octet():
-    """A block of 8 x 64 of C from 16 column vectors; 16 vectors of D from 32 features."""
+    """V1 and V2: a tile of 8 x 64 of C from 16 column vectors; 16 vectors of D from 32 features."""
     tiled = Schedule(SPMM_CVS).split("i", "i0", "i1", 8)
     return {
         "V1": tiled.split("k", "kb", "kt", 64)
@@ -304,7 +305,7 @@ def octet():
 
 
 def octet_product(length=8, vectors=16, expression=None):
-    """V1 on a GPU, before its loops are given to anyone: steps of so many column vectors."""
+    """V1 for a GPU with its loops not bound to units yet; `vectors` column vectors a step."""
     return (
         Schedule(expression or assign("ij,jk->ik", {"A": CVS(length)}))
         .split("i", "i0", "i1", length)
@@ -316,7 +317,8 @@ def octet_product(length=8, vectors=16, expression=None):
 
 
 def octet_sampled(length=8, vectors=16, features=32, rows=False, expression=None):
-    """V2 likewise: so many features a step, which `rows` says lie side by side in both factors."""
+    """V2 for a GPU, likewise unbound; `features` features a step. With `rows` the features are
+    contiguous in both factors."""
     words = "ik,ij,kj->ik" if rows else "ik,ij,jk->ik"
     return (
         Schedule(expression or assign(words, {"A": CVS(length), "D": CVS(length)}))
@@ -329,8 +331,9 @@ def octet_sampled(length=8, vectors=16, features=32, rows=False, expression=None
 
 
 def octets_on_gpu():
-    """name -> schedule. What is outside of the bound nest goes to blocks and warps in several ways:
-    a warp has the tile for itself, or shares it with other warps, or comes back to it."""
+    """name -> schedule. The loops around the nest that is bound to tensor cores go to blocks and
+    warps in several ways: one warp owns the tile, several warps share it, or a warp visits it
+    several times."""
     N, A = NO_RACES, ATOMICS
     bound = {
         "V1": octet_product().fuse("i0", "kb", "b"),
@@ -354,7 +357,8 @@ def octets_on_gpu():
 
 
 def gpu_presets():
-    """name -> schedule: a point of each kernel of the atomic-parallelism space, for N columns."""
+    """name -> schedule: for each kernel of the atomic-parallelism space one point, for N
+    columns."""
     every = ["{<4 nnz, 1 col>, 1}", "{<2 row, 2 col>, 1}", "{<1/8 row, 2 col>, 4}"]
     every += ["{<1/8 row, 2 col>, 1}", "{<1 nnz, 2 col>, 32}", "{<4 nnz, 2 col>, 8}"]
     return {
@@ -365,7 +369,8 @@ def gpu_presets():
 
 
 def cpu_presets():
-    """name -> schedule: the default on a CPU of expressions of each kind, and the two by name."""
+    """name -> schedule: the CPU's default for expressions of each kind, and the two named
+    presets."""
     expressions = [SPMV, SPMM, SDDMM, TTV, MTTKRP, assign("ij,jk->ik"), assign("i,i->")]
     expressions += [assign("ij,jk->ik", {"A": format}) for format in (COO, CSC)]
     expressions += [assign("ij,j->i", {"A": COO})]

@@ -1,4 +1,4 @@
-"""Operands of compiled functions: dense arrays laid out level by level, and what comes back."""
+"""Operands of compiled functions: dense arrays laid out level by level, and the decoded results."""
 
 from collections import Counter
 
@@ -15,8 +15,8 @@ def numbers(name):
 
 
 def by_levels(access, dense, beyond):
-    """A dense tensor with its modes in stored order, blocks last: [d0, d1, ..., b0, ...]. What the
-    last blocks have outside is `beyond`."""
+    """A dense tensor with its modes in stored order and blocks last: [d0, d1, ..., b0, ...]. Where
+    the last blocks reach past the tensor they hold `beyond`."""
     format = access.format
     blocks = [*format.block_shape, *[1] * (format.ndim - len(format.block_shape))]
     tensor = np.transpose(dense, format.modes)
@@ -32,8 +32,8 @@ def by_levels(access, dense, beyond):
 
 
 def stored(access, pattern, values=None, spare=0):
-    """The arrays of a tensor with entries where `pattern` is true, and each level's capacity: with
-    room for `spare` positions more, full of what must not be read."""
+    """The arrays of a tensor with entries where `pattern` is true, and each level's capacity:
+    `spare` positions more than are used, filled with junk that must not be read."""
     format, name = access.format, access.tensor
     there = by_levels(access, pattern, False)
     entries = np.argwhere(there.any(axis=tuple(range(format.ndim, 2 * format.ndim))))
@@ -55,7 +55,7 @@ def stored(access, pattern, values=None, spare=0):
             crd = [node[-1] for node in below] + [OUT_OF_RANGE] * spare
             arrays[f"{name}{level + 1}_crd"] = np.array(crd, np.int32)
         nodes = below
-        # Spare room starts at the first level that stores its coordinates.
+        # Spare capacity starts at the first level that stores its coordinates.
         stores = any(not isinstance(k, Dense) for k in format.levels[: level + 1])
         positions.append(len(nodes) + (spare if stores else 0))
     block = int(np.prod(format.block_shape))
@@ -69,8 +69,8 @@ def stored(access, pattern, values=None, spare=0):
 
 
 class Problem:
-    """Small integers, so that every sum is exact, for an expression. A row of the sparse factor
-    without entries among others, unless `density` is 1; or entries where `pattern` is true."""
+    """Operands of an expression: small integers, so that every sum is exact. Some row of the sparse
+    factor has no entries, unless `density` is 1; or entries are where `pattern` is true."""
 
     def __init__(
         self, expression, sizes, density=0.3, spare=0, dtype="float32", seed=0, pattern=None
@@ -88,7 +88,7 @@ class Problem:
                 tensor = np.where(self.pattern, tensor, 0)
                 arrays, self.positions = stored(factor, self.pattern, tensor, spare)
             dense.append(tensor)
-            with np.errstate(invalid="ignore"):  # of NaN an integer is anything
+            with np.errstate(invalid="ignore"):  # NaN casts to an arbitrary integer
                 for name, array in arrays.items():
                     index = name.endswith(("_pos", "_crd"))
                     self.inputs[name] = array if index else array.astype(numbers(dtype))
@@ -114,10 +114,11 @@ class Problem:
         if e.output.format.dense_modes:
             return self._by_fibers(result)
         arrays, _ = stored(e.output, self.pattern, result, spare)
-        return np.nan_to_num(arrays[f"{e.output.tensor}_vals"])  # spare room keeps its zero
+        return np.nan_to_num(arrays[f"{e.output.tensor}_vals"])  # spare capacity stays zero
 
     def _by_fibers(self, result):
-        """Of the outer levels, the last of them Compressed; spare room is zero."""
+        """Checks a result stored by fibers of the outer levels, the last of them Compressed; spare
+        capacity must be zero."""
         e = self.expression
         there = np.transpose(self.pattern, e.sparse.format.modes)
         fibers = np.argwhere(there.any(axis=tuple(range(e.shared, there.ndim))))
@@ -127,7 +128,7 @@ class Problem:
 
 
 def _spread(access, tensor, indices):
-    """A tensor of some of the indices, broadcast to all of them."""
+    """Broadcasts a tensor that has some of the indices to all of them."""
     there = [access.indices.index(i) for i in indices if i in access.indices]
     shape = [tensor.shape[access.indices.index(i)] if i in access.indices else 1 for i in indices]
     return np.transpose(tensor, there).reshape(shape)
@@ -141,7 +142,7 @@ def _pattern(factor, shape, density, random):
     if density < 1 and pattern.size:
         pattern[: max(1, len(pattern) // 8)] = False
         pattern[len(pattern) // 2] = False
-        # The last row is empty, but where blocks go beyond: they have something there.
+        # The last row is empty, unless blocks reach past the end: then it has entries.
         pattern[-1:] = any(s % b for s, b in zip(shape, blocks, strict=True))
     for axis, size in enumerate(blocks):
         pattern = np.repeat(pattern, size, axis)

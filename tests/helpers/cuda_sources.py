@@ -1,4 +1,4 @@
-"""CUDA sources in tests: where the headers are, and NVRTC or the reason why there is none."""
+"""CUDA sources in tests: the headers' folders, and NVRTC or the reason why it is missing."""
 
 import functools
 import importlib.util
@@ -24,7 +24,8 @@ def require_nvrtc():
 
 @functools.cache
 def toolkit_headers():
-    """Folders with cuda_fp16.h and the like: of a wheel, or of a toolkit."""
+    """Folders with cuda_fp16.h and the other CUDA headers: of a wheel, or of an installed
+    toolkit."""
     spec = importlib.util.find_spec("nvidia")
     roots = [pathlib.Path(r) / "cu13" for r in (spec and spec.submodule_search_locations) or ()]
     roots += sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)
@@ -41,7 +42,7 @@ def ptx(source, arch="compute_90", options=(), headers=HEADERS):
 
 
 def _depends_on(source, arch, headers=HEADERS):
-    """What a compilation depends on but for its options."""
+    """The parts of a compilation's cache key, except its options."""
     return (source, arch, nvrtc.version(), *included_headers(source, headers))
 
 

@@ -29,14 +29,14 @@ from sgap_jax import (
 CASE = BATTERY["empty_rows_at_both_ends"]
 A = array(CASE, jnp.float64)
 VECTORS = A.asformat(CVS(3))  # the last vectors end past the matrix
-BLOCKS = A.asformat(BCSR(3, 4))  # and the last blocks, at both ends
+BLOCKS = A.asformat(BCSR(3, 4))  # the last blocks end past it in both dimensions
 TENSOR = SparseArray.from_coordinates(
     [(0, 1, 2), (0, 3, 0), (2, 1, 2), (2, 3, 1), (3, 0, 0)],
     np.arange(1.0, 6),
     (4, 5, 3),
     format=COO,
 )
-LONG_VECTORS = A.asformat(CVS(16))  # so do these, whose length CUDA has kernels for
+LONG_VECTORS = A.asformat(CVS(16))  # also past the end; CUDA kernels have this length
 MASK = jnp.asarray(CASE.dense() != 0)
 M, K = CASE.shape
 ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
@@ -51,7 +51,7 @@ def normal(*shape, seed=0):
 
 
 def dense_vectors(v, of=VECTORS):
-    return jnp.zeros((M, K)).at[of.coordinates()].set(v.reshape(-1))  # drops what is outside
+    return jnp.zeros((M, K)).at[of.coordinates()].set(v.reshape(-1))  # drops coordinates outside
 
 
 def sampled_vectors(x, A=VECTORS):
@@ -87,12 +87,12 @@ def masked_max(x, mask):
 
 
 def finite_row_max(S, mask, v, schedule):
-    """Zero where a row is empty, rather than -infinity."""
+    """row_max with zero, not -infinity, for empty rows."""
     return jnp.where(mask.any(1), row_max(S.with_values(v), schedule=schedule), 0)
 
 
 def dense_gspmm(op, reduce):
-    """Messages [M, K, n]; away from ties, where each library picks its own subgradient."""
+    """A dense gspmm by messages [M, K, n]. Operands avoid ties, where subgradients may differ."""
 
     def twin(v, X):
         a = jnp.where(MASK, dense(v), 1)[:, :, None]
@@ -116,12 +116,12 @@ def gspmm_case(op, reduce, transpose=False):
         s = row_schedule(s) if reduce in ("max", "min") else s
         return gspmm(S, X, op=op, reduce=reduce, transpose=transpose, schedule=s)
 
-    values = jnp.asarray(away_from_zero(CASE.values))  # to divide by, in finite differences too
+    values = jnp.asarray(away_from_zero(CASE.values))  # finite differences divide by them too
     return function, dense_gspmm(op, reduce), (values, normal(K, 5))
 
 
 def attention_case(A):
-    """All operands at once, and both results: a bias, a sink, two heads that share keys."""
+    """Attention with all operands (a bias, a sink, two heads that share keys) and both results."""
 
     def function(q, k, v, bias, sinks, s):
         options = dict(bias=bias, sinks=sinks, return_lse=True, schedule=row_schedule(s))
@@ -288,8 +288,8 @@ OPS = {
 }
 
 
-# The derivative rules do not look at the schedule, so the kernels of the default one run them all,
-# and the composition of all ops runs on the others too.
+# The derivative rules do not depend on the schedule, so all of them run with the default schedule;
+# on the other schedules only the composition of all ops runs.
 CASES = {
     **{name: (name, None) for name in OPS},
     "attention-tiled": ("attention", BACKENDS["cpu-tiled"]),

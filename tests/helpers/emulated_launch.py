@@ -1,4 +1,4 @@
-"""A KernelCall on the emulator: what the launch path does on a GPU, on NumPy arrays."""
+"""Runs a KernelCall on the emulator, as the launch path does on a GPU, on NumPy arrays."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,11 @@ program = functools.cache(Program)
 
 
 def emulate(call, inputs, outputs, arch="compute_90", **run):
-    """The outputs, as `outputs` (shape, dtype) say, of one launch; `run` goes to Program.run.
+    """Returns the outputs, of the (shape, dtype) in `outputs`, of one launch; `run` goes to
+    Program.run.
 
-    Those that are not zeroed start as junk, NaN in every float type: a kernel must write them all.
-    One that takes an operand's memory is that operand, at one address.
+    Outputs that are not zeroed start as junk, NaN in every float type: a kernel must write all of
+    them. An output that aliases an operand has that operand's contents and address.
     """
     given = [np.asarray(array) for array in inputs]
     code = ptx(call.source, arch)
@@ -67,7 +68,7 @@ def _launch(code, call, given, outputs, **run):
 
 
 def starts(function):
-    """The operands of a compiled function's launch that its outputs start as."""
+    """The initial contents of a compiled function's outputs, as operands of its launch."""
     room = dict(zip(function.outputs, rooms(function), strict=True))
     return [
         np.full(room[array], fill, getattr(ml_dtypes, array.dtype, array.dtype))
@@ -81,7 +82,8 @@ def points(problem):
 
 
 def tuned(point, problem, rng):
-    """The point with tunables of Sgap, section 7.2, drawn until they are legal for the problem."""
+    """The point with random tunables of Sgap, section 7.2, drawn until they are legal for the
+    problem."""
     while True:
         tunables = {
             "block_size": rng.choice((128, 256, 512)),
@@ -97,7 +99,7 @@ def tuned(point, problem, rng):
 
 
 def attention_tiles(problem):
-    """The schedules of attention that a problem has."""
+    """The attention schedules that are legal for a problem."""
     yield Unfused()
     for lanes, share, octet in itertools.product((8, 16, 32), (1, 2, 4), (False, True)):
         with contextlib.suppress(NotImplementedError):
@@ -108,22 +110,24 @@ def attention_tiles(problem):
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Chooses a legal point of each problem at random, the same ones for the same name.
+    """Chooses a random legal point for each problem; the choice depends on `name` and the seed
+    only.
 
-    SGAP_SAMPLE_SEED gives others. What is chosen is printed: pytest shows it where a test fails.
+    SGAP_SAMPLE_SEED changes the seed. The choice is printed: pytest shows it where a test fails.
     """
 
     name: str
 
     def __call__(self, problem):
-        # One point for A and for A^T, stored by rows and by columns: they agree to the bit.
+        # The same point for A and A^T, stored by rows and by columns: their results must be equal
+        # to the bit.
         asked = dataclasses.replace(problem, permuted=False, shape=tuple(sorted(problem.shape)))
         seed = os.environ.get("SGAP_SAMPLE_SEED", "0")
         rng = random.Random(f"{seed} {self.name} {asked}")
         if problem.op == "attention":
             point = rng.choice(list(attention_tiles(problem)))
         elif problem.vector_length is not None and rng.random() < 0.5:
-            point = choose_schedule(problem)  # a tile of the vectors, where there is one
+            point = choose_schedule(problem)  # a tile of column vectors, where there is one
         else:
             point = tuned(rng.choice(points(problem)), problem, rng)
         print(f"sampled for {problem}: {point}")

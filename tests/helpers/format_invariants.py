@@ -1,4 +1,4 @@
-"""What holds for a SparseArray of every stored format: shared by the tests of formats."""
+"""The invariants of a SparseArray in any stored format: shared by the tests of formats."""
 
 import math
 
@@ -19,7 +19,7 @@ PADDED = BATTERY["padded"]
 
 
 def invariants(A, dense):
-    """What holds for a SparseArray of any format that stands for `dense`."""
+    """Checks the invariants of a SparseArray of any format whose dense array is `dense`."""
     A.checked()
     m, k = dense.shape
     assert A.shape == (m, k) and A.ndim == 2

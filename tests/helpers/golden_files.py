@@ -1,7 +1,7 @@
-"""Golden files: what a test found once, as text, in the folder `golden` beside the test.
+"""Golden files: expected results as text, in the folder `golden` beside the test.
 
-A test takes the fixture `golden` and gives it what it finds now. A difference fails the test and is
-shown line by line. Where the change is meant,
+A test takes the fixture `golden` and passes its result. A difference fails the test and is shown
+line by line. Where the change is intended,
 
     python -m pytest --write-golden
 
@@ -12,7 +12,7 @@ Then read `git diff`: each line of it is a change that a user may notice.
 import difflib
 import json
 
-MOST_LINES = 60  # of a difference that is shown
+MOST_LINES = 60  # longest difference that is shown
 
 
 class Golden:
@@ -22,7 +22,7 @@ class Golden:
         self.folder, self.write = folder, write
 
     def text(self, name, found):
-        """`found` is the text of the file `name`."""
+        """Checks that `found` is the text of the file `name`."""
         path = self.folder / name
         if self.write:
             self._save(path, found)
@@ -35,7 +35,8 @@ class Golden:
         return self._entries(name).keys()
 
     def entry(self, name, key, found):
-        """The dictionary `found` of strings is the entry `key` of the JSON file `name`."""
+        """Checks that `found`, a dictionary of strings, is the entry `key` of the JSON file
+        `name`."""
         entries = self._entries(name)
         if self.write:
             entries[key] = found
@@ -74,5 +75,5 @@ def _same(name, expected, found):
 
 
 def left_out(items):
-    """The tests without golden files: --write-golden does not run them."""
+    """The tests without golden files, which --write-golden does not run."""
     return {item for item in items if "golden" not in getattr(item, "fixturenames", ())}

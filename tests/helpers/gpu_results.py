@@ -1,4 +1,4 @@
-"""Reading what the GPU benchmarks leave."""
+"""Reads the result files of the GPU benchmarks."""
 
 import csv
 import importlib.util
@@ -10,7 +10,8 @@ def read(path):
 
 
 def timed(rows):
-    """The contenders with a time, and those that say that torch is missing where it is."""
+    """The contenders that have a time; a row that says torch is missing is left out only if it
+    is."""
     installed = importlib.util.find_spec("torch") is not None
 
     def missing(row):

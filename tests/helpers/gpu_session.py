@@ -1,9 +1,9 @@
-"""A GPU for tests, or its emulation: what tests/gpu share.
+"""Shared by tests/gpu: a GPU for tests, or its emulation.
 
 SGAP_GPU_RESULTS   a folder: <device>/gpu_tests.json is written there
 SGAP_GPU_SECONDS   no test starts after that many seconds
-SGAP_GPU_TEST_SECONDS  a test that takes longer ends its process; 300 on a GPU
-SGAP_GPU_DRY_RUN   runs a few cases of each test on the emulator; what needs a device skips
+SGAP_GPU_TEST_SECONDS  the process of a test that takes longer is ended; 300 on a GPU
+SGAP_GPU_DRY_RUN   runs a few cases of each test on the emulator; tests that need a device skip
 """
 
 import functools
@@ -39,7 +39,7 @@ def require_gpu():
 
 
 def lost():
-    """Whether the device answers no more, as after a fault in a kernel of this process."""
+    """Whether the device has stopped responding, as after a fault in a kernel of this process."""
     if DRY_RUN or missing():
         return False
     try:
@@ -50,12 +50,12 @@ def lost():
 
 
 def on_gpu(schedule=None):
-    """The schedule that runs on the GPU; in a dry run, its emulation."""
+    """The schedule, to run on the GPU; in a dry run, its emulation."""
     return Emulated(emulate, schedule) if DRY_RUN else schedule
 
 
 def some(cases, few=2):
-    """The cases; in a dry run a few of them, spread evenly."""
+    """All cases; in a dry run a few of them, spread evenly."""
     cases = list(cases)
     return cases[:: -(-len(cases) // few)] if DRY_RUN and len(cases) > few else cases
 
@@ -65,5 +65,5 @@ def time_left():
 
 
 def seconds_of_a_test():
-    """What a test may take: of a kernel that never ends no call returns."""
+    """The time limit of a test in seconds: a call whose kernel never ends does not return."""
     return min(TEST_SECONDS, max(time_left(), 0) + 60)

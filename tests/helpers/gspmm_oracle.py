@@ -1,4 +1,4 @@
-"""What messages over a case of the battery give, and how far from it rounding may lead."""
+"""The oracle of gspmm on a case of the battery, with a bound on the rounding error."""
 
 import itertools
 
@@ -13,7 +13,7 @@ PAIRS = list(itertools.product(OPS, REDUCTIONS))
 
 
 def away_from_zero(values):
-    """Fit to divide by, in float16 too."""
+    """Values that can be divided by, in float16 too."""
     return values + np.copysign(0.5, values)
 
 
@@ -22,7 +22,7 @@ def oracle(case, dtype, X, op, reduce, transpose=False, values=None):
     values, X = rounded(values, dtype), rounded(X, dtype)
     arrays = (case.row_offsets, case.column_indices, case.shape)
     expected = reference.gspmm(values, *arrays, X, op, reduce, transpose)
-    # Sums of x + a are sums of x and sums of a; an extremum is off by what one message is.
+    # Sums of x + a are bounded by sums of |x| and of |a|; an extremum has the error of one message.
     size_op, size_reduce = {"sub": "add"}.get(op, op), {"min": "max"}.get(reduce, reduce)
     size = reference.gspmm(np.abs(values), *arrays, np.abs(X), size_op, size_reduce, transpose)
     lengths = reference.gspmm(values, *arrays, np.ones((len(X), 1)), "copy", "sum", transpose)

@@ -1,10 +1,11 @@
-"""What a traced function is made of."""
+"""The equations of a traced function."""
 
 import jax
 
 
 def equations(function, *operands):
-    """All equations, those of inner functions after the one that has them."""
+    """All equations of a function; those of an inner function follow the equation that contains
+    it."""
     return list(_equations(jax.make_jaxpr(function)(*operands).jaxpr))
 
 

@@ -1,14 +1,15 @@
-"""What the CPU kernels compute of fixed operands: every operation and format, in every dtype.
+"""Checksums of the CPU kernels' results for fixed operands: every operation and format, every
+dtype.
 
     SGAP_CPU_ISA=avx2 python tests/helpers/kernel_results.py
 
 prints {case: checksum of the result's bits} as JSON, for the kernels of one instruction set (the
-best one without SGAP_CPU_ISA). test_checksums.py runs this, and test_ffi_calls.py reads off the
-same cases which FFI calls they are.
+best one without SGAP_CPU_ISA). test_checksums.py runs this file; test_ffi_calls.py lists the FFI
+calls of the same cases.
 
-Operands come from hashes of integers and not from a library's random numbers, so that they have the
-same bits with every version of NumPy and JAX and on every processor. Sizes that select another loop
-of a kernel are all there in float32; the other dtypes have a third of them each.
+Operands are hashes of integers, not a library's random numbers, so that they have the same bits
+with every version of NumPy and JAX and on every processor. Sizes that select different loops of a
+kernel all occur in float32; each other dtype has a third of them.
 """
 
 import dataclasses
@@ -42,10 +43,10 @@ from sgap_jax import (
 )
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-LENGTHS = (2, 5, 8, 16)  # of column vectors
+LENGTHS = (2, 5, 8, 16)  # lengths of column vectors
 SMALL_CHUNKS = CpuTile(nonzeros=64)  # rows are cut between tasks
 PACKED_TILES = CpuTile(columns=16, nonzeros=64, packed=True)
-PROCESSORS = 4  # pieces of attention's gradients are made for so many
+PROCESSORS = 4  # assumed for the pieces of attention's gradients
 
 
 def hashes(count, seed):
@@ -58,7 +59,8 @@ def hashes(count, seed):
 
 
 def numbers(dtype, *shape, seed=0):
-    """Numbers from -2 to 2; what is cast to 16 bits has 24 before, so that it is rounded once."""
+    """Values from -2 to 2. For 16-bit dtypes they have 24 bits before the cast, so are rounded
+    once."""
     bits = 53 if dtype == "float64" else 24
     words = hashes(math.prod(shape), seed) >> np.uint64(64 - bits)
     exact = words.astype(np.float64) * 2.0 ** (2 - bits) - 2
@@ -67,8 +69,8 @@ def numbers(dtype, *shape, seed=0):
 
 
 def matrix(dtype, columns, lengths, format=CSR, seed=1):
-    """Rows (or block rows of column vectors and blocks) of these lengths; the last vectors end one
-    row past the matrix."""
+    """A matrix whose rows (or block rows of column vectors and blocks) have these lengths; the last
+    vectors end one row past the matrix."""
     found = [np.sort(np.argsort(hashes(columns, i + 99))[:n]) for i, n in enumerate(lengths)]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     indices = np.concatenate(found).astype(np.int32)
@@ -78,8 +80,8 @@ def matrix(dtype, columns, lengths, format=CSR, seed=1):
     return SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
 
 
-# Columns, and lengths of rows: each length once, with empty and full rows; a pattern that is dense;
-# rows that are each used often by the transpose.
+# (columns, row lengths): each length once, with empty and full rows; a dense pattern; and columns
+# that the transpose uses often.
 UNEVEN = (60, [(37 * i) % 61 for i in range(61)])
 DENSE = (210, [130, 0, 7, 201, 90] * 4)
 TALL = (24, [12] * 300)
@@ -90,7 +92,7 @@ class Cases:
     """name -> (function, operands), for one dtype.
 
     Attributes:
-      dtype: of all operands.
+      dtype: the dtype of all operands.
       inexact: names of the cases whose last bits depend on the C library's exp or log.
     """
 
@@ -99,7 +101,7 @@ class Cases:
     inexact: set = dataclasses.field(default_factory=set)
 
     def some(self, *sizes):
-        """All of them in float32, else the third that is this dtype's."""
+        """All sizes in float32, else this dtype's third of them."""
         turn = DTYPES.index(self.dtype)
         return sizes if turn == 0 else sizes[turn - 1 :: 3]
 
@@ -188,13 +190,14 @@ def messages(cases):
 
 
 def tangents(function, A, X):
-    """The tangent of a function of a matrix and X, for a fixed one of X."""
+    """The tangent of a function of a matrix and X, along a fixed tangent of X."""
     along = numbers(str(X.dtype), *X.shape, seed=9)
     return jax.jvp(lambda X: function(A, X), (X,), (along,))[1]
 
 
 def gradients(function, A, *operands):
-    """The gradients of a function of a matrix and more, in all of them, for fixed cotangents."""
+    """The gradients of a function of a matrix and other operands, in all of them, for fixed
+    cotangents."""
     of_values = lambda values, *operands: function(A.with_values(values), *operands)
     results, back = jax.vjp(of_values, A.values, *operands)
     return back(jax.tree.map(lambda x: numbers(str(x.dtype), *x.shape, seed=6), results))
@@ -226,7 +229,7 @@ def attention(cases):
         A = cases.matrix(UNEVEN, format)
         m, k = A.shape
         bias = numbers(wide, *A.values.shape, seed=13)
-        bias[::5] = -np.inf  # masks these
+        bias[::5] = -np.inf  # masked entries
         sinks = numbers(wide, 4, seed=14)
         for depth, name in ((8, "narrow heads"), (64, "wide heads")):
             q = cases.numbers(2, m, 4, depth, seed=10)
@@ -241,7 +244,7 @@ def attention(cases):
 
 
 def unchecked(cases):
-    """Structures that nobody checked: the kernels leave out what is out of range."""
+    """Cases with unchecked structures: the kernels leave out entries that are out of range."""
 
     def of(offsets, indices, values, B):
         A = SparseArray.from_arrays(values, offsets, indices, shape=(5, 9))
@@ -261,7 +264,8 @@ def all_cases(dtype):
 
 
 def together(cases):
-    """One program for all cases, and its operands: to compile each by itself takes a minute."""
+    """One jitted program for all cases, and its operands: compiling each case separately takes a
+    minute."""
     functions = {name: function for name, (function, _) in cases.found.items()}
     given = {name: operands for name, (_, operands) in cases.found.items()}
     return jax.jit(lambda of: {name: f(*of[name]) for name, f in functions.items()}), given
@@ -274,7 +278,8 @@ def checksums(cases):
     for name, results in program(operands).items():
         crc = 0
         for result in map(np.asarray, jax.tree.leaves(results)):
-            # exp and log of float64 are the C library's, whose last bit is not ours to freeze.
+            # float64 exp and log come from the C library, whose last bit may differ between
+            # machines.
             rounded = result.astype(np.float32) if name in cases.inexact else result
             crc = zlib.crc32(np.ascontiguousarray(rounded).tobytes(), crc)
         found[name] = f"{crc:08x}"

@@ -11,12 +11,12 @@ from sgap_jax.launch import launch
 from sgap_jax.launch.cache import CubinCache
 from sgap_jax.launch.kernel_call import KernelCall
 
-# All bytes: machine code is not text.
+# Contains every byte value: machine code is not text.
 CUBIN = b"bytes_300\0" + bytes(range(256)) + bytes(34)
 
 
 class FakeCompiler:
-    """A compiler that returns CUBIN and remembers what it was asked."""
+    """A fake compiler that returns CUBIN and records its arguments."""
 
     def __init__(self, version="13.0", cubin=CUBIN, name="axpy"):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Functions of the loop IR, written by hand: the schedules that the printers must get right."""
+"""Hand-written functions of the loop IR: the loop nests that every printer must print correctly."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ BLOCK, WARP, THREAD = "GPUBlock", "GPUWarp", "GPUThread"
 
 
 def term(x):
-    """Names are variables, numbers literals."""
+    """Converts a string to a variable, a number to a literal."""
     if isinstance(x, str):
         return Var(x)
     return Int(x) if isinstance(x, int) else Float(x) if isinstance(x, float) else x
@@ -77,7 +77,8 @@ def store(array, index, value, op=None, atomic=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sparse:
-    """A of CSR with empty rows, and as much padding as `padding` says: out of range, and NaN."""
+    """A matrix A in CSR with empty rows; `padding` entries past the end are out of range and
+    NaN."""
 
     m: int = 13
     k: int = 17
@@ -98,7 +99,7 @@ class Sparse:
         return {"A2_pos": pos, "A2_crd": crd, "A_vals": vals.astype(numpy_dtype(dtype))}
 
     def dense(self, arrays):
-        """A, with duplicates added up, and |A|."""
+        """Dense A, with duplicates added up, and dense |A|."""
         rows = np.repeat(np.arange(self.m), np.diff(arrays["A2_pos"]))
         nnz = len(rows)
         out = np.zeros((2, self.m, self.k))
@@ -129,7 +130,7 @@ def capacity(A):
 
 
 def wide(dtype):
-    """What atomics add to."""
+    """The dtype of outputs that atomics add to."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -138,7 +139,7 @@ def product(p, k, n):
 
 
 def row_sum(n, *, op="+"):
-    """C[i, k] = the sum over row i, in registers."""
+    """C[i, k] = the sum over row i, carried in a scalar."""
     value = product("p", "k", n)
     combined = add("sum", value) if op == "+" else Binary(op, Var("sum"), value)
     return (
@@ -149,7 +150,7 @@ def row_sum(n, *, op="+"):
 
 
 def rows_on_gpu(A, dtype="float32", n=1, threads=64, index="int32", op="+"):
-    """A thread for each element of C."""
+    """One GPU thread for each element of C."""
     blocks = -(-A.m * n // threads)
     body = loop(
         "b",
@@ -173,7 +174,7 @@ op_ = op
 
 
 def rows_on_cpu(A, dtype="float32", n=1):
-    """Row 1 of the conformance list, with columns in vectors and the sums in a workspace."""
+    """Row 1 of the conformance list: vectorized columns, and sums in a workspace."""
     vector = loop(
         "k",
         n,
@@ -202,7 +203,8 @@ def rows_on_cpu(A, dtype="float32", n=1):
 
 
 def nonzeros(A, n, chunk, start, op="+"):
-    """Entries start to start + chunk - 1: search, track, flush (rows 2 and 12)."""
+    """Entries start to start + chunk - 1: search for the row, advance it, flush at its end (rows 2
+    and 12)."""
     flush = store("C", add(mul("i", n), "k"), "sum", op=op, atomic=True)
     value = product("p", "k", n)
     combined = add("sum", value) if op == "+" else Binary(op, Var("sum"), value)
@@ -284,7 +286,7 @@ def row_groups(A, dtype="float32", n=3, lanes=16, group=8, index="int32", op="+"
 
 
 def segments(A, dtype="float32", n=3, threads=64, group=16, index="int32", op="+"):
-    """S4: {<1 nnz, 1 col>, group}: dead lanes take no part in the segment reduction."""
+    """S4: {<1 nnz, 1 col>, group}: lanes past the end take no part in the segment reduction."""
     live = Var("live")
     body = loop(
         "b",
@@ -325,7 +327,7 @@ def inputs(A, dtype, n):
 
 
 def expected(A, arrays, n, op="+"):
-    """(C, |A| |B|, terms) with sums; or the maximum with 0 of the products, and zeros."""
+    """(C, |A| |B|, terms) for sums; for maxima, the maximum of 0 and the products, and zeros."""
     B = arrays["B"].astype(np.float64).reshape(A.k, n)
     terms = np.diff(arrays["A2_pos"])[:, None]
     if op == "+":
@@ -340,7 +342,8 @@ def expected(A, arrays, n, op="+"):
 
 
 def random_expression(random, kind, depth):
-    """Of integers (x[t], t), numbers (v[t]) or truth values; small and whole, so exact."""
+    """A random expression of kind "integer" (x[t], t), "number" (v[t]) or "truth"; values are small
+    and whole, so that results are exact."""
     if depth == 0 or (kind != "truth" and random.random() < 0.15):
         leaf = {
             "integer": (Var("t"), at("x", "t"), Int(int(random.integers(-3, 4)))),
@@ -364,7 +367,7 @@ def random_expression(random, kind, depth):
 
 
 def random_function(name, count, index, loops, seed=0):
-    """y[t, i] = the i-th of random expressions for t in 0 to 7; `loops` are put around them."""
+    """y[t, i] = the i-th of `count` random expressions, for t in 0 to 7, inside of `loops`."""
     random, stores = np.random.default_rng(seed), []
     for i in range(count):
         kind = ("integer", "number", "truth")[i % 3]

@@ -1,4 +1,4 @@
-"""Chains that are lowered and interpreted, against the exact sums."""
+"""Lowers schedules, runs them in the loop interpreter, and compares with the exact sums."""
 
 import numpy as np
 from compiler_chains import SPMM, SPMV, positions, rows
@@ -34,7 +34,7 @@ def check(schedule, sizes, dtype="float32", **options):
 
 
 def over(schedule, outer, inner):
-    """The position space of two levels of A."""
+    """Fuses two levels of A and moves them to their position space."""
     return schedule.fuse(outer, inner, "f").pos("f", "fpos", "A")
 
 

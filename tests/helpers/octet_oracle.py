@@ -1,4 +1,4 @@
-"""Products of column vectors on tensor cores: operands, and what they should come to."""
+"""SpMM with column vectors on tensor cores: operands, kernel runs and the oracle."""
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,8 @@ def tf32(x):
 
 
 def octet_oracle(case, dtype, B, values=None):
-    """The exact product of the operands as tensor cores take them, and the bound of `oracle`."""
+    """The exact product of the operands as tensor cores round them (float32 to tf32), and the bound
+    of spmm_oracle."""
     values = case.values if values is None else values
     if dtype == "float32":
         values, B = tf32(values), tf32(B)
@@ -30,7 +31,8 @@ def longest_first(offsets):
 
 
 def octet_product(arrays, case, tile, dtype, B, values=None, change=None, **where):
-    """C [batch, m, n] of the kernel; values [Bv, vectors, V] and B [Bb, k, n] are rounded."""
+    """Runs the kernel; returns C [batch, m, n]. values [Bv, vectors, V] and B [Bb, k, n] are
+    rounded first."""
     offsets, indices, own = arrays
     values, B = cast(own[None] if values is None else values, dtype), cast(B, dtype)
     batch = max(values.shape[0], B.shape[0])

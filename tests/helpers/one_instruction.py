@@ -1,4 +1,4 @@
-"""One PTX instruction in a kernel of its own, and exact arithmetic to compare it with."""
+"""Runs one PTX instruction in a kernel of its own; exact arithmetic to compare the result with."""
 
 import math
 from fractions import Fraction
@@ -13,7 +13,8 @@ C_TYPES |= {"uint64": "unsigned long long", "int64": "long long", "float64": "do
 
 
 def one_instruction(launch, instruction, inputs, result):
-    """`instruction` is "opcode" or text with $0 for the result and $1, $2, ... for the inputs."""
+    """Runs one instruction: "opcode", or text with $0 for the result and $1, $2, ... for the
+    inputs."""
     if "$" not in instruction:
         slots = ", ".join(f"${i}" for i in range(len(inputs) + 1))
         instruction = f"{instruction} {slots};"
@@ -31,7 +32,7 @@ def one_instruction(launch, instruction, inputs, result):
 
 
 def words(dtype, seed):
-    """Random bits, with the corners of the type among them."""
+    """Random bits, with the extreme values of the type among them."""
     dtype = np.dtype(dtype)
     random = np.random.default_rng(seed)
     numbers = np.frombuffer(random.bytes(LANES * dtype.itemsize), dtype).copy()
@@ -43,7 +44,8 @@ def words(dtype, seed):
 
 
 def reals(dtype, seed, special=True):
-    """Numbers of many magnitudes, near ties, and infinities, NaN, zeros and subnormals."""
+    """Floats of many magnitudes and near ties; with `special` also infinities, NaN, zeros and
+    subnormals."""
     random = np.random.default_rng(seed)
     info = np.finfo(dtype)
     numbers = random.standard_normal(LANES) * 2.0 ** random.integers(-12, 12, LANES)
@@ -76,7 +78,7 @@ BINARY = {
 
 
 def rounded(number, name, mode="rn"):
-    """The exact `number` to a binary format; to nearest even, or as rz, rm, rp say."""
+    """Rounds the exact `number` to a binary format: to nearest even, or as mode rz, rm or rp."""
     bits, least, largest = BINARY[name]
     if number == 0:
         return 0.0
@@ -98,13 +100,14 @@ def rounded(number, name, mode="rn"):
 
 
 def exactly(function, name, mode="rn"):
-    """The function of exact numbers, rounded once; what is not finite by float64 rules."""
+    """Wraps a function of exact numbers: its result is rounded once; non-finite operands follow
+    float64."""
 
     def run(*numbers):
         numbers = [float(number) for number in numbers]
         if all(np.isfinite(numbers)):
             exact = function(*map(Fraction, numbers))
-            if exact == 0:  # its sign is that of IEEE arithmetic
+            if exact == 0:  # the sign of zero comes from IEEE arithmetic
                 return float(function(*map(np.float64, numbers)))
             return rounded(exact, name, mode)
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""The kernels of vectorSparse's own tiles on the emulator, on the vectors of vector_cases."""
+"""Runs vectorSparse's own kernels on the emulator, on the vectors of vector_cases."""
 
 import numpy as np
 import sddmm_oracle
@@ -19,7 +19,8 @@ def problem_of(op, case, tile, arrays, dtype, n, batch):
 
 
 def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
-    """C [batch, m, n] of the kernel; values [Bv, vectors, V] and B [Bb, k, n] are rounded."""
+    """Runs the kernel; returns C [batch, m, n]. values [Bv, vectors, V] and B [Bb, k, n] are
+    rounded first."""
     offsets, indices, own = arrays
     values, B = cast(own[None] if values is None else values, dtype), cast(B, dtype)
     batch = max(len(values), len(B))
@@ -32,7 +33,8 @@ def product(case, arrays, tile, dtype, B, values=None, change=None, **where):
 
 
 def sampled(case, arrays, tile, dtype, X, Y, weights=None, scale=None, change=None, **where):
-    """values [batch, vectors, V] of the kernel; X [Bx, m, d] and Y [By, k, d] are rounded."""
+    """Runs the kernel; returns values [batch, vectors, V]. X [Bx, m, d] and Y [By, k, d] are
+    rounded first."""
     offsets, indices, _ = arrays
     dense, shapes = sddmm_oracle.launched(dtype, X, Y, weights, scale)
     batch = max(len(x) for x in dense)

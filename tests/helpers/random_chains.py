@@ -1,4 +1,4 @@
-"""Random expressions and schedule chains: what `Schedule` refuses is left out of the chain."""
+"""Random expressions and schedules; a transformation that `Schedule` refuses is skipped."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ TENSORS = [CSF(3), COO, Format((Dense, Compressed, Compressed))]
 TENSORS += [Format((Compressed, Dense, Compressed)), Format((Dense, Dense, Compressed))]
 TENSORS += [Format((Compressed,) * 3, order) for order in ((1, 2, 0), (2, 1, 0))]
 FOUR = [CSF(4), CSF(4), COO, Format((Compressed, Compressed, Dense, Compressed))]
-# TTM into the fibers of the outer two levels.
+# Output formats of TTM: fibers of the outer two levels.
 BY_FIBERS = {f: Format((*f.levels[:2], Dense())) for f in (TENSORS[0], TENSORS[2])}
 OF_MATRIX = [("ij,j->i", ()), ("ij,jk->ik", ()), ("ij,i->j", ()), ("ij,ik,kj->ij", ())]
 OF_MATRIX += [("ij,ik,kj->ij", "D"), ("ij,i,j->", ()), ("ij,i->ij", "C"), ("ij,jk,kl->il", ())]
@@ -31,7 +31,7 @@ OF_TENSOR = ["ijk,k->ij", "ijk,kl->ijl", "ijk,kl,jl->il", "ijk->j", "ijk,jl->ilk
 OF_FOUR = ["ijkm,jl,kl,ml->il", "ijkm,m->ijk", "ijkm,ml->ijkl", "ijkm->jm", "ijkm,j,k,m->i"]
 RACES = [cin.NO_RACES, cin.ATOMICS, cin.PARALLEL_REDUCTION, cin.TEMPORARY]
 DTYPES = [*["float32"] * 4, "float64", "float16", "bfloat16", *INTEGERS]
-FACTORS = (1, -2)  # of the elements of a batch, which are otherwise alike
+FACTORS = (1, -2)  # batch elements differ by these factors only
 
 
 def random_expression(random):
@@ -71,7 +71,8 @@ def random_chain(random, machines=("serial", "cpu", "gpu", "gpu")):
 
 
 def in_positions(schedule, random, names):
-    """The loops of the outer levels of the sparse operand are one over its positions."""
+    """Turns the loops over the outer levels of the sparse operand into one loop over its
+    positions."""
     access = schedule.expression.sparse
     order = [access.indices[mode] for mode in access.format.modes]
     rest = [index for index in schedule.expression.indices if index not in order]
@@ -85,12 +86,12 @@ def in_positions(schedule, random, names):
 
 
 def on_gpu(schedule, random, names):
-    """Blocks, threads of which there is a known number, warps and groups perhaps."""
+    """Binds loops to blocks, to a known number of threads, and sometimes to warps and groups."""
     loops = [loop.var for loop in nest.loops(schedule.statement.body)]
     outer, lane, threads = next(names), next(names), random.choice([2, 4, 8, 32])
     several = random.choice(loops)
     schedule = attempt(schedule, lambda s: s.split(several, outer, lane, threads))
-    if random.random() < 0.3:  # a product of each lane, which a segment may add up
+    if random.random() < 0.3:  # one product per lane, for a segment reduction
         every = " ".join(factor.tensor for factor in schedule.expression.factors)
         schedule = attempt(schedule, lambda s: s.precompute(every, (), (), next(names)))
     loops = {loop.var.name: loop.var for loop in nest.loops(schedule.statement.body)}
@@ -108,7 +109,8 @@ def on_gpu(schedule, random, names):
 
 
 def parallel(schedule, var, unit, random):
-    """By the first race strategy of a random order that may be; a temporary seldom can."""
+    """Parallelizes with the first legal race strategy in a random order; TEMPORARY is tried rarely,
+    since it is seldom legal."""
     every = random.sample(RACES[:3], 3)
     for race in [cin.TEMPORARY, *every] if random.random() < 0.1 else every:
         tagged = attempt(schedule, lambda s, race=race: s.parallelize(var, unit, race))
@@ -119,7 +121,7 @@ def parallel(schedule, var, unit, random):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Loops of a schedule, of a batch perhaps, with their inputs and the exact result."""
+    """The lowered loops of a schedule, batched or not, with their inputs and the exact result."""
 
     schedule: Schedule
     function: loopir.Function
@@ -141,7 +143,7 @@ def random_case(random, machines):
     schedule = random_chain(random, machines)
     expression, dtype = schedule.expression, random.choice(DTYPES)
     if dtype == "uint8" and expression.reduction != "+":
-        dtype = "int8"  # products are of both signs
+        dtype = "int8"  # products have both signs
     extents = {"i": [0, 1, 4, 8, 11, 13], "j": [1, 4, 7, 9], "k": [1, 3, 7], "l": [1, 2, 5]}
     sizes = {name: random.choice(of) for name, of in extents.items()} | {"m": 3}
     density, spare = random.choice([0, 0.1, 0.3, 0.6, 1]), random.choice([0, 3, 40])
@@ -165,11 +167,11 @@ def random_case(random, machines):
 
 
 def as_numbers(x, dtype):
-    """Integers wrap, and their infinities are their ends."""
+    """Casts to the dtype: integers wrap, and infinities become the ends of the integer range."""
     if dtype not in INTEGERS:
         return x.astype(numbers(dtype))
     ends = np.iinfo(dtype)
-    with np.errstate(invalid="ignore"):  # of padding, which may be any number
+    with np.errstate(invalid="ignore"):  # padding may hold any value
         finite = np.where(np.isfinite(x), x, 0).astype(np.int64).astype(dtype)
     return np.where(x == np.inf, ends.max, np.where(x == -np.inf, ends.min, finite)).astype(dtype)
 

@@ -1,4 +1,5 @@
-"""Random loops over lanes whose results are exact in any order: small integers, as numbers too."""
+"""Random loops over lanes whose results are exact in any order: all values are small integers, in
+float arrays too."""
 
 import random
 
@@ -22,11 +23,11 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Workspace,
 )
 
-SIZE = 16  # of the inputs x (numbers) and t (integers, none below zero, none beyond SIZE)
+SIZE = 16  # length of the inputs x (floats) and t (integers in [0, SIZE])
 
 
 class Loops:
-    """Statements of random loops, each with an output of its own and its share of a common one."""
+    """Random statements; each has an output of its own and also adds to a common one."""
 
     def __init__(self, seed, count):
         self.random = random.Random(seed)
@@ -69,7 +70,7 @@ class Loops:
         ]
 
     def place(self):
-        """An element of this lane alone."""
+        """An index that no other lane uses."""
         twice = times(Var("e"), Int(2))
         return self.pick(twice, add(twice, Int(1)), add(Var("e"), Int(2 * self.extent)))
 
@@ -131,7 +132,7 @@ class Loops:
             self.numbers.append(Var(name))
             self.mutable += [name] if kind != "number" else []
         elif kind == "set":
-            # Bounded: what is set again and again stays exact.
+            # Bounded: a variable that is set many times stays exact.
             value = Binary("min", self.number(2), Float(999.0))
             made = [Set(self.pick(*self.mutable), Binary("max", value, Float(-999.0)))]
         elif kind == "sum":

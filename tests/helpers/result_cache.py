@@ -1,9 +1,10 @@
-"""Results of what is expensive and depends on nothing but its inputs, kept on disk by content:
-PTX, reports of ptxas, emulated launches; and the folder for what XLA compiles, keyed by JAX.
+"""An on-disk cache, keyed by content, of expensive results that depend on their inputs only: PTX,
+reports of ptxas, emulated launches. Also the folder of XLA's executables, which JAX keys.
 
-A key holds all that a result depends on: sources with the headers that they include, versions, the
-emulator's own code, every operand. What raises is not kept. The folder is `build/test-results` of
-the checkout, or SGAP_TEST_RESULTS (empty: keep nothing); `make clean` removes it.
+A key holds everything that a result depends on: sources with the headers that they include,
+versions, the emulator's own code, every operand. Calls that raise are not cached. The folder is
+`build/test-results` of the checkout, or SGAP_TEST_RESULTS (empty: no cache); `make clean` removes
+it.
 """
 
 import contextlib
@@ -17,31 +18,31 @@ import time
 from sgap_jax.launch.cache import content_key, replace_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DAYS = 14  # a result that no run has used for so long is removed
+DAYS = 14  # a result that was not used for so long is removed
 
 
 @functools.cache
 def folder():
-    """Where results are kept, without old ones; None where nothing is kept."""
+    """The cache's folder, with old results removed; None if there is no cache."""
     named = os.environ.get("SGAP_TEST_RESULTS", str(ROOT / "build" / "test-results"))
     if not named:
         return None
     path = pathlib.Path(named)
     (path / "xla").mkdir(parents=True, exist_ok=True)
     for entry in itertools.chain(os.scandir(path), os.scandir(path / "xla")):
-        with contextlib.suppress(FileNotFoundError):  # another worker removes them too
+        with contextlib.suppress(FileNotFoundError):  # another worker may remove them too
             if entry.is_file() and entry.stat().st_mtime < time.time() - DAYS * 86400:
                 pathlib.Path(entry.path).unlink()
     return path
 
 
 def xla_folder():
-    """Where JAX keeps XLA's executables; None where nothing is kept."""
+    """The folder where JAX keeps XLA's executables; None if there is no cache."""
     return None if folder() is None else str(folder() / "xla")
 
 
 def cached(parts, compute):
-    """compute(), or what it returned when it was called for the same parts (texts, bytes)."""
+    """compute(), or its earlier result for the same parts (texts, bytes)."""
     if folder() is None:
         return compute()
     path = folder() / content_key("test", *parts)
@@ -57,6 +58,6 @@ def cached(parts, compute):
 
 @functools.cache
 def emulator_code():
-    """The emulator itself, a part of each result's key."""
+    """The emulator's source, a part of each key."""
     files = sorted((ROOT / "tests" / "emulator").glob("*.py"))
     return "".join(path.read_text() for path in files)

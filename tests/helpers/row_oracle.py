@@ -1,4 +1,4 @@
-"""What the operations on rows are for a case of the battery, and how far off rounding may lead."""
+"""Oracles of the row operations on a case of the battery, with bounds on the rounding error."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,8 @@ def row_sum_oracle(case, dtype, values=None):
 
 
 def softmax_oracle(case, dtype, scale=1.0, values=None):
-    """Relative: the exponent's rounding |scale v| u, the exponential, the sum and the quotient."""
+    """The softmax and its error bound, which is relative: the rounding |scale v| u of the exponent,
+    the exponential, the sum and the quotient."""
     values = rounded(case.values if values is None else values, dtype)
     expected = reference.sparse_softmax(values, case.row_offsets, scale)
     stored = np.abs(values[: case.stored])
@@ -30,7 +31,7 @@ def softmax_oracle(case, dtype, scale=1.0, values=None):
 
 
 def softmax_jacobian_oracle(case, dtype, p, t, scale=1.0):
-    """p and t are numbers of the dtype."""
+    """The Jacobian's product and its error bound; p and t are exact in the dtype."""
     p, t = (np.asarray(x).astype(np.float64) for x in (p, t))
     expected = reference.sparse_softmax_jacobian(p, t, case.row_offsets, scale)
     size = np.abs(scale) * p * (np.abs(t) + _row_dot(p, t, case))

@@ -1,4 +1,4 @@
-"""What X Y^T is at the entries of a case, and how far from it rounding may lead."""
+"""The oracle of SDDMM on a case of the battery, with a bound on the rounding error."""
 
 import numpy as np
 from battery import cast, rounded
@@ -15,7 +15,8 @@ def operands(case, d, seed=5):
 
 
 def oracle(case, dtype, X, Y, weights=None, scale=1.0):
-    """With weights [nnz], and a scale that is a number of every dtype."""
+    """The expected values and their error bound; weights [nnz], and a scale that is exact in every
+    dtype."""
     X, Y = rounded(X, dtype), rounded(Y, dtype)
     arrays = (case.row_offsets, case.column_indices)
     factors = weights if weights is None else rounded(weights, dtype), scale
@@ -28,7 +29,7 @@ def oracle(case, dtype, X, Y, weights=None, scale=1.0):
 
 
 def launched(dtype, X, Y, weights=None, scale=None):
-    """Operands as kernels take them, and their shapes; weights [Bw, ...], scale [Bs, 1]."""
+    """The operands as kernels take them, and their shapes; weights [Bw, ...], scale [Bs, 1]."""
     absent = np.zeros((1, 0))
     X, Y, weights = (cast(absent if x is None else x, dtype) for x in (X, Y, weights))
     wide = "float64" if dtype == "float64" else "float32"
@@ -38,10 +39,10 @@ def launched(dtype, X, Y, weights=None, scale=None):
 
 
 def check_factors(case, place, weights, dtype, X, Y, run):
-    """values = run(X [1, m, d], Y [1, k, d], weights, scale) with either and both of these, shared
-    by two products and not.
+    """Checks values = run(X [1, m, d], Y [1, k, d], weights, scale) with weights, with a scale and
+    with both, each shared by a batch of two or not.
 
-    `weights` are like the values, NaN but at `place`, where the case's entries are.
+    `weights` have the shape of the values and are NaN except at `place`, the places of the entries.
     """
     own, scales = np.stack([weights, 2 - weights]), np.array([[0.375], [-1.5]])
     for weights, scale in (
@@ -60,13 +61,14 @@ def check_factors(case, place, weights, dtype, X, Y, run):
             whole = np.zeros((2, values.size))
             entries = np.stack(oracle(case, dtype, X, Y, each, all))
             whole[:, place] = entries[:, : len(place)]
-            assert_within(values.reshape(-1), *whole)  # what is no entry is exactly zero
+            assert_within(values.reshape(-1), *whole)  # places that are no entry are exactly zero
 
 
 def vector_oracle(case, place, size, dtype, X, Y):
-    """The same for vectors of `size` numbers, as vector_cases.encoded gives them; float32 is tf32.
+    """The oracle for `size` values in column vectors, as vector_cases.encoded gives them; float32
+    operands are rounded to tf32.
 
-    What is no entry must be exactly zero.
+    Places that are no entry must be exactly zero.
     """
     if dtype == "float32":
         X, Y = tf32(X), tf32(Y)

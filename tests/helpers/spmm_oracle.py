@@ -1,4 +1,4 @@
-"""What C = A B is for a case of the battery, and how far from it rounding may lead."""
+"""The oracle of C = A B for a case of the battery, with a bound on the rounding error."""
 
 import numpy as np
 from battery import rounded

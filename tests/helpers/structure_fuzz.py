@@ -1,8 +1,8 @@
-"""Random index arrays, right and wrong, through every operation, format and derivative.
+"""Fuzzes index arrays, valid and invalid, through every operation, format and derivative.
 
-`make fuzz` runs this file as a program, on a library with the address sanitizer; the tests take a
-slice of it. Draws of one case run `TOGETHER`, one after the other in a loop of one program; of one
-group in `COMPARED` the results are compared with those of the plain-JAX lowering.
+`make fuzz` runs this file as a program, with the address sanitizer; the tests run a few draws.
+`TOGETHER` draws of a case run one after the other in a loop of one program. For one group in
+`COMPARED` the results are compared with the plain-JAX lowering.
 
     python tests/helpers/structure_fuzz.py --draws 1000000 --seed 1
 """
@@ -35,16 +35,16 @@ from sgap_jax import (
     spmm,
 )
 
-M, K, N = 7, 6, 3  # neither is a multiple of a vector or of a block
+M, K, N = 7, 6, 3  # M and K are not multiples of a vector's or block's sides
 CAPACITY = {"CSR": 13, "CSC": 13, "CVS": 9, "BCSR": 5, "COO": 13, "DCSR": 13}
 TOGETHER, COMPARED = 100, 8
 
 FORMATS = {"CSR": CSR, "CSC": CSC, "CVS": CVS(2), "BCSR": BCSR(2, 4), "COO": COO, "DCSR": CSF(2)}
-NODES = 4  # of the rows of DCSR
+NODES = 4  # row nodes of DCSR
 
 
 def grid(name):
-    """Segments, and sizes of the indices, of a format by rows and by columns."""
+    """The number of segments, and of the indices, of a format by rows or by columns."""
     outer, inner = (K, M) if name == "CSC" else (M, K)
     height, width = {"CVS": (2, 1), "BCSR": (2, 4)}.get(name, (1, 1))
     return -(-outer // height), -(-inner // width)
@@ -67,7 +67,7 @@ def draw_indices(rng, count, size):
     kind = rng.integers(5)
     if kind < 2:
         indices = rng.integers(0, size, count).astype(np.int32)
-        if kind == 1 and count:  # one of them is wrong
+        if kind == 1 and count:  # one offset or index is wrong
             indices[rng.integers(count)] = rng.choice([-1, size, 2**30, -(2**31), 2**31 - 1])
         return indices
     if kind == 2:
@@ -77,7 +77,7 @@ def draw_indices(rng, count, size):
 
 
 def draw(rng, name):
-    """The index arrays of a format, as `matrix` takes them."""
+    """Draws the index arrays of a format, as `matrix` takes them."""
     outer, inner = grid(name)
     nnz = CAPACITY[name]
     if name == "COO":
@@ -116,12 +116,12 @@ def values_of(name):
 
 
 def attention(A, B, schedule, **options):
-    # Of a query for each row and a key for each column, in two heads that share keys.
+    # A query for each row and a key for each column, in two heads that share keys.
     q, k = jnp.sin(normal(1, M, 2, N)), B[None, :, None]
     return sparse_attention(q, k, k, A, schedule=schedule, **options)
 
 
-# Of a matrix A, B [K, N] and a schedule: everything that reads index arrays.
+# Every operation that reads index arrays, as a function of a matrix A, B [K, N] and a schedule.
 OPERATIONS = {
     "spmm": lambda A, B, s: spmm(A, B, schedule=s),
     "spmv": lambda A, B, s: spmm(A, B[:, :1], schedule=s),
@@ -143,7 +143,7 @@ OPERATIONS = {
     "sums": lambda A, B, s: A.sum(0) + A.diagonal().sum() + A.row_lengths.sum().astype(A.dtype),
     "converted": lambda A, B, s: A.asformat(CSC).asformat(COO).asformat(CSR).todense(),
 }
-ONE_FORMAT = ("CSR", "CVS", "BCSR")  # of attention
+ONE_FORMAT = ("CSR", "CVS", "BCSR")  # formats of attention
 DERIVATIVES = ("value", "gradient", "second")
 HAVE_SECOND = ("spmm", "sddmm", "softmax", "gspmm_max", "attention")
 
@@ -162,7 +162,8 @@ def cases():
 
 @functools.cache
 def program(operation, name, derivative, reference=False):
-    """Of index arrays: an operation or a derivative in the values and B, on arrays made in jit."""
+    """A function of index arrays made under jit: an operation, or its derivative in the values and
+    B."""
     schedule = Reference() if reference else None
 
     def value(values, B, arrays):
@@ -187,17 +188,17 @@ def several(rng, name, count):
 
 
 def run(case, draws, reference=False):
-    """Results of each of the draws, stacked."""
+    """The results of all draws, stacked."""
     values, B = values_of(case[1]), normal(K, N)
     return jax.tree.leaves(program(*case, reference)(values, B, draws))
 
 
 def compare(case, draws):
-    """Of the kernels and of the plain-JAX lowering."""
+    """Compares the results of the kernels with those of the plain-JAX lowering."""
     for got, expected in zip(run(case, draws), run(case, draws, reference=True), strict=True):
         for i, (one, other) in enumerate(zip(got, expected, strict=True)):
             arrays = [a[i].tolist() for a in draws]
-            # Sums of a derivative may cancel: the error is that of their greatest.
+            # The sums of a derivative may cancel: the error is relative to the greatest element.
             scale = np.max(np.abs(other), initial=1, where=np.isfinite(other))
             np.testing.assert_allclose(
                 one, other, rtol=2e-4, atol=3e-5 * scale, err_msg=f"{case} {arrays}"
@@ -205,13 +206,13 @@ def compare(case, draws):
 
 
 def segments(offsets, count):
-    """The entries of each segment: offsets clamped, and none below one before it."""
+    """The positions of each segment: offsets are clamped and made non-decreasing."""
     starts = np.maximum.accumulate(np.clip(np.asarray(offsets, np.int64), 0, count))
     return [range(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
 
 
 def counted(name, arrays):
-    """Positions, rows and columns of the entries that count, by the definition, in loops."""
+    """Positions, rows and columns of the entries that take part, by the definition, in loops."""
     if name == "COO":
         bounds, rows, columns, *_ = arrays
         found = [(p, rows[p], columns[p]) for p in segments(bounds, len(rows))[0]]
@@ -230,7 +231,7 @@ def counted(name, arrays):
 
 
 def dense(name, values, arrays):
-    """The matrix that those entries make, where each is one value."""
+    """The dense matrix of those entries, for formats with one value each."""
     out = np.zeros((M, K), np.float64)
     for p, i, j in counted(name, arrays):
         out[i, j] += np.asarray(values)[p]
@@ -238,8 +239,8 @@ def dense(name, values, arrays):
 
 
 def fuzz(draws, seed, part=(0, 1), report=print):
-    """Draws at least so many, as many of each case, or the share (i, n) of them that one of n
-    processes has; returns how many."""
+    """Runs at least `draws` draws, equally many of each case, or the share i of n processes for
+    part (i, n); returns the number of draws."""
     rng, every, start = np.random.default_rng(seed), list(cases()), time.time()
     groups = -(-draws // (TOGETHER * len(every)))
     every = every[part[0] :: part[1]]
@@ -264,7 +265,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", default="0/1", help="1/4: the second of four processes")
     options = parser.parse_args()
-    jax.config.update("jax_disable_most_optimizations", True)  # XLA's work is not what is tested
+    jax.config.update("jax_disable_most_optimizations", True)  # XLA's code is not under test
     count = fuzz(options.draws, options.seed, tuple(map(int, options.part.split("/"))))
     print(f"{count} draws: the process lives, and results are those of the plain lowering")
 

@@ -1,4 +1,4 @@
-"""The kernels of column vectors on CUDA cores in the emulator, and checks of their results."""
+"""Runs the CUDA-core kernels of column vectors on the emulator, and checks their results."""
 
 import numpy as np
 from battery import BATTERY, cast
@@ -15,7 +15,7 @@ from sgap_jax.launch import spmm as spmm_cuda
 
 
 def by_columns(offsets, indices, k):
-    """(offsets, block rows, permutation) of A^T; the padding stays last."""
+    """(offsets, block rows, permutation) of A^T; the padding stays at the end."""
     stored, count = offsets[-1], len(indices)
     order = np.argsort(indices[:stored], kind="stable")
     blocks = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
@@ -35,7 +35,8 @@ def problem_of(op, shape, values, n, dtype, batch=1, permuted=False):
 
 
 def product(arrays, case, tile, dtype, B, transpose=False, change=None, **where):
-    """C [batch, m, n] of the kernel; values [vectors, V] or [Bv, vectors, V], B [Bb, k, n]."""
+    """Runs the kernel; returns C [batch, m, n]. values [vectors, V] or [Bv, vectors, V], B [Bb, k,
+    n]."""
     offsets, indices, values = arrays
     values = cast(values if values.ndim == 3 else values[None], dtype)
     B = cast(B, dtype)
@@ -58,7 +59,7 @@ def check_product(name, tile, dtype, n, transpose, **where):
 
 
 def sampled(arrays, case, tile, dtype, X, Y, weights=None, scale=None, change=None, **where):
-    """values [batch, vectors, V] of the kernel; X [Bx, m, d], Y [By, k, d]."""
+    """Runs the kernel; returns values [batch, vectors, V]. X [Bx, m, d], Y [By, k, d]."""
     offsets, indices, values = arrays
     dense, shapes = launched(dtype, X, Y, weights, scale)
     batch = max(len(x) for x in dense)
@@ -70,7 +71,7 @@ def sampled(arrays, case, tile, dtype, X, Y, weights=None, scale=None, change=No
 
 
 def sampled_is_right(values, case, place, dtype, X, Y):
-    """What is no entry is exactly zero: padding, and rows past the end of the matrix."""
+    """Checks the values; padding and rows past the end of the matrix must be exactly zero."""
     expected, bound = np.zeros(values.size), np.zeros(values.size)
     expected[place], bound[place] = sampled_oracle(case, dtype, X, Y)
     assert_within(values.reshape(-1), expected, bound)
@@ -90,7 +91,7 @@ def check_sampled_factors(tile, dtype):
 
 
 def check_infinity(tile, transpose):
-    """What does not exist is not multiplied by infinity."""
+    """Checks that absent entries are not multiplied by infinity."""
     (offsets, indices, values), case, _ = encoded(BATTERY["every_length"], tile.vector_length)
     B = np.full((case.shape[not transpose], 4), np.inf)
     C = product((offsets, indices, abs(values)), case, tile, "float32", B[None], transpose)

@@ -1,20 +1,20 @@
 """The tiers of the suite: which tests `make check`, `make test` and `make test-all` run.
 
     all     every test
-    test    of a test with many variants those in which each parameter value occurs, and each pair
-            of values but for the parameter that has most of them, as far as the time of one test
-            function in this tier goes
-    check   those in which each value occurs, likewise, without the kinds of tests that are slow
+    test    of a test with many variants only some: each parameter value occurs, and each pair of
+            values (except for the parameter with most values), as far as the time budget of one
+            test function in this tier allows
+    check   likewise, but only each value occurs, and slow kinds of tests are left out
 
-What a variant takes is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
-test that is not in it is quick. A test that a tier must hold for longer, or that belongs to
-`make test-all` alone, says so:
+The time of a variant is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
+test that is not listed is quick. A test that needs a larger budget in a tier, or that belongs to
+`make test-all` only, has a mark:
 
     @pytest.mark.seconds(check=5, test=60)      the time of this function's variants in a tier
     @pytest.mark.tier("all")                    the quickest tier that runs it
 
-Which variants stay depends on names, values and that file only, so it is the same on every machine,
-and a new parameter value is in each tier at once.
+Which variants run depends on names, values and that file only, so it is the same on every machine,
+and a new parameter value is in every tier at once.
 """
 
 import collections
@@ -26,31 +26,33 @@ import zlib
 
 TIERS = ("check", "test", "all")
 
-# What one does not run after every edit: the emulator (minutes), builds, trained models.
+# Not run after every edit: the emulator (minutes), builds, trained models.
 NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packaging", "peer")
 
-# Seconds of all variants of one function in a tier, and of one variant that is alone there.
+# Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
+# runs.
 BUDGET = {"check": 0.7, "test": 2.0}
 ALONE = {"check": 0.9, "test": 5.0}
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
-_QUICK = 0.5  # seconds of a function that is not worth a line of the file
+_QUICK = 0.5  # functions quicker than this are not listed
 
 
 def function_id(nodeid: str) -> str:
-    """A test without its variant, and without the group that pytest-xdist writes behind it."""
+    """A test's id without its variant, and without the group that pytest-xdist appends."""
     return re.sub(r"(\[.*)?(@\w+)?$", "", nodeid, flags=re.DOTALL)
 
 
 @functools.cache
 def seconds() -> dict[str, float]:
-    """What one variant of each slow function takes."""
+    """The seconds of one variant of each slow function, from the file."""
     lines = FILE.read_text().splitlines() if FILE.exists() else []
     return {name: float(value) for value, name in (line.split(" ", 1) for line in lines)}
 
 
 class Timing:
-    """A plugin that writes what each function takes; of the controller, which sees all workers."""
+    """A plugin that writes the time of each function; runs in the controller, which sees all
+    workers."""
 
     def __init__(self) -> None:
         self._times = collections.defaultdict(lambda: collections.defaultdict(float))
@@ -75,7 +77,7 @@ def least_tier(item) -> str:
 
 
 def _identity(value):
-    """Equal for parameter values that are the same."""
+    """A hashable key that is equal for equal parameter values."""
     try:
         hash(value)
         return value
@@ -85,12 +87,12 @@ def _identity(value):
 
 def covering(variants: list[dict], names: list[str], pairs: bool) -> list[int]:
     """Positions of variants in which each parameter value occurs; with `pairs`, also each pair of
-    values that occurs together, but for the parameter that has most values: the matrices of a
-    battery take turns. Those come first that bring most values which were not there yet.
+    values that occurs together, except for the parameter with most values: the matrices of a
+    battery take turns. Greedy: variants that add most values come first.
     """
     counts = {key: len({v[key] for v in variants if key in v}) for key in set().union(*variants)}
     widest = max(sorted(counts), key=counts.__getitem__, default=None)
-    # In an order drawn from their names, neighbouring tests keep different variants.
+    # Ordered by a hash of their names, so that neighbouring tests keep different variants.
     left = sorted(range(len(variants)), key=lambda i: zlib.crc32(names[i].encode()))
     found = {i: set(sorted(variants[i].items(), key=lambda item: item[0])) for i in left}
     kept = []
@@ -116,7 +118,7 @@ def covering(variants: list[dict], names: list[str], pairs: bool) -> list[int]:
 
 
 def _most(item, tier: str) -> int | None:
-    """How many variants of a function its time in a tier holds; None: any number."""
+    """How many variants of a function fit in its time in a tier; None: any number."""
     each = seconds().get(function_id(item.nodeid))
     if each is None:
         return None

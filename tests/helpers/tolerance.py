@@ -1,4 +1,4 @@
-"""Bounds on rounding errors per entry, derived from the sums and not guessed."""
+"""Bounds on rounding errors per entry, derived from the sums."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,8 @@ def accumulator_roundoff(dtype):
 
 
 def sum_bound(expected, magnitude, terms, dtype):
-    """|computed - exact| of a sum of `terms` products carried in the accumulator, rounded once.
+    """A bound on |computed - exact| for a sum of `terms` products carried in the accumulator and
+    rounded once.
 
     (terms + 1) u_acc sum |a| |b| for the products and additions in any order (Higham, Accuracy and
     Stability, section 4.2), u_out |c| for the final rounding, and the smallest subnormal.

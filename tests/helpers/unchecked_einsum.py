@@ -1,4 +1,4 @@
-"""einsum over structures of each kind of unchecked_structures.py, and what it means in NumPy."""
+"""einsum over the malformed structures of unchecked_structures.py, and its oracle in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def stored(format, word):
 
 
 class Case:
-    """One expression over one spoiled structure, with NaN wherever an entry takes no part."""
+    """One expression over one malformed structure, with NaN wherever an entry takes no part."""
 
     def __init__(self, subscripts, format, kind, seed=0, fibers=0):
         self.subscripts, inputs = subscripts, subscripts.partition("->")[0]
@@ -35,7 +35,7 @@ class Case:
         self.dense = [
             rng.standard_normal([SIZES[i] for i in w]).astype(np.float32) for w in self.words
         ]
-        # [entries that take part, ...]: where each is.
+        # [entries that take part, ...]: the place of each in the values.
         self.places = np.array([place for place, *_ in self.entries], int)
         self.chosen = {
             index: np.array([c[n] for _, c, _ in self.entries], int)
@@ -56,7 +56,8 @@ class Case:
         return jax.tree.map(jnp.asarray, (self.values, self.arrays, self.dense))
 
     def products(self, skip=None):
-        """[entries that take part, dense indices...] and those indices; without factor `skip`."""
+        """The products [entries that take part, dense indices...] and the dense indices; without
+        factor `skip`."""
         dense = [i for i in "rs" if i in self.subscripts]
         total = np.ones((len(self.entries), *[SIZES[i] for i in dense]))
         factors = [(self.word, self.values), *zip(self.words, self.dense, strict=True)]
@@ -78,7 +79,8 @@ class Case:
         return total, dense
 
     def reduced(self, products, dense, word, reduction="sum"):
-        """Over what `word` lacks; for the sparse operand's own word, at the entries."""
+        """Reduces products over the indices that `word` lacks; for the sparse operand's own word,
+        the result is at the entries."""
         keep = [i for i in dense if i in word]
         over = tuple(n + 1 for n, i in enumerate(dense) if i not in word)
         products = getattr(np, reduction)(products, axis=over) if over else products
@@ -111,7 +113,7 @@ class Case:
         return out
 
     def there(self):
-        """Which fibers are stored: their nodes take part, whatever is under them."""
+        """Which fibers are stored: those whose nodes take part, with or without entries below."""
         inner = self.format.levels[: self.fibers]
         order = tuple(np.argsort(np.argsort(self.format.modes[: self.fibers])).tolist())
         outer = Format(inner, order)
@@ -125,7 +127,7 @@ class Case:
         return found
 
     def gradient(self, n, weights):
-        """Of sum(weights * result) in factor n."""
+        """The gradient of sum(weights * result) in factor n."""
         products, dense = self.products(skip=n)
         names = self.output
         if names == self.word:
@@ -151,7 +153,7 @@ class Case:
 
 
 def every(subscripts, format, seed=0, fibers=0):
-    """A structure of each kind, for one program: all are of one size."""
+    """One case of each kind, all of the same sizes, so that one program serves them."""
     return [Case(subscripts, format, kind, seed, fibers) for kind in KINDS]
 
 

@@ -1,4 +1,4 @@
-"""Index arrays that hold anything, and what they mean: an oracle in NumPy, entry by entry."""
+"""Arbitrary index arrays, and their meaning: an oracle in NumPy, entry by entry."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ _ENDS = [-(2**31), -(2**31) + 1, -7, -1, 2**30, 2**31 - 2, 2**31 - 1]
 
 
 def segments(offsets, capacity):
-    """[begin, end) of each segment."""
+    """[begin, end) of each segment: offsets are clamped and made non-decreasing."""
     o = np.maximum.accumulate(np.clip(np.asarray(offsets, np.int64), 0, capacity))
     return list(zip(o[:-1].tolist(), o[1:].tolist(), strict=True))
 
 
 def entries(format, arrays, shape):
-    """(stored place, coordinates by mode, node on each level) of each entry that takes part;
-    places of vectors and blocks count their numbers."""
+    """(stored place, coordinates by mode, node on each level) of each entry that takes part. The
+    elements of vectors and blocks have places of their own."""
     sides = (*format.block_shape, *[1] * format.ndim)
     left = iter([np.asarray(a) for a in arrays])
     found = [((), ())]  # coordinates in stored order, and nodes
@@ -54,7 +54,7 @@ def entries(format, arrays, shape):
 
 
 def spoiled(format, shape, kind, seed, density=0.4):
-    """Index arrays of `kind`, and the shape of the values."""
+    """Malformed index arrays of `kind`, and the shape of the values."""
     rng = np.random.default_rng(seed)
     x = (rng.random(shape) < density).astype(np.float32)
     A = SparseArray.from_dense(x, format=format)
@@ -92,7 +92,7 @@ def spoiled(format, shape, kind, seed, density=0.4):
 
 
 def grouped(format, arrays):
-    """By level, as plain tuples: nobody has checked them."""
+    """Groups arrays by level, as plain tuples: they are not checked."""
     left = iter(arrays)
     count = {Dense: 0, Compressed: 2}
     return tuple(
@@ -102,5 +102,5 @@ def grouped(format, arrays):
 
 
 def made_under_jit(format, arrays, values, shape):
-    """What a user makes of traced arrays."""
+    """A SparseArray as a user makes it from traced arrays."""
     return SparseArray(values, grouped(format, arrays), None, shape, format)

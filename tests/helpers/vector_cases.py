@@ -1,5 +1,5 @@
-"""Matrices of the battery as column vectors and blocks, the same numbers as entries in NumPy, and
-what holds for the results."""
+"""Matrices of the battery as column vectors and blocks, the same values as entries in NumPy, and
+checks of results."""
 
 import numpy as np
 from battery import Case, cast
@@ -12,12 +12,12 @@ from sgap_jax import BCSR, CVS, SparseArray, sddmm, spmm
 
 
 def encoded(case, length, padding=3, width=None):
-    """(row_offsets, column_indices, values) of CVS(length), or with `width` of BCSR(length, width),
-    the CSR case of the same entries, and the place of each of those in the flat values.
+    """(row_offsets, column_indices, values) of CVS(length), or with `width` of BCSR(length, width);
+    the CSR case with the same entries; and the place of each of these entries in the flat values.
 
-    Vectors and blocks form where any of their places has an entry, and all their numbers are
-    random; what is no entry (the padding, rows and columns past the end of the matrix) is NaN and
-    must not be read.
+    A vector or block is stored where any of its elements is an entry of the case, and all its
+    elements are random. Elements that are no entry (padding, rows and columns past the end of the
+    matrix) are NaN and must not be read.
     """
     (m, k), rng, block = case.shape, np.random.default_rng(length), (length, width or 1)
     down, across = -(-m // block[0]), max(-(-k // block[1]), 1)
@@ -64,7 +64,7 @@ def spmm_is_right(arrays, case, dtype, n, transpose, schedule=None):
 
 
 def sddmm_is_right(arrays, case, place, dtype, d, schedule=None, weighted=False):
-    """With `weighted` the values are weights, -0.75 the scale."""
+    """Checks sddmm; with `weighted` the values are weights and the scale is -0.75."""
     rng = np.random.default_rng(d)
     X, Y = rng.standard_normal((case.shape[0], d)), rng.standard_normal((case.shape[1], d))
     A = vectors(arrays, case, dtype)
@@ -75,11 +75,11 @@ def sddmm_is_right(arrays, case, place, dtype, d, schedule=None, weighted=False)
     factors = (case.values, scale) if weighted else ()
     expected, bound = np.zeros(A.nnz), np.zeros(A.nnz)
     expected[place], bound[place] = sampled_oracle(case, dtype, X, Y, *factors)
-    assert_within(C.values.reshape(-1), expected, bound)  # what is no entry is exactly zero
+    assert_within(C.values.reshape(-1), expected, bound)  # exactly zero where there is no entry
 
 
 def stored_mask(dense, format):
-    """What an array of these entries stores inside the matrix: whole vectors or blocks."""
+    """The mask of the elements stored inside the matrix: whole vectors or blocks."""
     height, width = (*format.block_shape, 1, 1)[:2]
     mask = np.transpose(dense != 0, format.modes)
     (m, k), beyond = (
@@ -92,7 +92,7 @@ def stored_mask(dense, format):
 
 
 def same(A, dense, format):
-    """A is sound, of this format, and stands for `dense`."""
+    """Checks that A is valid, has this format, and equals `dense`."""
     A.checked()
     assert A.shape == dense.shape and A.format == format
     assert A.values.shape == (A.index_arrays[1][1].shape[0], *format.block_shape)
