@@ -1,11 +1,12 @@
-"""A nest that is bound to octet_mma, in a loop of blocks of a GPU: statements of a warp.
+"""A nest that is bound to octet_mma (vectorSparse: Chen et al., SC 2021), in a loop of blocks of a
+GPU: statements of a warp.
 
     C(i,k) += A(i,j) * B(j,k)            a tile of C; each step adds vectors of A times rows of B
     D(i,k) += A(i,k) * B(i,j) * C(j,k)   a tile of D; each step adds a part of the sums over j
 
 The loops of the nest are over rows of a block row, columns of the tile, and steps of the sum. The
 tile stays in registers of the warp across the loops around the nest that do not change its place.
-Elsewhere a bound nest is lowered as the loops that it is (Chen et al., SC 2021: vectorSparse).
+Elsewhere, on a CPU, a bound nest is lowered as the loops that it is.
 """
 
 from __future__ import annotations

@@ -44,21 +44,14 @@ def track_parents(ctx: Context, loop: Forall) -> TrackedParents | None:
     if pos is None or not levels:
         return None
     storage, (first, last) = ctx.storage, ctx.relations.levels_of(pos)
-    whole, start = range_of(ctx, pos.position), range_of(ctx, loop.var).low
-    with ctx.block() as trial:
-        trial.known[loop.var] = start
-        begin = value_of(ctx, pos.position)
-    if loop.var == pos.position:
-        begin = whole.low
-    elif whole.low != ZERO:
-        begin = greatest(begin, whole.low)
-    begin = ctx.let(f"{pos.position}_first", begin)
-    some: Expr | None = Binary("<", begin, whole.high)
+    whole = range_of(ctx, pos.position)
+    begin = ctx.let(f"{pos.position}_first", _first_position(ctx, pos, loop))
+    nonempty: Expr | None = Binary("<", begin, whole.high)
     if ctx.scope.masked and _by_lane(ctx, pos):
-        some = both(ctx.scope.live, some)
+        nonempty = both(ctx.scope.live, nonempty)
     else:
         ctx.scope.only_if(Binary("<", begin, whole.high))
-        some = None
+        nonempty = None
     scalars: list[tuple[int, str]] = []
     place = begin
     for level in range(last, min(levels), -1):
@@ -70,8 +63,8 @@ def track_parents(ctx: Context, loop: Forall) -> TrackedParents | None:
             # A first segment may be empty: the innermost parent advances past it at once.
             if begin == whole.low and not (scalars and storage.is_dense(level - 1)):
                 found = above.low
-            elif some is not None:
-                found = Select(some, found, ZERO)
+            elif nonempty is not None:
+                found = Select(nonempty, found, ZERO)
             name = ctx.fresh(_name(ctx, level - 1))
             ctx.emit(Let(name, found, mutable=True))
             scalars.append((level, name))
@@ -80,6 +73,17 @@ def track_parents(ctx: Context, loop: Forall) -> TrackedParents | None:
     tracked = TrackedParents(pos, tuple(scalars), contiguous, begin)
     ctx.scope.tracked[pos.position] = tracked
     return tracked
+
+
+def _first_position(ctx: Context, pos: Pos, loop: Forall) -> Expr:
+    low = range_of(ctx, pos.position).low
+    if loop.var == pos.position:
+        return low
+    start = range_of(ctx, loop.var).low
+    with ctx.block() as trial:
+        trial.known[loop.var] = start
+        begin = value_of(ctx, pos.position)
+    return begin if low == ZERO else greatest(begin, low)
 
 
 def define_parents(ctx: Context, pos: Pos, loop: Forall) -> None:

@@ -22,15 +22,7 @@ from sgap_jax.compiler.loop_ir.arithmetic import (
 )
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, Int, Load, Search, Select
 from sgap_jax.compiler.lowering.context import Context, Range
-from sgap_jax.compiler.notation.cin import (
-    Bound,
-    Coord,
-    Divide,
-    Fuse,
-    Pos,
-    Precompute,
-    Split,
-)
+from sgap_jax.compiler.notation.cin import Bound, Coord, Divide, Fuse, Pos, Precompute, Split
 from sgap_jax.compiler.notation.expr import IndexVar
 from sgap_jax.schedules.schedule import ScheduleError
 
