@@ -39,7 +39,7 @@ from sgap_jax.schedules import Schedule
 
 
 class Forward(NamedTuple):
-    """The operands of attention_p -> out, lse. The kernels take those up to `column_indices`."""
+    """The operands of attention_p -> out, lse. Kernels take the fields up to `column_indices`."""
 
     q: Any
     k: Any
@@ -79,7 +79,7 @@ class Tangent(NamedTuple):
 
 class Backward(NamedTuple):
     """The operands of attention_backward_p -> dq, dk, dv, dbias, which is linear in the first two.
-    The kernels take those up to `column_indices`."""
+    Kernels take the fields up to `column_indices`."""
 
     dout: Any
     dlse: Any

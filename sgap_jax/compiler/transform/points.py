@@ -129,7 +129,7 @@ def _whole_rows(
 def _strided(
     s: Schedule, k: IndexVar, lanes: int, col: int, n: int
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """k in tiles of `lanes` threads with `col` columns each, `lanes` apart."""
+    """k in tiles of `lanes` threads with `col` columns each, at a distance of `lanes`."""
     if n == lanes * col:
         return s.split(k, "strides", "thread", lanes).bound("strides", "col", col), ()
     s = s.split(k, "tile", "tile_col", lanes * col)
