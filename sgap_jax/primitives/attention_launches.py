@@ -53,7 +53,8 @@ def backward(
     wrt_bias: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_backward_p as two launches, by rows and by keys, or None where it is unfused."""
+    """attention_backward_p as two launches, one by rows and one by keys; None where its schedule is
+    `Unfused`."""
     x, avals = Backward(*operands), Backward(*ctx.avals_in)
     sizes = joint_batch(*(a.shape[0] for a in (avals.dout, avals.out, avals.dlse)))
     deltas = jax.core.ShapedArray((sizes, *avals.lse.shape[1:]), avals.lse.dtype)

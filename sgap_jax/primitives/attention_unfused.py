@@ -6,11 +6,12 @@ In one head, with s the scores of the stored entries:
     lse = log(sum_row exp(s) + exp(sink))
     p   = exp(s - lse),  O = P V
 
-    The tangents dO and dlse, from (dQ, dK, dV, dbias, dsink):
-        ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
-        dO = (p ds) V + P dV - dlse O
+The tangents dO and dlse, from (dQ, dK, dV, dbias, dsink):
 
-    The transpose, from cotangents dO and dlse, with delta = sum_row dO O - dlse:
+    ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
+    dO = (p ds) V + P dV - dlse O
+
+The transpose, from cotangents dO and dlse, with delta = sum_row dO O - dlse:
 
     ds = p (dO V^T - delta),  dbias = ds,  dQ = scale ds K,  dK = scale ds^T Q,  dV = P^T dO
 
@@ -38,7 +39,7 @@ from sgap_jax.schedules import Schedule
 
 
 class Forward(NamedTuple):
-    """The operands of attention_p -> out, lse. The kernels take those up to `column_indices`."""
+    """The operands of attention_p -> out, lse. Kernels take the fields up to `column_indices`."""
 
     q: Any
     k: Any
@@ -78,7 +79,7 @@ class Tangent(NamedTuple):
 
 class Backward(NamedTuple):
     """The operands of attention_backward_p -> dq, dk, dv, dbias, which is linear in the first two.
-    The kernels take those up to `column_indices`."""
+    Kernels take the fields up to `column_indices`."""
 
     dout: Any
     dlse: Any

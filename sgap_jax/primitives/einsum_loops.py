@@ -45,8 +45,9 @@ LOOP_DTYPES = (*KERNEL_DTYPES, *INTEGERS)
 def index_notation(expression: Expression) -> Assign | None:
     """The expression in index notation, with the operands named A, B, ... in their order.
 
-    None where it cannot be compiled: an array has "*" and other indices, or no factor has an index
-    of the output. Where no factor is stored at the entries, a pattern operand holds the structure.
+    None where it cannot be compiled: an array has "*" and other indices, a fiber index is not the
+    first, or no factor has an index of the output. Where no factor is stored at the entries, a
+    pattern operand holds the structure.
     """
     words, fiber = [*expression.words, expression.output], expression.fiber[0]
     if any(ENTRY in word and word != ENTRY or fiber and fiber in word[1:] for word in words):

@@ -24,7 +24,8 @@ from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_
 def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
     """The reference of the primitive, for all platforms.
 
-    Where the output or the reduction is over entries, memory holds the products of all entries.
+    Memory holds a product for each entry and each dense index of the output (no entries if the
+    output has no sparse index); for a maximum or minimum it holds every product.
     """
     count = len(expression.words)
     coordinates = _coordinates(expression, operands[count:])

@@ -1,4 +1,4 @@
-"""Points of the atomic-parallelism space as chains (Sgap, section 6)."""
+"""Points of the atomic-parallelism space as schedules of the compiler (Sgap, section 6)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _WARP = 32
 
 
 def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Schedule:
-    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
+    """The schedule of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
 
-        {<g nnz, c col>, 1}    Listing 3: each thread walks g nonzeros
+        {<g nnz, c col>, 1}    Listing 3: each thread processes g nonzeros
         {<g nnz, c col>, r}    Listing 6 (there g = 1): r threads reduce by segments, g times
-        {<x row, c col>, 1}    Listing 4: each thread walks x rows
+        {<x row, c col>, 1}    Listing 4: each thread processes x rows
         {<1/g row, c col>, r}  Listing 5: g threads share a row, r reduce together
 
-    Threads of a block are those of `point.block_size`, or fewer where the dense columns do not fill
-    them. Where a block does not cover all `columns`, its threads go over them in tiles.
+    A block has `point.block_size` threads, or fewer where the dense columns do not fill them. Where
+    a block does not cover all `columns`, its threads go over them in tiles.
 
     Args:
       expression: of that form, A in a format whose levels are (i, j): CSR, COO, CSF(2). By rows i
@@ -37,8 +37,8 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
       columns: extent of k, at least 1.
 
     Raises:
-      ScheduleError: another expression, or a format that the chain cannot walk.
-      NotImplementedError: a legal point without a chain; names the nearest that has one.
+      ScheduleError: another expression, or a format to which the transformations do not apply.
+      NotImplementedError: a legal point without a schedule here; names the nearest that has one.
 
     Source: Sgap, section 6.
     """
@@ -56,7 +56,7 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:
-    """i, j, k and A of C(i,k) += A(i,j) * B(j,k)."""
+    """(i, j, k, A) of the expression C(i,k) += A(i,j) * B(j,k)."""
     sparse, dense = expression.sparse, expression.factors[-1]
     if (
         sparse is not None
@@ -129,7 +129,7 @@ def _whole_rows(
 def _strided(
     s: Schedule, k: IndexVar, lanes: int, col: int, n: int
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """k in tiles of `lanes` threads with `col` columns each, `lanes` apart."""
+    """k in tiles of `lanes` threads with `col` columns each, at a distance of `lanes`."""
     if n == lanes * col:
         return s.split(k, "strides", "thread", lanes).bound("strides", "col", col), ()
     s = s.split(k, "tile", "tile_col", lanes * col)
@@ -160,7 +160,7 @@ def _segments(s: Schedule, k: IndexVar, point: AtomicParallelism, n: int) -> Sch
     walk: tuple[str, ...] = ()
     s, lane = s.split("fpos", "block", "fpos1", lanes * each), "fpos1"
     if each > 1:
-        # Neighbours have neighbouring nonzeros at each step: they reduce then, so none waits.
+        # At each step neighbouring lanes have neighbouring nonzeros, which they reduce at once.
         s, lane, walk = s.split("fpos1", "nnz", "thread", lanes), "thread", ("nnz",)
     tiles: tuple[str, ...] = ()
     if n != warps * col:
