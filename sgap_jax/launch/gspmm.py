@@ -52,9 +52,9 @@ def extremum_plan(
 def pick_to_x_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_x`, which scatters cotangents d back to x through the arg-extrema.
+    """The launch of `pick_to_x`, the derivative by x along d (equations: gspmm_pick.cuh).
 
-    `problem` and the structure are those of the transpose of the forward pass. Inputs: w [Bw, nnz],
+    `problem` and the structure are the transpose of those of the forward pass. Inputs: w [Bw, nnz],
     offsets, indices and permutation as in `extremum_plan`, d [Bd, k, n], arg [Ba, k, n]. Output:
     [batch, m, n].
     """
@@ -99,8 +99,8 @@ def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCal
 def pick_to_values_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_values`, which scatters cotangents d back to the values through the
-    arg-extrema, with g entries, c columns and r lanes of {<g nnz, c col>, r}.
+    """The launch of `pick_to_values`, the derivative by the values along d (equations:
+    gspmm_pick.cuh), with g entries, c columns and r lanes of {<g nnz, c col>, r}.
 
     Inputs: row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], d [Bd, m, n], arg
     [Ba, m, n]. Output: [batch, nnz]. `problem` has op "sddmm", otherwise as in `pick_plan`.
