@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: how tests run them."""
+"""`Emulated`: runs the CUDA kernels on the CPU, for tests without a GPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sgap_jax.schedules.select import choose_schedule, choosing
 
 @dataclasses.dataclass(frozen=True)
 class Emulated(Schedule):
-    """The kernels of platform "cuda", each launch handed to a function on the CPU.
+    """Passes each launch of a CUDA kernel to a Python function on the CPU.
 
-    Choice of schedule, instantiation, arguments, grids and zeroing are those of a GPU, and so are
-    the derivatives'; who computes is `run`.
+    The choice of schedules, the sources, arguments, grids and zeroing are the same as on a GPU, in
+    derivatives too; only the computation is done by `run`.
 
     Attributes:
       run: (call: KernelCall, inputs, outputs: [(shape, dtype)]) -> NumPy arrays of the outputs.
-      schedule: what the GPU would be asked for.
-      choose: (problem) -> the schedule where `schedule` is None, in derivatives too.
+      schedule: the schedule for platform "cuda".
+      choose: (problem) -> a schedule, used if `schedule` is None, in derivatives too.
     """
 
     run: Callable
