@@ -14,16 +14,16 @@ from sgap_jax.compiler.llvm.prefetch import ENTRIES_LATER, prefetch_gathers
 from sgap_jax.compiler.loop_ir.loopir import Binary, For, Let, Set, Var
 from sgap_jax.compiler.loop_ir.patterns import only_sums, parts
 
-# Vectors that are added to in turn: as many as hide the latency of a multiply-add (4 cycles, two a
-# cycle). And no more accumulators than that: the few entries of a row would be spread over sums
-# that are then to be added up.
+# Vectors that are added to in turn: they hide the latency of a multiply-add (4 cycles, two of them
+# in each). And accumulators: with more, the few entries of a row would be spread over sums that are
+# to be added up in the end.
 _VECTORS_IN_TURN = 8
 _MOST_ACCUMULATORS = 4
 
 
 def accumulators_in_lanes(builder: Builder, loop: For) -> bool:
-    """Takes a serial loop, in lanes, that does nothing but add to scalars of each lane: the entries
-    of a row. Groups of iterations add to an accumulator each; the rest follows one by one."""
+    """Takes a serial loop, in lanes, that does nothing but reduce into scalars of each lane: a loop
+    over the entries of a row. Iterations that are no group of accumulators follow one by one."""
     if builder.width == 1 or loop.step != 1 or loop.unit is not None or not only_sums(loop):
         return False
     begin, end = builder.bounds(loop)
@@ -36,9 +36,9 @@ def accumulators_in_lanes(builder: Builder, loop: For) -> bool:
 def several_accumulators(
     builder: Builder, loop: For, begin: Value, end: Value, lanes: int = 1
 ) -> Value:
-    """Writes a loop over groups of iterations, one for each accumulator, if there are enough of
-    them; returns where the rest begins. `lanes`: how many iterations run at once (1 where lanes are
-    of a loop around this one)."""
+    """Writes a loop over groups of iterations, in which each iteration reduces into another
+    accumulator; returns where the rest begins. `lanes`: of this loop, 1 if a loop around it has
+    them. A group is that many iterations for each accumulator."""
     sets = _accumulators(builder, loop)
     if len(sets) < 2:
         return begin

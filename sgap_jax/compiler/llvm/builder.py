@@ -46,7 +46,7 @@ from sgap_jax.compiler.loop_ir.patterns import parts, pure
 
 Strategy = Callable[["Builder", For], bool]
 
-# Workspaces are on the stack of a thread, which others use as well, up to so many bytes together.
+# Workspaces of a kernel that together are no larger are on the stack, which others use as well.
 _STACK_BYTES = 32 << 10
 
 
@@ -76,7 +76,7 @@ class Builder(Instructions):
       several_accumulators: whether loops may have them now (accumulators.py).
       prefetches: whether loops over entries prefetch now what they gather (prefetch.py).
       streamed: the array, if any, that the kernel clears past the caches (stream_fill.py).
-      scratch: bytes of workspaces that are not on the stack.
+      scratch: bytes of the workspaces that are not on the stack.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Builder(Instructions):
             self.statement(For("fill", Int(0), size, (element,), unit=loopir.CPU_VECTOR))
 
     def allocate(self, size: int) -> str:
-        """A pointer to memory for so many numbers, on the stack or in the function's scratch."""
+        """A pointer to memory for `size` numbers, on the stack or in the kernel's scratch."""
         bytes = size * self.number_bytes
         if self._stack + bytes <= _STACK_BYTES:
             self._stack += bytes

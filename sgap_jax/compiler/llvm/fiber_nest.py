@@ -68,7 +68,7 @@ class FiberNest:
     any_segment: Expr
 
     def below(self, place: Expr, levels: int) -> Expr:
-        """Where the entries below a position of the first level begin, so many levels down."""
+        """Where, `levels` levels down, what is below a position of the first level begins."""
         for level in self.levels[:levels]:
             place = replaced(level.children, Var(level.var), place)
         return place
@@ -87,6 +87,7 @@ def fiber_nest(loop: For) -> FiberNest | None:
     lets = {name: value for name, value in found.lets.items() if name != segment}
     begin, end = _resolved(found.begin, lets), _resolved(found.end, lets)
     at, changing = Var(segment), _changing(loop.var, found.lets)
+    # Each segment begins where the one before it ends.
     adjoining = begin != end == replaced(begin, at, add(at, ONE))
     if not adjoining or names_in(begin) & (changing - {segment}):
         return None
@@ -192,7 +193,7 @@ def _flattened(nest: For) -> tuple[For, tuple[Level, ...]] | None:
         return None
     used = {part.name for part in parts(body) if isinstance(part, Var)}
     needed = [name for name in lets if name in used]
-    if len(needed) > 1 or nest.var in used:
+    if len(needed) > 1 or nest.var in used:  # a list has one coordinate of each level
         return None
     level = Level(nest.var, None, "", children)
     for name in needed:

@@ -34,9 +34,9 @@ _PREDICTED_FIBERS = 16384
 
 
 def flatten_fibers(builder: Builder, loop: For) -> bool:
-    """Takes a serial loop over the segments of a sparse operand, with a nest over the fibers of a
-    segment in a loop over lanes, where the operand has room for more fibers than a branch predictor
-    learns. The coordinates of all positions are listed before the flattened loop."""
+    """Takes a serial loop over segments of a sparse operand (rows), whose body has a nest over the
+    fibers of a segment in a CPUVector loop, if the operand has room for more fibers than a branch
+    predictor learns. The flattened loop is preceded by one that lists coordinates."""
     nest = fiber_nest(loop) if builder.width == 1 and loop.unit is None else None
     if nest is None or _most_fibers(builder, nest) <= _PREDICTED_FIBERS:
         return False
@@ -59,7 +59,7 @@ def flatten_fibers(builder: Builder, loop: For) -> bool:
 
 
 def _most_fibers(builder: Builder, nest: FiberNest) -> int:
-    """For how many fibers the operand has room."""
+    """The capacity of the operand for fibers."""
     match nest.levels[-1].children:
         case Load(offsets, _):
             return builder.arrays[offsets].count - 1

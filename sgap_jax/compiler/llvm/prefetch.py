@@ -1,7 +1,7 @@
 """Prefetches of what a loop gathers, in LLVM IR.
 
-Rows of a table beyond a cache, at coordinates that are read as the loop goes, are not foreseen by
-the CPU. The coordinates some iterations later are read early, and the rows there are prefetched.
+A CPU does not foresee which rows of a table a loop reads at stored coordinates. Where the table is
+beyond a cache, the loop reads the coordinate of a later iteration too and prefetches the row there.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from sgap_jax.compiler.llvm.memory import Elements
 from sgap_jax.compiler.loop_ir.loopir import Binary, For, Int, Load
 from sgap_jax.compiler.loop_ir.patterns import gathers, replaced
 
-# Of arrays beyond this size, and so many iterations later in a loop over entries. Both as in
-# cpu/spmm/spmm_kernel.cc, where they were measured.
+# Larger arrays are beyond a cache, and a loop over entries prefetches for this many entries later:
+# both as in cpu/spmm/spmm_kernel.cc, where they were measured.
 _FAR_BYTES = 1 << 20
 ENTRIES_LATER = 32
 
-# A loop over a fiber, inside of one over fibers, prefetches only rows of so many vectors or more.
-# Measured on short fibers and tables of 1 to 64 MB: without prefetches rows of one or two vectors
-# take 0.95x of the time, rows of four 1.05x.
+# In a nest over fibers, rows of fewer vectors are not prefetched. Measured on short fibers and
+# tables of 1 to 64 MB: prefetches cost 5% with rows of one or two vectors and gain 5% with four.
 _VECTORS_OF_LONG_ROWS = 4
 
-# There the loop over fibers prefetches the rows that it gathers itself, so many fibers later. On
-# fibers of two entries in the mean: 0.95x with tables of 3 MB, 0.93x of 16 and 64 MB, 0.7x where
-# rows have eight vectors (Zen 5, one thread).
+# The loop over fibers prefetches for this many fibers later. On fibers of two entries in the mean:
+# 0.95x of the time with tables of 3 MB, 0.93x of 16 and 64 MB, 0.7x where rows have eight vectors
+# (Zen 5, one thread).
 _FIBERS_LATER = 8
 
 
@@ -49,8 +48,8 @@ def prefetch_gathers(builder: Builder, loop: For, later: int) -> None:
 
 
 def prefetched_nest(builder: Builder, loop: For) -> bool:
-    """Takes a loop around another loop, in lanes: one over fibers. It is a scalar loop that decides
-    which of the two loops prefetch: both where rows are long, else neither."""
+    """Takes a loop around another loop, in lanes: one over fibers. It is written as a scalar loop,
+    which prefetches if rows are long; otherwise neither it nor the loops in it prefetch."""
     if builder.width == 1 or not any(isinstance(s, For) for s in loop.body):
         return False
     begin, end = builder.bounds(loop)

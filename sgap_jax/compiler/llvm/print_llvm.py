@@ -76,9 +76,9 @@ class _Phase:
 def print_llvm(function: Function, vector_bytes: int = 64) -> Module:
     """LLVM IR for `function`, with vectors of `vector_bytes`.
 
-    Products and sums are fused where the CPU can. The lanes of a CPUVector loop each have their
-    part of a sum over it, or up to four where its extent is found at run time; so may a loop in it
-    that only sums up. All others keep their order.
+    Products and sums are fused where the CPU can. A sum over a CPUVector loop has an accumulator in
+    each lane, or up to four where the extent is found at run time; so may have a loop in it that
+    only sums up. All other sums keep their order.
 
     Raises:
       NotImplementedError: statements of GPU groups; a 16-bit output of a float64 accumulator.
@@ -116,13 +116,8 @@ def _fills(function: Function) -> list[_Phase]:
         begin = Binary("*", Var("block"), Int(_FILLED))
         length = Binary("min", Binary("-", Int(output.size), Var("begin")), Int(_FILLED))
         element = Store(output.name, Var("e"), Float(output.fill))
-        elements = For(
-            "e",
-            Var("begin"),
-            Binary("+", Var("begin"), length),
-            (element,),
-            unit=loopir.CPU_VECTOR,
-        )
+        end = Binary("+", Var("begin"), length)
+        elements = For("e", Var("begin"), end, (element,), unit=loopir.CPU_VECTOR)
         body = (Let("begin", begin), elements)
         blocks = Int(-(-output.size // _FILLED))
         phases.append(_Phase((), body, For("block", Int(0), blocks, body, unit=loopir.CPU_THREAD)))

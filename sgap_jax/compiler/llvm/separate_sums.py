@@ -57,47 +57,47 @@ def separate_sums(builder: Builder, loop: For) -> bool:
     """Takes a CPUVector loop of 2, 4 or 8 iterations that each store a sum over lanes: a row of a
     block of a sampled product (SDDMM). The iterations run one after another, in vectors of their
     own, until each has one vector of partial sums. Then these are added up together."""
-    found = separate_sum(loop) if builder.vectorizable(loop) else None
-    if found is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
+    separate = separate_sum(loop) if builder.vectorizable(loop) else None
+    if separate is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
         return False
-    count, inner, outer, width = loop.end.value, found.inner, builder.scalars, builder.native_lanes
+    count, width = loop.end.value, builder.native_lanes
     if count not in (2, 4, 8) or count > width:
         return False
-    vectors = []
+    inner, outer, vectors = separate.inner, builder.scalars, []
     with builder.scope():
         for lane in range(count):
-            write_constants(builder, found, {**outer, loop.var: constant(lane)})
+            write_constants(builder, separate, {**outer, loop.var: constant(lane)})
             begin, end = builder.bounds(inner)
             with builder.in_lanes(width):
-                cell = initial_cell(builder, found)
-                builder.scalars[found.initial.name] = cell
+                cell = initial_cell(builder, separate)
+                builder.scalars[separate.initial.name] = cell
                 rest = whole_vectors(builder, inner, begin, end, ROLLED)
                 last_lanes(builder, inner, rest, end, always=True)
                 vectors.append(builder.read(cell))
         with builder.in_lanes(width):
-            total = builder.fold_each(found.op, vectors)
+            total = builder.fold_each(separate.op, vectors)
         with builder.in_lanes(count):
-            write_constants(builder, found, {**outer, loop.var: Value(INDEX, "0", stride=1)})
-            store_sums(builder, found, total)
+            write_constants(builder, separate, {**outer, loop.var: Value(INDEX, "0", stride=1)})
+            store_sums(builder, separate, total)
     return True
 
 
 def write_constants(
-    builder: Builder, found: SeparateSum, scalars: Mapping[str, Value | Cell]
+    builder: Builder, separate: SeparateSum, scalars: Mapping[str, Value | Cell]
 ) -> None:
-    """`found.lets`, in the scope of `scalars` and no other; the builder stays in it."""
+    """`separate.lets`, in the scope of `scalars` and no other; the builder stays in it."""
     builder.scalars = dict(scalars)
-    for let in found.lets:
+    for let in separate.lets:
         builder.statement(let)
 
 
-def initial_cell(builder: Builder, found: SeparateSum) -> Cell:
+def initial_cell(builder: Builder, separate: SeparateSum) -> Cell:
     """The partial sums of the lanes, before the first term."""
-    return builder.cell(NUMBER, builder.neutral(found.op, NUMBER), True)
+    return builder.cell(NUMBER, builder.neutral(separate.op, NUMBER), True)
 
 
-def store_sums(builder: Builder, found: SeparateSum, totals: Value) -> None:
+def store_sums(builder: Builder, separate: SeparateSum, totals: Value) -> None:
     """Stores the sums of several iterations, one in each lane, with their initial value."""
-    totals = builder.binary(found.op, builder.value(found.initial.value), totals)
-    array, place = builder.element(found.store.array, found.store.index)
+    totals = builder.binary(separate.op, builder.value(separate.initial.value), totals)
+    array, place = builder.element(separate.store.array, separate.store.index)
     memory.store(builder, array, place, totals, None, False)

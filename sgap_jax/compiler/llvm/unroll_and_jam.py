@@ -38,8 +38,8 @@ def unroll_and_jam(builder: Builder, loop: For) -> bool:
     """Takes a serial loop that stores sums over lanes in neighbouring places, all of one constant
     number of terms. Groups of iterations run together; those that are left are one group more."""
     plain = builder.width == 1 and loop.unit is None and loop.step == 1
-    found = separate_sum(loop) if plain else None
-    if found is None or not _pays(builder, found, loop):
+    separate = separate_sum(loop) if plain else None
+    if separate is None or not _pays(builder, separate, loop):
         return False
     begin, end = builder.bounds(loop)
     count, position = _together(builder), builder.cell(INDEX, begin)
@@ -50,13 +50,13 @@ def unroll_and_jam(builder: Builder, loop: For) -> bool:
     now = builder.read(position)
     builder.branch_if(builder.binary("<", now, full).text, body, rest)
     builder.start_block(body)
-    _group(builder, found, loop.var, now, None)
+    _group(builder, separate, loop.var, now, None)
     builder.write(position, builder.binary("+", now, constant(count)))
     builder.branch(head, ROLLED)
     builder.start_block(rest)
     builder.branch_if(builder.binary("<", now, end).text, some, none)
     builder.start_block(some)
-    _group(builder, found, loop.var, now, end)
+    _group(builder, separate, loop.var, now, end)
     builder.branch(none)
     builder.start_block(none)
     return True
@@ -66,15 +66,15 @@ def _together(builder: Builder) -> int:
     return min(_TOGETHER, builder.native_lanes)
 
 
-def _pays(builder: Builder, found: SeparateSum, loop: For) -> bool:
+def _pays(builder: Builder, separate: SeparateSum, loop: For) -> bool:
     """Whether the stores and the number of terms are such that a group is faster."""
-    match found.inner.begin, found.inner.end:
+    match separate.inner.begin, separate.inner.end:
         case Int(begin), Int(end) if _together(builder) <= end - begin:
-            terms = dataclasses.replace(loop, body=(*found.lets, *found.inner.body))
+            terms = dataclasses.replace(loop, body=(*separate.lets, *separate.inner.body))
             far = any(is_far(builder.arrays[load.array]) for load in gathers(terms))
             most = (_MOST_VECTORS_FAR if far else _MOST_VECTORS) * builder.native_lanes
-            searched = any(isinstance(part, Search) for part in parts(found.lets))
-            neighbours = _are_neighbours(found.store.index, loop.var)
+            searched = any(isinstance(part, Search) for part in parts(separate.lets))
+            neighbours = _are_neighbours(separate.store.index, loop.var)
             return end - begin <= most and neighbours and not searched
     return False
 
@@ -87,34 +87,36 @@ def _are_neighbours(index: Expr, var: str) -> bool:
     return index == Var(var)
 
 
-def _group(builder: Builder, found: SeparateSum, var: str, now: Value, end: Value | None) -> None:
+def _group(
+    builder: Builder, separate: SeparateSum, var: str, now: Value, end: Value | None
+) -> None:
     """The iterations from `now` on. `end`: fewer are left than a group has. The last of them stands
     in for those that are missing, which costs less than branches that are mispredicted at every
     short row, and the store leaves these out."""
     count, outer = _together(builder), builder.scalars
     scalars: list[Mapping[str, Value | Cell]] = []
-    inner, factor = factored(found.inner, found.initial.name)
+    inner, factor = factored(separate.inner, separate.initial.name)
     with builder.scope():
         for lane in range(count):
             place = builder.binary("+", now, constant(lane))
             if end is not None and lane > 0:
                 place = builder.binary("min", place, builder.binary("-", end, constant(1)))
-            write_constants(builder, found, {**outer, var: place})
+            write_constants(builder, separate, {**outer, var: place})
             scalars.append(builder.scalars)
-        total = _jammed(builder, found, inner, scalars)
+        total = _jammed(builder, separate, inner, scalars)
         with builder.in_lanes(count):
             left = None if end is None else builder.binary("-", end, now)
             mask = None if left is None else builder.first_lanes(left)
             with builder.in_lanes(count, mask):
-                write_constants(builder, found, {**outer, var: Value(INDEX, now.text, stride=1)})
+                write_constants(builder, separate, {**outer, var: Value(INDEX, now.text, stride=1)})
                 if factor is not None:
                     total = builder.binary("*", builder.value(factor), total)
-                store_sums(builder, found, total)
+                store_sums(builder, separate, total)
 
 
 def _jammed(
     builder: Builder,
-    found: SeparateSum,
+    separate: SeparateSum,
     inner: For,
     scalars: Sequence[Mapping[str, Value | Cell]],
 ) -> Value:
@@ -126,15 +128,15 @@ def _jammed(
     while width // 2 >= max(end - begin, len(scalars)):
         width //= 2
     with builder.in_lanes(width):
-        cells = [initial_cell(builder, found) for _ in scalars]
+        cells = [initial_cell(builder, separate) for _ in scalars]
         for at in range(begin, end, width):
             mask = builder.first_lanes(constant(end - at)) if end - at < width else None
             with builder.in_lanes(width, mask):
                 for scope, cell in zip(scalars, cells, strict=True):
                     place = Value(INDEX, str(at), stride=1)
-                    builder.scalars = {**scope, inner.var: place, found.initial.name: cell}
+                    builder.scalars = {**scope, inner.var: place, separate.initial.name: cell}
                     builder.statements(inner.body)
-        return builder.fold_each(found.op, [builder.read(cell) for cell in cells])
+        return builder.fold_each(separate.op, [builder.read(cell) for cell in cells])
 
 
 def factored(loop: For, name: str) -> tuple[For, Expr | None]:
