@@ -1,7 +1,7 @@
-"""Does sharing a process slow anybody down? python -m benchmarks.alone
+"""Does sharing a process slow any contender down? python -m benchmarks.alone
 
-Times each SpMM peer in a process of its own, with the thread settings that its users have, and in
-one process with all others, as the benchmarks do. A ratio well above 1 would be unfair to a peer.
+Times each SpMM peer in a process of its own, with its default thread settings, and in one process
+with all others, as the benchmarks do. A ratio well above 1 would be unfair to a peer.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Memory that attention takes in a process: python -m benchmarks.attention_memory WAY PROBLEM
+"""Peak memory of attention in a process: python -m benchmarks.attention_memory WAY PROBLEM
 
-By how much the resident set of a fresh process grows at most while one call runs, less what the
-call returns: what libraries allocate beside XLA or torch counts, such as copies of K and V. A small
-call before brings code into memory and starts threads; programs are compiled before; what compiling
-left in the heap is given back. Prints MB, forward and forward and backward, as JSON. Linux only:
-/proc tells, and forgets, the greatest resident set.
+The peak growth of a fresh process's resident set during one call, minus the call's results. This
+includes what libraries allocate outside of XLA or torch, such as copies of K and V. Before it the
+programs are compiled, a small call loads code and starts threads, and memory that compiling left in
+the heap is returned. Prints MB of forward, and of forward and backward, as JSON. Linux only: /proc
+reports and resets the peak.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from benchmarks import problems
 from benchmarks.problems import Unavailable
 
 WAYS = ("ours", "jax_nn", "torch_sdpa")
-SMALL = 256  # length of the call before
+SMALL = 256  # sequence length of the warm-up call
 PROCESS = pathlib.Path("/proc/self")
 
 
 def plan(way: str, A, backward: bool) -> Callable[[], object]:
-    """A call that has nothing left to compile, or to convert."""
+    """A call whose compilation and conversions are done."""
     import jax
     import jax.numpy as jnp
 
@@ -44,7 +44,8 @@ def plan(way: str, A, backward: bool) -> Callable[[], object]:
 
 
 def resident(field: str) -> int:
-    """Bytes: VmRSS is what there is now, VmHWM the most since `growth` last began."""
+    """Bytes of a field: VmRSS is the current resident set, VmHWM its peak since `growth` last reset
+    it."""
     lines = (PROCESS / "status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
@@ -54,7 +55,7 @@ def resident_is_known() -> bool:
 
 
 def growth(call: Callable[[], object]) -> int:
-    """Bytes by which the resident set grows at most during a call, its results included."""
+    """The peak growth of the resident set in bytes during a call, results included."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = resident("VmRSS")
@@ -66,7 +67,8 @@ def growth(call: Callable[[], object]) -> int:
 
 
 def peaks(way: str, problem: str) -> dict[str, float]:
-    """MB of both passes, forward first: a workspace that it leaves is too small for both."""
+    """Peak MB of both passes. Forward runs first: the workspace that it leaves is too small for
+    both."""
     from benchmarks.peers.attention import HEADS, WIDTH
 
     if not resident_is_known():
@@ -81,7 +83,7 @@ def peaks(way: str, problem: str) -> dict[str, float]:
 
 
 def measure(way: str, problem: str) -> dict[bool, object]:
-    """`peaks` in a process of its own; Unavailable where that fails."""
+    """Runs `peaks` in a process of its own; raises Unavailable if that fails."""
     command = [sys.executable, "-m", "benchmarks.attention_memory", way, problem]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:

@@ -23,7 +23,7 @@ def is_backward(row: Row) -> bool:
 
 
 def table(rows: list[Row], folder: pathlib.Path) -> tuple[list[str], list[list[str]]]:
-    """Head and cells, a line for each row of attention.csv."""
+    """The table's head and cells, one line for each row of attention.csv."""
     memory = temporaries(folder / "attention_memory.csv")
     body = []
     for row in rows:
@@ -47,7 +47,8 @@ def title(row: Row) -> str:
 
 
 def temporaries(path: pathlib.Path) -> dict[tuple[str, bool], tuple[str, str]]:
-    """By XLA's analysis, and by the growth of a process where that was measured."""
+    """Temporary memory of each case: by XLA's analysis, and by the growth of a process where
+    measured."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -68,7 +69,7 @@ def megabytes(cell: str | None) -> str:
 
 
 def plot(rows: list[Row], path: pathlib.Path) -> None:
-    """Time of each peer over ours, a panel for each pass."""
+    """Plots each peer's time over ours, one panel for each pass."""
     passes = {"forward": False, "forward and backward": True}
     panels = {name: [row for row in rows if is_backward(row) is b] for name, b in passes.items()}
     plots.bars(panels, PEERS, title, path)

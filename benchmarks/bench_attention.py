@@ -1,12 +1,12 @@
 """Attention with a sparse mask: python -m benchmarks.bench_attention [--problems NAME ...]
 
-One sequence, 4 heads of 64 (the column n), 8 x 1 vectors; the schedule says forward, or forward and
-backward. A band of 128 x 128 blocks is FlexAttention's best case, forward only. The bound is the
-machine's rate of multiply-adds alone. Temporary memory goes to attention_memory.csv: by XLA's
-analysis of the compiled program, which does not count what the kernel takes and returns within a
-call (copies of K and V, sums for dK and dV, where it makes them), and as columns *_peak by the
-growth of a process (attention_memory.py), which counts everything; not with --quick, it takes a
-minute.
+One sequence, 4 heads of 64 features (the column n), 8 x 1 vectors; the column schedule says
+forward, or forward and backward. A band of 128 x 128 blocks is FlexAttention's best case, forward
+only. The bound counts only multiply-adds at the machine's rate. Temporary memory goes to
+attention_memory.csv: by XLA's analysis of the compiled program, which misses what the kernel
+allocates and frees within a call (copies of K and V, sums for dK and dV, where it makes them); and
+in columns *_peak by the growth of a process (attention_memory.py), which counts everything. The
+latter takes a minute and is left out with --quick.
 """
 
 import csv
@@ -21,11 +21,11 @@ from benchmarks.peers import attention as peers
 from benchmarks.peers.attention import HEADS, WIDTH, operands
 from sgap_jax import sparse_attention
 
-EXTRA = 64  # terms of a bound for the exponentials and the products within products
+EXTRA = 64  # extra terms of the error bound, for exponentials and nested products
 
 
 def exact(A, x) -> tuple[list, list]:
-    """(O, dQ, dK, dV) in float64, a head at a time, and for each a magnitude of what is summed."""
+    """(O, dQ, dK, dV) in float64, head by head, and for each the magnitude of its summands."""
     q, k, v, cotangent = (np.asarray(a, np.float64)[0] for a in x)
     mask, scale = A.toarray() != 0, WIDTH**-0.5
     results = [np.zeros_like(q) for _ in range(4)]
@@ -62,13 +62,13 @@ def checker(A, x, expected, backward: bool):
 def cases(A, n: int):
     L, x = A.shape[0], operands(A.shape[0])
     mask, expected = peers.vectors(A), exact(A, x)
-    # The two in turns: the speed of a virtual machine changes from second to second.
+    # The two are timed in turns: the speed of a virtual machine changes from second to second.
     sparser = round(A.nnz / L**2, 2) == 0.05
     denser = peers.vectors(problems.attention(L, 0.9)) if sparser else None
-    # The mask of blocks is there for FlexAttention, which has no backward pass.
+    # The block mask is for FlexAttention, which has no backward pass.
     for backward in (False, True) if peers.block_radius(A) is None else (False,):
         ours = peers.step(lambda q, k, v, mask: sparse_attention(q, k, v, mask), backward)
-        products = 7 if backward else 2  # the scores are computed again
+        products = 7 if backward else 2  # the backward pass computes the scores again
         flops = 2 * products * HEADS * WIDTH * A.nnz
         beside = {} if denser is None else {"at_90pct": functools.partial(_ready, ours, x, denser)}
         for call in beside.values():
@@ -94,7 +94,7 @@ def _ready(step, x, mask):
 
 def temporaries(problem: problems.BenchmarkProblem, peaks: bool) -> list[dict[str, object]]:
     """MB that each compiled step in JAX allocates beyond its arguments and results; with `peaks`
-    also what a process grows by."""
+    also the growth of a process."""
     A = problem.build()
     x, rows = operands(A.shape[0]), []
     dense = jnp.asarray(A.toarray() != 0)[None, None]

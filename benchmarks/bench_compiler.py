@@ -1,11 +1,11 @@
 """Compiled loops: python -m benchmarks.bench_compiler [--problems NAME ...] [--quick]
 
-`ours` is einsum with a schedule, as it is called under jax.jit. For matrices `hand` is our
-hand-written kernel with the schedule that the selector picks; its ratio is below 1 where that is
-quicker. `taco` is the C that TACO generates with its paper's schedules, `jax_gather` the gathered
-product in plain JAX. `first_ms` is the first call: tracing, loops, machine code, none of it cached.
-Results of tensors above 16 MiB are new memory for everyone, and get a second row in which everyone
-writes into memory that exists.
+`ours` is einsum with a schedule, called under jax.jit. For matrices `hand` is our hand-written
+kernel with the selector's schedule; its ratio is below 1 where it is quicker. `taco` is the C that
+TACO generates with its paper's schedules, `jax_gather` the gathered product in plain JAX.
+`first_ms` is the first call, with nothing cached: tracing, loops, machine code. For results above
+16 MiB all contenders allocate new memory; a second row times all of them with results written into
+existing memory.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ EXPRESSIONS = {
 
 
 def jitted(op: str, schedule: Schedule | Reference, into: bool = False):
-    """`into`: with an array before the operands, whose memory the result gets."""
+    """With `into` the function takes an array before the operands, whose memory the result gets."""
     subscripts, _ = EXPRESSIONS[op]
 
     def call(A, *dense):
@@ -56,7 +56,8 @@ def jitted(op: str, schedule: Schedule | Reference, into: bool = False):
 
 
 def donating(op: str, schedule: Schedule | Reference, operands: list, places: tuple):
-    """A call that gives the memory of its last result, an array of shape `places`, to the next."""
+    """A call that donates the memory of its last result, an array of shape `places`, to the next
+    call."""
     function, last = jitted(op, schedule, into=True), [jnp.zeros(places)]
 
     def call():
@@ -75,7 +76,7 @@ def expression(op: str, format):
 
 
 def candidates(op: str, format) -> list[Schedule]:
-    """Schedules to try; the quickest is the row's."""
+    """Candidate schedules; the quickest is used for the row."""
     e = expression(op, format)
     found = [presets.cpu(e, rows) for rows in (4, 16, 64)]
     if op == "spmv":
@@ -83,7 +84,7 @@ def candidates(op: str, format) -> list[Schedule]:
         found += [presets.cpu_entries(e, entries, staged=True) for entries in (1024, 4096)]
     if op.startswith("mttkrp"):
         found += [presets.cpu_fibers(e, fibers) for fibers in (256, 1024)]
-    if op == "spmm":  # a row of C in memory, each entry's row of B whole
+    if op == "spmm":  # rows of C in memory; each entry takes a whole row of B
         s = Schedule(e).reorder("i", "j", "k").split("i", "chunk", "row", 16)
         s = s.parallelize("chunk", "CPUThread", "NoRaces")
         found.append(s.parallelize("k", "CPUVector", "NoRaces"))
@@ -163,7 +164,7 @@ def no_dense():
 
 
 def weighted(plan, values: np.ndarray):
-    """torch's sampled product lacks the factor of A."""
+    """Wraps torch's sampled product to multiply it by the values of A."""
 
     def planned():
         call = plan()

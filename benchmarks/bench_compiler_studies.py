@@ -1,9 +1,9 @@
 """The studies of the TACO scheduling paper (8.4 to 8.6) on this CPU:
 python -m benchmarks.bench_compiler_studies [--quick]
 
-Each sets two schedules of one expression against each other: rows against positions as rows grow
-uneven, and as they grow few; and products of a sparse and a dense matrix without tiles and with
-them, which keep rows of the dense matrix in a cache until they have been used several times.
+Each study compares two schedules of one expression: rows against positions as row lengths grow
+uneven, and as rows become few; and products of a sparse and a dense matrix without tiles and with
+tiles, which keep rows of the dense matrix in a cache until they have been used several times.
 """
 
 import argparse
@@ -25,24 +25,25 @@ ROWS, ENTRIES = 1 << 15, 1 << 22
 BASES = (1.0, 1.000005, 1.00001, 1.00002, 1.00005, 1.0001, 1.0005, 1.002, 1.01, 1.1)
 FEW = (1, 2, 3, 4, 5, 8, 16, 100)
 WIDTHS = (32, 64, 128, 256, 512)
-COLUMNS, EACH = 100_000, 1000  # of the paper's matrix in 8.6, of whose rows there are fewer here
+COLUMNS, EACH = 100_000, 1000  # of the paper's matrix in 8.6; here with fewer rows
 
 
 def by_rows() -> Schedule:
-    """Each thread has as many rows as the others, as a GPU's warps have."""
+    """Every thread gets the same number of rows, as every warp does on a GPU."""
     s = Schedule(SPMV).divide("i", "part", "row", machine.threads())
     return s.parallelize("part", "CPUThread", "NoRaces")
 
 
 def by_positions(parts: int) -> Schedule:
-    """Each thread has as many entries as the others."""
+    """Every thread gets the same number of entries."""
     s = Schedule(SPMV).fuse("i", "j", "f").pos("f", "p", "A").divide("p", "part", "entry", parts)
     return s.parallelize("part", "CPUThread", "Atomics")
 
 
 def skewed(base: float, rows: int, entries: int):
-    """Row i proportional to base^-i, `entries` in all. The paper shuffles the rows among thousands
-    of warps; between a few threads shuffled rows would be even again, so these stay in order."""
+    """Row lengths proportional to base^-i, `entries` in all. The paper shuffles the rows among
+    thousands of warps; among a few threads shuffling would even out the load, so rows stay in
+    order."""
     rng = np.random.default_rng(0)
     weights = np.exp(-np.arange(rows) * np.log(base))
     lengths = np.floor(weights / weights.sum() * entries).astype(np.int64)
@@ -58,7 +59,7 @@ def wide(rows: int, each: int, columns: int | None = None):
 
 
 def csr(row: np.ndarray, rng, shape) -> SparseArray:
-    """Columns of a row rise by random steps."""
+    """A matrix whose columns rise by random steps in each row."""
     lengths = np.bincount(row, minlength=shape[0])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     place = np.arange(row.size) - offsets[row]
@@ -84,7 +85,7 @@ def compared(study: str, case: str, calls: dict) -> dict:
 
 
 def balance(rows: int, entries: int):
-    """8.4: the number of entries stays, their distribution over the rows grows uneven."""
+    """8.4: the number of entries is fixed, their distribution over the rows grows uneven."""
     for base in BASES:
         A, x = skewed(base, rows, entries), jnp.asarray(harness.dense(4 * rows))
         calls = {
@@ -107,8 +108,9 @@ def parallelism(entries: int):
 
 
 def reuse(rows: int, each: int, columns: int):
-    """8.6 with the paper's schedules (its A.10 and A.11), on one thread as there: an entry's row of
-    B is read for one column at a time, or tiles of 8 entries keep theirs until all are done."""
+    """8.6 with the paper's schedules (A.10 and A.11), on one thread as in the paper: an entry's row
+    of B is read for one column at a time, or tiles of 8 entries keep their rows until all columns
+    are done."""
     A = wide(rows, each, columns)
     one = Schedule(SPMM).reorder("i", "k", "j")
     tiled = Schedule(SPMM).pos("j", "jpos", "A").split("jpos", "jpos0", "jpos1", 8)
@@ -120,8 +122,8 @@ def reuse(rows: int, each: int, columns: int):
 
 
 def locality(rows: int, each: int, columns: int, tile: int = 2048):
-    """8.6 between the caches, with vectors and all threads: rows of A that go over all of B, or
-    over tiles of its rows, of which each stays in the cache for all rows of A."""
+    """8.6 between the caches, with vectors and all threads: either each row of A goes over all of
+    B, or over tiles of B's rows, each of which stays in the cache for all rows of A."""
     A = wide(rows, each, columns)
 
     def by_parts(schedule: Schedule) -> Schedule:

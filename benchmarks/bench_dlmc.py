@@ -2,9 +2,9 @@
 
     [--op spmm sddmm softmax] [--problems NAME ...] [--n N]
 
-Patterns of pruned networks (DLMC); each position of one is a vector of V rows, as in section 7.1 of
-the vectorSparse paper. The bound of the products is the machine's rate of multiply-adds alone: that
-of its sgemm.
+Patterns of pruned networks (DLMC); each entry of a pattern is a vector of V rows, as in section 7.1
+of the vectorSparse paper. The bound of the products counts only multiply-adds, at the rate of the
+machine's sgemm.
 """
 
 import argparse
@@ -21,7 +21,8 @@ N = (32, 64, 128, 256)
 
 
 def vector_length(A) -> int:
-    """The longest of the lengths measured such that the rows of each vector store equal columns."""
+    """The longest of the measured lengths for which the rows of each vector store the same
+    columns."""
     lengths = np.diff(A.indptr)
     for length in sorted(problems.VECTOR_LENGTHS, reverse=True):
         if A.shape[0] % length:
@@ -40,7 +41,7 @@ def same_columns(A, length: int) -> bool:
 
 
 def encoded(A, length: int):
-    """A in CVS(length), and a function that makes an array of its values one of entries."""
+    """A in CVS(length), and a function from an array of its values to an array of A's entries."""
     places = A.copy()
     places.data = np.arange(A.nnz, dtype=np.float64)
     places = np.asarray(SparseArray.from_scipy(places, format=CVS(length)).values).reshape(-1)
@@ -68,7 +69,7 @@ def fma_bound(flops: float) -> tuple[float, str]:
     return flops / (machine.probe().fma_gflops * 1e9), "FMA"
 
 
-# The cases of each operation: none for a matrix without vectors.
+# The cases of each operation; no case for a matrix without vectors.
 
 
 def spmm_cases(A, n: int):
@@ -119,7 +120,7 @@ def softmax_cases(A, n: int):
         ours=lambda: bench_softmax.softmax(ours).block_until_ready(),
         peers={name: functools.partial(f, A) for name, f in dlmc_softmax.PEERS.items()},
         wrong=lambda result: wrong(entries(result)),
-        flops=4 * A.nnz,  # as bench_softmax counts
+        flops=4 * A.nnz,  # the same count as in bench_softmax
         moved=moved,
         bound=machine.probe().bound(4 * A.nnz, moved),
     )

@@ -1,7 +1,7 @@
-"""Structure work on big inputs, against SciPy: python -m benchmarks.bench_formats [--nonzeros N]
+"""Conversions of large structures, against SciPy: python -m benchmarks.bench_formats [--nonzeros N]
 
-Prints seconds of a conversion (of two, the faster: the first compiles), and of what SciPy takes for
-the same; writes no file.
+Prints the seconds of a conversion (the faster of two, since the first compiles), and of SciPy's
+equivalent; writes no file.
 """
 
 import argparse

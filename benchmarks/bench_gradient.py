@@ -21,7 +21,8 @@ def gradient(values, B, A):
 
 
 def checker(A, B):
-    """Value, 2 (A B) B^T at A's entries and A^T 2 (A B); a product of products adds its terms."""
+    """Checks the value, 2 (A B) B^T at A's entries and A^T 2 (A B). The error bound counts the
+    terms of both nested products."""
     A64, B64 = A.astype(np.float64), B.astype(np.float64)
     twice, size = 2 * (A64 @ B64), 2 * (abs(A64) @ np.abs(B64))
     row_terms = int(np.diff(A.indptr).max(initial=0))

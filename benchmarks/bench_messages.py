@@ -15,7 +15,7 @@ from sgap_jax import Problem, SparseArray, choose_schedule, gspmm
 
 N = (32, 128)
 REDUCTIONS = ("max", "mean")
-CHECKED_COLUMNS = 8  # at a time: nnz x n messages in float64 would be large
+CHECKED_COLUMNS = 8  # columns per check: nnz x n float64 messages would be large
 
 
 @functools.partial(jax.jit, static_argnames="reduce")

@@ -22,7 +22,7 @@ def dots(A, X, Y) -> np.ndarray:
 
 
 def dots_at(rows, columns, X, Y) -> np.ndarray:
-    """The same at places of one's own, in slices that bound the memory."""
+    """The same at given (row, column) pairs, in slices that bound the memory."""
     result, X, Y = np.empty(rows.size), X.astype(np.float64), Y.astype(np.float64)
     for start in range(0, rows.size, ENTRIES_AT_ONCE):
         part = slice(start, start + ENTRIES_AT_ONCE)

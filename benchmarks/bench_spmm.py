@@ -1,7 +1,8 @@
 """C = A B: python -m benchmarks.bench_spmm [--problems NAME ...] [--n N ...] [--quick]
 
-Ours is timed as it is called, jax.jit(lambda A, B: spmm(A, B)). Results above 16 MiB get a second
-row, in which everyone writes into memory that exists: donation for us, `out=` for who has it.
+Ours is timed as users call it, jax.jit(lambda A, B: spmm(A, B)). Results above 16 MiB get a second
+row, in which all contenders write into existing memory: by donation for ours, by `out=` for peers
+that have it.
 """
 
 import functools
@@ -22,7 +23,7 @@ into = jax.jit(lambda A, B, C: spmm(A, B), donate_argnums=2, keep_unused=True)
 
 
 def donating(A, B, m: int, n: int):
-    """A call that gives the memory of its last result to the next."""
+    """A call that donates the memory of its last result to the next call."""
     last = [jnp.zeros((m, n), jnp.float32)]
 
     def call():

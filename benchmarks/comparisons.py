@@ -1,4 +1,4 @@
-"""What the overview compares: the peers that count for each operation, and a line for each."""
+"""The comparisons of the overview: which peers count for each operation, and a line for each."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from benchmarks.peers import (
 )
 from benchmarks.ratios import Row, fresh, mean, numbers, short, table
 
-# Operation, title, module of the peers, and those of whom the fastest counts in each case.
+# Operation, title, module of the peers, and the peers of which the fastest counts in each case.
 COMPARISONS = (
     ("spmm", "SpMM", spmm, spmm.GOAL),
     ("sddmm", "SDDMM", sddmm, sddmm.GOAL),
@@ -45,7 +45,7 @@ COMPARISONS = (
     ("messages_max", "message passing, maximum", messages, messages.GOAL),
     ("messages_mean", "message passing, mean", messages, messages.GOAL),
 )
-# Those of them in the README's table; its picture has them all.
+# Comparisons in the README's table; its picture shows all.
 IN_README = ("SpMM", "value and gradient, against torch", "attention, against torch")
 WITHOUT_COLUMNS = ("softmax", "dlmc_softmax")
 FOUND = ["operation", "cases", "x best peer (mean)", "cases at least as fast", "worst case"]
@@ -53,16 +53,16 @@ FOUND = ["operation", "cases", "x best peer (mean)", "cases at least as fast", "
 
 @dataclasses.dataclass
 class Comparison:
-    """The cases in which one of the peers that count ran, and its time over ours in each."""
+    """The cases in which one of the counted peers ran, and its time over ours in each."""
 
     op: str
     title: str
-    peers: Iterable[str]  # everyone
+    peers: Iterable[str]  # all peers, counted or not
     rows: list[Row]
     ratios: list[float]
 
     def found(self) -> list[str]:
-        """Cells under FOUND."""
+        """The cells of the columns FOUND."""
         worst = self.rows[self.ratios.index(min(self.ratios))]
         columns = f", n = {worst['n']}" if self.op not in WITHOUT_COLUMNS else ""
         share = sum(x >= 1 for x in self.ratios) / len(self.ratios)
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def best(row: Row, peers: tuple[str, ...]) -> float:
-    """Time of the fastest of these peers over ours; infinite where none of them ran."""
+    """The time of the fastest of these peers over ours; infinite if none of them ran."""
     return min((float(row[x]) for name in peers if row.get(x := f"x_{name}")), default=math.inf)
 
 
@@ -99,5 +99,5 @@ def overview(results: dict[str, list[Row]]) -> list[str]:
 
 
 def in_short(results: dict[str, list[Row]]) -> list[str]:
-    """Those lines that the README has."""
+    """The lines that the README shows."""
     return table(FOUND, [one.found() for one in comparisons(results) if one.title in IN_README])

@@ -16,7 +16,7 @@ PEERS = {
 
 
 def table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    """Means of the ratios of each operation; of several cases the lowest one too."""
+    """The mean ratios of each operation; with several cases also the lowest ratio."""
     ops: dict[str, list[Row]] = {}
     for row in rows:
         op = row["schedule"].split()[0]
@@ -46,7 +46,7 @@ def studies(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     return head, body
 
 
-# What a study changes, by its first word.
+# The parameter that a study varies, by the study's first word.
 CHANGED = {
     "load balance": ("8.4: load balance", "base of the rows' lengths"),
     "parallelism": ("8.5: parallelism", "rows"),
@@ -56,7 +56,7 @@ CHANGED = {
 
 
 def plot(rows: list[Row], path: pathlib.Path) -> None:
-    """Both schedules' times, a panel for each study: sections 8.4 to 8.6 of the paper."""
+    """Plots both schedules' times, one panel for each study: sections 8.4 to 8.6 of the paper."""
     panels = {}
     for study in dict.fromkeys(row["study"] for row in rows):
         own = [row for row in rows if row["study"] == study]

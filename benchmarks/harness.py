@@ -1,4 +1,4 @@
-"""From a case (one problem, one width) to rows of a CSV file: check, time, compare."""
+"""Turns a case (one problem, one width) into rows of a CSV file: check, time, compare."""
 
 import argparse
 import csv
@@ -19,18 +19,18 @@ from benchmarks.problems import Unavailable
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One operation on one problem: whom to time, what is right, what counts.
+    """One operation on one problem: the contenders, the check of results, and the counts of work.
 
     Attributes:
-      n: dense columns, or features (SDDMM); 1 where there are none.
+      n: dense columns, or features (SDDMM); 1 if there are none.
       schedule: label of our row.
       ours: our call.
       peers: name -> plan; a plan returns the call, or raises Unavailable or ImportError.
       wrong: largest error of a result over its rounding bound; above 1 the result is wrong.
-      flops: useful ones: a multiply and an add per stored entry and column.
+      flops: useful flops: a multiply and an add per stored entry and column.
       moved: bytes if every operand is read and every result written once.
-      bound: (seconds, name) that the machine allows.
-      beside: name -> call of other work, timed in turns; its time over ours is a column.
+      bound: (seconds, name) of the machine's bound.
+      beside: name -> call of other work, timed in turns; the column is its time over ours.
       more: further columns of the row.
     """
 
@@ -53,7 +53,7 @@ def dense(*shape: int, seed: int = 2) -> np.ndarray:
 
 
 def sampled(A, result: object) -> np.ndarray:
-    """[nnz] values of a result that is either that or dense [m, k]."""
+    """The values [nnz] of a result, which is either these or dense [m, k]."""
     result = np.asarray(result)
     if result.shape != A.shape:
         return result
@@ -63,7 +63,7 @@ def sampled(A, result: object) -> np.ndarray:
 def excess(result, expected, terms, magnitude) -> float:
     """Largest |result - expected| over (terms + 10) eps magnitude: the bound of a float32 sum.
 
-    `terms` are summed up for an entry and `magnitude` is the sum of their absolute values.
+    `terms` is the number of summands of an entry, `magnitude` the sum of their absolute values.
     """
     error = np.abs(np.asarray(result, np.float64).reshape(expected.shape) - expected)
     allowed = (terms + 10) * np.finfo(np.float32).eps * magnitude + np.finfo(np.float32).tiny
@@ -71,7 +71,7 @@ def excess(result, expected, terms, magnitude) -> float:
 
 
 def compare(case: Case, goal: Iterable[str], rounds: int) -> dict[str, object]:
-    """The measured columns of a row; RuntimeError where our result is wrong.
+    """The measured columns of a row; raises RuntimeError if our result is wrong.
 
     A peer that cannot run, fails or is wrong is left out, and `notes` says why.
     """

@@ -1,4 +1,4 @@
-"""The machine: what it is, and what it could do at best, measured in the same run."""
+"""The machine's description, and its peak rates, measured in the same run."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "torch", "numba", "sparse_dot_mkl", "mkl")
-TILE_BYTES = 64  # of a row of the dense operand: one cache line, the narrowest tile worth having
+TILE_BYTES = 64  # of a row of the dense operand: one cache line, the narrowest useful tile
 
 
 def threads() -> int:
@@ -24,7 +24,8 @@ def threads() -> int:
 
 @functools.cache
 def load_at_start() -> float:
-    """Load average when first asked, before our own work counts: who else is using the cores."""
+    """The load average at the first call, before our own work counts: the use of the cores by
+    others."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
@@ -47,9 +48,9 @@ def results_dir() -> pathlib.Path:
 
 
 def commit() -> str:
-    """Short id of the commit, with "+" if the sources that are measured differ from it.
+    """Short id of the commit, with "+" if the measured sources differ from it.
 
-    SGAP_COMMIT names it where the sources are a copy without their history.
+    SGAP_COMMIT gives it if the sources are a copy without their history.
     """
     if named := os.environ.get("SGAP_COMMIT"):
         return named
@@ -77,7 +78,8 @@ def versions() -> dict[str, str]:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of L1d and L2 of one core and of L3; usual sizes where the system does not say."""
+    """Bytes of L1d and L2 of one core and of L3; typical sizes if the system does not report
+    them."""
     sizes = {"L1": 32 << 10, "L2": 1 << 20, "L3": 16 << 20}
     for index in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -101,7 +103,7 @@ def _fastest(call: Callable[[], object], seconds: float = 0.15) -> float:
 
 
 def _sgemm_gflops(size: int = 2048) -> float:
-    """The best sgemm installed: what multiply-adds reach here."""
+    """The rate of the best sgemm installed: the practical peak of multiply-adds."""
     import jax
 
     a = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
@@ -118,7 +120,7 @@ def _sgemm_gflops(size: int = 2048) -> float:
 
 
 def _read_gb_per_s(nbytes: int, cores: int) -> float:
-    """Reading `nbytes` again and again, split over the cores. Needs numba."""
+    """The bandwidth of reading `nbytes` repeatedly, split over the cores. Needs numba."""
     from benchmarks.numba_loops import read_repeatedly
 
     data = np.ones(max(nbytes, 4096) // 4, np.float32)
@@ -141,7 +143,8 @@ class Machine:
         return f"sgemm {self.fma_gflops:.0f} GFLOP/s" + (f", reads GB/s: {reads}" if reads else "")
 
     def level(self, shared: float, private: float = 0.0) -> str:
-        """Where `shared` bytes (spread over the cores) and `private` bytes (each core's) stay."""
+        """The cache level that holds `shared` bytes (spread over the cores) plus `private` bytes
+        per core."""
         if shared / self.cores + private <= self.cache_bytes["L1"]:
             return "L1"
         if shared / self.cores + private <= self.cache_bytes["L2"]:
@@ -149,13 +152,13 @@ class Machine:
         return "L3" if shared + private <= self.cache_bytes["L3"] else "DRAM"
 
     def bound(self, flops: float, moved: float, gathered: float = 0, slab: float = 0):
-        """(seconds, what sets it): no implementation of this kind can be faster.
+        """(seconds, limiting resource): a lower bound for every implementation of this kind.
 
         The largest of: `flops` at the sgemm rate; `moved` bytes (each operand and the result once)
         at the bandwidth of the level that holds them all; `gathered` bytes (a row of the dense
         operand for each nonzero, none reused between nonzeros) at the bandwidth of the level that
-        holds the `slab` of the dense operand that one column tile reads. From L1 a load per
-        multiply-add costs nothing extra.
+        holds the `slab` of the dense operand that one column tile reads. If that is L1 the gather
+        is free: a multiply-add needs one load.
         """
         terms = {"FMA": flops / (self.fma_gflops * 1e9)}
         for name, nbytes, level in (

@@ -1,7 +1,7 @@
-"""Loops that a careful user writes with numba: the peer that knows nothing but the formula.
+"""Loops that a careful user writes with numba: a peer with no knowledge beyond the formula.
 
-Rows in parallel, contiguous inner loops, fastmath. LLVM's choices are hard to foresee, so the
-product comes in variants; the peer takes the fastest for the case at hand.
+Rows in parallel, contiguous inner loops, fastmath. LLVM's choices are hard to predict, so the
+product comes in variants, and the peer takes the fastest for each case.
 """
 
 import functools

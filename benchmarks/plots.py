@@ -1,4 +1,4 @@
-"""Pictures of the ratios in the CSV files."""
+"""Plots of the ratios in the CSV files."""
 
 import pathlib
 import re
@@ -9,7 +9,7 @@ from benchmarks.ratios import Row, fresh, mean, numbers
 
 
 def scatter(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.Path) -> None:
-    """Time of the best peer over ours, a panel for each operation."""
+    """Plots the best peer's time over ours, one panel for each operation."""
     matplotlib, pyplot = plotting()
     figure, axes = pyplot.subplots(1, len(results), figsize=(3.4 * len(results), 3.6), sharey=True)
     axes = [axes] if len(results) == 1 else axes
@@ -39,8 +39,8 @@ def scatter(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib
 
 
 def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.Path) -> None:
-    """Time of the dense product over ours by sparsity, a box of all problems and widths for each V:
-    figures 17 and 19 of the vectorSparse paper."""
+    """Plots the dense product's time over ours by sparsity, a box of all problems and widths for
+    each V: figures 17 and 19 of the vectorSparse paper."""
     matplotlib, pyplot = plotting()
     figure, axes = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6))
     axes = [axes] if len(results) == 1 else axes
@@ -82,8 +82,8 @@ def boxes(results: dict[str, list[Row]], titles: dict[str, str], path: pathlib.P
 
 
 def ranges(ratios: dict[str, list[float]], label: str, path: pathlib.Path) -> None:
-    """A line under each title, from the least of its numbers to the greatest, thick over the middle
-    half, with a dot at the geometric mean, which stands at the line's right end."""
+    """Plots a line for each title from the least to the greatest ratio, thick over the middle half,
+    with a dot at the geometric mean, whose value is printed at the line's right end."""
     _, pyplot = plotting()
     figure, axis = pyplot.subplots(figsize=(5.6, 0.5 * len(ratios) + 0.8))
     for place, (title, found) in enumerate(ratios.items()):
@@ -118,7 +118,8 @@ def middle_half(found: list[float]) -> tuple[float, float]:
 def bars(
     panels: dict[str, list[Row]], peers: dict[str, str], label: Callable, path: pathlib.Path
 ) -> None:
-    """Time of each peer over ours: a group of bars for each row, a panel for each set of rows."""
+    """Plots each peer's time over ours: a group of bars for each row, a panel for each set of
+    rows."""
     matplotlib, pyplot = plotting()
     widths = [len(rows) + 1 for rows in panels.values()]
     figure, axes = pyplot.subplots(
@@ -146,13 +147,13 @@ def bars(
 def curves(
     panels: dict[str, tuple[str, list[float], dict[str, list[float]]]], path: pathlib.Path
 ) -> None:
-    """Milliseconds over a number, two curves to a panel, with dashes where they cross: {title:
-    (name of the number, its values, curves by name)}."""
+    """Plots milliseconds over a parameter, two curves to a panel, with dashes where they cross:
+    {title: (name of the parameter, its values, curves by name)}."""
     _, pyplot = plotting()
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.4))
     axes = [axes] if len(panels) == 1 else axes
     for axis, (title, (label, x, curves)) in zip(axes, panels.items(), strict=True):
-        places = range(len(x))  # evenly: bases crowd near one, rows near none
+        places = range(len(x))  # evenly spaced: bases crowd near 1, rows near 0
         for marker, (name, y) in zip("os", curves.items(), strict=True):
             axis.plot(places, y, marker=marker, ms=3.5, lw=1, label=name)
         for place in crossings(*curves.values()):
@@ -178,8 +179,8 @@ def curves(
 
 
 def crossings(first: list[float], second: list[float]) -> list[float]:
-    """Where two curves cross, in steps from the first value, by straight lines between values. They
-    cross where they differ by 2% on either side: less is noise."""
+    """Where two curves cross, in steps from the first value, interpolated linearly. A crossing
+    counts if the curves differ by 2% on either side: less is noise."""
     found, last = [], 0.0
     at = 0
     for place, (one, other) in enumerate(zip(first, second, strict=True)):

@@ -1,14 +1,14 @@
-"""Named sparse matrices: where each comes from, and what it stands for.
+"""Named sparse matrices, and where each comes from.
 
-A problem builds a SciPy CSR matrix: float32 values drawn from N(0, 1) (a pattern is what is being
-measured; magnitudes would only hide errors), int32 indices sorted in each row, no duplicates. Every
+A problem builds a SciPy CSR matrix: float32 values drawn from N(0, 1) (patterns are measured;
+varying magnitudes would only hide errors), int32 indices sorted in each row, no duplicates. Every
 generator is seeded, so a name means the same matrix everywhere.
 
 Tags: `default` (the published table), `quick` (a few of them), `ci` (small; also run by the tests),
-`gpu` (large; beside the default ones), `balance` (does one heavy row hold up the other cores?),
-`vectors` and `vectors_quick` (each position of a pattern is a column vector), `vectors_weights`
-(such ones of generated weights), `octets` (such ones for a GPU), `attention`, `attention_quick` and
-`attention_gpu` (masks).
+`gpu` (large; in addition to the default ones), `balance` (does one heavy row hold up the other
+cores?), `vectors` and `vectors_quick` (each entry of a pattern is a column vector),
+`vectors_weights` (the same with patterns of generated weights), `octets` (the same for a GPU),
+`attention`, `attention_quick` and `attention_gpu` (masks).
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class BenchmarkProblem:
     tags: frozenset[str] = frozenset({"default"})
 
     def build(self) -> sp.csr_matrix:
-        """Raises Unavailable where the data set is absent."""
+        """Builds the matrix; raises Unavailable if the data set is absent."""
         matrix = sp.csr_matrix(self.make())
         matrix.sum_duplicates()
         values = np.random.default_rng(1).standard_normal(matrix.nnz, dtype=np.float32)
@@ -119,13 +119,13 @@ def stored(path: str) -> sp.csr_matrix:
 
 
 def vectors(make: Callable[[], sp.spmatrix], length: int) -> sp.csr_matrix:
-    """Every row of the pattern `length` times: [length m, k]."""
+    """The pattern with every row repeated `length` times: [length m, k]."""
     return sp.csr_matrix(sp.kron(make(), np.ones((length, 1), np.float32)))
 
 
 def attention(length: int, sparsity: float) -> sp.csr_matrix:
     """The mask of the sparse transformer (vectorSparse, section 7.4) in 8 x 1 vectors: a band of a
-    sixteenth of the length (half of what is stored, if that is less) and random keys."""
+    sixteenth of the length (or of half of the stored keys, if that is less) and random keys."""
     from sgap_jax import CSR, masks
 
     band = max(min(length // 16, round(length * (1 - sparsity) / 2)) // 8 * 8, 8)
@@ -133,7 +133,7 @@ def attention(length: int, sparsity: float) -> sp.csr_matrix:
 
 
 def block_band(length: int, block: int = 128) -> sp.csr_matrix:
-    """A band of whole blocks, each with its neighbours: FlexAttention's best case."""
+    """A band of 128 x 128 blocks, each with its two neighbours: FlexAttention's best case."""
     blocks = sp.diags_array(np.ones((3, 1)), offsets=(-1, 0, 1), shape=(length // block,) * 2)
     return sp.csr_matrix(sp.kron(blocks, np.ones((block, block), np.float32)))
 
@@ -200,7 +200,8 @@ def _all() -> tuple[BenchmarkProblem, ...]:
                 tags = "vectors vectors_quick" if quick else "vectors"
                 add(name, family, dlmc + path, vectors, pruned_layer, length, tags=tags)
 
-    # Column vectors of pruned weights: of 8 the paper's profiled layer, and a large square one.
+    # Column vectors of pruned weights: for V = 8 the paper's profiled layer, and a large square
+    # one.
     for percent in (70, 80, 90, 95, 98):
         for length in (2, 4, 8):
             layer = functools.partial(pruned, 2048 // length, 1024, percent / 100)
@@ -212,7 +213,8 @@ def _all() -> tuple[BenchmarkProblem, ...]:
             name, family = f"weights_4096_{percent}pct_v8", f"V=8 {percent}%"
             square = functools.partial(pruned, 512, 4096, percent / 100)
             add(name, family, synthetic, vectors, square, 8, tags="octets")
-    # Where octet tiles are to pass dense products: V = 8 from 85% on, V = 16 from 80% on.
+    # Goals of octet tiles: faster than dense products for V = 8 from 85% on, for V = 16 from 80%
+    # on.
     for m, k, percent, length in ((2048, 1024, 85, 8), (2048, 1024, 80, 16), (4096, 4096, 80, 16)):
         size = str(m) if m == k else f"{m}x{k}"
         name, family = f"weights_{size}_{percent}pct_v{length}", f"V={length} {percent}%"

@@ -1,4 +1,4 @@
-"""Rows of the CSV files, means of their ratios, and tables of both."""
+"""Reads rows of the CSV files; means of their ratios, and tables."""
 
 import math
 import statistics

@@ -2,9 +2,9 @@
 
     python -m benchmarks.summary [--print]
 
-Ratios are peer time over our time in the same run; "best" is over the peers that the goal names
-(GOAL of each module in benchmarks/peers), case by case. Means are geometric. Rows with donated
-results compare other contenders and are kept apart.
+Ratios are peer time over our time in the same run; "best" is over the peers of the goal (GOAL of
+each module in benchmarks/peers), case by case. Means are geometric. Rows with donated results
+compare other contenders and have a table of their own.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def by_peer(rows: list[Row], module) -> list[str]:
 
 
 def donated(rows: list[Row]) -> list[str]:
-    """Large results: a fresh array each time against memory that exists."""
+    """A table of large results: a fresh array each time, or existing memory."""
     fresh_us = {(row["problem"], row["n"]): row["us"] for row in fresh(rows)}
     body = []
     for row in rows:
@@ -112,7 +112,7 @@ def place_of(folder: pathlib.Path) -> str:
 
 
 def source(results: dict[str, list[Row]], folder: pathlib.Path, brief: bool = False) -> list[str]:
-    """Where the figures are from; not `brief`: also the machine's limits and the versions."""
+    """The provenance of the numbers; unless `brief` also the machine's limits and the versions."""
     about = json.loads((folder / "machine.json").read_text())
     rows = [row for found in results.values() for row in found]
     commits, dates = ({row[key] for row in rows} for key in ("commit", "date"))
@@ -137,7 +137,7 @@ def attention_page(rows: list[Row], folder: pathlib.Path) -> list[str]:
 
 
 def compiler_page(folder: pathlib.Path) -> list[str]:
-    """What bench_compiler and bench_compiler_studies left; nothing where they have not run."""
+    """The page of bench_compiler and bench_compiler_studies; empty if they have not run."""
     found = {}
     for name in ("compiler", "compiler_tensors", "compiler_studies"):
         if (path := folder / f"{name}.csv").exists():
@@ -158,7 +158,7 @@ def compiler_page(folder: pathlib.Path) -> list[str]:
 
 
 def put(path: pathlib.Path, lines: list[str]) -> None:
-    """Replaces what stands between the two marks."""
+    """Replaces the text between the two marks."""
     text = path.read_text() if path.exists() else ""
     filled, count = MARKED.subn(lambda found: found[1] + "\n".join(lines) + found[2], text)
     if count:
@@ -199,7 +199,7 @@ def image(title: str, name: str, folder: str = "img") -> list[str]:
 
 
 def draw(results: dict[str, list[Row]]) -> list[str]:
-    """Makes the pictures of all operations, and gives the lines that show them."""
+    """Draws the plots of all operations, and returns the lines that show them."""
     titles, images = {op: title for op, (title, _) in OPS.items()}, DOCS / "img"
     ratios = {one.title: one.ratios for one in comparisons(results)}
     plots.ranges(ratios, "time of the best peer / our time", images / OVERVIEW_PLOT)

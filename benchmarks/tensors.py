@@ -1,4 +1,4 @@
-"""Real tensors: their files, products of them by torch, and the check of a product."""
+"""Real-world tensors: their files, their products by torch, and the check of a product."""
 
 import dataclasses
 import math

@@ -1,9 +1,9 @@
-"""Timing contenders against each other in one process.
+"""Times contenders against each other in one process.
 
-Contenders alternate in short blocks, several rounds of them, in an order that rotates. A block is:
-a pause in which the previous contender's threads stop spinning, calls that are not timed (they
-wake the thread pool and bring the operands back into the cache), then timed calls. The time of a
-contender is the median over rounds of the median over the calls of a block.
+Contenders alternate in short blocks, over several rounds, in a rotating order. A block is a pause
+in which the previous contender's threads stop spinning, calls that are not timed (they wake the
+thread pool and load the operands into the cache), then timed calls. A contender's time is the
+median over rounds of the median over a block's calls.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 ROUNDS = 5
 BLOCK_SECONDS = 0.02
-CAP_SECONDS = 0.6  # a slow contender gets as many rounds as fit, or a single call
+CAP_SECONDS = 0.6  # a slow contender gets the rounds that fit, or one call
 PAUSE_SECONDS = 0.003
 
 
@@ -35,7 +35,7 @@ def _once(call: Callable[[], object]) -> float:
 
 
 def _block(call: Callable[[], object], guess: float) -> list[float]:
-    """Timed calls of one block; `guess` is about what a call takes."""
+    """Times the calls of one block; `guess` is the approximate time of a call."""
     time.sleep(PAUSE_SECONDS)
     for _ in range(max(1, min(3, int(0.002 / guess)))):
         call()
@@ -46,7 +46,7 @@ def _block(call: Callable[[], object], guess: float) -> list[float]:
 def measure(contenders: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, Timing]:
     """Times zero-argument callables that return when their result is ready.
 
-    Each has run once before, so that nothing is left to compile.
+    Each must have run once before, so that nothing is left to compile.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     spent = dict.fromkeys(contenders, 0.0)
@@ -54,7 +54,7 @@ def measure(contenders: dict[str, Callable[[], object]], rounds: int = ROUNDS) -
     guess = {name: max(_once(call), 1e-7) for name, call in contenders.items()}
     for name, call in contenders.items():
         if CAP_SECONDS < guess[name] < 5 * CAP_SECONDS:
-            guess[name] = min(guess[name], _once(call))  # slow, or was it a hiccup?
+            guess[name] = min(guess[name], _once(call))  # may have been slow by accident
         if guess[name] > CAP_SECONDS:
             samples[name], calls[name] = [guess[name]], 1
     order = list(contenders)

@@ -1,11 +1,11 @@
-"""The goals for products of column vectors on a CPU, beside what the rows of dlmc.csv say."""
+"""The goals for products of column vectors on a CPU, with the measured values of dlmc.csv."""
 
 import re
 
 from benchmarks.ratios import Row, mean, numbers
 
 GOAL_LENGTHS = (2, 4, 8)
-SPARSITIES = range(70, 99)  # of the mean over all peers
+SPARSITIES = range(70, 99)  # percent; of the mean over all peers
 
 
 def kind(row: Row) -> tuple[int, int]:
@@ -36,7 +36,7 @@ def of_sgemm(rows: list[Row]) -> list[list[str]]:
         shares.setdefault(int(row["n"]), []).append(100 * float(row["fraction_of_bound"]))
     each = ", ".join(f"n={n}: {mean(found):.0f}%" for n, found in sorted(shares.items()))
     every = [share for found in shares.values() for share in found]
-    # Useful operations over the bound's time: what sgemm reached in that run.
+    # Useful flops over the bound's time: the rate that sgemm reached in that run.
     rate = mean([2e-3 * int(x["nnz"]) * int(x["n"]) / float(x["bound_us"]) for x in own])
     what = f"of sgemm ({rate:.0f} GFLOP/s in that run), V = 8, 90% (mean)"
     value = f"**{mean(every):.0f}%** ({each}; least {min(every):.0f}%)"

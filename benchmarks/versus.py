@@ -1,10 +1,10 @@
-"""This installation against another one: python -m benchmarks.versus OTHER_PYTHON --out results
+"""Compares this installation with another: python -m benchmarks.versus OTHER_PYTHON --out results
 
 Two interpreters, each with its own sgap_jax, take turns at the same calls: blocks of about 30 ms in
-alternating order, a time being the median over rounds of the median in a block. Where the operands
-lie in memory can decide a time twofold, and stays the same for the life of a process: each of the
-two starts `PROCESSES` times. The ratio is time here over time there. For what no one process can
-hold, such as kernels before and after a change.
+alternating order; a time is the median over rounds of a block's median. The addresses of the
+operands can change a time by a factor of two, and are fixed for the life of a process: each of the
+two is started `PROCESSES` times. The ratio is the time here over the time there. For comparisons
+that need two processes, such as kernels before and after a change.
 """
 
 import argparse
@@ -28,9 +28,10 @@ ROUNDS = 3
 
 
 def unchecked(A, sentinels: bool):
-    """A on index arrays that nobody checked; with one out of range at the end of each row."""
+    """A on unchecked index arrays; with `sentinels`, one index out of range at the end of each
+    row."""
     (*first, (offsets, indices)) = A.index_arrays
-    if sentinels and hasattr(A, "is_checked"):  # an installation without it ends at such an index
+    if sentinels and hasattr(A, "is_checked"):  # older installations crash at such an index
         last = offsets[1:][offsets[1:] > offsets[:-1]] - 1
         indices = indices.at[last].set(A.shape[1])
     return dataclasses.replace(A, index_arrays=(*map(tuple, first), (offsets, indices)))
@@ -44,8 +45,9 @@ def calls(op: str, name: str, n: int):
 
     from sgap_jax import SparseArray, einsum, sddmm, spmm
 
-    # A program with work of XLA's own goes to another thread, 50 to 100 us away: einsum's does, for
-    # structures that do not hold.
+    # With asynchronous dispatch XLA runs programs that contain operations of its own on another
+    # thread, 50 to 100 us later. einsum's programs contain some, for structures that fail its
+    # checks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     (problem,) = problems.select(names=[name])
     A = SparseArray.from_scipy(problem.build())

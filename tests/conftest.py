@@ -2,10 +2,11 @@ import os
 
 import jaxlib
 
-# Two devices for shard_map; before JAX starts.
+# Two devices for shard_map; must be set before JAX starts.
 FLAGS = " --xla_force_host_platform_device_count=2"
-# XLA's code generator before the one of fusions compiles our many small programs in two thirds of
-# the time. XLA ends the process at a flag that it does not know; every jaxlib 0.10 knows this one.
+# XLA's older code generator, without the fusion emitters, compiles our many small programs in two
+# thirds of the time. XLA ends the process at a flag that it does not know; every jaxlib 0.10 knows
+# this one.
 if jaxlib.__version__.startswith("0.10."):
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
@@ -30,14 +31,15 @@ from sgap_jax.schedules.emulated import Emulated  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# XLA's executables beside the other kept results: JAX keys them by program, options and machine.
+# XLA's executables are kept beside the other cached results: JAX keys them by program, options and
+# machine.
 jax.config.update("jax_compilation_cache_dir", result_cache.xla_folder())
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-# What runs an operation: the kernels with the schedule that the selector picks, with schedules that
-# split rows and columns even in small problems, and the plain-JAX lowering of other platforms; the
-# CUDA kernels in the emulator, with the selector's points and with random ones.
+# The backends of an operation: the CPU kernels with the schedule that the selector picks, with
+# schedules that split rows and columns even in small problems, and the plain-JAX lowering of other
+# platforms; the CUDA kernels in the emulator, with the selector's points and with random ones.
 BACKENDS = {
     "cpu": None,
     "cpu-tiled": CpuTile(columns=16, nonzeros=64, packed=True),
@@ -48,7 +50,7 @@ BACKENDS = {
 
 
 def backend_of(name, test):
-    """The schedule of a backend, and for the sampled one the name of the test that asks."""
+    """The schedule of a backend; `test` names the test, which seeds the sampled backend."""
     if isinstance(BACKENDS[name], Emulated):
         require_nvrtc()
     return Emulated(emulate, choose=Sampled(test)) if name.endswith("sampled") else BACKENDS[name]
@@ -61,7 +63,8 @@ def backend(request):
 
 
 def row_schedule(schedule):
-    """Of the schedules, only a CpuTile is for one op alone; an emulation chooses for each."""
+    """Adapts a schedule of spmm for another op: a CpuTile is specific to spmm; an emulation chooses
+    for each op."""
     return CpuTile(nonzeros=schedule.nonzeros) if isinstance(schedule, CpuTile) else schedule
 
 
@@ -90,8 +93,9 @@ SHARE = 8
 
 
 def pytest_collection_modifyitems(config, items):
-    """Those of the tier. The emulator is slow, and each dtype is another kernel: on it, a matrix of
-    the battery meets an eighth of a test's variants, the next matrix the next eighth."""
+    """Selects the tests of the tier. The emulator is slow, and each dtype is another kernel: on it,
+    a matrix of the battery meets an eighth of a test's variants, the next matrix the next
+    eighth."""
     groups = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -128,8 +132,8 @@ def data_dir():
     return folder
 
 
-# Kinds of tests whose programs XLA compiles quickly rather than well: their work is in our kernels,
-# which it does not touch. The others see its optimizations, as users do.
+# Folders of tests whose programs XLA compiles with few optimizations: their work is in our kernels,
+# which XLA does not touch. Other tests see its optimizations, as users do.
 QUICKLY_COMPILED = ("grad", "oracle", "property")
 
 
@@ -152,7 +156,8 @@ jax.monitoring.register_event_duration_secs_listener(_count_executables)
 
 @pytest.fixture(autouse=True)
 def bounded_memory():
-    """Every shape is an executable of about 2 MB that JAX keeps: let go of them now and then."""
+    """Every shape is an executable of about 2 MB that JAX keeps: clears these caches now and
+    then."""
     global _executables
     yield
     if _executables > 300:

@@ -1,11 +1,11 @@
 """Fused attention, forward and backward: python -m benchmarks.gpu.attention [--results DIR] ...
 
-One sequence, 8 heads of 64 and 128 (the column n), bfloat16 (and float16 at 64), 8 x 1 vectors. By
-pass, a launch each: the default tile, on tensor cores, and the same on CUDA cores. Then programs of
-JAX that do all of it: both of ours, and `jax.nn.dot_product_attention` with the mask, by XLA and by
-cuDNN. With --dry-run on the emulator.
+One sequence, 8 heads of 64 and 128 features (the column n), bfloat16 (and float16 at 64), 8 x 1
+vectors. For each pass (one launch) the default tile, on tensor cores, and the same on CUDA cores.
+Then JAX programs of all passes: both of ours, and `jax.nn.dot_product_attention` with the mask, by
+XLA and by cuDNN. With --dry-run on the emulator.
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from sgap_jax import AttentionTile, Problem, choose_schedule, sparse_attention
 from sgap_jax.schedules.emulated import Emulated
 
 CASES = ((64, "bfloat16"), (128, "bfloat16"), (64, "float16"))
-# By what a kernel's name has in it: its pass, the products that it computes, and its operands and
-# results of L x H x D.
+# By a substring of the kernel's name: its pass, the number of matrix products that it computes, and
+# the number of its operands and results of size L x H x D.
 PASSES = {
     "RowsBackward": ("dq", 3, 5),
     "KeysBackward": ("dk and dv", 4, 6),
     "Attention": ("forward", 2, 4),
 }
-RESULTS = {"forward": (0, 4), "dq": (1,), "dk and dv": (2, 3)}  # of out, dq, dk, dv, lse
+RESULTS = {"forward": (0, 4), "dq": (1,), "dk and dv": (2, 3)}  # in (out, dq, dk, dv, lse)
 ALL = "all"
-KEY = ("problem", "n", "dtype", "pass")  # of a line of the summary
-DENSE = ("xla", "cudnn")  # implementations of jax.nn's
-# Of the greatest number: probabilities and gradients of scores are rounded.
+KEY = ("problem", "n", "dtype", "pass")  # identifies a line of the summary
+DENSE = ("xla", "cudnn")  # implementations of jax.nn.dot_product_attention
+# Tolerance relative to the largest element: probabilities and score gradients are rounded.
 _ROUGH = {"bfloat16": 3e-2, "float16": 4e-3}
 
 
 class Case(bench.Case):
-    """All passes over one mask, A, that is made of vectors."""
+    """All passes with one mask A, which is made of vectors."""
 
     def __init__(self, A, n: int, dtype: str, hardware, bandwidth: float, arch: str) -> None:
         self.dtype = jnp.dtype(dtype)
@@ -84,7 +84,7 @@ class Case(bench.Case):
             yield {"pass": ALL} | self._row(f"jax_nn_{name}", plan, program=True)
 
     def _is(self, name: str, products: int, arrays: int) -> None:
-        """What `_row` is told of a pass."""
+        """Sets what `_row` needs of a pass: its name, flops and bytes."""
         L, V = self.A.shape[0], programs.V
         self.flops = 2 * products * self.heads * self.n * self.A.nnz
         self.moved = 2 * arrays * self.heads * L * self.n + 4 * (self.A.nnz + L) // V
@@ -102,7 +102,7 @@ class Case(bench.Case):
             return [np.asarray(a) for a in (*step(*x, self.pattern), lse)]
 
     def _launches(self, tile: AttentionTile) -> dict[str, ours.Launch]:
-        """The launches of a step with a tile, recorded where the emulator would run them."""
+        """The launches of a step with a tile, recorded in place of the emulator."""
         found: dict[str, ours.Launch] = {}
 
         def record(call, inputs, outputs):
@@ -136,7 +136,8 @@ class Case(bench.Case):
 
 
 def checker(expected: list[np.ndarray], rough: float) -> Callable[[list], float]:
-    """Error over its bound; results beyond the expected ones are not looked at."""
+    """A function from results to their error over its bound; results beyond the expected ones are
+    ignored."""
 
     def wrong(found: list) -> float:
         errors = [
@@ -150,7 +151,8 @@ def checker(expected: list[np.ndarray], rough: float) -> Callable[[list], float]
 
 
 def summary(rows: list[bench.Row], about: dict) -> str:
-    """Useful TFLOP/s by problem, pass and contender; the scores count once for each gradient."""
+    """Useful TFLOP/s by problem, pass and contender; the recomputed scores count once for each
+    gradient."""
     lines = heading(about, "Vectors of 8, useful TFLOP/s.")
     names = [
         ("ours", "cuda_cores"),

@@ -1,4 +1,5 @@
-"""One case, an operation on a matrix at a width: checks everyone, times everyone, gives rows."""
+"""One case, an operation on a matrix at a width: checks and times all contenders, and gives
+rows."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from sgap_jax.launch.defaults import LAUNCH_PLANS
 
 Row = dict[str, object]
 OURS = ("ours", "point", "vectors", "ours_jax")
-MOST_POINTS = 32  # of a search
-LOST = "the device is lost"  # how the notes of such rows begin
-MOST_CHECKED = 1 << 22  # numbers of a result
+MOST_POINTS = 32  # of a search over schedules
+LOST = "the device is lost"  # the notes of rows after a lost device begin so
+MOST_CHECKED = 1 << 22  # elements of a result that are checked
 _FAILURES = (ImportError, Unavailable, RuntimeError, MemoryError, ValueError, NotImplementedError)
 
 
@@ -40,7 +41,8 @@ def operands(op: str, A, n: int) -> tuple[np.ndarray, ...]:
 
 
 def spmm_checker(A, B):
-    """Of all rows, or of a sample with the longest one: the oracle takes longer than the GPU."""
+    """Checks all rows, or a sample that includes the longest: the oracle takes longer than the
+    GPU."""
     m, most = A.shape[0], MOST_CHECKED // B.shape[1]
     if m <= most:
         return bench_spmm.checker(A, B)
@@ -68,7 +70,7 @@ def problem_of(op: str, A, n: int) -> Problem:
 
 
 def points(op: str, n: int, most: int = MOST_POINTS) -> list:
-    """A sample of the legal points for a width, spread evenly: the same for every matrix."""
+    """An evenly spread sample of the legal points for a width: the same for every matrix."""
     found = list(legal_points(Problem(op, (10_000, 10_000), 100_000, n=n)))
     return found[:: -(-len(found) // most)]
 
@@ -76,14 +78,15 @@ def points(op: str, n: int, most: int = MOST_POINTS) -> list:
 class Case:
     """An operation on a matrix, with its operands, its oracle and its bound.
 
-    bound: seconds for reading every operand and writing the result once, at the speed of a copy.
+    bound: seconds to read every operand and write the result once, at the speed of a copy.
     """
 
     def __init__(self, op: str, A, n: int, device, bandwidth: float, arch: str) -> None:
         self.op, self.A, self.n, self.device, self.arch = op, A, n, device, arch
         dense = operands(op, A, n)
         m, k = A.shape
-        # Values and columns, or values and results; offsets; dense operands and results.
+        # Bytes of values and columns (or values and results), of offsets, of dense operands and
+        # results.
         moved = 8 * A.nnz + 4 * (m + 1) + (4 * n * (m + k) if dense else 0)
         self.moved, self.bound = moved, moved / bandwidth
         self.flops = 2 * A.nnz * n if dense else 4 * A.nnz
@@ -104,7 +107,7 @@ class Case:
             yield self._row(name, lambda plan=plan: plan(self.device, self.sets), program=True)
 
     def search(self, most: int = MOST_POINTS) -> Iterator[Row]:
-        """A sample of the legal points, each measured as the others are."""
+        """A sample of the legal points, each measured like a contender."""
         yield from self.of_points(points(self.op, self.n, most))
 
     def of_points(self, points: Iterable[AtomicParallelism]) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """cuSPARSE's SpMM called directly: every algorithm for CSR, with its own preprocessing, and
 blocked-ELL.
 
-The libraries that bring cuSPARSE choose one algorithm for their users; this finds the best.
+Libraries built on cuSPARSE choose one algorithm for their users; this module finds the best.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.problems import Unavailable
 ALGORITHMS = {"default": 0, "csr_alg1": 4, "csr_alg2": 6, "csr_alg3": 12}  # cusparseSpMMAlg_t
 BLOCKED_ELL = 13
 _INT32, _FLOAT32, _ROW_MAJOR = 2, 0, 2  # CUSPARSE_INDEX_32I, CUDA_R_32F, CUSPARSE_ORDER_ROW
-_TYPES = {4: _FLOAT32, 2: 2}  # cudaDataType by the bytes of a number: CUDA_R_32F, CUDA_R_16F
+_TYPES = {4: _FLOAT32, 2: 2}  # cudaDataType by itemsize: CUDA_R_32F, CUDA_R_16F
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Of NVIDIA's wheels (which torch and JAX use), else of a toolkit."""
+    """cuSPARSE from NVIDIA's wheels (which torch and JAX use), else from a toolkit."""
     spec = importlib.util.find_spec("nvidia")
     found = []
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -55,9 +55,9 @@ def _pointer(tensor) -> ctypes.c_void_p:
 
 
 class Product:
-    """C = A B of one set of torch tensors: values, offsets, indices, B [k, n], C [m, n], all of
-    float32 or of float16 with sums in float32. Blocked-ELL: values [m, columns stored], indices
-    [m / block, blocks stored]."""
+    """C = A B for one set of torch tensors: values, offsets, indices, B [k, n], C [m, n], all of
+    float32, or of float16 with float32 sums. Blocked-ELL: values [m, columns stored], indices [m /
+    block, blocks stored]."""
 
     def __init__(self, torch, algorithm: str, operands, B, C) -> None:
         (k, n), m, int64 = B.shape, C.shape[0], ctypes.c_int64

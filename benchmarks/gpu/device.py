@@ -1,4 +1,4 @@
-"""Which GPU this is, and where its results go."""
+"""Identifies the GPU, and the folder of its results."""
 
 import csv
 import datetime
@@ -16,7 +16,7 @@ _PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "cupy-cuda13x", "nvidia-c
 
 @functools.cache
 def query() -> dict[str, str]:
-    """What nvidia-smi says of the first GPU; empty where there is none."""
+    """What nvidia-smi reports of the first GPU; empty without one."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -27,12 +27,12 @@ def query() -> dict[str, str]:
 
 
 def name() -> str:
-    """Of the GPU; without one that of the CPU, marked as a dry run."""
+    """The name of the GPU; without one the CPU's name, marked as a dry run."""
     return query().get("name") or f"dry run on {machine.cpu_model()}"
 
 
 def stamp() -> dict[str, str]:
-    """What a result must carry to be believed: device, driver, commit, date."""
+    """The provenance that every result carries: device, driver, commit, date."""
     return {
         "device": name(),
         "driver": query().get("driver_version", "none"),
@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def folder(results: pathlib.Path) -> pathlib.Path:
-    """RESULTS/<device>, made where it is missing."""
+    """RESULTS/<device>, created if missing."""
     path = results / re.sub(r"[^a-z0-9]+", "_", name().lower()).strip("_")
     path.mkdir(parents=True, exist_ok=True)
     return path

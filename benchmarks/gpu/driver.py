@@ -1,8 +1,8 @@
-"""Launches of our kernels through NVIDIA's driver, on any stream: what the FFI handler does.
+"""Launches our kernels through NVIDIA's driver on any stream, as the FFI handler does.
 
-The handler itself (cuda/launch/launch_core.cc) runs on the streams of XLA, which no event of ours
-can reach. Here the same machine code is launched with the same arguments on a stream that events
-and graphs can be put around.
+The handler itself (cuda/launch/launch_core.cc) runs on XLA's streams, on which we cannot record
+events. Here the same machine code is launched with the same arguments on a stream of our own,
+around which events and graphs can be put.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Driver:
             raise RuntimeError(f"{name}: CUDA error {status}")
 
     def kernel(self, call: KernelCall, cubin: Cubin) -> Callable[..., None]:
-        """launch(stream, inputs, outputs) of a call; inputs are addresses, outputs also sizes."""
+        """launch(stream, inputs, outputs) for a call; inputs are addresses, outputs (address, size)
+        pairs."""
         library, kernel, function = (ctypes.c_void_p() for _ in range(3))
         none = ctypes.c_void_p()
         self._call(

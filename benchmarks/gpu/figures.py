@@ -1,11 +1,11 @@
 """Figures 17 and 19 of vectorSparse: python -m benchmarks.gpu.figures [--results DIR] [--dry-run]
 
-Speedup over cuBLAS in half precision of SpMM (17) and SDDMM (19) with column vectors, each by its
-schedule, on the pruned layers whose patterns the data set has (section 7.1: each position of one
+Speedup over cuBLAS in half precision of SpMM (17) and SDDMM (19) with column vectors, for each
+schedule, on the pruned layers whose patterns the data set has (section 7.1: each entry of a pattern
 is a vector of V rows): float16, sums in float32, widths 64, 128 and 256. "mma (arch)" of Figure 19
 needs a tensor core that was never built.
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sgap_jax import CVS, Schedule, SparseArray, sddmm, spmm
 from sgap_jax.schedules.emulated import Emulated
 
 FIGURES = {"figure17": "spmm", "figure19": "sddmm"}
-WIDTHS = (256, 64, 128)  # that of the paper's profiles first: a run may end early
-MOST_DENSE = 4 << 30  # bytes of the dense matrices of all sets
-# By the names of the paper's legends, and those of schedules that it has not.
+WIDTHS = (256, 64, 128)  # the paper's profiled width first: a run may end early
+MOST_DENSE = 4 << 30  # bytes of the dense matrices of all operand sets
+# By the names in the paper's legends, and schedules that the paper lacks by their own.
 SCHEDULES = {
     "spmm": {
         "fpu": "SubwarpTile(vector_length={V})",
@@ -51,7 +51,7 @@ DENSE = "cublas"
 
 
 def checker(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int):
-    """Error over its bound, as octets.allowed has it."""
+    """A function from a result to its error over octets.allowed."""
     most = allowed(expected, magnitude, terms)
 
     def wrong(result) -> float:
@@ -62,7 +62,7 @@ def checker(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int
 
 
 class Case(bench.Case):
-    """An operation on vectors in float16; A is a matrix in which each pattern's row is V times."""
+    """An operation on column vectors in float16; A repeats each row of a pattern V times."""
 
     def __init__(self, op: str, A, n: int, hardware, bandwidth: float, arch: str) -> None:
         self.op, self.n, self.device, self.arch = op, n, hardware, arch
@@ -102,7 +102,7 @@ class Case(bench.Case):
         return rotating.run(recorded.call, ours.compiled(recorded.call, self.arch)), rotating.result
 
     def _dense(self) -> peers.Plan:
-        """The dense product: of A with its zeros, or all of X Y^T."""
+        """The dense product: A with its zeros times B, or all of X Y^T."""
         torch = self.device.torch
         left = half(self.A.toarray()) if self.op == "spmm" else self.sets.dense[0]
         right = self.sets.dense[-1]
@@ -119,7 +119,7 @@ class Case(bench.Case):
         return call, lambda: result()[rows, columns]
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, columns) of the vectors' numbers, [vectors, V] each."""
+        """(rows, columns) of the elements of the vectors, [vectors, V] each."""
         offsets = np.asarray(self.vectors.row_offsets)
         first = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) * self.length
         rows = first[:, None] + np.arange(self.length)
@@ -139,7 +139,8 @@ class Case(bench.Case):
 
 
 def speedups(rows: list[Row]) -> dict[tuple[str, str], list[float]]:
-    """(family of the problem, contender) -> time of the dense product over its own, by case."""
+    """(family of the problem, contender) -> time of the dense product over the contender's, by
+    case."""
     dense = {(r["problem"], r["n"]): r["us"] for r in rows if r["contender"] == DENSE and "us" in r}
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:

@@ -1,10 +1,10 @@
 """SpMM by octet tiles: python -m benchmarks.gpu.octets [--results DIR] [--dry-run]
 
-Column vectors in float16, sums in float32: our default tile and others of its fields, dense
-products, and what cuSPARSE has. Blocked-ELL gets a matrix of its own, of as many numbers in square
-blocks at random places, as in section 7.1 of vectorSparse.
+Column vectors in float16, sums in float32: our default tile and variants of its fields, dense
+products, and cuSPARSE. Blocked-ELL gets a matrix of its own, with as many values in square blocks
+at random places, as in section 7.1 of vectorSparse.
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.problems import Unavailable
 from benchmarks.summary import table
 from sgap_jax import CVS, Format, OctetTile, Problem, SparseArray, choose_schedule
 
-# Fields beside those of the default; the sort of a swizzle is not in its time.
+# Variants of the default tile's fields; the time of a swizzle's sort is not included.
 FIELDS = (
     {"stages": 1},
     {"stages": 2},
@@ -49,7 +49,7 @@ def half(x: np.ndarray) -> np.ndarray:
 
 
 class Case(bench.Case):
-    """A product in float16; A is a matrix in which each row of a pattern stands V times."""
+    """A product in float16; A repeats each row of a pattern V times."""
 
     def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
         self.op, self.n, self.device, self.arch = "spmm", n, hardware, arch
@@ -106,7 +106,7 @@ class Case(bench.Case):
         return self._library(algorithm, half(values), offsets, indices)
 
     def blocked_ell(self) -> peers.Plan:
-        """A is of square blocks, as many in each block row."""
+        """cuSPARSE's blocked-ELL, for A of square blocks, equally many in each block row."""
         blocks = self.A.tobsr((self.length, self.length))
         each = blocks.nnz // self.length**2 // (self.A.shape[0] // self.length)
         indices = blocks.indices.reshape(-1, each).astype(np.int32)
@@ -132,7 +132,7 @@ class Case(bench.Case):
 
 
 def checker(A, B: np.ndarray):
-    """Error over its bound, of a sample of the rows."""
+    """Checks a sample of the rows: error over its bound."""
     A, B = A.astype(np.float64), B.astype(np.float64)
     rows = np.random.default_rng(0).permutation(A.shape[0])[
         : max(bench.MOST_CHECKED // B.shape[1], 1)
@@ -157,7 +157,7 @@ def allowed(expected: np.ndarray, magnitude: np.ndarray, terms: np.ndarray | int
 
 
 def in_blocks(A, length: int) -> sp.csr_matrix:
-    """As many numbers as A in square blocks, the same number of them in each block row."""
+    """A matrix of square blocks with as many values as A, the same number in each block row."""
     (m, k), rng = A.shape, np.random.default_rng(4)
     rows, columns = m // length, k // length
     each = min(max(round(A.nnz / length**2 / rows), 1), columns)
@@ -169,7 +169,8 @@ def in_blocks(A, length: int) -> sp.csr_matrix:
 
 
 def summary(rows: list[bench.Row], about: dict) -> str:
-    """Useful TFLOP/s by problem and contender; of our tiles the fastest, by name."""
+    """Useful TFLOP/s by problem and contender; of the tile variants only the fastest, with its
+    name."""
     lines = heading(about, "float16, useful TFLOP/s.")
     names = [
         name for name in dict.fromkeys(str(row["contender"]) for row in rows) if name != "tile"
@@ -198,7 +199,7 @@ def widths(problem: problems.BenchmarkProblem) -> tuple[int, ...]:
 
 
 def rows_of(A, n: int, *where) -> Iterator[bench.Row]:
-    """Of a matrix, and of the other one that blocked-ELL gets."""
+    """The rows of a matrix, and of the block matrix that blocked-ELL gets."""
     case = Case(A, n, *where)
     yield from case.rows()
     blocks = Case(in_blocks(A, case.length), n, *where)

@@ -1,9 +1,9 @@
 """SDDMM by octet tiles: python -m benchmarks.gpu.octets_sddmm [--results DIR] [--dry-run]
 
-Column vectors in float16, sums in float32: our default tile and others of its fields, our kernel on
-the entries of the vectors, and dense products of which only these are wanted.
+Column vectors in float16, sums in float32: our default tile and variants of its fields, our kernel
+for CSR on the entries of the vectors, and dense products of which only the entries are needed.
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _dense(X, Y):
 
 
 class Case(octets.Case):
-    """A sampled product in float16; each row of a pattern stands V times in A."""
+    """A sampled product in float16; A repeats each row of a pattern V times."""
 
     def __init__(self, A, n: int, hardware, bandwidth: float, arch: str) -> None:
         self.op, self.n, self.device, self.arch = "sddmm", n, hardware, arch
@@ -80,15 +80,15 @@ class Case(octets.Case):
 
 
 def places(A, length: int) -> np.ndarray:
-    """Where each entry of A stands in the flat values of its vectors."""
+    """The place of each entry of A in the flat values of its vectors."""
     row = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
     within = np.arange(A.nnz) - A.indptr[row]
     return (A.indptr[row // length * length] // length + within) * length + row % length
 
 
 def checker(A, length: int, X: np.ndarray, Y: np.ndarray):
-    """Error over its bound at a sample of the entries, as octets.checker has it; of a dense result,
-    of the values of vectors, or of entries."""
+    """Checks a sample of the entries: error over its bound, as octets.checker does. The result may
+    be dense, the values of vectors, or the values of entries."""
     chosen = np.random.default_rng(0).permutation(A.nnz)[: bench.MOST_CHECKED // X.shape[1]]
     row = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))[chosen]
     column, place = A.indices[chosen], places(A, length)[chosen]

@@ -1,4 +1,4 @@
-"""Our kernels, taken out of JAX: the launch that an operation lowers to, for a point."""
+"""Our kernels outside of JAX: the launch that an operation lowers to, for a schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Launch:
 
 
 def launch_of(function: Callable[[Schedule], object]) -> Launch:
-    """The one launch of function(schedule), recorded where the emulator would run it.
+    """The single launch of function(schedule), recorded in place of the emulator.
 
     Raises Unavailable where the operation has no CUDA kernel, or launches several.
     """
@@ -45,7 +45,7 @@ def launch_of(function: Callable[[Schedule], object]) -> Launch:
 
 
 class Rotating:
-    """A launch's operands on a device, several times over."""
+    """A launch's operands on a device, in several copies."""
 
     def __init__(self, device, recorded: Launch, sets: int) -> None:
         self.device, self.sets = device, sets
@@ -54,7 +54,8 @@ class Rotating:
         self.outputs: list[list] = []
 
     def run(self, call: KernelCall, cubin: Cubin) -> Callable[[int], None]:
-        """call(i) of a kernel on set i; results start as NaN, so that none is another kernel's."""
+        """call(i), which runs a kernel on set i; results start as NaN, so that none comes from
+        another kernel."""
         enqueue = self.device.kernel(call, cubin)
         self.outputs = [
             [self.device.poisoned(*out) for out in self._results] for _ in range(self.sets)
@@ -66,7 +67,7 @@ class Rotating:
         return self.device.get(self.outputs[0][0])
 
     def result(self) -> np.ndarray:
-        """The same without the axis of batches."""
+        """The result of the first set without its batch axis."""
         return self.whole()[0]
 
 

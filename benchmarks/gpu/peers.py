@@ -1,8 +1,9 @@
-"""What else a Python user can call on a GPU. Plans as benchmarks/peers: made before the timing.
+"""Peers on a GPU: other libraries that a Python user can call. As in benchmarks/peers, plans are
+made before the timing.
 
-A plan takes the device and `Sets`, and gives (call, result): call(i) runs on set i, result() is the
-first set's result as NumPy. `KERNELS` are put on a stream and timed there; `PROGRAMS` are jitted
-JAX functions. Float32 throughout: a dense product in TF32 would not pass the check.
+A plan takes the device and `Sets`, and gives (call, result): call(i) runs on operand set i,
+result() is the first set's result as NumPy. `KERNELS` are enqueued on a stream and timed there;
+`PROGRAMS` are jitted JAX functions. All in float32: a dense product in TF32 would fail the check.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from sgap_jax import SparseArray, sddmm, sparse_softmax, spmm
 
 Plan = tuple[Callable[[int], object], Callable[[], np.ndarray]]
 _BLOCK = 4
-MOST_BLOCK_FILL = 16  # stored numbers of a blocked form for each nonzero
+MOST_BLOCK_FILL = 16  # stored values of a blocked form per nonzero
 
 
 @dataclasses.dataclass
 class Sets:
-    """Operands of one case: A in SciPy's CSR, dense arrays, and how many copies rotate."""
+    """The operands of one case: A in SciPy's CSR, dense arrays, and the number of copies that
+    rotate."""
 
     A: object
     dense: tuple[np.ndarray, ...]
@@ -38,13 +40,13 @@ class Sets:
         return self.A.data, self.A.indptr, self.A.indices
 
     def put(self, device, *arrays: np.ndarray, most: int | None = None) -> list[list]:
-        """Copies on the device for torch."""
+        """Copies of arrays on the device, for torch."""
         count = min(self.count, most or self.count)
         return [[device.tensor(x) for x in arrays] for _ in range(count)]
 
 
 def kept(device, count: int, function: Callable[[int], object]) -> Plan:
-    """Results are kept, one for each set, so that none is freed within a capture."""
+    """A plan that keeps one result for each set, so that none is freed within a capture."""
     results: list = [None] * count
 
     def call(i: int) -> None:
@@ -55,7 +57,7 @@ def kept(device, count: int, function: Callable[[int], object]) -> Plan:
 
 def torch_csr(device, sets: Sets) -> Plan:
     torch, (B,) = device.torch, sets.dense
-    B = B[:, 0] if B.shape[1] == 1 else B  # a matrix-vector product of its own
+    B = B[:, 0] if B.shape[1] == 1 else B  # matrix-vector products are a separate function
     data = sets.put(device, *sets.csr(), B)
     A = [
         torch.sparse_csr_tensor(offsets, indices, values, sets.A.shape)
@@ -241,6 +243,6 @@ PROGRAMS = {
     "sddmm": {"ours_jax": jax_sddmm, "jax_gather": jax_gather},
     "softmax": {"ours_jax": jax_softmax, "jax_segment_softmax": jax_segment_softmax},
 }
-# Beside these two, programs for SpMM are measured at a few widths: each is compiled by XLA.
+# Except for these two, programs for SpMM are measured at a few widths: XLA compiles each.
 EVERY_WIDTH, FEW_WIDTHS = ("ours_jax", "jax_bcoo"), (4, 64)
 CUSPARSE = (*(f"cusparse_{name}" for name in cusparse.ALGORITHMS), "torch_csr")

@@ -1,6 +1,6 @@
 """All benchmarks of a GPU: python -m benchmarks.gpu.run [--results DIR] [--dry-run]
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.gpu.session import Session, about_case, said
 from benchmarks.gpu.vectors import VectorCase
 from sgap_jax.launch.defaults import OF_VECTORS
 
-# In the order of the goals, so that a run that ends early has them.
+# Ordered by goal, so that a run that ends early has the most important ones.
 PLAN = tuple(("spmm", n) for n in (4, 64, 1, 16, 128))
 PLAN += (("sddmm", 64), ("sddmm", 128), ("softmax", 1))
 PLAN += (("spmm_vectors", 64), ("spmm_vectors", 256), ("sddmm_vectors", 64))

@@ -1,4 +1,4 @@
-"""What every run on a GPU has: its arguments, its time, and the files that it leaves."""
+"""A run on a GPU: its arguments, its time limit, and its result files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from benchmarks.gpu import device, timing
 from benchmarks.gpu.bench import LOST, Row
 from sgap_jax.launch.launch import device_arch
 
-CASE_SECONDS = 240  # a case that takes longer hangs: it ends the run, which has written the tables
+CASE_SECONDS = 240  # a longer case has hung: the run ends, with its tables written
 
 
 class Session:
     """A run from its arguments on.
 
     Attributes:
-      dry: on the emulator.
-      names: of the problems that were asked for, or None.
-      where: the device, its bandwidth and its architecture, as a case takes them.
+      dry: whether it runs on the emulator.
+      names: names of the requested problems, or None.
+      where: the device, its bandwidth and its architecture: arguments of a case.
       folder: where the results go.
-      not_started: the cases that the time was over for.
+      not_started: the cases for which no time was left.
     """
 
     def __init__(self, about_it: str | None, problems_by_default: str, argv: list[str] | None):
@@ -43,7 +43,7 @@ class Session:
         self.dry, self.names = args.dry_run, args.problems
         self._start = time.monotonic()
         self._seconds = float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
-        self._seconds /= int(os.environ.get("SGAP_GPU_RUNS") or 1)  # which share the time
+        self._seconds /= int(os.environ.get("SGAP_GPU_RUNS") or 1)  # several runs share the time
         hardware = timing.DryRun() if self.dry else timing.Cuda()
         self.where = hardware, hardware.bandwidth(), "sm_90" if self.dry else device_arch()
         self.folder = device.folder(args.results)
@@ -52,11 +52,12 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._start
 
     def matrices(self, found: list[problems.BenchmarkProblem]) -> list:
-        """(problem, matrix) of all that are there; the others are said to be skipped."""
+        """(problem, matrix) of all problems whose data is present; the others are reported as
+        skipped."""
         matrices = []
         for problem in found:
             try:
@@ -67,7 +68,7 @@ class Session:
         return matrices
 
     def starts(self, case: str) -> bool:
-        """Whether there is time for the case, and a device; else it is listed."""
+        """Whether there is time for the case, and a device; if not the case is listed."""
         faulthandler.cancel_dump_traceback_later()
         if self.seconds > self._seconds or self.where[0].lost:
             self.not_started.append(case)
@@ -78,7 +79,7 @@ class Session:
         return True
 
     def write(self, rows: dict[str, list[Row]]) -> None:
-        """A table for each name that has rows."""
+        """Writes a CSV file for each name that has rows."""
         stamp = device.stamp()
         for name, found in rows.items():
             if not found:
@@ -94,7 +95,7 @@ class Session:
                 writer.writerows(text)
 
     def record(self, name: str, **more: object) -> dict:
-        """Writes and returns what NAME.json says of the run."""
+        """Writes and returns the metadata of the run, NAME.json."""
         about = device.stamp() | {"versions": device.versions(), **more, "dry_run": self.dry}
         about |= {"not_started": self.not_started, "skipped": self._skipped}
         about["device_lost"] = self.where[0].lost
@@ -103,8 +104,8 @@ class Session:
         return about
 
     def end(self, ours: list[Row]) -> None:
-        """Ends the program with an error where a kernel has lost the device, ours or not, or where
-        one of our results is wrong."""
+        """Ends the program with an error if any kernel, ours or a peer's, has lost the device, or
+        if one of our results is wrong."""
         faulthandler.cancel_dump_traceback_later()
         if lost := self.where[0].lost:
             raise SystemExit(f"{LOST}: {lost}; {len(self.not_started)} cases were not started")
@@ -113,13 +114,13 @@ class Session:
 
 
 def about_case(problem: problems.BenchmarkProblem, A) -> Row:
-    """What a row says of its matrix."""
+    """The columns of a row that describe its matrix."""
     about = {"problem": problem.name, "family": problem.family}
     return about | {"m": A.shape[0], "k": A.shape[1], "nnz": A.nnz}
 
 
 def said(row: Row, *of: str) -> Row:
-    """The row, printed, as one of the table or operation that `of` names."""
+    """Prints the row under the table or operation that `of` names, and returns it."""
     value = f"{row['us']:.1f} us" if "us" in row else row["notes"]
     named = f"{row['contender']} {row.get('schedule') or ''}".strip()
     print(*of, f"{row['problem']} n={row['n']} {named}: {value}", flush=True)
@@ -127,7 +128,7 @@ def said(row: Row, *of: str) -> Row:
 
 
 def heading(about: dict, what: str) -> list[str]:
-    """The first lines of a summary: which run it is, and what it is not."""
+    """The first lines of a summary: which run it is, and what it does not show."""
     lines = [
         f"{about['device']}, driver {about['driver']}, commit {about['commit']}, {about['date']}; "
         f"{what}",
@@ -139,7 +140,7 @@ def heading(about: dict, what: str) -> list[str]:
 
 
 def not_started(about: dict) -> list[str]:
-    """What a summary says of the cases that were not started."""
+    """The lines of a summary about cases that were not started."""
     if not about["not_started"]:
         return []
     lost = about["device_lost"]

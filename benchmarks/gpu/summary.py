@@ -1,4 +1,4 @@
-"""Rows of a run on a GPU -> summary.md, each goal of the project with what was measured."""
+"""Rows of a run on a GPU -> summary.md: each goal of the project with its measured value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(path: pathlib.Path) -> list[Row]:
 
 
 def times(rows: list[Row], key: str = "contender") -> dict[tuple[str, int], dict[str, float]]:
-    """(problem, n) -> contender (or schedule) -> us, of those that were timed."""
+    """(problem, n) -> contender (or schedule) -> us, for rows with a time."""
     found: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
         if row.get("us"):
@@ -46,7 +46,7 @@ def mean(values: list[float]) -> float:
 
 
 def ratios(cases: dict, whose: tuple[str, ...], over: str = "ours", widths=WIDTHS) -> list[float]:
-    """Time of the fastest of `whose` over that of `over`, case by case."""
+    """The time of the fastest of `whose` over that of `over`, case by case."""
     return [
         min(found[name] for name in whose if name in found) / found[over]
         for (_, n), found in cases.items()
@@ -55,7 +55,8 @@ def ratios(cases: dict, whose: tuple[str, ...], over: str = "ours", widths=WIDTH
 
 
 def dynamic_over_static(points: list[Row], n: int = 4) -> tuple[float, str]:
-    """How much the best point of each matrix gains over the one point that is best for all."""
+    """The gain of the best point of each matrix over the one point that is best for all
+    matrices."""
     cases = [found for (_, width), found in times(points, "schedule").items() if width == n]
     common = set.intersection(*(set(found) for found in cases)) if cases else set()
     if not common:
@@ -65,7 +66,7 @@ def dynamic_over_static(points: list[Row], n: int = 4) -> tuple[float, str]:
 
 
 def measured(folder: pathlib.Path) -> list[tuple[str, str]]:
-    """(value, over what) for each goal; "not measured" where rows are missing."""
+    """(value, what it is taken over) for each goal; "not measured" where rows are missing."""
     rows, points = load(folder / "spmm.csv"), load(folder / "points.csv")
     cases = times(rows)
     library = ratios(cases, peers.CUSPARSE)

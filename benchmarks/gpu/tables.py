@@ -1,10 +1,10 @@
 """Sgap's Tables 1 to 3: python -m benchmarks.gpu.tables [--results DIR] [--dry-run]
 
-SpMM with 4 dense columns, as in its section 7.1, in float32 with the points that the tables name,
-each by our hand-written kernel (block_size 256). And four points by the loops that the compiler
-prints for the schedules of its section 6 (S1 to S4), over the hand-written kernels of the same.
+SpMM with 4 dense columns, as in Sgap, section 7.1, in float32, with the points that the tables
+name, each by our hand-written kernel (block_size 256). Also four points by compiled loops with the
+schedules of its section 6 (S1 to S4), compared with the hand-written kernels of the same points.
 
-SGAP_GPU_SECONDS: no case starts after that many seconds; what was not started is listed.
+SGAP_GPU_SECONDS: no case starts after that many seconds; cases that did not start are listed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ POINTS = tuple(dict.fromkeys([*CHAINS.values(), *BEFORE, *NEW]))
 
 
 class Case(bench.Case):
-    """A product by its points, and by the chains of four of them."""
+    """A product by its points, and by the compiled schedules of four of them."""
 
     def rows(self) -> Iterator[Row]:
         yield from self.of_points(POINTS)
@@ -79,11 +79,11 @@ class Case(bench.Case):
         return rotating.run(recorded.call, compiled), rotating.whole
 
 
-Times = dict[str, float]  # schedule -> us, of one matrix
+Times = dict[str, float]  # schedule -> us, for one matrix
 
 
 def times(rows: list[Row], contender: str) -> dict[str, Times]:
-    """Problem -> its times."""
+    """Problem -> times by schedule."""
     found: dict[str, Times] = {}
     for row in rows:
         if row["contender"] == contender and "us" in row:
@@ -93,7 +93,7 @@ def times(rows: list[Row], contender: str) -> dict[str, Times]:
 
 
 def best(of: Times, points: Iterable[AtomicParallelism]) -> float | None:
-    """The least time of the points, None where one is missing."""
+    """The least time of the points; None if one is missing."""
     found = [of.get(str(point)) for point in points]
     return None if None in found or not found else min(x for x in found if x is not None)
 
@@ -105,7 +105,7 @@ def ratio(found: dict[str, Times], slow, fast) -> list[float]:
 
 
 def normalized(speedups: list[float]) -> list[float]:
-    """A user takes the better of the two (section 7.1)."""
+    """A user takes the better of the two schedules (section 7.1), so ratios below 1 become 1."""
     return [max(x, 1.0) for x in speedups]
 
 

@@ -1,13 +1,13 @@
-"""How long a call takes on the device.
+"""Measures how long a call takes on the device.
 
-Kernels (`graph`): the calls are captured into a CUDA graph that goes round a set of operands larger
-than the second-level cache, and events around replays of the graph give the time: no launch and
-no host in it, the same for everyone whose calls can be put on a stream. Where capture fails, events
-around the calls themselves (`events`).
+Kernels (`graph`): the calls are captured into a CUDA graph that rotates over operand sets larger
+together than the second-level cache, and events around replays of the graph give the time. It
+includes no launch and no host time, and is measured equally for all contenders whose calls can be
+put on a stream. If capture fails, events are put around the calls themselves (`events`).
 
-Programs of JAX (`jax`) run on XLA's own streams, which graphs and events of ours do not reach. They
-are called one after the other without waiting, round the same operands, and the wall clock is read
-when the last is ready; dispatch is hidden where kernels take longer than it (some 20 us).
+JAX programs (`jax`) run on XLA's own streams, where we can record neither graphs nor events. They
+are called one after the other without waiting, rotating over the same operands, and the wall clock
+is read when the last is ready; dispatch is hidden if kernels take longer than it does (some 20 us).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _timed(rounds: list[float], calls: int, method: str) -> Timed:
 
 
 def of_program(call: Callable[[int], object], sets: int, least: float = 0.02) -> Timed:
-    """A JAX program: call(i) dispatches it on set i and returns what to wait for."""
+    """Times a JAX program: call(i) dispatches it on set i and returns what to wait for."""
     jax.block_until_ready([call(i) for i in range(sets)])
     start = time.perf_counter()
     jax.block_until_ready(call(0))
@@ -65,7 +65,7 @@ def of_program(call: Callable[[int], object], sets: int, least: float = 0.02) ->
 
 
 def to_torch(torch, array: np.ndarray):
-    """The tensor of an array, on the host; NumPy's bfloat16 is unknown to torch but by its bits."""
+    """An array as a torch tensor on the host; NumPy's bfloat16 is passed by its bits."""
     array = np.ascontiguousarray(array)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -73,7 +73,7 @@ def to_torch(torch, array: np.ndarray):
 
 
 def from_torch(torch, tensor) -> np.ndarray:
-    """The array of a tensor; bfloat16 widened to float32, which holds all of its numbers."""
+    """A torch tensor as an array; bfloat16 is widened to float32, which holds it exactly."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
@@ -81,15 +81,15 @@ class Cuda:
     """The first GPU, through torch: memory, streams, events, graphs."""
 
     dry = False
-    lost = ""  # what the device was lost by
+    lost = ""  # why the device was lost
 
     def __init__(self) -> None:
         self.torch = common.torch_module()
-        self.torch.zeros(1, device="cuda")  # makes the context that JAX uses too current
+        self.torch.zeros(1, device="cuda")  # makes the context that JAX also uses current
         self._driver = Driver()
 
     def sets(self, moved: float) -> int:
-        """Copies of the operands that it takes to keep them out of the cache."""
+        """The number of operand copies needed to exceed the cache."""
         return int(min(max(-(-ROTATE_BYTES // max(moved, 1)), 2), MOST_SETS))
 
     def put(self, array: np.ndarray):
@@ -105,7 +105,7 @@ class Cuda:
         return from_torch(self.torch, tensor)
 
     def kernel(self, call: KernelCall, cubin: Cubin) -> Callable[[list, list], None]:
-        """enqueue(inputs, outputs) of a launch, on the current stream."""
+        """enqueue(inputs, outputs), which launches a kernel on the current stream."""
         launch, torch = self._driver.kernel(call, cubin), self.torch
 
         def enqueue(inputs: list, outputs: list) -> None:
@@ -116,7 +116,7 @@ class Cuda:
         return enqueue
 
     def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
-        """enqueue(i) puts the i-th call on the current stream."""
+        """Times enqueue(i), which puts the i-th call on the current stream."""
         torch = self.torch
 
         def all_sets() -> None:
@@ -125,7 +125,7 @@ class Cuda:
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # as torch asks for before a capture
+        with torch.cuda.stream(side):  # torch requires a side stream before a capture
             all_sets()
             once = self._elapsed(all_sets)
             turns = int(min(max(1e-3 / max(once, 1e-7), 1), max(1024 // sets, 1)))
@@ -144,9 +144,11 @@ class Cuda:
         return _timed([self._elapsed(run) for _ in range(ROUNDS)], turns * sets, method)
 
     def _captured(self, run: Callable[[], None]):
-        """A graph of what `run` enqueues; None where it cannot be captured: it waits, say.
+        """A graph of what `run` enqueues; None if it cannot be captured, for example because it
+        waits.
 
-        torch.cuda.graph would collect garbage at each capture, which takes longer than all else.
+        Not torch.cuda.graph, which collects garbage at each capture: that takes longer than all
+        else.
         """
         graph = self.torch.cuda.CUDAGraph()
         try:
@@ -169,14 +171,15 @@ class Cuda:
         return 1e-3 * start.elapsed_time(end)
 
     def check(self) -> None:
-        """Sets `lost` where the device answers no more: a kernel's fault ends all calls to come."""
+        """Sets `lost` if the device no longer responds: after a kernel's fault all later calls
+        fail."""
         try:
             self.torch.cuda.synchronize()
         except RuntimeError as error:
             self.lost = self.lost or str(error).splitlines()[0]
 
     def bandwidth(self, nbytes: int = 2 << 30) -> float:
-        """Bytes per second of a copy, read and written ones counted."""
+        """Bytes per second of a copy, counting reads and writes."""
         source = self.torch.zeros(nbytes // 4, device="cuda")
         copies = [self.torch.empty_like(source)]
         timed = self.measure(lambda i: copies[i].copy_(source), 1)

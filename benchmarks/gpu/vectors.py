@@ -1,4 +1,5 @@
-"""A case of column vectors: their kernels, those of their entries, and the peers of these."""
+"""A case of column vectors: our kernels for vectors, our kernels for their entries, and the
+peers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sgap_jax import CSR, CVS, SparseArray, choose_schedule
 
 
 class VectorCase(Case):
-    """A matrix that is made of vectors, for "spmm" or "sddmm"; `ours` are its entries' kernels.
+    """A matrix made of vectors, for "spmm" or "sddmm"; `ours` are the kernels on its entries.
 
     bound: as for `Case`, with one column index for each vector.
     """
@@ -27,7 +28,7 @@ class VectorCase(Case):
         self.bound = self.moved / bandwidth
 
     def rows(self) -> Iterator[Row]:
-        """The vectors' default, then what `Case` has."""
+        """The default schedule for vectors, then the rows of `Case`."""
         problem = problem_of(self.op, self.A, self.n)
         schedule = choose_schedule(dataclasses.replace(problem, format=str(self.format)))
         yield self._row("vectors", self._vectors, f"{schedule}, {self.format}")

@@ -1,7 +1,7 @@
 """Attention with a fixed mask, forward or forward and backward; q, k, v [1, L, H, D], float32.
 
-Each plan takes (A, operands, backward), A a SciPy matrix that stores what is seen; operands are q,
-k, v and the cotangent. A call returns O, or (O, dQ, dK, dV).
+Each plan takes (A, operands, backward), with A a SciPy matrix whose stored entries are the mask,
+and operands q, k, v and the cotangent. A call returns O, or (O, dQ, dK, dV).
 """
 
 import jax
@@ -13,9 +13,9 @@ from benchmarks.peers import common
 from benchmarks.problems import Unavailable
 from sgap_jax import CVS, SparseArray, Unfused, sparse_attention
 
-V = 8  # rows of a vector of the problems
+V = 8  # vector length of the problems
 HEADS, WIDTH = 4, 64
-BLOCK = 128  # of FlexAttention
+BLOCK = 128  # FlexAttention's block size
 
 
 def operands(L: int) -> list:
@@ -101,11 +101,11 @@ def with_flex_attention(A, operands, backward):
     L, radius = mask.shape[0], block_radius(A)
 
     def seen(b, h, i, j):
-        # Arithmetic where the mask is regular, which spares it a look at an array.
+        # Computed where the mask is regular, which saves FlexAttention the load from an array.
         return mask[i, j] if radius is None else abs(i // BLOCK - j // BLOCK) <= radius
 
     blocks = create_block_mask(seen, None, None, L, L, device="cpu", BLOCK_SIZE=BLOCK)
-    torch.compiler.reset()  # else a second length is compiled for all lengths
+    torch.compiler.reset()  # else a second length compiles with dynamic shapes
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def forward():

@@ -12,8 +12,8 @@ from jax.experimental import sparse as jsparse
 from benchmarks import machine
 from benchmarks.problems import Unavailable
 
-MAX_BYTES = 4 << 30  # of intermediates; above, a peer does not apply
-MAX_DENSE_BYTES = 1 << 30  # of a dense form of A: larger ones are hopeless, and slow to be so
+MAX_BYTES = 4 << 30  # of intermediates; a peer that needs more does not apply
+MAX_DENSE_BYTES = 1 << 30  # of a dense form of A: larger ones are too slow to time
 
 
 def limit(nbytes: float, what: str, most: float = MAX_BYTES) -> None:
@@ -34,7 +34,8 @@ def rows_of(A) -> np.ndarray:
 
 
 def ready(function, *operands):
-    """A jitted JAX function on fixed operands (arguments: nothing is folded into the program)."""
+    """A call of a jitted JAX function on operands that are arguments, so that no constant is
+    folded."""
     return lambda: jax.block_until_ready(function(*operands))
 
 
@@ -73,7 +74,7 @@ def torch_csr(A, dtype="int32"):
 
 
 def fastest(*variants):
-    """The variant that was fastest in a few calls: part of the plan."""
+    """The fastest variant in a few calls; chosen as part of the plan."""
     times = []
     for call in variants:
         once = []

@@ -1,5 +1,5 @@
-"""values[p] = X[i, :] . Y[j, :] for A of column vectors; nobody else is told of them, ours_csr
-neither."""
+"""values[p] = X[i, :] . Y[j, :] where A consists of column vectors; only our contender uses this,
+ours_csr and the peers do not."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def dense_then_gather(rows, columns, X, Y):
 
 
 def with_jax_dense(A, X, Y):
-    """The dense product, and of it the entries."""
+    """The dense product, from which the entries are gathered."""
     common.limit(4 * A.shape[0] * A.shape[1], "the dense product", common.MAX_DENSE_BYTES)
     operands = map(jnp.asarray, (common.rows_of(A), A.indices, X, Y))
     return common.ready(dense_then_gather, *operands)

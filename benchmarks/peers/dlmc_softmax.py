@@ -1,5 +1,5 @@
-"""Softmax over the stored entries of each row of A of column vectors; nobody else is told of them,
-ours_csr neither."""
+"""Softmax over the stored entries of each row, where A consists of column vectors; only our
+contender uses this, ours_csr and the peers do not."""
 
 import jax
 

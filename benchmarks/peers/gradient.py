@@ -1,7 +1,7 @@
 """value_and_grad of sum((A B)^2) with respect to A's values and B.
 
 Each callable returns (value, gradient in A, gradient in B); the gradient in A is [nnz], or dense
-[m, k] where the peer knows no other.
+[m, k] if the peer has no sparse one.
 """
 
 import jax
@@ -69,7 +69,8 @@ def with_jax_dense(A, B):
 
 
 def torch_step(product, leaf, B, in_A):
-    """One forward and backward pass; `in_A` reads the gradient of the leaf that stands for A."""
+    """One forward and backward pass; `in_A` extracts the gradient from that of the leaf that
+    represents A."""
 
     def call():
         leaf.grad = B.grad = None
@@ -82,7 +83,7 @@ def torch_step(product, leaf, B, in_A):
 
 
 def with_torch_reduce(A, B):
-    """torch.sparse.mm(A, B, "sum"): the product whose backward pass torch has kernels for."""
+    """torch.sparse.mm(A, B, "sum"): the product for which torch has backward kernels."""
     torch = common.torch_module()
     leaves = (common.torch_csr(A).requires_grad_(), torch.from_numpy(B).requires_grad_())
     return torch_step(lambda a, b: torch.sparse.mm(a, b, "sum"), *leaves, lambda g: g.values())
@@ -101,8 +102,8 @@ def with_torch_coo(A, B):
 
 
 def with_torch_function(A, B):
-    """What an expert writes: a torch.autograd.Function of MKL products and sampled_addmm, with the
-    transposed pattern made beforehand."""
+    """An expert's implementation: a torch.autograd.Function of MKL products and sampled_addmm, with
+    the transposed pattern made beforehand."""
     torch, pattern = common.torch_module(), common.torch_csr(A)
     positions = sp.csr_matrix((np.arange(A.nnz), A.indices, A.indptr), A.shape).T.tocsr()
     permutation = torch.from_numpy(positions.data.astype(np.int64))

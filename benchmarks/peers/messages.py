@@ -31,7 +31,7 @@ def with_jax_segments(A, X, reduce):
 
 
 def with_torch_sparse(A, X, reduce):
-    """The product of sparse and dense matrices that takes a reduction."""
+    """torch's product of a sparse and a dense matrix with a reduction."""
     torch, T = common.torch_module(), common.torch_csr(A, "int64")
     X, name = torch.from_numpy(X), {"max": "amax", "mean": "mean"}[reduce]
     return lambda: torch.sparse.mm(T, X, name)

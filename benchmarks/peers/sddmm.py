@@ -64,7 +64,7 @@ def with_numba_fixed(A, X, Y):
 
 
 def with_jax_dense(A, X, Y):
-    """The result stays dense: collecting the entries would only add to it."""
+    """The result stays dense: collecting the entries would only add time."""
     mask = common.dense_of(A) != 0
     return common.ready(dense_then_mask, mask, jnp.asarray(X), jnp.asarray(Y))
 

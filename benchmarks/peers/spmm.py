@@ -1,6 +1,6 @@
 """C = A B.
 
-`reuse=True` asks for a result written into memory of the plan instead of a fresh array.
+`reuse=True` writes the result into memory of the plan, not into a fresh array.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def no_reuse(reuse: bool) -> None:
 
 
 def vector_if_one(B):
-    """A single column as a vector: other code, faster, in SciPy, MKL and torch."""
+    """A single column as a vector: SciPy, MKL and torch have separate, faster code for it."""
     return np.ascontiguousarray(B[:, 0]) if B.shape[1] == 1 else B
 
 
@@ -76,7 +76,7 @@ class MklDescription(ctypes.Structure):
 
 
 def with_mkl_inspector(A, B, reuse=False):
-    """MKL's inspector-executor routines called directly, told of the many calls to come."""
+    """MKL's inspector-executor routines called directly, with a hint that many calls follow."""
     from sparse_dot_mkl import mkl_set_num_threads
 
     mkl_set_num_threads(machine.threads())
@@ -99,7 +99,7 @@ def with_mkl_inspector(A, B, reuse=False):
         raise Unavailable(f"MKL refused the matrix: status {status}")
     kept, from_B = common.aligned((m, n)) if reuse else None, pointer(B)
 
-    def call(operands=(A, B)):  # MKL holds pointers into them
+    def call(operands=(A, B)):  # keeps alive the arrays that MKL points to
         C = common.aligned((m, n)) if kept is None else kept
         if n == 1:
             mkl.mkl_sparse_s_mv(plain, one, handle, general, from_B, zero, pointer(C))

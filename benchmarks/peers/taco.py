@@ -46,7 +46,8 @@ KERNELS = {
         "pos(i,ipos,A),split(ipos,ipos0,ipos1,16),reorder(ipos0,ipos1,j,k,l,r),"
         "parallelize(ipos0,CPUThread,NoRaces)",
     ),
-    # Into the fibers of A. TACO parallelizes no loop over a sparse output ("must support inserts").
+    # The result is stored by the fibers of A. TACO parallelizes no loop over a sparse output ("must
+    # support inserts").
     "ttm_fibers": ("C(i,j,r)=A(i,j,k)*B(k,r)", {"A": "sss", "B": "dd", "C": "ssd"}, ""),
     "ttm": (
         "C(i,j,r)=A(i,j,k)*B(k,r)",
@@ -90,7 +91,7 @@ def library(name: str) -> ctypes.CDLL:
         if found.returncode:
             raise Unavailable(f"{pathlib.Path(step[0]).name}: {found.stderr.strip()[-200:]}")
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:8]
-    kept = folder / f"{name}_{digest}.so"  # a name of its own: dlopen goes by it
+    kept = folder / f"{name}_{digest}.so"  # a unique name: dlopen identifies libraries by name
     built.rename(kept)
     return ctypes.CDLL(str(kept))
 
@@ -113,16 +114,16 @@ def tensor(values: np.ndarray, shape, levels=(), keep: list | None = None) -> Te
 
 
 def plan(name: str, sparse, levels, dense, shape, shared: int = 0, fresh: bool = False):
-    """A call that computes into an array that exists, which is TACO's best.
+    """A call that computes into an existing array, which is TACO's best case.
 
     Args:
-      name: of KERNELS.
+      name: a key of KERNELS.
       sparse: (values, shape) of A.
       levels: its index arrays.
-      dense: arrays of B, C, ..., as they lie in memory.
-      shape: of the result.
-      shared: levels of A that the result has, with dense ones under them.
-      fresh: each call makes a new array, as calls whose results are kept do.
+      dense: arrays of B, C, ..., in their memory layout.
+      shape: the result's shape.
+      shared: number of A's levels that the result shares; below them it is dense.
+      fresh: each call makes a new array, as needed if results are kept.
     """
     from benchmarks.peers.common import aligned
 
@@ -138,7 +139,7 @@ def plan(name: str, sparse, levels, dense, shape, shared: int = 0, fresh: bool =
     operands = [tensor(out, shape, outer, keep), tensor(values, extents, levels, keep)]
     columns = [letter for letter, f in KERNELS[name][1].items() if f.endswith(":1,0")]
     for letter, x in zip("BCDE", dense, strict=False):
-        # An array of a matrix stored by columns has the other shape.
+        # The array of a matrix stored by columns has the transposed shape.
         operands.append(tensor(x, x.shape[::-1] if letter in columns else x.shape, keep=keep))
     pointers = [ctypes.byref(x) for x in operands]
 

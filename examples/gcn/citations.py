@@ -1,4 +1,4 @@
-"""Citation graphs with words as features: a file in the Planetoid split, or a made-up one."""
+"""Citation graphs with words as features: from a file in the Planetoid split, or synthetic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Citations:
     name: str
     graph: SparseArray  # [nodes, nodes], ones where one cites the other, no self loops
     features: SparseArray  # [nodes, words], each row a distribution over its words
-    labels: Any  # [nodes], -1 where there is none
+    labels: Any  # [nodes], -1 for nodes without a label
     train: Any  # node numbers
     validation: Any
     test: Any
@@ -75,7 +75,7 @@ def read(path: str | Path) -> Citations:
 
 def synthetic(nodes: int = 600, classes: int = 3, words: int = 200, seed: int = 0) -> Citations:
     """A graph whose nodes cite their own class eight times in ten, and use its words three times as
-    often as others. Words or citations alone leave much doubt, and both together little."""
+    often as others. Words or citations alone predict the class poorly, both together well."""
     rng = np.random.default_rng(seed)
     labels = np.arange(nodes) % classes
     cited = rng.integers(0, nodes // classes, (nodes, 3)) * classes

@@ -1,7 +1,7 @@
 """The two networks: GCN (Kipf and Welling, ICLR 2017) and GAT (Velickovic et al., ICLR 2018).
 
-Both take the words as they are stored, a sparse matrix: the first product is a sparse one, and
-dropout of the input draws a number for each word that occurs and not for each that could.
+Both take the words as a sparse matrix, as stored: the first product is a sparse one, and dropout of
+the input draws a random number for each stored word only.
 """
 
 from __future__ import annotations

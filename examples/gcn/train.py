@@ -1,4 +1,4 @@
-"""Classifies the papers of a citation graph by their words and by what they cite.
+"""Classifies the papers of a citation graph by their words and their citations.
 
 Examples:
     python train.py                                # GCN on Cora, ten seeds
@@ -48,7 +48,7 @@ CHUNK = 20  # epochs in one call
 
 
 def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
-    """Adam with L2 regularization, which as in the papers is part of the loss (not AdamW)."""
+    """Adam with L2 regularization that, as in the papers, is part of the loss (not AdamW)."""
 
     def decayed(params):
         def of(path, _):
@@ -68,17 +68,17 @@ def measure(logits: Any, labels: Any, nodes: Any) -> tuple[Any, Any]:
     return loss, (logits.argmax(-1) == labels).mean(dtype=jnp.float32)
 
 
-# The graph and the words are arguments: captured, they would be constants of the program.
+# The graph and the words are arguments: if captured, they would be constants of the program.
 @partial(jax.jit, static_argnames=("definition", "optimizer", "patience"))
 def run_chunk(
     state, graph, features, labels, train, validation, *, definition, optimizer, patience
 ):
-    """CHUNK epochs: the state after them, and the metrics of each."""
+    """Runs CHUNK epochs; returns the state after them, and the metrics of each."""
 
     def loss_of(params, rest):
         model = nnx.merge(definition, params, rest, copy=True)
         loss, accuracy = measure(model(graph, features), labels, train)
-        return loss, (accuracy, nnx.split(model, nnx.Param, ...)[2])  # the dropout has gone on
+        return loss, (accuracy, nnx.split(model, nnx.Param, ...)[2])  # the new dropout state
 
     def predict(params, rest):
         model = nnx.merge(definition, params, rest, copy=True)
@@ -103,8 +103,8 @@ def run_chunk(
 
 
 def better(best: dict, params: Any, loss: Any, accuracy: Any, patience: int) -> dict:
-    """GAT's early stopping: weights are kept where neither validation loss nor accuracy is worse
-    than the best so far; where neither got better for `patience` epochs, training is done."""
+    """GAT's early stopping: weights are kept if neither validation loss nor accuracy is worse than
+    the best so far; if neither has improved for `patience` epochs, training stops."""
     either = (loss <= best["loss"]) | (accuracy >= best["accuracy"])
     both = (loss <= best["loss"]) & (accuracy >= best["accuracy"]) & ~best["done"]
     stale = jnp.where(either, 0, best["stale"] + 1)
@@ -127,7 +127,7 @@ def test_accuracy(params, rest, graph, features, labels, nodes, *, definition):
 def train(
     data: Citations, name: str, seed: int, *, epochs: int | None = None, quiet: bool = False
 ) -> tuple[nnx.Module, list[dict], dict]:
-    """Trains one network: (the model, a line of metrics per epoch, the line that sums them up)."""
+    """Trains one network; returns (the model, a line of metrics per epoch, the summary line)."""
     recipe = RECIPES[name]
     began = time.perf_counter()
     model = recipe.network(data.features.shape[1], data.classes, rngs=nnx.Rngs(seed))

@@ -7,9 +7,8 @@
              masks 90%, 95% and 98% sparse, at lengths 2048, 4096 and 8192. Attention is measured as
              the model runs it and in steps: scores, softmax, product.
 
-Weights are random: no time depends on them. All of it runs on the device that JAX takes by
-default. Rows are appended to a file of JSON lines as they are measured; a second call measures
-what is missing there.
+Weights are random: times do not depend on them. Everything runs on JAX's default device. Rows are
+appended to a file of JSON lines as they are measured; a second call measures only the missing rows.
 
 Examples:
     python benchmark.py model --out model.jsonl --rss
@@ -51,11 +50,11 @@ from text import VOCABULARY
 from tqdm import tqdm
 
 HALVES = ("float16", "bfloat16")
-TOLERANCE = 1e-4  # of the largest logit, float32 through four layers
+TOLERANCE = 1e-4  # relative to the largest logit, float32 through four layers
 
 
 def model_steps(length: int, batch: int, half: str, seed: int = 0) -> dict:
-    """{variant: (compiled, arguments)} of an inference of the model; made only when asked for."""
+    """{variant: function that makes (compiled, arguments)} of the model's inference."""
     model = Classifier(paper_config(length), paper_mask(length), rngs=nnx.Rngs(seed))
     tokens = jax.random.randint(jax.random.key(seed), (batch, length), 1, VOCABULARY)
     return {
@@ -64,7 +63,7 @@ def model_steps(length: int, batch: int, half: str, seed: int = 0) -> dict:
 
 
 def measure_model(length: int, batch: int, half: str, seconds: float, rss: bool) -> dict:
-    """A row; ArithmeticError where sparse and dense logits disagree in float32."""
+    """Measures a row; raises ArithmeticError if sparse and dense logits disagree in float32."""
     steps = {name: make() for name, make in model_steps(length, batch, half).items()}
     logits = {name: compiled(*arguments) for name, (compiled, arguments) in steps.items()}
     apart = difference([logits["sparse float32"]], [logits["dense float32"]])
@@ -98,7 +97,7 @@ def model_table(row: dict) -> str:
 
 
 def measured(results: Results, keys: list[dict], measure, again: bool) -> list[dict]:
-    """A row for each key: found in the file, or measured and added; a bar shows how far it is."""
+    """A row for each key, read from the file or measured and added; a bar shows the progress."""
     rows = []
     with tqdm(keys, unit="row", dynamic_ncols=True) as bar:
         for key in bar:

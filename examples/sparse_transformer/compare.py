@@ -7,9 +7,9 @@ Three implementations of the same attention (one sequence, 4 heads of 64), forwa
     jax.nn   jax.nn.dot_product_attention with the mask
 
 and then a training step of a 2-layer transformer with the first two. Times are medians of runs
-taken in turn. Memory is XLA's account of the compiled step: arguments, the mask among them, +
-results + temporaries. `--rss` confirms the longest with the resident memory of a fresh process for
-each.
+taken in turn. Memory is XLA's account of the compiled step: arguments (with the mask) + results +
+temporaries. `--rss` confirms the figures of the longest sequence by the resident memory of a fresh
+process for each implementation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from train import make_optimizer, update
 
 HEADS, HEAD_WIDTH = 4, 64
 LENGTHS = (1024, 2048, 4096)
-TOLERANCE = 1e-5  # of the largest entry: float32 sums over some hundred entries
+TOLERANCE = 1e-5  # relative to the largest element: float32 sums of some hundred entries
 
 
 def _jax_nn(mask, q, k, v, lengths):
@@ -95,14 +95,14 @@ def model_step(name: str, length: int, seed: int = 0):
 
 
 def compare(lengths=LENGTHS, *, seconds: float = 2.0, seed: int = 0) -> list[dict]:
-    """One row per step and length. Raises ArithmeticError where sparse and dense disagree."""
+    """One row per step and length. Raises ArithmeticError if sparse and dense disagree."""
     rows = []
     for what, make in (("attention", attention_step), ("training step", model_step)):
         names = ATTENTION if make is attention_step else ("sparse", "dense")
         for length in lengths:
             steps = {name: make(name, length, seed) for name in names}
             results = [compiled(*arguments) for compiled, arguments in steps.values()]
-            if make is model_step:  # the loss alone: Adam turns the rounding of a zero into a step
+            if make is model_step:  # only the loss: Adam turns a zero's rounding into a step
                 results = [result[:1] for result in results]
             apart = max(difference(results[0], other) for other in results[1:])
             if not apart < TOLERANCE:

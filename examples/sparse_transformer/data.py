@@ -25,7 +25,7 @@ class Dataset:
         return self.tokens.shape[1]
 
     def summary(self) -> str:
-        """What there is to learn, in two lines."""
+        """A description of the task, in two lines."""
         return (
             f"{self.name}: {len(self.labels)} examples to train on, {len(self.held_out_labels)} "
             f"held out; sequences of {self.length}.\nThe most frequent of {len(self.classes)} "
@@ -40,7 +40,8 @@ class Dataset:
 
 
 def batch_indices(examples: int, batch: int, step: int, seed: int) -> np.ndarray:
-    """The examples of one step, by its arguments alone: a resumed run sees the same batches."""
+    """The examples of one step, determined by the arguments: a resumed run sees the same
+    batches."""
     per_epoch = examples // batch
     if not per_epoch:
         raise ValueError(f"data: {examples} training examples do not fill one batch of {batch}")

@@ -1,4 +1,5 @@
-"""The demo: trains a small sparse transformer on ListOps, compares it with dense-masked attention.
+"""The demo: trains a small sparse transformer on ListOps, and compares it with dense-masked
+attention.
 
 Examples:
     python demo.py              # minutes on two cores
@@ -36,11 +37,12 @@ TINY = Config(
     steps=200,
     learning_rate=5e-3,
 )
-TRAINING_SECONDS = 180  # a slow machine stops here, so as to end within five minutes
+TRAINING_SECONDS = 180  # so that the demo ends within five minutes on slow machines
 
 
 def check_against_dense(logits: np.ndarray, model: Classifier, data: Dataset, batch: int) -> None:
-    """The same weights with dense-masked attention must answer the same; says how far apart."""
+    """Checks that dense-masked attention with the same weights gives the same answers; prints the
+    difference."""
     dense = held_out_logits(dense_twin(model), data, batch)
     apart = float(np.abs(logits - dense).max() / np.abs(dense).max())
     same = int((logits.argmax(-1) == dense.argmax(-1)).sum())
@@ -69,7 +71,7 @@ def show_answers(logits: np.ndarray, data: Dataset, count: int = 5) -> None:
 
 
 def run_demo(config: Config, folder: Path, lengths, seconds: float) -> tuple[float, float]:
-    """Everything; (held-out accuracy, share of the majority class)."""
+    """Runs the whole demo; returns (held-out accuracy, share of the majority class)."""
     data = load(config)
     print(data.summary() + "\n")
     Run.clear(folder)

@@ -1,14 +1,14 @@
 """Evaluates a trained run as Table 4 of section 7.4 does: accuracy, throughput and peak memory.
 
 The same weights answer all held-out examples in four ways: dense-masked and sparse, in float32 and
-in half precision, to which weights and activations are rounded without training further. Then a
-batch is timed, the four in turn, on the device that JAX takes by default.
+in half precision (weights and activations are rounded, without further training). Then a batch is
+timed, the four in turn, on JAX's default device.
 
 Examples:
     python evaluate.py --run runs/listops
     python evaluate.py --run runs/reviews --half bfloat16 --batch 4
 
-Answers are kept in RUN/evaluation, so that a second call goes on where the first was interrupted;
+Answers are kept in RUN/evaluation, so that a second call continues where the first was interrupted;
 results go to RUN/evaluation/results.jsonl, a line for each of the four.
 """
 
@@ -45,7 +45,8 @@ def trained(config: Config, data: Dataset, folder: str | Path) -> tuple[Classifi
 
 
 def answers(step, tokens: np.ndarray, file: Path, name: str) -> np.ndarray:
-    """The classes that a compiled step gives the tokens; read where an earlier call wrote them."""
+    """The classes that a compiled step predicts for the tokens; read from `file` if an earlier call
+    wrote it."""
     if file.is_file():
         return np.load(file)
     compiled, (weights, one) = step
@@ -56,7 +57,7 @@ def answers(step, tokens: np.ndarray, file: Path, name: str) -> np.ndarray:
     parts = [compiled(weights, filled[i : i + batch]).argmax(-1) for i in bar]
     found = np.concatenate(parts)[: len(tokens)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial.npy")  # all of it under its name, or nothing
+    partial = file.with_suffix(".partial.npy")  # renamed when complete
     np.save(partial, found)
     partial.rename(file)
     return found
@@ -73,9 +74,9 @@ def evaluate(
 ) -> list[dict]:
     """A row for each of the four variants, the baseline first.
 
-    accuracy: the share of held-out examples that are right; points: a hundred times its lead over
-    the baseline's; same: the share of answers that are the baseline's; ms: the median time of a
-    batch; MB: its peak memory by XLA's account.
+    accuracy: the share of held-out examples that are right; points: its difference from the
+    baseline's, times 100; same: the share of answers equal to the baseline's; ms: the median time
+    of a batch; MB: its peak memory by XLA's account.
     """
     config = Run.read_config(folder)
     data = load(config)
@@ -92,7 +93,7 @@ def evaluate(
             file.unlink(missing_ok=True)
         steps[name] = forward(one, np.resize(data.held_out_tokens, (batch, data.length)))
         found[name] = answers(steps[name], data.held_out_tokens, file, name)
-    for compiled, arguments in steps.values():  # what only the first call does
+    for compiled, arguments in steps.values():  # warm-up
         compiled(*arguments)
     ms = interleaved_ms(steps, seconds)
     baseline = found[BASELINE]

@@ -1,4 +1,4 @@
-"""The pictures: a mask, the curves of a run, sparse against dense, the parts of a layer."""
+"""Figures: a mask, the curves of a run, sparse against dense, the parts of a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sgap_jax import SparseArray, masks
 
 
 def save_mask(mask: SparseArray, path: str | Path) -> None:
-    """What the mask stores, dark."""
+    """Plots a mask; stored entries are dark."""
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
     masks.plot(mask, axes, title=f"Attention mask, {1 - mask.density:.1%} sparse, 8 x 1 vectors")
@@ -20,7 +20,7 @@ def save_mask(mask: SparseArray, path: str | Path) -> None:
 
 
 def save_curves(metrics: list[dict], path: str | Path, title: str = "") -> None:
-    """Loss, accuracy on the batches and on held-out examples, and the majority class."""
+    """Plots loss, accuracy on the batches and on held-out examples, and the majority class."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = [line["step"] for line in metrics]
@@ -49,7 +49,7 @@ def _smooth(steps: list[int], values: list[float]) -> tuple[list[int], np.ndarra
 
 
 def save_comparison(rows: list[dict], path: str | Path) -> None:
-    """Time and memory of a step against length, one line per implementation."""
+    """Plots time and memory of a step against length, one line per implementation."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     grid = figure.subplots(2, 2, squeeze=False)
     for line, what in zip(grid, dict.fromkeys(row["step"] for row in rows), strict=True):
@@ -80,7 +80,8 @@ PARTS = {  # of a layer, from the bottom of a bar to its top
 
 
 def save_layers(rows: list[dict], path: str | Path) -> None:
-    """Time of a layer's parts: two bars for each sparsity, attention in steps and as it is run."""
+    """Plots the time of a layer's parts: two bars for each sparsity, attention in steps and
+    fused."""
     lengths = sorted({row["length"] for row in rows})
     figure = Figure(figsize=(max(3.6 * len(lengths) + 0.6, 7.5), 4.4), layout="constrained")
     panels = figure.subplots(1, len(lengths), squeeze=False)[0]

@@ -1,4 +1,5 @@
-"""A layer of section 7.4's model, the time of its parts, dense-masked and sparse: Figure 20."""
+"""One layer of section 7.4's model, and the time of its parts, dense-masked and sparse: Figure
+20."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def paper_config(length: int) -> ModelConfig:
 
 
 def paper_mask(length: int, sparsity: float = 0.9):
-    """A band of 256 keys and random ones; where a row has much fewer keys than in the paper's mask
-    (400 of 4000), the band is two thirds of them."""
+    """A band of 256 keys and random ones; if a row has far fewer keys than in the paper's mask (400
+    of 4000), the band is two thirds of them."""
     stored = (1 - sparsity) * length
     band = min(256, int(2 / 3 * stored) // VECTOR_LENGTH * VECTOR_LENGTH)
     return default_mask(length, density=1 - sparsity, band=max(band, VECTOR_LENGTH))
@@ -50,7 +51,7 @@ def sparse_steps(mask):
 
 
 def dense_steps(mask):
-    """The same with a mask bool [length, length]; scores and shares are whole matrices."""
+    """The same for a mask bool [length, length]; scores and probabilities are full matrices."""
 
     def scores(q, k):
         s = jnp.einsum("hld,hsd->hls", q, k)
@@ -66,7 +67,8 @@ def dense_steps(mask):
 
 
 def layer_steps(length: int, sparsity: float | None, dtype: str, seed: int = 0) -> dict:
-    """{part: (compiled, arguments)} of one layer and one sequence; dense-masked for no sparsity."""
+    """{part: (compiled, arguments)} of one layer and one sequence; dense-masked if sparsity is
+    None."""
     mask = paper_mask(length, sparsity or 0.9)
     mask, steps, attend = (
         (mask, sparse_steps, attend_sparse)
@@ -114,21 +116,22 @@ def _run(step):
 
 
 def measure_layer(length: int, sparsity: float | None, dtype: str, seconds: float) -> dict:
-    """A row; ArithmeticError where the steps disagree with the attention of the model."""
+    """Measures a row; raises ArithmeticError if the steps disagree with the model's attention."""
     steps = layer_steps(length, sparsity, dtype)
     whole, apart = (_run(steps[name]) for name in ("attention", "product"))
     apart = difference([jnp.moveaxis(apart, 0, 1)[None]], [whole])
     if not apart < ROUNDING[dtype]:
         raise ArithmeticError(f"layer, length {length}: steps differ from attention by {apart:.1e}")
     del whole
-    for name in ("projections", "others", "layer"):  # what only the first call does
+    for name in ("projections", "others", "layer"):  # warm-up
         _run(steps[name])
     memory = {name: megabytes(steps[name][0]) for name in ("attention", "layer")}
     return {"difference": apart, "ms": interleaved_ms(steps, seconds), "MB": memory}
 
 
 def layer_table(rows: list[dict]) -> str:
-    """The rows as text; speedups are of the layer, over the dense-masked one of the same length."""
+    """The rows as text; speedups are of the whole layer over the dense-masked one of the same
+    length."""
     names = (*PARTS, "attention", "layer")
     head = "".join(f"{name:>12}" for name in names)
     lines = [f"{'length':>6}{'sparsity':>9}{head}{'speedup':>9}{'layer, MB':>11}"]

@@ -6,9 +6,9 @@ operator with probability 1/4. The length of an expression is the number of its 
 `[MAX` and one for `]`, and must lie strictly between two bounds (LRA: 500 and 2000). Trees are
 distinct. The model sees the tokens only: no parentheses.
 
-Forests are drawn level by level in NumPy, so that there is no Python loop over nodes. `evaluate` is
-the meaning: a stack machine over tokens that shares nothing with the generator and is tested
-against it.
+Forests are drawn level by level in NumPy, without a Python loop over nodes. `evaluate` defines the
+meaning: a stack machine over tokens that shares no code with the generator and is tested against
+it.
 
     python listops.py --check listops_test_d20s.tsv.gz        # parse a file and compare every label
     python listops.py --count 1000 --write listops.tsv        # write one, in the layout of LRA
@@ -147,7 +147,7 @@ def _keep(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
     """The forest of only those trees whose root is wanted."""
     kept, roots = [], wanted
     for level in levels:
-        position = np.cumsum(roots) - 1  # where a kept node of the level above is now
+        position = np.cumsum(roots) - 1  # new position of a kept node of the level above
         alive = roots[level.parent] if kept else roots
         parent = position[level.parent[alive]]
         fields = {f.name: getattr(level, f.name)[alive] for f in dataclasses.fields(_Level)}

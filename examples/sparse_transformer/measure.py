@@ -16,12 +16,12 @@ from flax import nnx
 
 import sgap_jax
 
-# Of everyone else, before our own work counts: no figures where it is high.
+# The load by others, before our own work counts: if it is high, figures are not valid.
 LOAD_AT_START = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
 
 
 def device() -> str:
-    """The device that JAX runs on by default, and on a CPU what our kernels use of it."""
+    """JAX's default device, and for a CPU the instruction set and threads that our kernels use."""
     first = jax.devices()[0]
     if first.platform != "cpu":
         return first.device_kind
@@ -30,7 +30,7 @@ def device() -> str:
 
 
 def compile_step(function, *arguments):
-    """(compiled, arguments) of a function: what the measurements below take."""
+    """(compiled, arguments) of a function, as the measurements below take them."""
     return jax.jit(function).lower(*arguments).compile(), arguments
 
 
@@ -66,7 +66,7 @@ def interleaved_ms(steps: dict, seconds: float, turns: int = 3) -> dict[str, flo
 
 
 def difference(a, b) -> float:
-    """Largest difference over largest magnitude, of the worst pair of arrays."""
+    """The largest difference relative to the largest magnitude, over the worst pair of arrays."""
     pairs = [
         (np.asarray(x, np.float32), np.asarray(y, np.float32)) for x, y in zip(a, b, strict=True)
     ]
@@ -74,24 +74,24 @@ def difference(a, b) -> float:
 
 
 def grown_megabytes(compiled, arguments) -> float | None:
-    """By how much the first run of a step raises this process's memory; None where unknown."""
+    """The growth of this process's peak memory in the first run of a step; None where unknown."""
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not forget.exists():
         return None
-    forget.write_text("5")  # the peak that compilation left
+    forget.write_text("5")  # resets the peak that compilation left
     before = int(status.read_text().split("VmRSS:")[1].split()[0])
     jax.block_until_ready(compiled(*arguments))
     return (int(status.read_text().split("VmHWM:")[1].split()[0]) - before) * 1024 / 1e6
 
 
 def in_fresh_process(script: str, *options) -> float | None:
-    """What `script options` prints as JSON: a number that a process finds only once."""
+    """What `script options` prints as JSON: for numbers that need a fresh process."""
     command = [sys.executable, script, *map(str, options)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 class Results:
-    """A file of JSON lines: a row is appended once it is measured, and found again later."""
+    """A file of JSON lines: rows are appended once measured, and found again later."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -99,7 +99,7 @@ class Results:
         self.rows = [json.loads(line) for line in lines]
 
     def find(self, key: dict) -> dict | None:
-        """The latest row measured on this device that says all that `key` says."""
+        """The latest row measured on this device that contains all items of `key`."""
         wanted = key | {"device": device()}
         return next((row for row in reversed(self.rows) if wanted.items() <= row.items()), None)
 

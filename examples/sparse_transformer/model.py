@@ -6,7 +6,7 @@ section 7.4, eq. 1):
     Attention(Q, K, V) = A V,   A = softmax((Q K^T o C) / sqrt(d))
 
 is `sgap_jax.sparse_attention`: scores only where C stores an entry, their softmax and the product
-with V in one pass. Nothing of size length x length exists, and nothing of the size of the mask.
+with V in one pass. No array of size length x length, or of the size of the mask, is made.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ class ModelConfig:
 def default_mask(
     length: int, *, density: float = 0.1, band: int | None = None, seed: int = 0
 ) -> SparseArray:
-    """The mask of section 7.4 in 8 x 1 vectors: a band, 256 of 4096 keys in proportion if None, and
-    as many random keys as make up the density."""
+    """The mask of section 7.4 in 8 x 1 vectors: a band (if None 1/16 of the length, 256 of 4096
+    keys), and as many random keys as make up the density."""
     if band is None:
         band = max(VECTOR_LENGTH, length // 16 // VECTOR_LENGTH * VECTOR_LENGTH)
     return masks.band_and_random(length, band, 1 - density, VECTOR_LENGTH, seed)
 
 
 def attend_sparse(mask: SparseArray, q, k, v, lengths):
-    """q, k, v [batch, length, heads, d], lengths int [batch] without the padding -> as q."""
+    """q, k, v [batch, length, heads, d], lengths int [batch] without the padding -> shaped like
+    q."""
     return sparse_attention(q, k, v, mask, key_value_seq_lengths=lengths)
 
 
 def attend_dense(mask: jax.Array, q, k, v, lengths):
-    """The same with a mask bool [length, length]; as there, a row without any key gives zeros."""
+    """The same for a mask bool [length, length]; here too a row without any key gives zeros."""
     scores = jnp.einsum("blhd,bshd->bhls", q / math.sqrt(q.shape[-1]), k)
     present = jnp.arange(k.shape[1]) < lengths[:, None]
     scores = jnp.where(mask & present[:, None, None], scores, -jnp.inf)
@@ -70,7 +71,7 @@ def attend_dense(mask: jax.Array, q, k, v, lengths):
 
 
 class Structure(nnx.Variable):
-    """The mask: state, so that `jit` takes it as an argument (no constant to fold); not trained."""
+    """The mask as state that is not trained: `jit` takes it as an argument, not as a constant."""
 
 
 class Block(nnx.Module):
@@ -135,7 +136,7 @@ def dense_twin(model: Classifier) -> Classifier:
 
 
 def in_precision(model: nnx.Module, dtype: str):
-    """A copy whose weights are rounded to the dtype, and with them what is computed from them."""
+    """A copy whose weights, and thus its activations, are rounded to the dtype."""
     copy = nnx.clone(model)
     weights = nnx.state(copy, nnx.Param)
     nnx.update(copy, jax.tree.map(lambda x: x.astype(dtype), weights))
@@ -148,7 +149,7 @@ def in_precision(model: nnx.Module, dtype: str):
 
 
 def variants(model: Classifier, half: str) -> dict[str, Classifier]:
-    """The columns of Table 4 in section 7.4, and sparse in float32: the same weights in four ways;
+    """The columns of Table 4 in section 7.4, plus sparse in float32: the same weights in four ways;
     `half` is "float16" or "bfloat16"."""
     ways = {"dense": dense_twin(model), "sparse": model}
     return {

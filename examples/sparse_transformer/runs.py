@@ -1,4 +1,4 @@
-"""A training run on disk: what it was configured as, what it measured, where to go on."""
+"""A training run on disk: its configuration, its metrics and its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from flax import nnx
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All that a run depends on; written to config.json, so that --resume needs only the folder."""
+    """Everything that a run depends on; written to config.json, so that --resume needs only the
+    folder."""
 
     task: str = "listops"
     data: tuple[str, ...] = ()
@@ -27,7 +28,7 @@ class Config:
     layers: int = 2
     mlp: int = 128
     density: float = 0.1
-    band: int | None = None  # columns; None is a sixteenth of the length
+    band: int | None = None  # width in columns; None: a sixteenth of the length
     attention: str = "sparse"
     batch: int = 32
     steps: int = 1500
@@ -47,7 +48,7 @@ class Run:
 
     @staticmethod
     def clear(folder: str | Path) -> None:
-        """Removes what an earlier run left in the folder, and nothing else there."""
+        """Removes the files of an earlier run from the folder, and nothing else."""
         for name in ("config.json", "metrics.jsonl"):
             (Path(folder) / name).unlink(missing_ok=True)
         for name in ("checkpoints", "evaluation"):
@@ -77,7 +78,8 @@ class Run:
         self.checkpoints.save(step, args=ocp.args.StandardSave(state))
 
     def restore(self, model: nnx.Module, optimizer: nnx.Optimizer) -> int:
-        """Puts the newest checkpoint into model and optimizer; its step, 0 where there is none."""
+        """Loads the newest checkpoint into model and optimizer; returns its step, 0 if there is
+        none."""
         step = self.checkpoints.latest_step()
         if step is None:
             return 0
@@ -93,6 +95,6 @@ class Run:
         self.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def close(self) -> None:
-        """Waits for the checkpoints that are still being written."""
+        """Waits until all checkpoints are written."""
         self.checkpoints.wait_until_finished()
         self.checkpoints.close()

@@ -5,7 +5,7 @@ Several plain files: windows of bytes, the class is the file that they come from
 One plain file: windows of bytes, the class is the byte that follows.
 
 Plain files may be gzipped. Held-out windows come from the last tenth of each file, so that none
-overlaps a window trained on.
+overlaps a training window.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _bytes(path: Path) -> bytes:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError:
         raise ValueError(f"text: no such file: {path}") from None
-    except (OSError, EOFError) as error:  # a folder, no permission, not or not wholly gzip
+    except (OSError, EOFError) as error:  # a folder, no permission, not gzip or truncated
         raise ValueError(f"text: cannot read {path}: {error}") from None
 
 

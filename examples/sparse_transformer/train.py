@@ -78,7 +78,7 @@ def make_optimizer(model: Classifier, steps: int, learning_rate: float = 1e-3) -
 
 
 def update(model: Classifier, optimizer: nnx.Optimizer, tokens, labels):
-    """One step of training, in place; loss and accuracy on the batch."""
+    """One training step, in place; returns loss and accuracy on the batch."""
 
     def loss_and_logits(model):
         logits = model(tokens)
@@ -99,7 +99,7 @@ def predict(model: Classifier, tokens):
 
 
 def held_out_logits(model: Classifier, data: Dataset, batch: int) -> np.ndarray:
-    """The logits of all held-out examples, batch by batch; the last batch is filled up."""
+    """The logits of all held-out examples, batch by batch; the last batch is padded."""
     tokens = data.held_out_tokens
     filled = np.resize(tokens, (-(-len(tokens) // batch) * batch, data.length))
     parts = [predict(model, filled[i : i + batch]) for i in range(0, len(filled), batch)]
@@ -107,7 +107,7 @@ def held_out_logits(model: Classifier, data: Dataset, batch: int) -> np.ndarray:
 
 
 def accuracy(model: Classifier, data: Dataset, batch: int) -> float:
-    """The share of held-out examples whose class is right."""
+    """The share of held-out examples that are classified correctly."""
     predicted = held_out_logits(model, data, batch).argmax(-1)
     return float((predicted == data.held_out_labels).mean())
 
@@ -124,10 +124,11 @@ def train(
     evaluate_every: int = 250,
     quiet: bool = False,
 ) -> tuple[Classifier, list[dict]]:
-    """Trains to config.steps, to stop_at or for time_limit seconds: (model, metrics.jsonl's lines).
+    """Trains to config.steps, to stop_at or for time_limit seconds; returns (model, lines of
+    metrics.jsonl).
 
-    A checkpoint is written at every evaluation and where training stops, Ctrl-C included.
-    Raises ValueError where the folder holds an earlier run and resume is not asked for.
+    A checkpoint is written at every evaluation and where training stops, Ctrl-C included. Raises
+    ValueError if the folder holds an earlier run and `resume` is not set.
     """
     run = Run(folder)
     if not resume and run.checkpoints.latest_step() is not None:

@@ -1,4 +1,4 @@
-"""The atomic-parallelism space: what is a point of it, what is legal, and how it is written."""
+"""The atomic-parallelism space: its points, which are legal, and their notation."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ GROUPS = [1, 2, 4, 8, 16, 32]
 
 
 def broken_rule(kind, x, col, group):
-    """The rule of Sgap, section 3.3, that a point breaks, said again in other words; or None."""
+    """The rule of Sgap, section 3.3, that a point breaks, implemented independently; or None."""
     divided = x < 1
     if kind == "nnz":
         return "rule 1" if divided or col < 1 else None
@@ -87,8 +87,8 @@ def test_the_enumeration_has_each_family_and_what_the_paper_tuned():
 
 
 def parallel_reduction(g, r, rows=12):
-    """Sums of rows of g numbers, one for each lane: groups of r lanes add up what they hold and
-    their first lane adds it to its own row. Exactly what {<1/g row, 1 col>, r} says."""
+    """Sums of rows of g values, one in each lane: groups of r lanes reduce, and their first lane
+    adds the sum to the row. Exactly what {<1/g row, 1 col>, r} says."""
     numbers = np.random.default_rng(0).integers(1, 100, (rows, g))
     lanes = np.pad(numbers.reshape(-1), (0, -(rows * g) % r))
     out = np.zeros(rows, int)
@@ -137,11 +137,11 @@ def test_parsing_is_lenient_in_spaces_and_strict_in_the_rest():
         "{<-1 row, 1 col>, 1}",
         "CpuTile(columns=n)",
         "CpuTile(rows=1)",
-        "VectorTile(vector_length=8)",  # a base, of which no schedule is
+        "VectorTile(vector_length=8)",  # an abstract base class
         "AtomicParallelism(nnz=1)",
         "open('x')",
         "CpuTile(columns=1, columns=2)",
-        "-" * 100_000 + "1",  # deeper than Python's parser goes
+        "-" * 100_000 + "1",  # nested deeper than Python's parser allows
         f"{{<1 row, 1 col>, {'9' * 5000}}}",  # more digits than Python reads
     ):
         with pytest.raises(ScheduleError):

@@ -1,4 +1,4 @@
-"""The attention kernels compile for every architecture, in registers; launches are as planned."""
+"""The attention kernels compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +66,7 @@ def test_octets_compile_without_spills_or_local_memory(arch):
         tile = AttentionTile(32, (1, 4)[at % 2], octet=True)
         forward, *gradients = plans(problem, tile, shapes)
         assert all("Octet" in call.kernel or depth == 256 for call in (forward, *gradients))
-        # Gradients on one architecture each; those of a wheel are below.
+        # Gradients on one architecture each; those in a wheel are tested below.
         own = ARCHITECTURES[at % 3] == arch and depth < 256
         for call in (forward, *gradients) if own else (forward,):
             _, stack, spills = resources(call.source, arch)
@@ -79,7 +79,7 @@ def test_the_defaults_of_a_wheel_stay_in_registers(name, arch):
     require_nvrtc()
     sources = list(default_calls(name))
     assert len(sources) == 18
-    with ThreadPoolExecutor(2) as pool:  # the compiler runs without the interpreter's lock
+    with ThreadPoolExecutor(2) as pool:  # the compiler releases the interpreter's lock
         found = pool.map(lambda source: resources(source, arch), sources)
         assert all((stack, spills) == (0, 0) for _, stack, spills in found)
     long = dict(shape=(8192, 8192), nnz=8192 * 800, dtype="bfloat16", format="CVS(8)", batch=8)
@@ -95,7 +95,7 @@ def test_launches():
     forward, rows, keys = plans(problem, AttentionTile(16, 2), shapes)
     # 125 block rows, 8 rows at once; 32 lanes for each
     assert (forward.grid, forward.block) == ((32, 4, 3), (128, 1, 1))
-    # by rows 4 at once, for what a gradient holds; by keys 900 groups of 32
+    # by rows 4 at once, since a gradient holds more; by keys 900 groups of 32
     assert (rows.grid, rows.zero) == ((63, 4, 3), (1,))
     assert (keys.grid, keys.zero) == ((225, 2, 3), ())
     assert forward.scalars[:8] == (1000, 900, 4, 2, 64, 64, 2500, 3)
@@ -105,7 +105,7 @@ def test_launches():
     # two heads that share keys in a block of two warps
     assert [(call.grid, call.block) for call in octets[:2]] == [((125, 2, 3), (64, 1, 1))] * 2
     assert (octets[1].zero, octets[1].scalars[10]) == ((1,), 1)
-    # 57 times 16 keys, of which a block of two pairs of warps has two
+    # 57 times 16 keys; a block of two pairs of warps takes two of these
     assert (octets[2].grid, octets[2].block) == ((29, 2, 3), (128, 1, 1))
     assert [call.scalars[:10] for call in octets] == [forward.scalars] * 3
 

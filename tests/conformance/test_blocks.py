@@ -1,4 +1,4 @@
-"""BCSR(r, c): its arrays, what is outside the matrix, peers and files, and limits on fill-in."""
+"""BCSR(r, c): its arrays, elements outside the matrix, peers and files, and limits on fill-in."""
 
 import pickle
 
@@ -126,7 +126,7 @@ def test_the_peers_of_jax():
     np.testing.assert_array_equal(A.to_bcoo().todense(), dense)
     same(SparseArray.from_bcsr(A.to_bcsr(), format=BCSR(2, 3)), dense, BCSR(2, 3))
     same(SparseArray.from_bcoo(A.to_bcoo(), format=BCSR(2, 3)), dense, BCSR(2, 3))
-    # Blocks as dense dimensions of a BCSR are the arrays of ours.
+    # The blocks as dense dimensions of JAX's BCSR have the same arrays as ours.
     x = np.zeros((2, 3, 4, 5))
     x[0, 2], x[1, 0] = 1, 2
     b = jsparse.BCSR.fromdense(jnp.asarray(x), n_dense=2)
@@ -225,7 +225,7 @@ def test_a_limit_on_fill_in_is_on_what_fill_in_says(format):
         A.asformat(format, max_fill_in=np.nextafter(ratio, 0))
     for word in ("asformat", str(format), f"{ratio:.4g}", "max_fill_in", "cluster_rows"):
         assert word in str(caught.value)
-    # Vectors and blocks become entries, and those other blocks: what is stored then counts.
+    # Vectors and blocks first become entries and then other blocks: stored zeros count as entries.
     assert B.asformat(CSR, max_fill_in=1).format == CSR
     assert B.asformat(format, max_fill_in=1) is B
     with pytest.raises(ValueError, match="max_fill_in"):

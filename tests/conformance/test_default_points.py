@@ -1,4 +1,4 @@
-"""Every default point compiles for every architecture, in registers: no spills, no local memory."""
+"""Every default point compiles for every architecture without spills or local memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ def test_default_points_stay_in_registers(name, arch):
     require_nvrtc()
     sources = list(default_calls(name))
     assert len(sources) >= 6  # at least a group of each size
-    with ThreadPoolExecutor(2) as pool:  # the compiler runs without the interpreter's lock
+    with ThreadPoolExecutor(2) as pool:  # the compiler releases the interpreter's lock
         found = pool.map(lambda source: resources(source, arch), sources)
         for source, (registers, stack, spills) in zip(sources, found, strict=True):
             assert (stack, spills) == (0, 0), source

@@ -1,4 +1,5 @@
-"""What files mean: every layout and suffix, and the data set against its own table and SciPy."""
+"""The meaning of files: every layout and suffix, and the data set against its own table and
+SciPy."""
 
 import io
 import os
@@ -53,7 +54,7 @@ def test_what_matrix_market_means(tmp_path):
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"a\.mtx.*int32.*x64"):
         read(path)
     assert dense("real general", "0 5 0\n").shape == (0, 5)
-    nan = dense("real general", "1 2 2\n1 1 nan\n1 2 -inf\n")  # numbers, if values
+    nan = dense("real general", "1 2 2\n1 1 nan\n1 2 -inf\n")  # NaN and infinity are valid values
     assert np.isnan(nan[0, 0]) and nan[0, 1] == -np.inf
     twice = "2 2 3\n1 1 1\n2 2 5\n1 1 2\n"
     np.testing.assert_array_equal(dense("real general", twice), [[3, 0], [0, 5]])
@@ -68,7 +69,7 @@ def test_smtx_columns_may_be_unsorted_and_separated_by_anything(tmp_path):
 
 
 def test_large_blocks(tmp_path):
-    # More text than one block holds: no line is lost where two blocks meet.
+    # More text than one read block holds: no line is lost where two blocks meet.
     n = 500_000
     rng = np.random.default_rng(0)
     A = SparseArray.from_coordinates(

@@ -207,7 +207,7 @@ def test_from_scipy_sorts_sums_keeps_zeros_and_leaves_its_argument_alone():
 
 
 def test_duplicates_add_up_in_float32_at_least():
-    # 4096 times 1 + 2^-7 is far beyond what a bfloat16 or float16 accumulator can hold.
+    # A sum of 4096 times 1 + 2^-7 is far beyond what a bfloat16 or float16 accumulator can hold.
     n = 4096
     coordinates = np.tile([[1, 2]], (n, 1))
     for dtype in (ml_dtypes.bfloat16, np.float16):

@@ -1,4 +1,4 @@
-"""The kernels of gspmm compile for every architecture, in registers; launches are as planned."""
+"""The kernels of gspmm compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -33,7 +33,7 @@ def check(call, arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_point_compiles_without_spills_or_local_memory(arch):
-    """float32 as it is most often, and one of the rest, another for each point."""
+    """float32 in its most common variant, and another variant for each point."""
     rest = list(itertools.product(DTYPES, (128, 127), (False, True)))[1:]
     for i, point in enumerate(POINTS):
         dtype, n, permuted = rest[i % len(rest)]

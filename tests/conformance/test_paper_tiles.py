@@ -1,4 +1,5 @@
-"""vectorSparse's own tiles: kernels compile for every architecture, in registers; their values."""
+"""vectorSparse's own tiles: the kernels compile for every architecture without spills; tile
+values."""
 
 import dataclasses
 import itertools
@@ -39,7 +40,8 @@ def test_every_kernel_compiles_without_spills_or_local_memory(op, arch):
         for plan in plans:
             registers, stack, spills = resources(plan.source, arch)
             assert (stack, spills) == (0, 0), f"{tile} for {op}, n = {n}"
-            # A warp is a block, of which a multiprocessor has at most 32: 64 registers would do.
+            # A block is one warp, and a multiprocessor has at most 32 blocks: 64 registers would
+            # do.
             assert registers <= (128 if isinstance(tile, WarpTile) else 200), f"{tile} for {op}"
 
 
@@ -51,7 +53,7 @@ def test_the_kernels_have_the_instructions_and_the_loads_of_the_paper():
         return nvrtc.ptx(source, "compute_90", INCLUDE)
 
     for n, wide in ((128, True), (127, False)):
-        # 16 bytes of 8 rows, the indices apart; two mma for each.
+        # 16 bytes of 8 rows, besides the indices; two mma for each.
         octets = ptx("spmm", PaperOctetTile(8), n)
         assert octets.count("mma.sync.aligned.m8n8k4.col.row") == 2 * (8 + 1)
         assert octets.count("ld.global.nc.v4.u32") == (8 + 1 if wide else 0) + 1
@@ -63,7 +65,8 @@ def test_the_kernels_have_the_instructions_and_the_loads_of_the_paper():
         assert "st.global.v4.b32" in sampled and "st.global.v4.b32" in ptx("sddmm", WarpTile(8), n)
         assert ptx("spmm", WarpTile(8), n).count("wmma.mma.sync.aligned.col.row.m8n32k16") == 2
         assert ptx("sddmm", WarpTile(8), n).count("wmma.mma.sync.aligned.row.col.m8n32k16") == 4
-    # Shuffled operands: 4 registers of X, 4 of each of 4 sub-tiles; else 8 sums of each at the end.
+    # Shuffled operands: 4 registers of X, 4 for each of 4 sub-tiles; otherwise 8 sums for each at
+    # the end.
     shuffles = [
         ptx("sddmm", PaperOctetTile(8, partials=partials), 128).count("shfl.sync.bfly.b32")
         for partials in ("registers", "shuffle")

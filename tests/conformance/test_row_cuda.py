@@ -1,4 +1,4 @@
-"""The kernels of the operations on rows compile for every architecture; launches are as planned."""
+"""The kernels of the row operations compile for every architecture; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -50,12 +50,13 @@ def _nvrtc():
 @pytest.mark.parametrize("op", PLANS)
 def test_every_point_compiles_without_spills_or_local_memory(op, arch):
     for i, point in enumerate(POINTS):
-        # float32 as it is most often; the others in turn, in another order for each architecture.
+        # float32 in its most common variant; other dtypes in turn, in another order for each
+        # architecture.
         for dtype in {"float32", DTYPES[(i + ARCHITECTURES.index(arch)) % 4]}:
             call = PLANS[op](problem_of(op, dtype=dtype), point)
             registers, stack, spills = resources(call.source, arch)
             assert (stack, spills) == (0, 0), f"{point} in {dtype}"
-            # A multiprocessor has room for 1024 threads of these at least.
+            # At least 1024 such threads fit on a multiprocessor.
             assert registers <= 64, f"{point} in {dtype}"
 
 
@@ -145,7 +146,8 @@ LENGTHS = [2, 3, 4, 8, 16, 32]
 @pytest.mark.parametrize("op", PLANS)
 def test_vectors_compile_without_spills_or_local_memory(op, arch):
     for i, (length, point) in enumerate(itertools.product(LENGTHS, POINTS)):
-        # A quarter of them each; every length meets every dtype, and every point each architecture.
+        # Each architecture takes a quarter; every length meets every dtype, and every point each
+        # architecture.
         turn = i + i // len(POINTS) + ARCHITECTURES.index(arch) + list(PLANS).index(op)
         if turn % 4 and length != 8:
             continue
@@ -169,7 +171,7 @@ def test_launches_on_vectors(op):
     # the last 4 of 12 rows take lanes of their own, the last of 1001 rows those of 8
     assert grid(1000, 12, "{<1/8 row, 1 col>, 8}") == (32, 1, 1)
     assert grid(1001, 8, "{<1 row, 1 col>, 1} block_size=32") == (32, 1, 1)
-    # a row of 3 is on its own, and so is one whose group is a warp
+    # rows of vectors of 3 are not interleaved, nor are rows whose group is a warp
     assert grid(1000, 3, "{<1/8 row, 1 col>, 8}") == grid(1000, 1, "{<1/8 row, 1 col>, 8}")
     assert grid(1000, 8, "{<1/32 row, 1 col>, 32}") == (125, 1, 1)
 

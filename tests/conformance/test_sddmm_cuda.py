@@ -1,4 +1,4 @@
-"""The SDDMM kernels compile for every architecture, in registers; launches are as planned."""
+"""The SDDMM kernels compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from sgap_jax.schedules.point import algorithm
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("sddmm", (1000, 900), 20_000, n=128, platform="cuda")
 POINTS = list(legal_points(PROBLEM))
-# float32 as it is most often, and the rest.
+# float32 in its most common variant, then the others.
 VARIANTS = [("float32", 128), *itertools.product(DTYPES, (128, 127, 32, 513))]
 WEIGHTED, SCALED = OperandShapes(weights=(1, 20_000)), OperandShapes(scale=(1, 1))
 FACTORS = (PLAIN, WEIGHTED, SCALED, OperandShapes(weights=(1, 20_000), scale=(1, 1)))
@@ -37,7 +37,7 @@ def check_registers(point, problem, arch, shapes=PLAIN):
 @pytest.mark.parametrize("family", ["row", "nnz"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_point_compiles_without_spills_or_local_memory(arch, family):
-    # Each for one architecture and in one variant, since every one is a compilation.
+    # Each on one architecture and in one variant, since every one is compiled.
     points = [point for point in POINTS if algorithm(point, "sddmm") == family]
     assert points
     for point in points:
@@ -50,7 +50,7 @@ def test_every_point_compiles_without_spills_or_local_memory(arch, family):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_points_of_most_registers_stay_within_64(arch):
-    # 64 bytes of X in each lane, and as many loads under way as the plan allows.
+    # 64 bytes of X in each lane, and as many loads in flight as the plan allows.
     for text, d in (("{<1 row, 4 col>, 8}", 128), ("{<1/16 row, 4 col>, 16}", 128)):
         check_registers(Schedule.parse(text), dataclasses.replace(PROBLEM, n=d), arch)
     for d in (128, 127, 126, 8):
@@ -66,7 +66,7 @@ def test_vectors_where_the_features_allow_them():
 
 
 def test_a_row_of_x_is_loaded_once_where_it_fits():
-    # Per round 4 nonzeros of one step each: with X kept their 4 loads alone are in the loop.
+    # 4 nonzeros of one step each a round: with X in registers only their 4 loads are in the loop.
     point = Schedule.parse("{<1 row, 4 col>, 32}")
     kept, again = (
         nvrtc.ptx(
@@ -94,7 +94,7 @@ def test_constants():
     assert constants(row, n=33)[1] == ["8", "1", "4", "8", "2", "2", "128", *3 * ["false"]]
     assert constants("{<1/32 row, 1 col>, 8}", n=64)[1][1:6] == ["4", "1", "8", "8", "2"]
     assert constants("{<1/32 row, 1 col>, 8}", n=1000)[1][4] == "0"
-    # Numbers that would overflow in the kernel stay below 2^31.
+    # Parameters that would overflow in the kernel are clamped below 2^31.
     assert constants(f"{{<{2**30} nnz, 1 col>, 2}} worker_dim_r=1/4")[1][0] == str(2**31 - 1)
 
 

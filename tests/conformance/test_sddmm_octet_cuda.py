@@ -1,4 +1,4 @@
-"""The SDDMM kernels of octet tiles compile in registers; launches, defaults and errors."""
+"""The SDDMM kernels of octet tiles compile without spills; launches, defaults and errors."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ def problem_of(tile, **changes):
 
 
 def legal():
-    """Every tile that the kernel takes, with a dtype."""
+    """Every tile that the kernel takes, each with a dtype."""
     sizes = (range(16, 513, 16), range(16, 129, 16), range(1, 5), DTYPES)
     for length, (n, k, stages, dtype) in itertools.product(LENGTHS, itertools.product(*sizes)):
         tile = OctetTile(length, tile_n=n, tile_k=k, stages=stages, tf32=dtype == "float32")
@@ -43,7 +43,7 @@ LEGAL = list(legal())
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_sample_of_the_tiles_compiles_without_spills_or_local_memory(arch):
     require_nvrtc()
-    # Those that just fit, into 128 registers (80) and into 255, and others.
+    # Tiles that just fit into 128 registers (80) and into 255, and others.
     full = [pair for pair in LEGAL if sddmm_registers(*pair) in (78, 80, 158, 160)]
     rank = lambda pair: zlib.crc32(f"{pair} {arch}".encode())
     for i, (tile, dtype) in enumerate(sorted(full, key=rank)[:5] + sorted(LEGAL, key=rank)[:5]):

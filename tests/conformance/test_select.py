@@ -136,7 +136,7 @@ def test_columns_beyond_the_tiles_of_a_grid_are_refused_by_name():
         choose_schedule(beyond).check(beyond)
 
 
-# How many kernels the defaults need, dtypes and permutations aside: a wheel brings them compiled.
+# How many kernels the defaults need, except dtypes and permutations: a wheel has them compiled.
 @pytest.mark.parametrize(
     ("op", "count"),
     {**dict.fromkeys(TILED, 27), "sddmm": 11, **dict.fromkeys(ROW_OPS, 4)}.items(),

@@ -18,7 +18,7 @@ cases = pytest.mark.parametrize("case", BATTERY.values(), ids=list(BATTERY))
 
 
 def aligned(x):
-    """A copy of x on a 64-byte boundary, where JAX would take the memory instead of copying it."""
+    """A copy of x on a 64-byte boundary, where JAX would alias the memory instead of copying it."""
     buffer = np.zeros(x.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     view = buffer[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
@@ -54,7 +54,7 @@ def test_nothing_aliases_the_caller():
     for A in kept:
         np.testing.assert_array_equal(A.checked().todense(), dense)
     for b in back:
-        b.data[:] = -1  # nor does what we hand out alias ours
+        b.data[:] = -1  # nor do arrays that we return alias ours
     for A in kept:
         np.testing.assert_array_equal(A.todense(), dense)
 

@@ -1,4 +1,4 @@
-"""The SpMM kernels compile for every architecture, in registers; launches are as planned."""
+"""The SpMM kernels compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ def _nvrtc():
 
 
 def variants(point):
-    """float32 as it is most often, and one of the rest, another for each point."""
+    """float32 in its most common variant, and another variant for each point."""
     yield PROBLEM
     rest = list(itertools.product(DTYPES, (128, 127), (False, True)))[1:]
     dtype, n, permuted = rest[POINTS.index(point) % len(rest)]
@@ -103,7 +103,7 @@ def test_spmv_reads_as_many_values_and_indices_at_once_as_are_aligned():
     assert spmv_loads("{<2 nnz, 1 col>, 32}") == (2, 2)
     assert spmv_loads("{<3 nnz, 1 col>, 32}") == (1, 1)
     assert spmv_loads("{<4 nnz, 1 col>, 32}", permuted=True) == (1, 4)
-    # Values of the next product start where those of the first end.
+    # The values of the next batch member start where those of the first end.
     assert spmv_loads("{<4 nnz, 1 col>, 32}", batch=2, nnz=20_002) == (2, 2)
     assert spmv_loads("{<4 nnz, 1 col>, 32}", batch=2, nnz=20_001) == (1, 1)
 

@@ -1,4 +1,4 @@
-"""The SpMM kernel of octet tiles compiles for every architecture, in registers; its launches."""
+"""The SpMM kernel of octet tiles compiles for every architecture without spills; its launches."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ def test_tiles_compile_without_spills_or_local_memory(dtype, arch):
         problem = asked(length, dtype=dtype)
         tiles = list(legal_tiles(problem))
         assert len(tiles) >= 4
-        # The one that holds most, and one of the rest, another for each dtype and architecture.
+        # The tile with most registers, and another one for each dtype and architecture.
         tiles.sort(key=lambda tile: spmm_registers(tile, problem.dtype) * tile.row_warps ** (1 / 2))
         drawn = zlib.crc32(f"{length} {dtype} {arch}".encode())
         chosen = [tiles[-1]] if drawn % 3 else [tiles[-1], tiles[drawn % len(tiles)]]
@@ -66,7 +66,7 @@ LOAD = r"ld\.global\.nc\.v4\.u32"
 @pytest.mark.parametrize("length", LENGTHS)
 def test_what_a_step_takes(length):
     """For 16 vectors and 64 columns: 4 gathers of 16 bytes, an mma for 16 columns and 8 rows."""
-    tiles, loops = max(length // 8, 1), 2  # steps that are whole, and the others
+    tiles, loops = max(length // 8, 1), 2  # loops over whole steps, and over the others
     text = code(OctetTile(length))
     assert text.count("mma.sync.aligned.m16n8k16") == 4 * tiles * loops
     assert text.count("movmatrix") == 2 * tiles * loops
@@ -77,7 +77,7 @@ def test_what_a_step_takes(length):
 
 @pytest.mark.parametrize(("stages", "n", "together"), [(2, 128, 4), (2, 127, 0), (3, 128, 1)])
 def test_loads_of_a_whole_step_depend_on_nothing_but_columns(stages, n, together):
-    """Those of others are a branch each: a vector that does not exist loads nothing."""
+    """Loads of other steps have a branch each: a vector that does not exist loads nothing."""
     pieces = re.split(r"\n\$L\w+:|bra", code(OctetTile(8, stages=stages), n=n))
     assert max(len(re.findall(LOAD, piece)) for piece in pieces) == together
 

@@ -1,4 +1,4 @@
-"""SubwarpTile as a value; its kernels compile for every architecture, in registers; launches."""
+"""SubwarpTile as a value; its kernels compile for every architecture without spills; launches."""
 
 import dataclasses
 import itertools
@@ -36,7 +36,7 @@ def of(length, op="spmm", permuted=False, n=128, dtype="float32", m=1000, vector
 
 
 def plan(problem, tile=None, *operands):
-    """`operands`: the products of spmm, the shapes of sddmm."""
+    """`operands`: the batch of spmm, or the shapes of sddmm."""
     tile = choose(problem) if tile is None else tile
     launch_plan = (spmm if problem.op == "spmm" else sddmm).launch_plan
     return launch_plan(problem, tile, *operands)
@@ -44,7 +44,7 @@ def plan(problem, tile=None, *operands):
 
 def stay_in_registers(sources, arch):
     require_nvrtc()
-    with ThreadPoolExecutor(2) as pool:  # the compiler runs without the interpreter's lock
+    with ThreadPoolExecutor(2) as pool:  # the compiler releases the interpreter's lock
         found = pool.map(lambda source: resources(source, arch), sources)
         for source, (registers, stack, spills) in zip(sources, found, strict=True):
             assert (stack, spills) == (0, 0), source
@@ -53,7 +53,7 @@ def stay_in_registers(sources, arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
-    # Each on one architecture, with the load of vectors or numbers one by one.
+    # Each on one architecture, with vector loads or loads of single values.
     sources = []
     for i, ((op, permuted), length, dtype) in enumerate(itertools.product(OPS, LENGTHS, DTYPES)):
         if ARCHITECTURES[i % 3] != arch:
@@ -91,7 +91,7 @@ def test_the_defaults_of_wide_products_are_in_the_wheel():
 def test_vector_loads_where_the_columns_allow_them():
     require_nvrtc()
     for (op, permuted), (n, vector) in itertools.product(OPS, ((128, True), (126, False))):
-        # Vectors of two rows: their values are no load of 16 bytes.
+        # Vectors of two rows: their values are too short for a load of 16 bytes.
         text = nvrtc.ptx(plan(of(2, op, permuted, n)).source, "compute_90", INCLUDE)
         assert ("ld.global.nc.v4.f32" in text) == vector
         assert ("st.global.v4.f32" in text) == (vector and op == "spmm")
@@ -103,7 +103,7 @@ def test_launches():
     wide = plan(of(8), tile)
     assert (wide.grid, wide.block, wide.zero) == ((32, 1, 1), (128, 1, 1), ())
     assert wide.scalars == (1000, 128, 0, 0, 2, 1)
-    # 4 rows of vectors of 32 are a lane's: 8 columns x 4; 2 subwarps share those of 8
+    # of 32 rows a lane has 4, times 8 columns; 2 subwarps share vectors of 8
     half = of(8, dtype="float16")
     assert tile.lane_rows(half) == 4 and tile.parts(half) == 2 and tile.tile_columns(half) == 64
     assert plan(half, tile).grid == (32, 1, 1)
@@ -122,7 +122,8 @@ def test_launches():
 
 
 def constants(problem, tile):
-    """Those between the type and the block size: V, then rows where there are such, columns, ..."""
+    """The template arguments between the type and the block size: V, rows where there are any,
+    columns, ..."""
     text = plan(problem, tile).source.split("<", 1)[1].split(">(")[0]
     return [int(word) for word in text.split(", ")[1:] if word.isdigit()][:-1]
 
@@ -161,7 +162,7 @@ def test_every_problem_gets_a_schedule_that_runs_it(op):
         tile.check(problem)
         assert tile.deterministic or op == "sddmm"
         octets = dtype in ("float16", "bfloat16") and length in (4, 8, 16, 32) and not permuted
-        if not octets:  # those are tested with their kernels
+        if not octets:  # octet tiles are tested with their kernels
             point = length not in LENGTHS or n > 2**19
             assert isinstance(tile, AtomicParallelism if point else SubwarpTile)
 

@@ -1,4 +1,4 @@
-"""The tiers of the suite choose variants: every value, pairs of them, within a time."""
+"""The tiers' choice of variants: every value, pairs of values, within a time budget."""
 
 import itertools
 import pathlib

@@ -1,4 +1,4 @@
-"""What JAX users do with a function besides differentiating it."""
+"""JAX transformations of our functions other than differentiation."""
 
 import os
 import pickle
@@ -162,14 +162,14 @@ def test_many_threads_call_at_once():
 
 
 def test_packed_calls_follow_each_other_and_run_at_once():
-    # Big enough that the default schedule packs, and that helpers join both phases.
+    # Big enough that the default schedule packs the slab, and that helper threads join both phases.
     rng = np.random.default_rng(0)
     dense = (rng.random((4000, 2100)) < 0.02).astype(np.float32)
     A = SparseArray.from_dense(dense)
     product = jax.jit(lambda A, B: spmm(A, B))
     operands = [jnp.asarray(rng.integers(-9, 9, (2100, 256)), jnp.float32) for _ in range(4)]
     assert "pack = true" in product.lower(A, operands[0]).as_text()
-    expected = [dense @ np.asarray(B) for B in operands]  # integers: every order gives these bits
+    expected = [dense @ np.asarray(B) for B in operands]  # integers: the same bits in every order
     for i in range(100):
         np.testing.assert_array_equal(product(A, operands[i % 4]), expected[i % 4])
 

@@ -1,5 +1,5 @@
-"""Which schedules are tried, which one is chosen, and what is kept of it. No test here takes a
-time: where one matters, the operation says what it would have taken."""
+"""Tuning: which schedules are tried, which one is chosen, and what is cached. No test measures
+time: the operations state what they would have taken."""
 
 import functools
 import inspect
@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def samples(monkeypatch):
-    """The calls of a sample, one item each; a sample takes what the first result says."""
+    """Records the calls of a sample; a sample's time is what the first result states."""
     found = []
 
     def sample(jitted, operands, calls):
@@ -71,7 +71,7 @@ def samples(monkeypatch):
 
 
 def taking(seconds):
-    """An operation that takes so long with each schedule."""
+    """An operation that states these seconds for each schedule."""
     return lambda x, *, schedule: x + jnp.asarray(seconds[schedule], x.dtype)
 
 
@@ -100,7 +100,7 @@ def test_a_slow_spell_counts_against_nobody(monkeypatch):
     def sample(jitted, operands, calls):
         schedule = min(TILES, key=lambda x: abs(seconds[x] - float(jitted(*operands)[0])))
         rounds[schedule] += 1
-        # From round 8 on all take thrice as long; the second candidate has been left out by then.
+        # From round 8 on all take three times as long; the second candidate was dropped by then.
         return seconds[schedule] * (3 if rounds[schedule] > 8 else 1) * 0.1
 
     monkeypatch.setattr(module, "_sample", sample)
@@ -145,12 +145,13 @@ def test_what_is_far_behind_is_not_timed_for_long(samples):
     many = tuple(CpuTile(nonzeros=n) for n in range(1, 101))
     seconds = {tile: 1.0 if tile == many[5] else 50.0 for tile in many}
     assert tune(taking(seconds), dense(1) * 0, candidates=many, seconds=1e-9).schedule == many[5]
-    # One call and one sample each; after that a round of the default and the fastest.
+    # One call and one sample for each; after that a round of the default and the fastest.
     assert len(samples) == 2 * len(many) + 2
 
 
 def test_integers_are_timed_and_index_arrays_are_not(samples):
-    """What a program does not return XLA leaves out; what goes in and comes out it copies."""
+    """XLA removes results that a program does not return; arguments that are returned are
+    copied."""
     results = []
     run = lambda A, *, schedule: results.append(A.with_values(2 * A.values)) or results[-1]
     A = SparseArray.from_dense(np.eye(3, dtype=np.int32))
@@ -350,7 +351,7 @@ def test_candidates_are_legal_and_few_and_the_default_is_first(problem):
 
 
 def test_no_program_is_a_candidate_twice():
-    """Chunks that have everything are one task; by rows of A there are none."""
+    """Chunks that hold all nonzeros are one task; a walk by rows of A has no chunks."""
     small = candidate_schedules(Problem("spmm", (300, 200), 1500, 100))
     assert len({(x.columns, x.packed) for x in small if x.nonzeros >= 2048}) == len(small) - 1
     assert CpuTile(nonzeros=1024) in small and CpuTile() == small[0]

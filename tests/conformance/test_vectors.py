@@ -1,4 +1,4 @@
-"""Column vectors and blocks: they store the matrix that they were made of, and every op accepts
+"""Column vectors and blocks: they store the matrix that they are made from, and every op accepts
 them."""
 
 import pickle
@@ -34,7 +34,8 @@ from sgap_jax import (
 ENTRIES = [CSR, CSC, COO]
 VECTORS = [CVS(1), CVS(3), CVS(8), CVS(4).transposed, CVS(3).transposed]
 BLOCKS = [BCSR(3, 2), BCSR(2, 9), BCSR(2, 4).transposed]
-# Each pair is a dozen compilations: every format meets an ordinary matrix, every matrix a format.
+# Each pair needs a dozen compilations: every format meets an ordinary matrix, every matrix a
+# format.
 PAIRS = [(name, CVS(3)) for name in ("no_rows", "no_columns", "no_entries", "padded", "tall")]
 PAIRS += [(name, CVS(4).transposed) for name in ("only_padding", "one_heavy_row", "padded")]
 PAIRS += [(name, BCSR(2, 3)) for name in ("no_rows", "no_columns", "no_entries", "tall")]
@@ -218,7 +219,7 @@ def test_random_structure():
     np.testing.assert_array_equal(A.todense(), B.todense())
     assert (random((70, 50), density=0.2, format=CVS(8), seed=4).todense() != A.todense()).any()
     assert random((5, 0), density=1.0).nnz == 0 and random((3, 4), density=1.0).nnz == 12
-    # Uniform: each of 12 places is taken half of the time.
+    # Uniform: each of 12 places is taken in half of the draws.
     counts = sum(
         (random((3, 4), density=0.5, seed=s).todense() != 0).astype(int) for s in range(400)
     )

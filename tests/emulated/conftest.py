@@ -15,7 +15,8 @@ HEADERS = pathlib.Path(__file__).resolve().parents[2] / "cuda"
 
 @pytest.fixture(params=["compute_80", "compute_90"])
 def launch(request):
-    """launch(source, grid, block, *arguments) -> the arrays among the arguments, afterwards."""
+    """launch(source, grid, block, *arguments) -> the array arguments as they are after the
+    launch."""
     require_nvrtc()
 
     def run(source, grid, block, *arguments, options=(), **keywords):
@@ -32,7 +33,8 @@ def launch(request):
 
 @pytest.fixture
 def caught(launch):
-    """caught(source, says, *arguments): with BUG defined it faults, and says where and `says`."""
+    """caught(source, says, *arguments): with BUG defined the kernel must fault; the message must
+    name the place and contain `says`."""
 
     def run(source, says, *arguments, grid=2, block=64):
         with pytest.raises(Fault) as fault:
@@ -47,7 +49,8 @@ def caught(launch):
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """planted(header, right, wrong, check): check() passes, and notices `wrong` for `right`."""
+    """planted(header, right, wrong, check): check() must pass, and must fail once `right` is
+    replaced by `wrong` in the header."""
 
     def run(header, right, wrong, check):
         folder = shutil.copytree(HEADERS, tmp_path / "cuda")

@@ -1,4 +1,4 @@
-"""Kernels at the ends of their operands: much padding, and addresses beyond 32 bits."""
+"""Kernels at the limits of their operands: much padding, and addresses beyond 32 bits."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def compiler():
 
 
 def entrywise(A, X, Y, schedule):
-    """The operations with a result for each entry, and a gradient that is one."""
+    """The operations with one result for each entry, as the operation itself or as a gradient."""
     yield sddmm(A, X, Y, schedule=schedule).values
     yield sparse_softmax(A, schedule=schedule).values
     loss = lambda v: jnp.sum(row_sum(A.with_values(v), schedule=schedule) ** 2)
@@ -47,7 +47,8 @@ def test_all_of_much_padding_gets_zeros(point):
     ["{<1 row, 4 col>, 1}", "{<1/8 row, 1 col>, 8}", "{<4 nnz, 2 col>, 1}", "{<1 nnz, 4 col>, 8}"],
 )
 def test_a_far_row_of_b_is_not_a_near_one(point):
-    """Row 2^30 of 8 columns is 2^33 numbers away: 0 in 32 bits, where there is memory."""
+    """Row 2^30 of 8 columns is 2^33 values away: in 32 bits this would be 0, where there is
+    memory."""
     problem = Problem("spmm", (1, 2**30 + 1), 1, n=8, platform="cuda")
     call = spmm_cuda.launch_plan(problem, Schedule.parse(point))
     arrays = [np.ones(1, np.float32), np.array([0, 1], np.int32), np.array([2**30], np.int32)]

@@ -71,7 +71,7 @@ def test_lanes_and_shares(tile, dtype):
 
 
 def test_what_is_masked_is_not_read():
-    """NaN in keys and values that no entry names, and behind masks."""
+    """NaN in keys and values that no entry names, and at masked entries."""
     case, setting = BATTERY["every_length"], Setting(length=4, is_causal=True, lengths=True)
     attention = Attention(case, setting)
     attention.lengths[:] = 20
@@ -86,7 +86,8 @@ def test_what_is_masked_is_not_read():
 
 @pytest.mark.parametrize("kernel", ["forward", "rows", "keys"])
 def test_a_far_row_is_not_a_near_one(kernel):
-    """Row 2^28 of 8 float16 is 2^32 bytes away: 0 in 32 bits, where there is memory."""
+    """Row 2^28 of 8 float16 is 2^32 bytes away: in 32 bits this would be 0, where there is
+    memory."""
     one = from_row_lengths("one", 9, [1] + 7 * [0])
     attention = Attention(one, Setting(heads=1, batch=1, dtype="float16"))
     expected = attention.oracle()

@@ -34,7 +34,7 @@ def attention(length, schedule, **given):
 
 
 class Counted:
-    """The emulator, and the kernels that it was asked for."""
+    """The emulator with a record of the kernels that it ran."""
 
     def __init__(self):
         self.kernels = []
@@ -125,7 +125,7 @@ def test_named_tiles_and_what_they_do_not_take():
 
 
 def test_gradients_in_octets_with_a_pattern_for_each_head():
-    """By default, of 16-bit numbers in vectors of 8."""
+    """The default for 16-bit dtypes with vectors of 8."""
     A = pattern(8)
     fewer = intersection(A, from_function(lambda i, j: (i // 8 + j) % 3 > 0, *CASE.shape))
     q, k, v = (x.astype(jnp.bfloat16) for x in (normal(1, M, 2, 16), normal(1, K, 1, 16), VALUES))

@@ -27,21 +27,21 @@ def test_octets(dtype, length):
     i = 2 * (8, 16, 32).index(length) + (dtype == "float16")
     tile, other = (ONE, FOUR)[:: 1 if i % 2 else -1]
     for name in ("every_length", "full", "no_entries", "padded", "wide", "one_column")[i % 3 :: 3]:
-        # Keys in two tiles of a warp, of which the diagonal crosses either.
+        # A warp's keys are in two tiles, and the causal diagonal crosses either.
         given = dict(depth=16, is_causal=name in ("every_length", "full"))
         check(name, dataclasses.replace(of, heads=4, **given), tile)
     if i in (0, 3, 4):
         every = dict(bias="heads", sinks=True, lengths=True, is_causal=True, batch=2)
         check("every_length", dataclasses.replace(of, depth=7, value_depth=70, **every), other)
     else:
-        # Features that fill their pieces, and that do not.
+        # Features that fill their units of 32 and 64, and features that do not.
         wide = dict(depth=64 if i == 1 else 72, value_depth=64, key_heads=2, bias="shared")
         check("padded", dataclasses.replace(of, **wide), tile)
 
 
 @pytest.mark.parametrize("tile", [ONE, AttentionTile(8, 16, octet=True)], ids=str)
 def test_gradients_of_keys_in_several_windows(tile):
-    """38 block rows, of which a window has 32; 16 warps share rows forward, 8 share keys."""
+    """38 block rows, with 32 in a window; 16 warps share rows forward, 8 share keys."""
     setting = Setting(8, 16, 16, heads=4, key_heads=2, batch=1, dtype="float16", bias="heads")
     check("tall", setting, tile, BACKWARD)
 
@@ -53,12 +53,12 @@ def test_gradients_of_the_widest_heads():
 
 
 def test_wide_values():
-    """Loaded after the scores, where they do not fit beside the keys."""
+    """Values are loaded after the scores where registers do not hold them beside the keys."""
     check("padded", Setting(16, 40, 130, batch=1, dtype="float16"), FOUR, ("forward",))
 
 
 def test_a_vector_that_is_stored_twice():
-    """As traced structures may have it: each copy is an entry of its own."""
+    """Traced structures may have duplicates: each copy is an entry of its own."""
     attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
     assert attention.offsets[3] - attention.offsets[2] > 4
     attention.indices[attention.offsets[2] : attention.offsets[2] + 4] = 5
@@ -86,7 +86,7 @@ def test_what_is_not_finite_reaches_the_keys_of_its_row_alone(operand, odd):
 
 @pytest.mark.parametrize("odd", [("k", "v"), ("q", "dout")], ids="-".join)
 def test_what_is_not_finite_in_row_0_stays_where_it_is_stored(odd):
-    """Row 0 is what a place without a vector could read."""
+    """An absent vector could read row 0 by mistake."""
     attention = Attention(BATTERY["every_length"], Setting(8, batch=1, dtype="float16"))
     clean, expected = attention.run(ONE), attention.oracle()
     attention.oracle = lambda: expected
@@ -108,7 +108,8 @@ def test_what_is_not_finite_in_row_0_stays_where_it_is_stored(odd):
 
 @pytest.mark.parametrize("kernel", ["forward", "rows", "keys"])
 def test_a_far_row_is_not_a_near_one(kernel):
-    """Row 2^28 of 8 numbers is 2^32 bytes away: 0 in 32 bits, where there is memory."""
+    """Row 2^28 of 8 float16 is 2^32 bytes away: in 32 bits this would be 0, where there is
+    memory."""
     heads = 1 if kernel == "keys" else 2
     one = from_row_lengths("one", 9, [1] + 7 * [0])
     attention = Attention(one, Setting(8, heads=heads, batch=1, dtype="float16"))

@@ -26,7 +26,7 @@ def compiler():
 
 
 def in_order(seed):
-    """A run of a launch with its blocks in an order of `seed`, one after another."""
+    """An emulated launch with its blocks one after another, in the random order of `seed`."""
 
     def run(call, inputs, outputs):
         order = np.random.default_rng(seed).permutation(np.prod(call.grid))
@@ -36,7 +36,7 @@ def in_order(seed):
 
 
 def results(schedule):
-    """A B in three orders of the blocks, of 32 threads each so that a row has many."""
+    """A B with three orders of the blocks, of 32 threads each so that a row has many blocks."""
     A = array(CASE, "float32")
     B = np.random.default_rng(0).standard_normal((A.shape[1], 4)).astype(np.float32)
     point = Schedule.parse(f"{schedule} block_size=32")

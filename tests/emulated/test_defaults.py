@@ -16,13 +16,13 @@ from sgap_jax.schedules.problem import TILED
 
 K = 90
 ROWS = {1: [1, 0, 2, 1], 5: [5, 0, 9, 6, 5], 9: [9, 1, 20, 7, 10, 7], 40: [40, 81, 0, 39]}
-COLUMNS = (1, 2, 3, 4, 5, 6, 8, 32, 33, 34, 64, 100, 130)  # a default of spmm for each kind
-# From 2^20 columns on: the same point on fewer.
+COLUMNS = (1, 2, 3, 4, 5, 6, 8, 32, 33, 34, 64, 100, 130)  # one for each kind of default of spmm
+# The default from 2^20 columns on; here run on fewer columns.
 WIDEST = "{<1 row, 4 col>, 1} block_size=1024 tile_size=4096"
 
 
 def integers(dtype, *shape):
-    """Small enough that every sum is exact in the accumulator, whatever its order."""
+    """Integers so small that every sum is exact in the accumulator, in any order."""
     return jnp.asarray(np.random.default_rng(len(shape)).integers(-3, 4, shape), dtype)
 
 

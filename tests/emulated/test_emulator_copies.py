@@ -70,7 +70,7 @@ def test_ldmatrix_without_syncwarp(launch, caught, trans):
     expected = x.T if trans else x
     result = launch(source, 1, 32, x, y)[1].view(np.uint16).reshape(8, 8)
     np.testing.assert_array_equal(result, expected)
-    # Without .trans each lane gets what it wrote, but the addresses are those of whole rows.
+    # Without .trans each lane gets its own words back, but the addresses are those of whole rows.
     caught(source, "race on shared memory", x, y, grid=1, block=32)
 
 
@@ -93,7 +93,8 @@ def test_ldmatrix_of_rows_by_the_lanes_that_give_their_addresses(launch, caught)
 
 
 def test_a_thread_reads_what_it_copies_before_the_wait(launch, caught):
-    """Also: odd threads have committed an empty group more, and may keep one more waiting."""
+    """Odd threads have committed one more, empty group, so that for them the same wait leaves one
+    pending."""
     source = """
 extern "C" __global__ void k(const int4* x, int4* y) {
   __shared__ int4 tile[64];

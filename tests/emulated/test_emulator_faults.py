@@ -1,4 +1,4 @@
-"""Planted bugs of control flow and collectives, and what the emulator refuses to run."""
+"""Planted bugs of control flow and collectives, and PTX that the emulator refuses to run."""
 
 import re
 
@@ -86,7 +86,7 @@ def test_collectives(launch, caught, bug):
 
 @pytest.mark.parametrize("wrong", ["v, d ^ 1", "v, d, 16"], ids=["lane", "width"])
 def test_wrong_lane_or_width_gives_a_wrong_sum(launch, wrong):
-    """Legal, so it is the comparison with NumPy that catches these two."""
+    """Both bugs are legal PTX: only the comparison with NumPy catches them."""
     source = f"""extern "C" __global__ void k(const int* x, int* y) {{
   int v = x[threadIdx.x];
   for (int d = 16; d > 0; d /= 2) v += __shfl_down_sync(0xffffffff, {wrong});

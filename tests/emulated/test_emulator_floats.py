@@ -27,7 +27,7 @@ MIDPOINTS = {"float32": (24929, 673, 24), "float64": (321, 28059810762433, 53)}
 
 @pytest.mark.parametrize("dtype", MIDPOINTS)
 def test_fma_where_two_roundings_differ_from_one(launch, dtype):
-    """x y + z a hair off a midpoint: rounded twice, in whatever type, it would tie to even."""
+    """x y + z just beside a midpoint: rounded twice, in any type, it would tie to even."""
     x, y, bits = MIDPOINTS[dtype]
     sign, scale = np.where(np.arange(LANES) % 2, 1, -1), 2.0 ** -(np.arange(LANES) + bits)
     x = np.full(LANES, x, dtype)
@@ -57,7 +57,7 @@ BITS = {"float16": "uint16", "float32": "uint32", "float64": "uint64"}
 
 
 def to_bits(numbers, name):
-    """float64 numbers that the format holds -> its bits."""
+    """Converts float64 values that the format represents exactly to its bits."""
     if name == "bfloat16":
         return (numbers.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     return numbers.astype(name).view(BITS[name])
@@ -70,7 +70,7 @@ def from_bits(bits, name):
 
 
 def halves(name, seed):
-    """Numbers of a 16-bit format, as float64."""
+    """Random values of a 16-bit format, as float64."""
     numbers = reals("float32", seed).astype(np.float64)
     with np.errstate(invalid="ignore"):
         finite = np.where(np.isfinite(numbers), numbers, 0)
@@ -108,7 +108,7 @@ def test_halves(launch, opcode, count, function, suffix, name, packed):
 
 
 def least(a, b):
-    """PTX min: a number beats NaN, and -0 is less than 0."""
+    """PTX min: NaN loses against the other operand, and -0 is less than 0."""
     if np.isnan(a) or np.isnan(b):
         return b if np.isnan(a) else a
     return min(a, b, key=lambda x: (x, not np.signbit(x)))

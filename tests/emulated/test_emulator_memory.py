@@ -171,7 +171,7 @@ def test_atomics(launch, name, kind, dtype, reference, wanted, place):
     x = random.integers(0 if np.dtype(dtype).kind == "u" else -50, 50, 64).astype(dtype)
     y, z = launch(source, 1, 64, x, np.zeros(3, dtype), np.zeros(64, dtype))[1:]
     np.testing.assert_array_equal(y, [reference(x[i::3]) for i in range(3)])
-    if wanted and name == "atomicAdd":  # the old values are those of some order of the lanes
+    if wanted and name == "atomicAdd":  # the old values depend on the order of the lanes
         for i in range(3):
             np.testing.assert_array_equal(z[i::3], np.cumsum(x[i::3]) - x[i::3])
 

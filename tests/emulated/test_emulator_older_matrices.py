@@ -49,7 +49,7 @@ def test_octets(launch, a_layout, b_layout):
     arguments = stored(a, "float16"), stored(b, "float16"), c.astype(np.float32)
     right = launch(octet_kernel(a_layout, b_layout), 1, 64, *arguments)[2]
     np.testing.assert_array_equal(right, a @ b + c)
-    # high and low groups exchanged: legal, so it is the comparison that catches them
+    # high and low groups exchanged: legal, so only the comparison catches it
     wrong = launch(octet_kernel(a_layout, b_layout, swap=True), 1, 64, *arguments)[2]
     assert (wrong != a @ b + c).any()
 

@@ -1,4 +1,4 @@
-"""Planted bugs of memory: the right kernel gives what it should, the broken one is caught.
+"""Planted memory bugs: the right kernel gives the right result, the wrong one is caught.
 
 Each source is compiled twice: as it is, and with BUG defined.
 """
@@ -15,7 +15,7 @@ extern "C" __global__ void k(const int* x, int* y) {
   int t = threadIdx.x, b = blockIdx.x * 64;
 """
 
-# name -> (source, what the fault says): out is x rotated by one lane in each block of 64 threads.
+# name -> (source, text of the fault): out is x rotated by one lane in each block of 64 threads.
 SHARED = {
     "load before the barrier after the store": (
         """

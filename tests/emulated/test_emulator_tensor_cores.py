@@ -15,7 +15,7 @@ SHAPES = {
 
 
 def stored(matrix, kind):
-    """Integers as bits of the type, the kernel's own words."""
+    """Integers as bits of the type, in words that the kernel declares."""
     if kind == "f16":
         return matrix.astype(np.float16).view(np.uint16)
     bits = matrix.astype(np.float32).view(np.uint32)
@@ -64,7 +64,7 @@ def test_products(launch, name):
     arguments = stored(a, kind), stored(b, kind), c.astype(np.float32)
     right = launch(product_kernel(name), 1, 96, *arguments)[2]
     np.testing.assert_array_equal(right, a @ b + c)
-    if k > 4:  # swapped fragments: legal, so it is the comparison that catches them
+    if k > 4:  # swapped fragments: legal, so only the comparison catches them
         wrong = launch(product_kernel(name, swap=True), 1, 96, *arguments)[2]
         assert (wrong != a @ b + c).any()
 
@@ -103,7 +103,7 @@ def test_ldmatrix(launch, count, trans):
 
 @pytest.mark.parametrize("bug", [False, True])
 def test_a_warp_comes_to_a_matrix_instruction_together(launch, bug):
-    """All lanes do come, but the odd ones a turn of the loop before the even ones."""
+    """All lanes arrive, but odd lanes one iteration before the even ones."""
     source = f"""extern "C" __global__ void k(const unsigned* x, unsigned* y) {{
   unsigned r = 0;
 #pragma unroll 1

@@ -11,7 +11,7 @@ def run(launch, body, x, block=64):
 
 
 def sources(mode, amount, width):
-    """The lane that each lane of a warp reads, after the CUDA programming guide."""
+    """The lane that each lane of a warp reads, by the CUDA programming guide."""
     lane = np.arange(32)
     start = lane // width * width
     other = {
@@ -90,7 +90,7 @@ def test_match(launch):
 
 
 def test_sum_over_the_lanes_of_equal_keys(launch):
-    """__match_any_sync gives the masks of the collectives that follow."""
+    """__match_any_sync computes the masks of the collectives that follow."""
     body = "unsigned same = __match_any_sync(0xffffffff, v); r = __reduce_add_sync(same, t);"
     x = np.random.default_rng(0).integers(0, 4, 64, np.int32)
     expected = [sum(i for i in range(64) if i // 32 == t // 32 and x[i] == x[t]) for t in range(64)]

@@ -1,4 +1,5 @@
-"""The tests for a GPU, in a process that emulates it: their code is run where there is none."""
+"""Runs the tests of tests/gpu in a process that emulates the GPU, so that their code runs without
+one."""
 
 import json
 import os
@@ -47,7 +48,7 @@ def test_without_a_gpu_or_time_nothing_runs_and_the_reason_is_said(tmp_path, env
 
 
 def test_a_wrong_kernel_fails_them(tmp_path):
-    """Launches whose results are one too large."""
+    """The dry run fails if launches give results that are one too large."""
     require_nvrtc()
     plugin = tmp_path / "wrong_launches.py"
     plugin.write_text(
@@ -66,7 +67,7 @@ def test_a_wrong_kernel_fails_them(tmp_path):
 
 
 def test_a_test_that_hangs_or_loses_the_device_costs_no_other(tmp_path):
-    """Both end their worker; another goes on with the tests that are left."""
+    """Such a test ends its worker; another worker runs the remaining tests."""
     plugin = tmp_path / "troubles.py"
     plugin.write_text(
         "import time\n"

@@ -42,7 +42,8 @@ def _nvrtc():
 
 @dataclasses.dataclass
 class Operands:
-    """Small integers, so that every sum is exact and there are many ties; arg is the CPU's."""
+    """Small integers, so that every sum is exact and ties are frequent; arg comes from the CPU
+    kernels."""
 
     case: object
     dtype: str
@@ -146,7 +147,7 @@ def test_every_matrix(name):
 
 @pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
 def test_batches(point):
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     for transpose in (False, True):
         of = Operands(BATTERY["padded"], "float32", 4, transpose, batch=5)
@@ -166,7 +167,8 @@ def test_the_first_nan_wins(point, minimum):
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "point"),
     [
-        # ties to the last, NaN as any number, an empty lane that wins, a group cut in half
+        # ties won by the last entry, NaN treated as a number, an empty lane that wins, a group cut
+        # in half
         ("gspmm.cuh", "return other.at < found.at;", "return true;", REPRESENTATIVES[0]),
         ("gspmm.cuh", "return other.at < found.at;", "return false;", REPRESENTATIVES[1]),
         (

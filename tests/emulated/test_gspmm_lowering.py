@@ -46,7 +46,7 @@ def test_values_and_derivatives_are_those_of_the_cpu(point, dtype, transpose, op
 
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_batch_of_cotangents_alone(transpose):
-    # The positions are those of one product: the launches get batches of 1 beside batches of 3.
+    # The positions are not batched: the launches get batches of 1 beside batches of 3.
     rng = np.random.default_rng(1)
     draw = lambda *shape: jnp.asarray(rng.integers(-3, 4, shape), jnp.float32)
     A = array(CASE, "float32").with_values(draw(CASE.nnz))
@@ -75,7 +75,7 @@ def test_value_and_gradient_lower_to_launches(monkeypatch, tmp_path):
         return text.count("custom_call @sgap_launch_v1")
 
     assert launches(loss) == 1
-    assert launches(jax.grad(loss, 1)) == 2  # the extrema, and pick_to_x
+    assert launches(jax.grad(loss, 1)) == 2  # kernels: the extrema, and pick_to_x
     assert launches(jax.grad(loss, (0, 1))) == 3  # and pick_to_values
     assert launches(lambda v, X: jax.jvp(loss, (v, X), (v, X))) == 3  # and two of pick
     point = Schedule.parse("{<4 nnz, 1 col>, 1}")

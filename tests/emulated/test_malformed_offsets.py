@@ -1,4 +1,4 @@
-"""Row offsets that nobody checked: what docs/in_jax.md promises of them on CUDA."""
+"""Unchecked row offsets: the promises of docs/in_jax.md for CUDA."""
 
 import numpy as np
 import pytest
@@ -33,10 +33,10 @@ def test_offsets_in_any_order_end_and_stay_within_bounds(point):
         inputs = (values, offsets, columns, nothing, B)
         inputs = [np.asarray(x, np.int32) if x is offsets else x for x in inputs]
         try:
-            # A sorted problem of this size takes about 1000 steps.
+            # With valid offsets a problem of this size takes about 1000 steps.
             emulate(call, inputs, [((1, M, N), np.float32)], step_limit=30_000)
             ended += 1
         except Fault as fault:
-            # Two groups may both take a row to be theirs alone.
+            # Two groups may both treat a row as theirs only.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
     assert ended > 5

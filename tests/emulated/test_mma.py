@@ -13,7 +13,7 @@ def numpy_dtype(name):
 
 
 def words(x):
-    """Bits as an integer array, which the emulator's memory takes."""
+    """The bits of x as an integer array, for the emulator's memory."""
     return x.view(f"u{x.itemsize}")
 
 

@@ -1,4 +1,4 @@
-"""What compiled loops call on tensor cores (cuda/loops/loops_octet.cuh), run by the emulator."""
+"""The tensor-core functions of compiled loops (cuda/loops/loops_octet.cuh), run by the emulator."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,8 @@ def test_planted_bugs_are_caught(name, right, wrong, planted):
     sizes = SIZES | {"i": 8 * schedule.expression.sparse.format.vector_length}
     problem = Problem(schedule.expression, sizes, 0.6, spare=4, dtype=dtype)
     function = lower(schedule, sizes, problem.positions, dtype, "kernel")
-    # From the last block on: one that goes beyond its own does so in what is done already.
+    # Blocks run from the last to the first: one that writes past its own part overwrites finished
+    # results.
     order = range(launch_plan(function).grid[0])[::-1]
 
     def check():

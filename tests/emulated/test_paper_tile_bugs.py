@@ -93,7 +93,7 @@ SDDMM_BUGS = [
 
 
 def without_column_0(case):
-    """No vector names row 0 of B and of Y, which what does not exist might be taken for."""
+    """No vector names row 0 of B or Y, which an absent vector might read by mistake."""
     (m, k), columns = case.shape, case.column_indices + 1
     return dataclasses.replace(case, shape=(m, k + 1), column_indices=columns)
 

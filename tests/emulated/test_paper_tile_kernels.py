@@ -38,7 +38,8 @@ LARGE = ("heavy_first_and_last", "one_heavy_row", "skewed", "tall")
 
 
 def battery(tiles):
-    """Every tile and matrix; the large ones with two tiles, as the emulator takes a second."""
+    """Every tile and matrix; large matrices with two tiles, since the emulator takes a second for
+    each."""
     cases = [(*tile, name) for tile in tiles for name in BATTERY if name not in LARGE]
     return cases + [(*tile, name) for tile in tiles[::3][:2] for name in LARGE]
 
@@ -91,7 +92,7 @@ def test_code_for_older_architectures():
         check_sampled("every_length", tile, dtype, 8, arch="compute_80")
 
 
-# A grid of fewer blocks than there are products, tiles and windows, as where those are too many.
+# A grid with fewer blocks than batch members, tiles and windows, as if there were too many of them.
 def few(call):
     return dataclasses.replace(call, grid=(call.grid[0], 1, 2))
 
@@ -188,7 +189,7 @@ def test_padding_may_hold_any_index(tile, dtype):
 
 @pytest.mark.parametrize(("tile", "dtype"), [PRODUCTS[0], PRODUCTS[3]], ids=str)
 def test_offsets_that_nobody_checked_stay_within_bounds(tile, dtype):
-    # Each in [0, vectors], in no order: no meaning, but an end.
+    # Random offsets in [0, vectors]: no defined result, but the kernel must end.
     arrays, entries, _ = encoded(BATTERY["padded"], 8)
     vectors, rng = len(arrays[1]), np.random.default_rng(0)
     B = spmm_oracle.dense_operand(entries, 8)
@@ -201,12 +202,12 @@ def test_offsets_that_nobody_checked_stay_within_bounds(tile, dtype):
         try:
             sampled(case, odd, tile, dtype, X[None], Y[None])
         except Fault as fault:
-            # Two blocks may both take a vector to be theirs, or as padding.
+            # Two blocks may both treat a vector as theirs, or as padding.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
 
 
 def test_results_are_rounded_once():
-    # 2048 + 1 + 1 in float16: rounded after each addition it stays 2048.
+    # 2048 + 1 + 1 in float16: if rounded after each addition it stays 2048.
     ones = dataclasses.replace(from_row_lengths("one", 3, [3] * 8), values=np.ones(24))
     arrays, entries, _ = encoded(ones, 8, padding=0)
     arrays[2][:] = [[2048], [1], [1]]

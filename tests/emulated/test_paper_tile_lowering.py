@@ -37,7 +37,7 @@ def integers(rng, shape, dtype):
 
 
 def operands(tile, dtype):
-    """A with integers, and NaN where it stores no entry; B, X and Y."""
+    """A with integer values and NaN where it stores no entry; B, X and Y."""
     arrays, entries, _ = encoded(BATTERY["empty_rows_at_both_ends"], tile.vector_length)
     rng = np.random.default_rng(0)
     whole = np.where(np.isnan(arrays[2]), np.nan, rng.integers(-2, 3, arrays[2].shape))

@@ -1,4 +1,4 @@
-"""The kernels of the operations on rows, of every legal point, run by the emulator."""
+"""The kernels of the row operations, at every legal point, run by the emulator."""
 
 import dataclasses
 import itertools
@@ -52,7 +52,7 @@ def launched(op, case, point, dtype, *data, scale=SCALE, change=None, of="CSR", 
 
 
 def operands(op, case, dtype, batch=1, seed=0):
-    """Data operands [batch, ...]; where entries are read, NaN in the padding."""
+    """Data operands [batch, ...]; per-entry operands have NaN in the padding."""
     rng = np.random.default_rng(seed)
     if op == "row_broadcast":
         return [rng.standard_normal((batch, case.shape[0]))]
@@ -66,7 +66,7 @@ def operands(op, case, dtype, batch=1, seed=0):
 
 
 def expected(op, case, dtype, *data, scale=SCALE):
-    """(exact, bound) of one product."""
+    """(exact result, error bound) of one batch member."""
     if op == "row_sum":
         return row_sum_oracle(case, dtype, *data)
     if op == "row_max":
@@ -141,7 +141,7 @@ def test_batches_of_the_jacobian(own):
     case, op, batch = BATTERY["padded"], OPS[4], 5
     p, t = operands(op, case, "float32", batch)
     p, t = p[: 1 if own == "t" else batch], t[: 1 if own == "p" else batch]
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     out = launched(op, case, EIGHT, "float32", p, t, change=few)
     for i in range(batch):
@@ -159,7 +159,8 @@ def test_batches(op):
 
 
 def check_vectors(op, case, length, point, dtype, **where):
-    """The entries' numbers among those of vectors, with NaN for what must not be read."""
+    """Runs a case as vectors that hold the entries' values, with NaN at places that must not be
+    read."""
     (offsets, indices, values), case, place = encoded(case, length)
 
     def in_place(x, fill):
@@ -200,7 +201,7 @@ def test_a_row_of_vectors_sees_nothing_of_its_neighbours(length, point):
     vectors = max(len(row) for row in SPECIAL_ROWS)
     offsets = np.array([0, vectors], np.int32)
     for first in range(0, len(SPECIAL_ROWS) - length + 1, length):
-        # A vector stores a number for each of its rows: shorter ones go on with -infinity.
+        # A vector stores a value for each of its rows: shorter rows are filled with -infinity.
         rows = np.full((length, vectors), -INF)
         for row, special in zip(rows, SPECIAL_ROWS[first:], strict=False):
             row[: len(special)] = special
@@ -224,7 +225,7 @@ SPECIAL_ROWS = [
     [INF, 0],
     [-INF] * 4 + [NAN],
     [*range(7), -INF, INF],
-    [-INF] * 40,  # of several windows: all masked, and masked but for the last
+    [-INF] * 40,  # several windows: all masked, all but the last masked
     [-INF] * 40 + [5],
     [5] + [-INF] * 40,
     [0.0] * 20 + [NAN] + [0.0] * 20,
@@ -248,7 +249,7 @@ def test_nan_infinity_and_masked_rows_of_the_softmax(point, scale):
     (out,) = launched("sparse_softmax", case, point, "float32", values[None], scale=scale)
     with np.errstate(invalid="ignore"):
         exact = reference.sparse_softmax(np.float32(values), case.row_offsets, scale)
-    if scale == 0:  # 0 * -infinity is NaN, but a row that is all masked has nothing to share
+    if scale == 0:  # 0 * -infinity is NaN, but a fully masked row gives zeros
         masked = [len(row) > 0 and np.max(row) == -INF for row in SPECIAL_ROWS]
         exact[: case.stored][np.repeat(masked, np.diff(case.row_offsets))] = 0
     np.testing.assert_allclose(out, exact, rtol=2e-5, atol=1e-37)

@@ -1,4 +1,4 @@
-"""The CUDA lowerings of the operations on rows: for "cuda" as text, and run by the emulator."""
+"""The CUDA lowerings of the row operations: for "cuda" as text, and run by the emulator."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def close(actual, expected):
 
 
 def derivatives(function, v, t, u):
-    """Forward, second order and third, of a function of values alone."""
+    """Forward, second-order and third-order derivatives of a function of the values."""
 
     def loss(v):
         return jnp.sum(jnp.sin(function(v)))
@@ -126,7 +126,7 @@ def test_formats_and_dtypes(format, dtype):
 
 
 def launches(name, schedule, differentiate):
-    """The program of an operation for "cuda"."""
+    """The launches in the program of an operation for "cuda"."""
     function = lambda v: OPS[name](v, schedule)
     if differentiate:
         value = function

@@ -1,4 +1,4 @@
-"""The search for the row of an entry by a warp, against NumPy's."""
+"""The search for the row of an entry by a warp, against np.searchsorted."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The random points of the backend emulated-sampled, and who is asked for a schedule."""
+"""The random points of the backend emulated-sampled, and which ops request a schedule from it."""
 
 import jax
 import jax.numpy as jnp
@@ -55,5 +55,5 @@ def test_an_emulation_chooses_for_the_derivatives_too():
         ("spmm", False, "cuda"),
         ("spmm", True, "cuda"),
     ]
-    spmm(A, B)  # the CPU's own default asks elsewhere
+    spmm(A, B)  # the CPU's default does not come from the sampler
     assert len(asked) == 2

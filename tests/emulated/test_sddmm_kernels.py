@@ -17,7 +17,7 @@ from sgap_jax.launch.sddmm import launch_plan
 from sgap_jax.schedules.point import algorithm
 
 FEATURES = [0, 1, 3, 4, 31, 64, 130]
-# Long rows of many features in few lanes take the emulator long.
+# Long rows with many features in few lanes take the emulator long.
 SHORT_ROWS = [name for name in BATTERY if "heavy" not in name and name not in ("skewed", "wide")]
 
 
@@ -67,7 +67,7 @@ def check(name, point, dtype, d, **where):
 def test_a_sample_of_the_space(point):
     i = zlib.crc32(str(point).encode()) // 60
     lanes = point.group * int(point.col)
-    # Every feature count that few steps of the group cover, one of them for each point.
+    # Feature counts that the group covers in few steps, one of them for each point.
     fits = [d for d in FEATURES if d <= 16 * lanes]
     for name in SHORT_ROWS[i % 4 :: 4]:
         check(name, point, DTYPES[i % 4], fits[i % len(fits)])
@@ -82,7 +82,7 @@ def test_the_battery(point, name):
 @pytest.mark.parametrize("d", FEATURES)
 @pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
 def test_every_dtype_and_feature_count(point, d):
-    # From no features over less than a step to rows of X that do not fit in registers.
+    # From no features, over less than one step, to rows of X that do not fit in registers.
     for dtype in DTYPES:
         check("padded", point, dtype, d)
 
@@ -98,7 +98,7 @@ def test_batches(point, own):
     case, batch, rng = BATTERY["padded"], 5, np.random.default_rng(0)
     X = rng.standard_normal((batch if own != "Y" else 1, case.shape[0], 6))
     Y = rng.standard_normal((batch if own != "X" else 1, case.shape[1], 6))
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     values = sampled(case, point, "float32", X, Y, change=few)
     for i in range(batch):
@@ -168,7 +168,8 @@ def test_padding_may_hold_any_index():
 
 @pytest.mark.parametrize("point", REPRESENTATIVES, ids=str)
 def test_offsets_that_nobody_checked_stay_within_bounds(point):
-    # Each in [0, nnz], in no order, or entries of a matrix without rows: no meaning, but an end.
+    # Random offsets in [0, nnz], or a matrix without rows: no defined result, but the kernel must
+    # end.
     case, rng = BATTERY["padded"], np.random.default_rng(0)
     nnz, m = case.nnz, case.shape[0]
     falling = np.linspace(nnz, 0, m + 1).astype(int)
@@ -182,12 +183,13 @@ def test_offsets_that_nobody_checked_stay_within_bounds(point):
         try:
             sampled(odd, point, "float32", X[None], Y[None])
         except Fault as fault:
-            # Two groups may both take a nonzero to be theirs.
+            # Two groups may both treat a nonzero as theirs.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
 
 
 def test_the_sums_of_a_group_are_the_same_bits_wherever_their_nonzeros_stand():
-    # A nonzero's sum is a tree over the lanes, whatever its place among those taken together.
+    # A nonzero's sum is a tree over the lanes, whatever its place among the nonzeros taken
+    # together.
     case = BATTERY["full"]
     X, Y = operands(case, 33)
     X[:], Y[:] = X[0], Y[0]

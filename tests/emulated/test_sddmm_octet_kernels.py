@@ -20,7 +20,7 @@ from sgap_jax.schedules.tiles import sddmm_registers
 
 LENGTHS = (2, 4, 8, 16, 32)
 DTYPES = ("float16", "bfloat16", "float32")
-# Loads of 16 and of 8 bytes, one and several of them in a step, steps one by one and together.
+# Loads of 16 and of 8 bytes, one and several of them in a step, one and several stages.
 TILES = [
     OctetTile(8, tile_n=32, tile_k=64, tf32=True),
     OctetTile(8, tile_n=16, tile_k=16, tf32=True),
@@ -59,7 +59,7 @@ def check(name, tile, dtype, d, **where):
 
 
 def of(tile, length, dtype="float16"):
-    """The tile for vectors of a length; a smaller one where that takes too many registers."""
+    """The tile for vectors of a length, made smaller if it takes too many registers."""
     tile = dataclasses.replace(tile, vector_length=length)
     smaller = dataclasses.replace(tile, tile_n=16, stages=min(tile.stages, 2))
     return tile if sddmm_registers(tile, dtype) <= 160 else smaller
@@ -67,7 +67,7 @@ def of(tile, length, dtype="float16"):
 
 @pytest.mark.parametrize("name", BATTERY)
 def test_the_battery(name):
-    for j in range(3):  # of the lengths; the next matrix has others
+    for j in range(3):  # three of the lengths; the next matrix has others
         i = 3 * list(BATTERY).index(name) + j
         length, dtype = LENGTHS[i % 5], DTYPES[i // 3 % 3]
         check(name, of(TILES[i % 4], length, dtype), dtype, FEATURES[i % 8])
@@ -76,7 +76,7 @@ def test_the_battery(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @tiles
 def test_every_length_and_feature_count(tile, dtype):
-    # 34 rows and 5: the last block row is not full. Few features for many vectors of many rows.
+    # 34 and 5 rows: the last block row is not full. Few features for many vectors of many rows.
     for i, (length, d) in enumerate(itertools.product(LENGTHS, FEATURES)):
         if i % 6 == DTYPES.index(dtype) + 3 * (TILES.index(tile) % 2):
             check("padded" if d > 33 else "every_length", of(tile, length, dtype), dtype, d)
@@ -98,7 +98,7 @@ def test_batches(own):
     batch, rng = 5, np.random.default_rng(0)
     X = rng.standard_normal((batch if own != "Y" else 1, case.shape[0], 12))
     Y = rng.standard_normal((batch if own != "X" else 1, case.shape[1], 12))
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     for tile in TILES[:2]:
         values = sampled(arrays, case.shape, tile, "float16", X, Y, change=few)
@@ -136,7 +136,8 @@ def test_planted_bugs_of_factors_are_caught(right, wrong, planted):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("d", [8, 17])
 def test_what_is_not_sampled_does_not_touch_nan(d, length):
-    # Rows of Y that no vector names, and those of the vectors before, after and in other rows.
+    # NaN in rows of Y that no vector names, or that only vectors before, after or in other rows
+    # name.
     arrays, case, place = encoded(BATTERY["every_length"], length)
     X, Y = operands(case, d)
     X[20], Y[3], Y[5] = np.inf, np.nan, -np.inf
@@ -162,7 +163,8 @@ def test_padding_may_hold_any_index():
 
 @tiles
 def test_offsets_that_nobody_checked_stay_within_bounds(tile):
-    # Each in [0, vectors], in no order, or of a matrix without rows: no meaning, but an end.
+    # Random offsets in [0, vectors], or a matrix without rows: no defined result, but the kernel
+    # must end.
     (_, indices, values), case, _ = encoded(BATTERY["every_length"], 8)
     count, rng = len(indices), np.random.default_rng(0)
     falling = np.linspace(count, 0, 6).astype(int)
@@ -174,7 +176,7 @@ def test_offsets_that_nobody_checked_stay_within_bounds(tile):
         try:
             sampled(arrays, (m, case.shape[1]), tile, "float16", X, Y)
         except Fault as fault:
-            # Two warps may both take a vector to be theirs.
+            # Two warps may both treat a vector as theirs.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
 
 

@@ -61,7 +61,7 @@ def test_a_launch_gets_the_operands_that_its_kernel_takes(length, dtype):
 @pytest.mark.parametrize("length", [2, 8])
 def test_float32_is_rounded_to_tf32_where_that_is_allowed(length):
     A, X, Y = operands(length, 9, "float32")
-    X = X + 8 + 2.0**-12  # the fraction is beyond the 10 bits
+    X = X + 8 + 2.0**-12  # the fraction is beyond tf32's 10 bits
     tile = OctetTile(length, tile_n=16, tf32=True)
     found = sddmm(A, X, Y, schedule=Emulated(emulate, tile)).values
     np.testing.assert_array_equal(found, sddmm(A, jnp.round(X), Y).values)
@@ -82,7 +82,7 @@ def test_value_and_gradients_are_those_of_the_cpu(length):
     run = jax.value_and_grad(loss, (0, 1, 2, 3))
     arguments = X, Y, jnp.float16(0.125), A.values
     found, expected = (run(*arguments, s) for s in (recorded(calls), None))
-    # The values and the gradient in the weights; that in the scale has float32 sums.
+    # The values and the gradient in the weights; the gradient in the scale has float32 sums.
     assert calls.count(KERNEL) == 2 and calls.count("SddmmSubwarpKernel") == 1
     assert jax.tree.all(jax.tree.map(lambda x: jnp.isfinite(x).all(), found))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -123,7 +123,7 @@ def test_programs_for_a_gpu_hold_the_launch_and_nothing_on_entries(monkeypatch, 
     for program in (text(), text(OctetTile(8, tile_n=16))):
         assert program.count("custom_call @sgap_launch_v1") == program.count("custom_call") == 1
         assert KERNEL in program and "gather" not in program and "scatter" not in program
-    expanded = text(Schedule.parse("{<4 nnz, 4 col>, 4}"))  # points are of entries
+    expanded = text(Schedule.parse("{<4 nnz, 4 col>, 4}"))  # points work on entries, not on vectors
     assert "SddmmNnzKernel" in expanded and KERNEL not in expanded
     with pytest.raises(NotImplementedError, match="runs on the platform cuda, not on cpu"):
         sddmm(A, X, Y, schedule=OctetTile(8))

@@ -17,7 +17,7 @@ from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.launch.spmm import launch_plan, output_dtype
 from sgap_jax.schedules.point import algorithm
 
-# All but windows of several nonzeros a lane, of which a third serves.
+# All points, but a third of the windows of several nonzeros a lane.
 POINTS = [
     point
     for point in legal_points(Problem("spmm", (100, 90), 1000, n=128))
@@ -49,7 +49,7 @@ def _nvrtc():
 
 
 def by_columns(case):
-    """(offsets, indices, permutation) of A^T; the padding stays last."""
+    """(offsets, indices, permutation) of A^T; the padding stays at the end."""
     stored, nnz = case.stored, case.nnz
     order = np.argsort(case.column_indices[:stored], kind="stable")
     counts = np.bincount(case.column_indices[:stored], minlength=case.shape[1])
@@ -92,7 +92,7 @@ def check(name, point, dtype, n, transpose):
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_every_point(point):
-    # Every setting is a compilation: two for each point, with four matrices; the next has others.
+    # Every setting is compiled: two for each point, with four matrices; the next point has others.
     i = POINTS.index(point)
     for half in (0, 1):
         setting = SETTINGS[(2 * i + half * 23) % len(SETTINGS)]
@@ -114,7 +114,8 @@ def test_the_representatives_have_every_kernel():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("nonzeros", [2, 3, 4, 16])
 def test_spmv_of_windows(nonzeros, dtype):
-    # Rows that begin before, end in, and reach over windows and lanes: values in vectors and not.
+    # Rows that begin before, end in, and reach over windows and lanes; values loaded as vectors and
+    # not.
     point = Schedule.parse(f"{{<{nonzeros} nnz, 1 col>, 4}}")
     for name, transpose in itertools.product(BATTERY, (False, True)):
         check(name, point, dtype, 1, transpose)
@@ -151,7 +152,7 @@ def test_batches(point, own):
         np.isnan(case.values), np.nan, rng.standard_normal((batch if own != "B" else 1, case.nnz))
     )
     B = rng.standard_normal((batch if own != "values" else 1, case.shape[1], 4))
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     C = product(case, point, "float32", B, values=values, change=few)
     for i in range(batch):
@@ -211,7 +212,7 @@ def test_a_run_of_empty_rows_is_skipped_in_steps_that_double():
         ("spmm.cuh", "inside && own < stored", "own < stored", REPRESENTATIVES[3]),
         ("spmm.cuh", "(place.column >= n)", "(false)", REPRESENTATIVES[0]),
         ("types.cuh", "if (j < left) row[j]", "row[j]", REPRESENTATIVES[0]),
-        # heads of rows that began in the lane before
+        # the parts of rows that began in the lane before
         ("group.cuh", "if (lane + 1 < kGroup) ", "", REPRESENTATIVES[4]),
         ("spmm.cuh", "if (began_before && !leading)", "if (!leading)", REPRESENTATIVES[4]),
         ("spmm.cuh", "else if (leading)", "else if (false)", REPRESENTATIVES[4]),

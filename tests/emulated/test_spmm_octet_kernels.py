@@ -20,7 +20,7 @@ from sgap_jax.launch.spmm import launch_plan
 DTYPES = ("bfloat16", "float16", "float32")
 LENGTHS = (2, 4, 8, 16, 32)
 SETTINGS = list(itertools.product(LENGTHS, DTYPES))
-# Some of each field, and several at once.
+# Some values of each field, and several fields changed at once.
 TILES = [
     OctetTile(8),
     OctetTile(8, tile_n=128),
@@ -92,7 +92,7 @@ def test_batches(tile, own):
     values = rng.standard_normal((batch if own != "B" else 1, *stored.shape))
     values = np.where(np.isnan(stored), np.nan, values)
     B = rng.standard_normal((batch if own != "values" else 1, case.shape[1], 8))
-    # Fewer blocks in z than products, as where there are more than a grid can have.
+    # A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit.
     few = lambda call: dataclasses.replace(call, grid=(*call.grid[:2], 2))
     C = octet_product(arrays, case, tile, "bfloat16", B, values=values, change=few)
     for i in range(batch):
@@ -115,7 +115,7 @@ def test_entries_not_stored_do_not_touch_nan(length, dtype):
 
 
 def test_what_does_not_exist_is_not_row_0_and_not_what_follows():
-    # The one vector of a block row, and vectors of the next right behind it.
+    # The single vector of a block row, followed directly by vectors of the next one.
     case = from_row_lengths("last", 9, [1, 0, 0, 0, 3, 0, 0, 0])
     case = dataclasses.replace(case, column_indices=np.array([4, 5, 6, 7], np.int32))
     arrays, case, _ = encoded(case, 4)
@@ -162,7 +162,8 @@ def test_offsets_in_any_order_end_and_stay_within_bounds():
 
 
 def test_a_far_row_of_b_is_not_a_near_one():
-    """Row 2^30 of 8 columns is 2^33 numbers away: 0 in 32 bits, where there is memory."""
+    """Row 2^30 of 8 columns is 2^33 values away: in 32 bits this would be 0, where there is
+    memory."""
     problem = Problem("spmm", (8, 2**30 + 1), 8, 8, 1, "float16", "CVS(8)", "cuda")
     call = launch_plan(problem, OctetTile(8))
     arrays = [np.ones((1, 8), np.float16), np.array([0, 1], np.int32)]
@@ -186,7 +187,7 @@ PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_w
         ("j % 2 * 2 + e", "e * 2 + j % 2", PLAIN),
         (": O::kTiles * g;", ": g;", OctetTile(16, tf32=True)),
         ("2 * s + j][panel]", "s + 2 * j][panel]", FLOATS),
-        # what does not exist
+        # vectors that do not exist
         ("if (rows_left > at) ", "", PLAIN),
         ("|| values_left > at;", "|| true;", PLAIN),
         ("idle = row >= kLength ||", "idle = false ||", OctetTile(2)),

@@ -33,7 +33,7 @@ def compiler():
 
 
 def integer_vectors(dtype, length=8, name="every_length"):
-    """Every sum of its products with small integers is exact."""
+    """An array of vectors with small integers, so that every sum of products is exact."""
     arrays, case, _ = encoded(BATTERY[name], length)
     A, rng = vectors(arrays, case, dtype), np.random.default_rng(0)
     return A.with_values(cast(rng.integers(-3, 4, A.values.shape), dtype))
@@ -44,7 +44,7 @@ def integers(dtype, *shape):
 
 
 def noting(used):
-    """An emulation that notes the kernels it runs."""
+    """An emulation that records the kernels it runs."""
 
     def run(call, inputs, outputs):
         used.append(call.kernel)
@@ -75,7 +75,7 @@ def test_derivatives(tile):
     B = integers("bfloat16", A.shape[1], 8)
 
     def derivatives(schedule):
-        # The integers of a cotangent: small sums stay exact in bfloat16.
+        # Integers as a cotangent: small sums stay exact in bfloat16.
         weights = integers("bfloat16", A.shape[0], 8, 1)[:, :, 0]
         loss = lambda v, B: jnp.sum(spmm(A.with_values(v), B, schedule=schedule) * weights)
         tangents = jax.jvp(
@@ -85,7 +85,7 @@ def test_derivatives(tile):
 
     found = derivatives(Emulated(noting(used), tile))
     jax.tree.map(np.testing.assert_array_equal, found, derivatives(None))
-    assert used.count("SpmmOctetKernel") >= 4  # of each gradient, and three of the jvp
+    assert used.count("SpmmOctetKernel") >= 4  # one for each gradient, and three for the jvp
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -197,7 +197,7 @@ def test_explain_says_who_owns_what():
 
 
 def test_the_derivative_in_the_values_is_the_sddmm_of_the_default():
-    """Tiles of one operation say nothing of another's."""
+    """A tile given for one operation does not determine the tile of another."""
     A, used = integer_vectors("float16"), []
     X, Y = integers("float16", 34, 8), integers("float16", 33, 8)
     schedule = Emulated(noting(used), OctetTile(8))

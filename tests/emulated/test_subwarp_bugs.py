@@ -16,7 +16,7 @@ SPMM, SDDMM = "spmm_subwarp.cuh", "sddmm_subwarp.cuh"
 
 
 def halves(transpose):
-    """Of V = 8 in 16 bits, whose rows two subwarps share; vectors shared by lanes."""
+    """V = 8 in 16 bits, whose rows two subwarps share; lanes share the vectors."""
     check_product("every_length", SubwarpTile(8, split=2), "float16", 16, transpose)
 
 
@@ -37,7 +37,7 @@ def rows_of_x(name):
 
 
 def parts_of_a_vector(name):
-    """Of which lanes have two rows each."""
+    """Vectors of which each lane has two rows."""
     check_sampled(name, SubwarpTile(8, tile_n=8, subwarp=32), "float32", 8)
 
 
@@ -46,14 +46,14 @@ def features(name):
 
 
 def factors(dtype):
-    """Of V = 8, whose rows two subwarps share in float64."""
+    """V = 8, whose rows two subwarps share in float64."""
     check_sampled_factors(SubwarpTile(8, tile_n=8, subwarp=4), dtype)
 
 
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "check", "of"),
     [
-        # a vector past the end of the row is one more
+        # one vector past the end of the row is added
         (
             SPMM,
             "kAll || p + i * kSplit < last ? width : 0",

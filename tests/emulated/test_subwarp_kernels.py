@@ -30,10 +30,10 @@ from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.schedules.tiles import LENGTHS
 
-# All but the matrices whose long rows take the emulator long.
+# All matrices but those whose long rows take the emulator long.
 NAMES = [name for name in BATTERY if name not in ("skewed", "tall", "one_heavy_row")]
 COLUMNS = [0, 1, 2, 3, 4, 8, 12, 17, 33]
-WIDE = {"float64": 2, "float32": 4, "bfloat16": 8, "float16": 8}  # numbers of 16 bytes
+WIDE = {"float64": 2, "float32": 4, "bfloat16": 8, "float16": 8}  # values in 16 bytes
 SHAPES = [  # (subwarp, split, block_size, tile_k)
     (1, 1, 32, None),
     (2, 2, 64, 2),
@@ -53,7 +53,7 @@ def _nvrtc():
 
 
 def drawn(key, few):
-    """A few of the matrices, others for each key."""
+    """Some of the matrices, others for each key."""
     start = zlib.crc32(repr(key).encode())
     return [NAMES[(start + i * 5) % len(NAMES)] for i in range(few)]
 
@@ -79,7 +79,7 @@ def test_every_dtype_and_width_of_a_load(transpose, dtype):
         if columns > WIDE[dtype]:
             continue
         tile = SubwarpTile(4, tile_n=2 * columns, subwarp=4, split=2)
-        for n in (columns * 3, columns * 3 + 1):  # in vectors, and one by one
+        for n in (columns * 3, columns * 3 + 1):  # vector loads, and single loads
             check_product("every_length", tile, dtype, n, transpose)
 
 
@@ -126,7 +126,7 @@ def test_code_for_older_architectures():
 
 
 def few_blocks(call):
-    """Fewer blocks in z than products, as where there are more than a grid can have."""
+    """A grid with fewer blocks in z than batch members, as for batches beyond the grid's limit."""
     return dataclasses.replace(call, grid=(*call.grid[:2], 2))
 
 
@@ -162,7 +162,7 @@ def test_batches_of_sddmm(own):
 @pytest.mark.parametrize("length", [2, 8])
 @pytest.mark.parametrize("n", [4, 5])
 def test_rows_that_no_vector_names_do_not_touch_the_result(n, length):
-    """NaN in a row of B; of A^T B, in the rows that the vectors of other rows lie in."""
+    """NaN in a row of B; for A^T B, in the rows in which only vectors of other rows lie."""
     arrays, case, place = encoded(BATTERY["every_length"], length)
     for transpose in (False, True):
         B = dense_operand(case, n, transpose)
@@ -184,7 +184,7 @@ def test_rows_that_no_vector_names_do_not_touch_the_result(n, length):
 
 
 def test_a_last_block_row_that_the_matrix_cuts_off():
-    """V rows of B are one vector's, but those past the end do not exist, nor the values there."""
+    """A vector covers V rows of B; those past the end do not exist, nor do their values."""
     for m, length in itertools.product((1, 5, 9, 13), (2, 4, 8, 16, 32)):
         arrays, case, place = encoded(from_row_lengths("cut", 6, [3] * m), length)
         for transpose in (False, True):
@@ -235,7 +235,7 @@ def test_offsets_that_nobody_checked_end_and_stay_within_bounds(op):
             emulate(call, inputs, [(out.shape, out.dtype)], step_limit=30_000)
             ended += 1
         except Fault as fault:
-            # Two windows may both take a vector to be theirs.
+            # Two windows may both treat a vector as theirs.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
     assert ended > 5
 
@@ -268,7 +268,8 @@ def test_the_same_bits_in_any_order_of_the_blocks(op):
 
 @pytest.mark.parametrize("op", ["spmm", "transpose", "sddmm"])
 def test_a_far_row_is_not_a_near_one(op):
-    """Row 2^30 of 8 columns is 2^33 numbers away: 0 in 32 bits, where there is memory."""
+    """Row 2^30 of 8 columns is 2^33 values away: in 32 bits this would be 0, where there is
+    memory."""
     far, one = 2**30, np.array([0, 1], np.int32)
     values = np.ones((1, 1, 1), np.float32)
     at, memory = np.array([far], np.int32), np.ones((4, 8), np.float32)

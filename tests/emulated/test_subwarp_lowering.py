@@ -1,4 +1,5 @@
-"""Column vectors on CUDA cores within JAX: for "cuda" as text and emulated, with derivatives."""
+"""Column vectors on CUDA cores in JAX programs: for "cuda" as text and emulated, with
+derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def loss(function):
 
 
 def operations(A, schedule):
-    """Functions of differentiable operands, and these."""
+    """Functions of differentiable operands, and the operands."""
     rng, (m, k) = np.random.default_rng(2), A.shape
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), A.dtype)
     values = draw(*A.values.shape)

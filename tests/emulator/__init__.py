@@ -1,19 +1,20 @@
-"""Runs the PTX of CUDA kernels with NumPy, and faults where a GPU might only go wrong quietly.
+"""Runs the PTX of CUDA kernels with NumPy, and raises a fault where a GPU might silently go wrong.
 
     program, memory = Program(ptx), Memory()
     address = memory.put(array)
     program.run("kernel", grid, block, [address, 5], memory)
     array = memory.get(address, array)
 
-A Fault is: an access out of bounds or misaligned; a load of shared memory that nobody wrote, or
-that a cp.async has yet to write; a race (shadow.py); a collective or barrier that not all of its
-lanes reach, exited ones included; a trap; too many steps. An instruction or modifier that is not
-known raises NotImplementedError. Wrong lanes, widths and fragments are legal: compare the results.
+A Fault is: an access out of bounds or misaligned; a load of shared memory that was never written,
+or that a cp.async has yet to write; a race (shadow.py); a collective or barrier that not all of its
+lanes reach (exited lanes included); a trap; too many steps. An unknown instruction or modifier
+raises NotImplementedError. Wrong lanes, widths and fragments are legal PTX: tests compare the
+results.
 
-Threads of up to 64 blocks advance together, always those with the lowest program counter, and lanes
-that meet at an atomic take turns in their order: one of the schedules that a GPU might choose. Not
-modelled: approximate functions to the last bit (rcp, ex2, ... are NumPy's), how tensor cores round,
-fences, bulk copies, wgmma, calls, barriers for a part of a block.
+Threads of up to 64 blocks advance together: those with the lowest program counter run next, and
+lanes that update one address atomically do so in lane order. This is one of the orders that a GPU
+might choose. Not modelled: the last bits of approximate functions (rcp, ex2, ... are NumPy's), the
+rounding of tensor cores, fences, bulk copies, wgmma, calls, barriers for a part of a block.
 """
 
 from .memory import Memory

@@ -16,7 +16,7 @@ POISONED = 0xDE
 
 
 def memory_modifiers(instruction):
-    """The modifiers that say where, and how to cache: nothing that a result depends on."""
+    """The state-space and cache modifiers, on which no result depends."""
     return [
         modifier
         for modifier in instruction.modifiers
@@ -37,7 +37,7 @@ def vector_length(instruction):
 
 
 def granules_of(entry):
-    """The narrowest access to each space: races are told apart at that size."""
+    """The narrowest access to each space: races are tracked at that granularity."""
     granules = {"global": 16, "shared": 16}
     for instruction in entry.instructions:
         if instruction.opcode in ("ld", "st", "atom", "red"):
@@ -86,7 +86,7 @@ def load(blocks, instruction, active):
 
 def load_parameter(blocks, instruction, active, targets, kind):
     parameters, width, address = blocks.launch.parameters, WIDTHS[kind], instruction.operands[1]
-    # Mostly one address for all lanes.
+    # Usually all lanes have the same address.
     lanes = active.lanes if isinstance(address.base, Register) else active.lanes[:1]
     positions = blocks.addresses(address, lanes)
     if positions.min() < 0 or positions.max() + width * len(targets) > len(parameters):
@@ -103,7 +103,7 @@ def store(blocks, instruction, active):
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     target, source = instruction.operands
     if space == "param":
-        return  # an argument of a call: whether the call is known is decided there
+        return  # an argument of a call, which is checked at the call itself
     sources = source.parts if isinstance(source, Vector) else (source,)
     width = WIDTHS[kind]
     shift = width.bit_length() - 1
@@ -150,12 +150,12 @@ UPDATES = {
     "inc": wrapping_increment,
     "dec": wrapping_decrement,
 }
-# Where the old value is not wanted and NumPy can accumulate in place.
+# Updates that NumPy can accumulate in place, if the old value is not needed.
 IN_PLACE = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 def atomic(blocks, instruction, active):
-    """atom and red: lanes that meet at an address take turns in their order."""
+    """atom and red: lanes that update the same address do so in lane order."""
     instruction.allow(*memory_modifiers(instruction), *UPDATES, "v2", "v4")
     space, kind, count = space_of(instruction), instruction.types[-1], vector_length(instruction)
     operation = next(name for name in instruction.modifiers if name in UPDATES)
@@ -179,7 +179,7 @@ def atomic(blocks, instruction, active):
 
 
 def update(place, words, operands, operation, kind, wanted):
-    """The old bits at each word; `place` gets the new ones."""
+    """Returns the old bits at each word; `place` gets the new ones."""
     memory = place.view(UNSIGNED[WIDTHS[kind]])
     if not wanted and operation in IN_PLACE and LIFTED[kind] and "bf16" not in kind:
         numbers = lift(operands[0], kind)
@@ -197,7 +197,7 @@ def update(place, words, operands, operation, kind, wanted):
 
 
 def turns(words):
-    """How many earlier lanes have the same word."""
+    """For each lane: how many earlier lanes have the same word."""
     order = np.argsort(words, kind="stable")
     ordered = words[order]
     starts = np.r_[True, ordered[1:] != ordered[:-1]]
@@ -257,7 +257,7 @@ def finish_copies(blocks, instruction, active, kept):
             copied = offsets < used[done, None]
             values = source[np.where(copied, origin[done, None] + offsets, 0)]
             blocks.shared.bytes[where[:, None] + offsets] = np.where(copied, values, 0)
-            # The copy lands now, whatever barriers have passed since its issue.
+            # The copy is performed now, whatever barriers have passed since its issue.
             blocks.check_race("store", blocks.shared, where, width, lanes[done], instruction)
         left = ~done
         if left.any():

@@ -11,7 +11,7 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def flush(numbers):
-    """Subnormal float32 numbers become zeros of their sign."""
+    """Flushes subnormal float32 values to zeros of their sign."""
     if numbers.dtype != np.float32:
         return numbers
     return np.where(np.abs(numbers) < SMALLEST_NORMAL, np.copysign(np.float32(0), numbers), numbers)
@@ -91,12 +91,12 @@ def multiply_or_wide(blocks, instruction, active):
 
 
 def divide(instruction, kind, x, y):
-    # Exact after the remainder is gone; NumPy's own division of integers rounds down.
+    # Exact once the remainder is subtracted; NumPy's own integer division rounds down.
     return x / y if is_float(kind) else (x - np.fmod(x, y)) // y
 
 
 def extremum(instruction, kind, x, y):
-    """A NaN loses against a number (unless .NaN), and -0 is less than +0."""
+    """min and max: the other operand wins against a NaN (unless .NaN), and -0 is less than +0."""
     largest = instruction.opcode == "max"
     if not is_float(kind):
         return np.maximum(x, y) if largest else np.minimum(x, y)
@@ -128,7 +128,7 @@ OPERATIONS = {
     "min": (extremum, ROUNDED),
     "max": (extremum, ROUNDED),
     "copysign": (lambda instruction, kind, x, y: np.copysign(y, x), ()),
-    # The approximations are as exact as NumPy: a GPU may differ in the last bits.
+    # Approximate instructions are as exact as NumPy here: a GPU may differ in the last bits.
     "rcp": (simple(reciprocal), ROUNDED),
     "sqrt": (simple(np.sqrt), ROUNDED),
     "rsqrt": (simple(lambda x: reciprocal(np.sqrt(x))), ROUNDED),

@@ -1,4 +1,4 @@
-"""Words as bits: fields, shifts, counts, permutations (PTX ISA, sections 9.7.1 and 9.7.8)."""
+"""Bit instructions: fields, shifts, counts, permutations (PTX ISA, sections 9.7.1 and 9.7.8)."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from .values import UNSIGNED, WIDTHS
 
 
 def bit_rows(x):
-    """(lanes, bits) of each word, the most significant bit first."""
+    """The bits of each word [lanes, bits], the most significant bit first."""
     octets = np.ascontiguousarray(x).view(np.uint8).reshape(len(x), -1)[:, ::-1]
     return np.unpackbits(octets, axis=1)
 
@@ -30,7 +30,8 @@ def count_bits(blocks, instruction, active):
 
 
 def find_highest_bit(blocks, instruction, active):
-    """bfind: the position of the highest bit that differs from the sign, all ones if none."""
+    """bfind: the position of the highest bit that differs from the sign bit; all ones if there is
+    none."""
     instruction.allow("shiftamt")
     x = blocks.read(instruction.operands[1], instruction.types[-1])
     x = np.where(x < 0, ~x, x) if x.dtype.kind == "i" else x
@@ -41,7 +42,7 @@ def find_highest_bit(blocks, instruction, active):
 
 
 def low_mask(length, dtype):
-    """`length` ones at the low end; all ones from the width on."""
+    """A word with `length` low bits set; all bits from the word's width on."""
     width = 8 * np.dtype(dtype).itemsize
     ones = (np.ones(1, dtype) << np.minimum(length, width - 1).astype(dtype)) - dtype(1)
     return np.where(length >= width, ~dtype(0), ones)
@@ -97,7 +98,7 @@ def funnel_shift(instruction, kind, low, high, amount):
     amount = amount & np.uint32(31) if unlimited else np.minimum(amount, np.uint32(32))
     both = (high.astype(np.uint64) << np.uint64(32)) | low
     if "l" in instruction.modifiers:
-        # A shift by 32 in two steps, for NumPy shifts 64-bit words by at most 63.
+        # In two shifts, since NumPy shifts 64-bit words by at most 63.
         return ((both << amount.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32)
     return (both >> amount.astype(np.uint64)).astype(np.uint32)
 

@@ -1,4 +1,4 @@
-"""The state of some blocks that run together: registers, program counters, memory."""
+"""The state of blocks that run together: registers, program counters, memory."""
 
 from functools import cached_property
 
@@ -9,9 +9,10 @@ from .parse import Address, Fault, Immediate, Register, Symbol
 from .shadow import Shadow
 from .values import SIGNED, UNSIGNED, WIDTHS, bits, lift, lower
 
-# Generic addresses of shared and local memory; global ones are as they are.
+# Where shared and local memory begin in the generic address space; global addresses map to
+# themselves.
 SHARED_WINDOW, LOCAL_WINDOW, WINDOW_MASK = 1 << 44, 2 << 44, (1 << 44) - 1
-POISON = 0x7FFD7FFD7FFD7FFD  # its ends are NaN in every float type, and no small integers
+POISON = 0x7FFD7FFD7FFD7FFD  # any part of it is NaN in float types, and a large integer
 
 
 class Active:
@@ -45,7 +46,7 @@ class Blocks:
         self.warp_start = np.arange(self.n) - self.lane
         self.thread_xyz = launch.thread_coordinates(within)
         self.block_xyz = launch.block_coordinates(first + self.block)
-        # What depends on the lane alone outlives these blocks.
+        # Tables that depend on the lane only are shared with later blocks.
         self.registers, self._specials, self.tables = {}, {}, launch.tables.setdefault(count, {})
         self.end = len(self.entry.instructions)
         self.pc = np.where(self.exists, 0, self.end)
@@ -76,7 +77,7 @@ class Blocks:
         return self.registers[name]
 
     def read(self, operand, kind):
-        """Numbers of type `kind`, one for each lane (two for packed types); not to be changed."""
+        """Values of type `kind`, one for each lane (two for packed types); read-only."""
         if isinstance(operand, Register):
             name = operand.name
             if name not in self.entry.registers:
@@ -120,11 +121,11 @@ class Blocks:
         if active.all:
             stored[:] = numbers
         else:
-            # Not copyto's own casting: a signed number has to be extended first.
+            # copyto's own casting would not sign-extend a signed value first.
             np.copyto(stored, numbers.astype(stored.dtype, copy=False), where=active.mask)
 
     def write_lanes(self, operand, numbers, kind, lanes):
-        """The same for the numbers of some lanes only."""
+        """As `write`, for values of some lanes only."""
         if operand.name == "_":
             return
         stored, numbers = self.storage(operand.name), lower(numbers, kind)
@@ -180,7 +181,7 @@ class Blocks:
         return np.full(len(lanes), value + operand.offset, np.int64)
 
     def locate(self, space, operand, width, lanes, instruction, offsets=0):
-        """(space, positions in its bytes, lanes): checked for alignment and bounds."""
+        """Yields (space, byte positions in it, lanes), checked for alignment and bounds."""
         addresses = self.addresses(operand, lanes) + offsets
         if space != "generic":
             yield self._check(space, addresses, width, lanes, instruction)
@@ -211,7 +212,7 @@ class Blocks:
             positions = addresses - Memory.BASE
         good = all_flags(space.valid, positions, width)
         if stride is not None:
-            good &= (addresses >= 0) & (addresses < stride)  # not the next block's memory
+            good &= (addresses >= 0) & (addresses < stride)  # not in the next block's memory
         if not good.all():
             i = np.flatnonzero(~good)[0]
             what = f"out of bounds: {width} bytes at {name} address {addresses[i]:#x}"
@@ -227,7 +228,8 @@ class Blocks:
                 raise self.fault(what, lanes[i], instruction)
 
     def forbid_pending(self, positions, width, lanes, instruction):
-        """Nobody, the issuing thread included, may touch what a copy has yet to write."""
+        """Faults if any thread, the issuing one included, touches bytes that a pending copy will
+        write."""
         for owners, _, targets, _, _, size in self.copies:
             order = np.argsort(targets)
             starts, ends = targets[order], targets[order] + size
@@ -242,7 +244,7 @@ class Blocks:
     # Races
 
     def ordered(self, others, times, threads):
-        """Whether a barrier lies between what `others` did at `times` and `threads` do now."""
+        """Whether a barrier separates what `others` did at `times` from what `threads` do now."""
         lanes = threads - self.identity[0]
         others = others - 1
         same_block = others // self.padded == (threads - 1) // self.padded

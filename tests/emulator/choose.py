@@ -50,7 +50,7 @@ def compare(name, x, y):
 
 
 def comparison(blocks, instruction):
-    """The comparison of setp and set, and what .and, .or, .xor combine it with."""
+    """The comparison of setp and set, combined with a predicate by .and, .or, .xor."""
     name, *modifiers = instruction.modifiers
     instruction.allow(name, "ftz", *COMBINATIONS)
     kind = instruction.types[-1]
@@ -104,7 +104,7 @@ def select(blocks, instruction, active):
 
 
 def logic(function):
-    """and, or, xor, not: of predicates too."""
+    """and, or, xor, not; also of predicates."""
 
     def run(blocks, instruction, active):
         instruction.allow()

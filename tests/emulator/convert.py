@@ -32,7 +32,7 @@ def convert(blocks, instruction, active):
         result = TO_INTEGER[next(m for m in modifiers if m in TO_INTEGER)](number)
     else:
         if not is_float(source) and (number.itemsize < 8 or target in ("bf16", "f16")):
-            number = number.astype(np.float64)  # exact, so that there is one rounding
+            number = number.astype(np.float64)  # exact, so that only one rounding follows
         result = round_to(limit(number, modifiers), target, modifiers, instruction)
     if "ftz" in modifiers and is_float(target):
         result = flush(result)
@@ -40,7 +40,7 @@ def convert(blocks, instruction, active):
 
 
 def limit(number, modifiers):
-    """.sat (to [0, 1], NaN to 0) and .relu (negative to 0) of the floating-point number."""
+    """Applies .sat (to [0, 1], NaN to 0) and .relu (negative to 0) to floating-point values."""
     if number.dtype.kind == "f" and "sat" in modifiers:
         number = np.fmin(np.fmax(number, number.dtype.type(0)), number.dtype.type(1))
     if "relu" in modifiers:
@@ -49,7 +49,7 @@ def limit(number, modifiers):
 
 
 def round_to(number, target, modifiers, instruction):
-    """A number of the target's lifted type, or one that `lower` rounds to nearest."""
+    """Rounds to the target: returns its lifted type, or values that `lower` rounds to nearest."""
     mode = next((name for name in modifiers if name in DIRECTED), None)
     if target == "tf32":
         rounded = round_mantissa(number, 10, ties_away="rna" in modifiers)
@@ -64,7 +64,7 @@ def round_to(number, target, modifiers, instruction):
 
 
 def float_to_integer(number, target, modifiers):
-    """Rounded, clamped to the range; NaN gives 0."""
+    """Rounds and clamps to the integer range; NaN gives 0."""
     mode = next((m for m in modifiers if m in TO_INTEGER), None)
     if mode is None:
         raise NotImplementedError("cvt from float to integer without a rounding")

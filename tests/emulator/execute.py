@@ -1,4 +1,5 @@
-"""Scheduling: always the lowest program counter; lanes at a collective wait for their partners."""
+"""The scheduler: lanes at the lowest program counter run next; lanes at a collective wait for their
+partners."""
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .wmma import matrix_instruction
 
 
 def nothing(blocks, instruction, active):
-    """Fences and hints: they order no access that the race check knows of."""
+    """Fences and hints do nothing: the race check does not model them."""
 
 
 def trap(blocks, instruction, active):
@@ -76,9 +77,10 @@ def execute(blocks):
 
 
 def run_together(blocks, active, here, merge):
-    """Runs lanes that are all at `here` until they part, wait, or reach `merge`, where others are.
+    """Runs lanes that are all at `here` until they diverge, wait, or reach `merge`, where other
+    lanes are.
 
-    blocks.pc is theirs again when this returns.
+    blocks.pc is up to date again when this returns.
     """
     code, launch = blocks.entry.instructions, blocks.launch
     while here < merge:
@@ -131,7 +133,7 @@ def handler_of(instruction):
 
 
 def gather(blocks, instruction, active, acting, here):
-    """A collective: runs it for the groups that are complete. True if nobody has to wait."""
+    """Runs a collective for the groups that are complete. Returns True if no lane has to wait."""
     waiting = acting.mask | (blocks.parked & (blocks.pc == here))
     ready = complete(blocks, instruction, waiting)
     together = acting if np.array_equal(ready, acting.mask) else Active(ready)

@@ -1,4 +1,5 @@
-"""Bytes with validity: device memory, shared memory of blocks, local memory of threads."""
+"""Memory with validity flags per byte: device memory, shared memory of blocks, local memory of
+threads."""
 
 import math
 
@@ -16,7 +17,8 @@ def align_up(value, alignment):
 
 
 def all_flags(flags, positions, width):
-    """Whether `width` flags from each (aligned) position are set; outside of the array none is."""
+    """Whether the `width` flags from each (aligned) position are all set; outside of the array none
+    is."""
     part = min(width, 8)
     shift = part.bit_length() - 1
     words = flags.view(UNSIGNED[part])
@@ -27,9 +29,9 @@ def all_flags(flags, positions, width):
 
 
 class Space:
-    """Bytes of which only the `valid` may be touched, and only the `written` may be read.
+    """Bytes with flags: only `valid` bytes may be accessed, and only `written` ones may be read.
 
-    The first and the last bytes are never valid, so clipped positions are invalid ones.
+    The first and the last bytes are never valid, so that clipped positions are invalid.
     """
 
     def __init__(self, name, size, fill=0):
@@ -37,7 +39,7 @@ class Space:
         self.name = name
         self.bytes = np.full(size, fill, np.uint8)
         self.valid = np.zeros(size, np.bool_)
-        self.written = None  # where every valid byte may be read
+        self.written = None  # None: every valid byte may be read
         self.shadow = None
 
     def track_writes(self):
@@ -57,7 +59,7 @@ class Space:
 class Memory:
     """Device memory: buffers at multiples of 256 bytes, with a red zone after each."""
 
-    BASE = 1 << 20  # address of the first byte: a null pointer and small offsets from it are out
+    BASE = 1 << 20  # first address; null and small offsets from it are invalid
 
     def __init__(self, capacity=1 << 20):
         self.space = Space("global", capacity)
@@ -75,7 +77,7 @@ class Memory:
         return self.BASE + start
 
     def get(self, address, like):
-        """The array at `address`, of the shape and dtype of `like` (an array, or what has both)."""
+        """The array at `address`, with the shape and dtype of `like`."""
         dtype = np.dtype(like.dtype)
         nbytes = dtype.itemsize * math.prod(like.shape)
         start = address - self.BASE

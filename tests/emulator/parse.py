@@ -1,4 +1,4 @@
-"""PTX text -> entries of instructions (PTX ISA, sections 4 to 6)."""
+"""Parses PTX text into entries of instructions (PTX ISA, sections 4 to 6)."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from .values import WIDTHS
 
 
 class Fault(Exception):
-    """The kernel did what it must not do; the message names thread, block and instruction."""
+    """A kernel's error; the message names thread, block and instruction."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Instruction:
         return f"`{self.text}`" + (f" ({self.source})" if self.source else "")
 
     def allow(self, *modifiers):
-        """Refuses a modifier that is neither a type nor one of these."""
+        """Raises NotImplementedError for a modifier that is neither a type nor one of these."""
         for modifier in self.modifiers:
             if modifier not in modifiers and modifier not in WIDTHS and modifier != "pred":
                 raise NotImplementedError(f"modifier .{modifier} of {self}")
@@ -93,7 +93,7 @@ class Entry:
     variables: list = field(default_factory=list)
     registers: dict = field(default_factory=dict)  # name -> width in bytes, 0 for a predicate
     labels: dict = field(default_factory=dict)
-    tables: dict = field(default_factory=dict)  # of brx.idx: label -> labels
+    tables: dict = field(default_factory=dict)  # jump tables of brx.idx: label -> labels
     instructions: list = field(default_factory=list)
     max_threads: int | None = None
 
@@ -159,7 +159,8 @@ def parse_operand(text, scope):
 
 
 class Scope:
-    """Braces of inline assembly: a name declared inside hides the same name outside."""
+    """The scopes of inline assembly's braces: a name declared inside hides the same name
+    outside."""
 
     def __init__(self, entry):
         self.entry, self.levels, self.opened = entry, [{}], 0

@@ -1,4 +1,4 @@
-"""The public face: a parsed module, and its launches."""
+"""The public interface: a parsed module, and its launches."""
 
 from array import array as int_list
 
@@ -17,7 +17,7 @@ LANES_AT_ONCE = 1 << 16
 STEP_LIMIT = 20_000_000
 GRID_LIMIT = (2**31 - 1, 65535, 65535)
 BLOCK_LIMIT = (1024, 1024, 64)
-SHARED_LIMIT = 227 << 10  # bytes a block can have on sm_90, static and dynamic
+SHARED_LIMIT = 227 << 10  # bytes of a block on sm_90, static and dynamic
 
 
 class Program:
@@ -38,13 +38,13 @@ class Program:
         step_limit=STEP_LIMIT,
         order=None,
     ):
-        """Runs a kernel to its end.
+        """Runs a kernel to completion.
 
         `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
         for structures by value. `order`, a permutation of the blocks (counted along x first), runs
-        them one after another; by default many advance together, from the first on.
+        them one after another; by default up to 64 advance together, in order.
 
-        Raises Fault if the kernel does what it must not do, ValueError for a wrong launch,
+        Raises Fault if the kernel makes an error, ValueError for an invalid launch,
         NotImplementedError for PTX that the emulator does not know.
         """
         if entry not in self._entries:
@@ -72,7 +72,7 @@ def extents(value):
 
 
 class Launch:
-    """What all blocks of a launch share."""
+    """The state that all blocks of a launch share."""
 
     def __init__(self, program, entry, grid, block, shared_bytes):
         self.program, self.entry, self.grid, self.block = program, entry, grid, block
@@ -105,7 +105,7 @@ class Launch:
         }
         size, granule = len(memory.space.bytes), self.granules["global"]
         memory.space.shadow = Shadow(size, granule)
-        self.history = int_list("i", [0])  # the instruction of each step, from 1
+        self.history = int_list("i", [0])  # the instruction of each step; steps count from 1
 
     @property
     def now(self):
@@ -132,7 +132,7 @@ class Launch:
 
 
 def pack_arguments(entry, arguments):
-    """(the parameters' bytes, the offset of each)."""
+    """Packs the arguments: (the parameters' bytes, the offset of each)."""
     if len(arguments) != len(entry.parameters):
         expected = [parameter.kind for parameter in entry.parameters]
         raise ValueError(f"{entry.name} takes {expected}, got {len(arguments)} arguments")

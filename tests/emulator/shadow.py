@@ -1,11 +1,11 @@
-"""Races: which thread last stored to, loaded or atomically updated each granule of memory.
+"""Race detection: which thread last stored to, loaded or atomically updated each granule of memory.
 
 Two accesses by different threads, one of them a plain store, race unless a barrier lies between
 them: `bar.sync` of their block, or a `bar.warp.sync` that names both. Fences, volatile accesses and
-shuffles order nothing here. Atomic and relaxed accesses do not race with each other, nor with plain
-loads (the load that opens a compare-and-swap loop). An order that goes through a third lane, or
-through flags in memory, is not seen, and neither is that all stores may store the same number: such
-kernels fault though a GPU runs them.
+shuffles do not count as ordering here. Atomic and relaxed accesses do not race with each other, nor
+with plain loads (the load that opens a compare-and-swap loop). Not recognized as correct: an order
+established through a third lane or through flags in memory, and stores of the same value by several
+threads. Such kernels fault here although they are correct on a GPU.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Conflict:
-    access: int  # which of the granules asked about
+    access: int  # index among the queried granules
     other: int  # the other thread
-    time: int  # when that one came
-    what: str  # what it did
+    time: int  # when the other thread accessed it
+    what: str  # its kind of access
 
 
 class Record:
-    """Who came to each granule, and when. 0 is nobody: threads are numbered from 1."""
+    """The thread that last accessed each granule, and when. 0 is none: threads are numbered from
+    1."""
 
     def __init__(self, size, what):
-        # Zeroed pages cost nothing until they are touched.
+        # np.zeros commits no memory until it is touched.
         self.who, self.when = np.zeros(size, np.int32), np.zeros(size, np.int32)
         self.what, self.used = what, False
 
@@ -34,7 +35,7 @@ class Record:
             self.who[granules], self.when[granules], self.used = threads, now, True
 
     def conflict(self, granules, threads, ordered):
-        """The first access by somebody else that no barrier separates from this one, or None."""
+        """The first access by another thread that no barrier separates from this one, or None."""
         if not self.used:
             return None
         who = self.who[granules]
@@ -56,8 +57,8 @@ class Record:
 
 
 class Shadow:
-    """`ordered(others, times, threads)` says which accesses by others a barrier separates; the
-    blocks that run set it."""
+    """The access records of a space. `ordered(others, times, threads)` says which accesses by
+    others a barrier separates; the running blocks set it."""
 
     def __init__(self, nbytes, granule):
         size = nbytes // granule + 1
@@ -65,14 +66,14 @@ class Shadow:
         self.stores = Record(size, "stored to it")
         self.updates = Record(size, "updated it atomically")
         self.constants = Record(size, "loaded it as read-only data")
-        # The last reader, the last one of another warp than his, and another one of his warp: a
-        # writer always meets somebody else if there was somebody else.
+        # Three readers: the last one, the last one of another warp, and another one of the last
+        # one's warp. A writer thus always finds another thread if there was one.
         self.loads = Record(size, "loaded it")
         self.far_loads = Record(size, "loaded it")
         self.near_loads = Record(size, "loaded it")
 
     def spread(self, positions, width, threads):
-        """One element for each granule of each access."""
+        """Expands accesses to one element for each granule."""
         count = width // self.granule
         first = positions >> self.shift
         if count == 1:
@@ -88,7 +89,7 @@ class Shadow:
             self._keep(granules[moved], before[moved], when[moved], threads[moved])
             self.loads.write(granules, threads, now)
             last = self.loads.who[granules]
-            lost = np.flatnonzero(last != threads)  # several lanes of this instruction read it
+            lost = np.flatnonzero(last != threads)  # several lanes read one granule
             self._keep(granules[lost], threads[lost], np.full(lost.size, now), last[lost])
         return conflict
 
@@ -98,7 +99,8 @@ class Shadow:
             record.write(granules[chosen], readers[chosen], when[chosen])
 
     def load_constant(self, positions, width, threads, now):
-        """`ld.global.nc`: nobody may change the data during the launch, ordered or not."""
+        """`ld.global.nc`: no thread may change the data during the launch, ordered by a barrier or
+        not."""
         granules, threads = self.spread(positions, width, threads)
         conflict = self.stores.anybody(granules) or self.updates.anybody(granules)
         if conflict is None:

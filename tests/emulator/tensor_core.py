@@ -1,8 +1,8 @@
-"""mma, ldmatrix and movmatrix: fragments as PTX ISA, section 9.7.14 lays them out.
+"""mma, ldmatrix and movmatrix, with the fragment layouts of the PTX ISA, section 9.7.14.
 
-g = lane / 4 and t = lane % 4. Products and sums are formed in float64 and rounded once: a tensor
-core truncates in places that NVIDIA does not document, so compare with a bound, or use integers.
-wmma, whose fragments have no documented layout, is in wmma.py.
+g = lane / 4 and t = lane % 4. Products and sums are computed in float64 and rounded once. A real
+tensor core truncates in undocumented places, so compare with a bound, or use integers. wmma, whose
+fragment layouts are undocumented, is in wmma.py.
 """
 
 import re
@@ -17,7 +17,7 @@ G, T = np.arange(32) // 4, np.arange(32) % 4
 
 
 def pieces(kind):
-    """(elements in a register, type of one)."""
+    """(elements in a register, type of the register)."""
     if kind in ("f16", "bf16"):
         return 2, kind + "x2"
     return 1, kind
@@ -37,9 +37,9 @@ def placement(matrix, register, element, kind):
 
 
 def operand_numbers(blocks, register, kind):
-    """(warps, 32, elements) as float64."""
+    """A register's elements [warps, 32, elements] as float64."""
     count, packed = pieces(kind)
-    if kind == "tf32":  # the low 13 bits are not looked at
+    if kind == "tf32":  # the low 13 bits are ignored
         words = blocks.read(register, "b32") & np.uint32(0xFFFFE000)
         numbers = words.view(np.float32)
     else:
@@ -94,7 +94,8 @@ def octet_placement(matrix, layout, i):
 
 
 def multiply_octets(blocks, instruction, active):
-    """mma.m8n8k4: four products, each of lanes 4 q to 4 q + 3 and, 16 on, of its high group."""
+    """mma.m8n8k4: four products; product q belongs to lanes 4 q to 4 q + 3 and 4 q + 16 to 4 q +
+    19."""
     instruction.allow(*ALIGNED, "row", "col", "m8n8k4")
     if instruction.types != ["f32", "f16", "f16", "f32"]:
         raise NotImplementedError(f"types of {instruction}")
@@ -134,7 +135,8 @@ def load_matrices(blocks, instruction, active):
     rows = np.zeros(blocks.n, np.int64)
     ((place, positions, _),) = blocks.locate("shared", source, 16, giving, instruction)
     rows[giving] = positions
-    # Who reads, the lane that gives the address or the one that gets the data, is not documented.
+    # The ISA does not say which lane reads: the one that gives the address, or the one that gets
+    # the data.
     blocks.check_race("load", place, positions, 16, giving, instruction)
     lanes = active.lanes
     start, g, t = blocks.warp_start[lanes], blocks.lane[lanes] // 4, blocks.lane[lanes] % 4

@@ -1,8 +1,8 @@
-"""PTX types as NumPy sees them, and the roundings that NumPy has not.
+"""PTX types in NumPy, and the roundings that NumPy lacks.
 
 A register holds bits (uint16, uint32, uint64, or bool for a predicate). `lift` turns bits into
-numbers of a type, `lower` turns numbers into bits. Packed types (f16x2, bf16x2) lift into arrays of
-twice the length: NumPy then computes on the halves as on any other numbers.
+values of a type, `lower` turns values into bits. Packed types (f16x2, bf16x2) lift into arrays of
+twice the length, so that NumPy computes on the halves as on any other values.
 """
 
 from fractions import Fraction
@@ -44,7 +44,7 @@ def bits(number, kind):
 
 
 def lift(storage, kind):
-    """Bits -> numbers. bfloat16 becomes float32, which holds it exactly."""
+    """Bits -> values. bfloat16 becomes float32, which holds it exactly."""
     if kind in ("bf16", "bf16x2"):
         halves = storage.view(np.uint16).astype(np.uint32)
         return (halves << np.uint32(16)).view(np.float32)
@@ -52,7 +52,8 @@ def lift(storage, kind):
 
 
 def lower(numbers, kind):
-    """Numbers -> bits, to nearest even. float64 numbers may have been rounded to odd before."""
+    """Values -> bits, rounded to nearest even. float64 values may have been rounded to odd
+    before."""
     if kind in ("bf16", "bf16x2"):
         stored = round_bfloat16(numbers)
     else:
@@ -104,7 +105,7 @@ def sum_to_odd(x, y):
 
 
 def towards(exact, dtype, mode):
-    """float64 numbers, which may have been rounded to odd, to `dtype` as .rz, .rm or .rp say."""
+    """Rounds float64 values, possibly rounded to odd before, to `dtype` by mode .rz, .rm or .rp."""
     nearest = exact.astype(dtype)
     near, exact = nearest.astype(np.float64), exact.astype(np.float64)
     if mode == "rz":
@@ -126,14 +127,14 @@ def fused_multiply_add(x, y, z, kind, mode="rn"):
         return sum_to_odd(x.astype(np.float64) * y, z.astype(np.float64))
     product = x.astype(np.float64) * y
     total = product + z
-    # Two roundings differ from one only where the first lands on a midpoint of float32.
+    # Two roundings differ from one only if the first lands on a midpoint of float32.
     if ((total.view(np.uint64) & np.uint64(0xFFFFFFF)) == 0).any():
         total = sum_to_odd(product, z.astype(np.float64))
     return total.astype(np.float32)
 
 
 def fma_directed(x, y, z, mode):
-    """float32, as accurate exponentials need it."""
+    """A directed-rounding float32 fma, which accurate exponentials need."""
     product = x.astype(np.float64) * y
     total = sum_to_odd(product, z.astype(np.float64))
     if mode == "rm":  # the zero of two opposite numbers is negative
@@ -155,7 +156,8 @@ def split_product(x, y):
 
 
 def fma_float64(x, y, z):
-    """Boldo and Melquiond, section 5; lanes near overflow or underflow go through fractions."""
+    """fma in float64 (Boldo and Melquiond, section 5); near overflow or underflow by exact
+    fractions."""
     x, y, z = np.broadcast_arrays(x, y, z)
     high, low = split_product(x, y)
     upper = z + low

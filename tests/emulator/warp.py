@@ -16,7 +16,7 @@ def warp_bits(mask):
 
 
 def members(blocks, instruction):
-    """The lanes that each lane says take part."""
+    """The member mask that each lane gives."""
     if instruction.opcode in WHOLE_WARP:
         return np.full(blocks.n, FULL, np.uint32)
     if instruction.opcode == "bar":
@@ -25,7 +25,7 @@ def members(blocks, instruction):
 
 
 def complete(blocks, instruction, waiting):
-    """Of the lanes waiting here, those whose whole group has come."""
+    """The lanes waiting here whose whole group has arrived."""
     if is_block_barrier(instruction):
         check_barrier(blocks, instruction)
         arrived = waiting.reshape(blocks.count, -1).sum(axis=1) == blocks.launch.threads
@@ -57,7 +57,7 @@ def check_whole_warp(blocks, instruction, waiting):
 
 
 def check_together(blocks, instruction, waiting):
-    """.aligned: a warp whose lanes come one after another computes with those that are there."""
+    """Faults for an .aligned instruction that only some lanes of a warp have reached."""
     came = waiting.reshape(-1, 32)
     apart = came.any(axis=1) & ~came.all(axis=1)
     if apart.any():
@@ -68,7 +68,8 @@ def check_together(blocks, instruction, waiting):
 
 
 def check_same_mask(blocks, instruction, needed, ready):
-    """All lanes that a mask names must name the same (PTX ISA: else the behaviour is undefined)."""
+    """Faults unless all lanes that a mask names give the same mask (PTX ISA: else undefined
+    behaviour)."""
     if (needed == FULL).all():
         return
     lanes = np.flatnonzero(ready)
@@ -76,7 +77,7 @@ def check_same_mask(blocks, instruction, needed, ready):
     lowest = mine & (~mine + np.uint32(1))
     leader = blocks.warp_start[lanes] + np.log2(lowest.astype(np.float64)).astype(int)
     bit = (np.uint32(1) << blocks.lane[lanes]).astype(np.float64)
-    agreeing = np.bincount(leader, bit, blocks.n)[leader]  # lanes with one leader, as a mask
+    agreeing = np.bincount(leader, bit, blocks.n)[leader]  # lanes with the same leader, as a mask
     if (wrong := np.flatnonzero(agreeing != mine)).size:
         lane = lanes[wrong[0]]
         warp = np.arange(blocks.warp_start[lane], blocks.warp_start[lane] + 32)
@@ -119,7 +120,7 @@ def barrier(blocks, instruction, active):
 
 
 def shuffle_sources(blocks, mode, amount, clamp):
-    """(the lane each lane reads, whether it was in range) as the ISA's pseudocode has it."""
+    """(the lane that each lane reads, whether it is in range), by the ISA's pseudocode."""
     lane, amount, clamp = (x.astype(np.int64) for x in (blocks.lane, amount, clamp))
     segment, clamp, amount = (clamp >> 8) & 31, clamp & 31, amount & 31
     last, first = (lane & segment) | (clamp & ~segment), lane & segment
@@ -137,7 +138,7 @@ def shuffle_sources(blocks, mode, amount, clamp):
 
 
 def shuffle_table(blocks, mode, amount, clamp, active):
-    """shuffle_sources, kept where all lanes say the same."""
+    """shuffle_sources, cached if all lanes give the same amount and clamp."""
     amount, clamp = blocks.read(amount, "b32"), blocks.read(clamp, "b32")
     first = active.lanes[0]
     same = (amount == amount[first]) & (clamp == clamp[first]) | ~active.mask
@@ -151,7 +152,7 @@ def shuffle_table(blocks, mode, amount, clamp, active):
 
 
 def shuffle(blocks, instruction, active):
-    """shfl.sync: what a lane outside of the group would have sent is poison."""
+    """shfl.sync: reading from a lane outside of the group gives poison."""
     instruction.allow("sync", "up", "down", "bfly", "idx")
     target, operand, amount, clamp, mask = instruction.operands
     source, inside = shuffle_table(blocks, instruction.modifiers[1], amount, clamp, active)
@@ -189,14 +190,14 @@ def vote(blocks, instruction, active):
 
 
 def active_mask(blocks, instruction, active):
-    """The lanes that run this instruction together here; a GPU may give fewer."""
+    """activemask: the lanes that run this instruction together here; a GPU may report fewer."""
     instruction.allow()
     together = np.repeat(warp_bits(active.mask), 32)
     blocks.write(instruction.operands[0], together, "b32", active)
 
 
 def match(blocks, instruction, active):
-    """match.sync.any: the lanes with the same value; .all: everybody, if all values are one."""
+    """match.sync.any: the lanes with the same value; .all: all lanes, if all values are equal."""
     instruction.allow("sync", "any", "all")
     kind = instruction.types[-1]
     value = blocks.read(instruction.operands[1], kind)
@@ -223,7 +224,7 @@ REDUCTIONS = {
 
 
 def reduce_(blocks, instruction, active):
-    """redux.sync: one number from the lanes of the group."""
+    """redux.sync: one value reduced over the lanes of the group."""
     instruction.allow("sync", *REDUCTIONS)
     kind = instruction.types[-1]
     function = REDUCTIONS[next(m for m in instruction.modifiers if m in REDUCTIONS)]
@@ -252,7 +253,7 @@ COLLECTIVES = {
 
 
 def deadlock(blocks):
-    """A Fault that says who waits for whom."""
+    """A Fault that says which lanes wait for which."""
     lane = np.flatnonzero(blocks.parked)[0]
     here = blocks.pc[lane]
     instruction = blocks.entry.instructions[here]

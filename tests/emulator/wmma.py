@@ -1,4 +1,5 @@
-"""wmma of m8n32k16: fragments are opaque, so what a lane holds here is a layout of our own.
+"""wmma of m8n32k16. Fragments are opaque in PTX, so this emulator has an arbitrary layout of its
+own.
 
 PTX ISA, section 9.7.14.4: all lanes give the same address and leading dimension; a matrix begins at
 a multiple of 32 bytes (CUDA C++ Programming Guide, wmma), its rows at multiples of 16.
@@ -11,14 +12,14 @@ from .tensor_core import ALIGNED, operand_numbers, pieces
 from .values import LIFTED, UNSIGNED, WIDTHS, lower
 
 SHAPES = {"a": (8, 16), "b": (16, 32), "c": (8, 32), "d": (8, 32)}
-# Of f16, A has a copy in each of four parts of the warp.
+# For f16 A has four copies in a warp, one in each quarter.
 REGISTERS = {("a", "f16"): 8, ("a", "bf16"): 2, ("b", "f16"): 8, ("b", "bf16"): 8}
-BASE, LEADING = 32, 16  # bytes that the start, and the leading dimension, are multiples of
+BASE, LEADING = 32, 16  # alignment in bytes of the start and of the leading dimension
 
 
 def placement(matrix, register, element, kind, layout="row"):
-    """(rows, columns) that the 32 lanes hold: strides of their own for each layout, so that nothing
-    is where a kernel might guess and load and mma must agree on it."""
+    """(rows, columns) that the 32 lanes hold: strides differ between layouts, so that a kernel
+    cannot guess the layout, and load and mma must agree on it."""
     rows, columns = SHAPES[matrix]
     place = (register * 32 + np.arange(32)) * pieces(kind)[0] + element
     place = place * {"row": 7, "col": 11}[layout] % (rows * columns)
@@ -48,7 +49,8 @@ def registers(operand, matrix, kind, instruction):
 
 
 def elements(blocks, instruction, address, leading, matrix, kind, active):
-    """(register, element, space, positions, lanes) for all that a fragment has in memory."""
+    """Yields (register, element, space, positions, lanes) for all elements of a fragment in
+    memory."""
     width, lanes = WIDTHS[kind], active.lanes
     step = blocks.read(leading, "u32")[lanes].astype(np.int64) * width
     starts = blocks.addresses(address, lanes)
@@ -64,7 +66,7 @@ def elements(blocks, instruction, address, leading, matrix, kind, active):
     lane, (layout,), space = blocks.lane[lanes], layouts(instruction), space_of(instruction)
     for register in range(REGISTERS.get((matrix, kind), 8)):
         for element in range(pieces(kind)[0]):
-            # In memory D may lie as it likes: there its layout is no other fragment.
+            # D has the same fragment for both layouts in memory.
             own = "row" if matrix == "d" else layout
             rows, columns = placement(matrix, register, element, kind, own)
             outer, inner = (rows, columns) if layout == "row" else (columns, rows)

@@ -1,7 +1,7 @@
-"""Skips without a GPU, stops in time, and writes down what happened (see gpu_session.py).
+"""Skips without a GPU, stops when the time is over, and records the outcomes (see gpu_session.py).
 
-A test that hangs or loses the device costs its process alone: pytest-xdist starts another worker,
-which goes on with the next test.
+A test that hangs or loses the device ends only its own process: pytest-xdist starts another worker,
+which continues with the next test.
 """
 
 import collections
@@ -18,7 +18,7 @@ import pytest
 from benchmarks.gpu import device
 
 _HERE = "tests/gpu/"
-_EVERY = 10  # seconds between two writes of the results, which a killed run leaves
+_EVERY = 10  # seconds between writes of the results, so that a killed run leaves some
 _outcomes = collections.defaultdict(list)
 _notes = {}
 _stamp = {}
@@ -26,7 +26,7 @@ _written = 0.0
 _worker = _controller = False
 _stderr = None
 _failed = False
-_lost = ""  # the test that the device was lost in
+_lost = ""  # the test during which the device was lost
 
 
 def pytest_configure(config):
@@ -69,7 +69,8 @@ def pytest_runtest_logfinish(nodeid):
     if failed and not _controller and gpu_session.lost():
         _lost = nodeid
         if _worker:
-            # The controller has the reports, and takes this test and no other for unfinished.
+            # The controller has the reports of earlier tests, and counts only this one as
+            # unfinished.
             os.write(_stderr, f"{nodeid} lost the device\n".encode())
             os._exit(1)
 
@@ -80,14 +81,15 @@ def pytest_sessionfinish(session):
 
 
 def _write(finished):
-    """Of the controller, which hears of all tests. The file, or None where none is asked for."""
+    """Writes the results; called by the controller, which has the reports of all workers. Returns
+    the file, or None if no results folder is set."""
     global _written
     if not (results := os.environ.get("SGAP_GPU_RESULTS")):
         return None
     if not _stamp:
         _stamp.update(device.stamp() | {"versions": device.versions()})
     failures = {}
-    for nodeid, reason in _outcomes["failed"]:  # where a process ended, its last words and that
+    for nodeid, reason in _outcomes["failed"]:  # if a process ended: its last output and that fact
         failures[nodeid] = "\n".join(filter(None, (failures.get(nodeid), reason)))
     summary = {
         **_stamp,

@@ -1,5 +1,4 @@
-"""Values of sums, products and parts of sparse arrays under grad, jit and vmap, against the dense
-twin."""
+"""Sums, products and parts of sparse arrays under grad, jit and vmap, against the dense twin."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ def test_the_dense_twin(format):
 
 @pytest.mark.parametrize("format", [CSR, COO, CVS(4)], ids=str)
 def test_patterns_stay_concrete(format):
-    """Under jit, and in shard_map outside of one, where JAX traces what is made in it."""
+    """Under jit, and in shard_map outside of jit, where JAX traces arrays that are made inside."""
     dense, other = array(CASE, jnp.float64).todense(), OTHER * 1.0
     A, B = (SparseArray.from_dense(x, format=format) for x in (dense, other))
 
@@ -77,7 +76,7 @@ def test_explicit_sharding(format):
         A_, B_ = A.with_values(v), B.with_values(w)
         C = A_ + B_ * A_
         cut = slice(0, 4) if format == CVS(4) else slice(2, 4)
-        # A_ is sharded, C no more.
+        # A_ is sharded, C is not.
         other = A_.asformat(CSF(2)).values if format == CSR else A_.values
         parts = (C[cut].todense(), A_[cut].todense(), C.asformat(CSC).values, other)
         return *parts, A_.diagonal(), A_.sum(), A_.sum(0)
@@ -96,7 +95,7 @@ def test_explicit_sharding(format):
 
 
 def test_padding_of_explicit_sharding_is_cut_off():
-    """What is left, three of four values, cannot lie on two devices."""
+    """The remaining three of four values cannot be distributed over two devices."""
     offsets, columns = jnp.asarray([0, 1, 3]), jnp.asarray([0, 0, 1, 0])
     A = SparseArray.from_arrays(jnp.zeros(4), offsets, columns, shape=(2, 2))
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))

@@ -1,4 +1,4 @@
-"""What the derivatives of sparse_attention promise beyond those of every operation."""
+"""Properties of sparse_attention's derivatives beyond those that every operation has."""
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_gradients_in_every_dtype(length, dtype, schedule):
     expected = jax.grad(loss(dense), range(5))(*exact)
     eps = float(jnp.finfo(dtype).eps)
     close(found, expected, 20 * max(eps, float(jnp.finfo(wide).eps)))
-    alone = jax.grad(loss(lambda *x: mine(*x, bias, sinks)), 1)(*x)  # without the bias's
+    alone = jax.grad(loss(lambda *x: mine(*x, bias, sinks)), 1)(*x)  # without the bias's gradient
     np.testing.assert_array_equal(alone, found[1])
 
 
@@ -82,7 +82,7 @@ def test_rows_of_several_blocks_of_keys(length):
     A = pattern(length, rng.random((32, 700)) < (0.8 if length is None else 0.1))
     assert np.diff(A.row_offsets).min() > 256
     q, k, v = (cast(rng.standard_normal((1, n, 1, 16)), "float32") for n in (32, 700, 700))
-    k = k * jnp.linspace(0.1, 3, 700, dtype="float32")[None, :, None, None]  # peaks move on
+    k = k * jnp.linspace(0.1, 3, 700, dtype="float32")[None, :, None, None]  # maxima rise
     mask = dense_mask(A)[None, None]
     both = (
         jax.jit(jax.value_and_grad(loss(f), (0, 1, 2)))
@@ -98,7 +98,7 @@ def test_rows_of_several_blocks_of_keys(length):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_pieces_of_rows_and_keys_whatever_the_order_of_columns(dtype):
-    """Nobody checks a traced structure: its columns may come in any order."""
+    """A traced structure is not checked: its columns may come in any order."""
     rng, (L, S, H, D, V) = np.random.default_rng(4), (64, 90, 2, 16, 2)
     A = pattern(V, rng.random((L, S)) < 0.3)
     offsets, columns = np.asarray(A.row_offsets), np.asarray(A.column_indices)
@@ -181,7 +181,7 @@ def test_a_sink_of_infinity_takes_everything(schedule):
     @jax.jit
     def results(sinks):
         gradients = jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x)[0])), range(4))(*x, sinks)
-        # Of the keys that head 0 shares with head 1 the latter alone has gradients.
+        # Only head 1 contributes to the gradient of the keys that heads 0 and 1 share.
         rest = jax.grad(lambda k: jnp.sum(jnp.sin(f(x[0], k, x[2], sinks)[0][:, :, 1:])))(x[1])
         return f(*x, sinks), gradients, rest, jax.jvp(lambda s: f(*x, s)[1], (sinks,), (ones,))[1]
 
@@ -213,19 +213,19 @@ def test_scale_and_a_pattern_for_each_head():
 def test_the_gradient_of_a_scale_is_summed_in_float32(dtype):
     rng, A = np.random.default_rng(6), pattern(8, np.ones((256, 64), bool))
     q, k, v = (cast(rng.standard_normal((2, n, 4, 16)), dtype) for n in (256, 64, 64))
-    # Of lse: terms of one sign, of which a sum in 16 bits would leave out most.
+    # The gradient of lse in the scale: terms of one sign, most of which a 16-bit sum would lose.
     f = lambda scale, *x: jnp.sum(sparse_attention(*x, A, scale=scale, return_lse=True)[1])
     found = jax.grad(f)(jnp.float32(0.3), q, k, v)
     expected = jax.grad(f)(jnp.float32(0.3), *(x.astype("float32") for x in (q, k, v)))
     np.testing.assert_allclose(found, expected, rtol=20 * float(jnp.finfo(dtype).eps))
-    # A factor that float16 has few digits for: only the product is rounded.
+    # A factor with few significant digits in float16: only the product is rounded.
     near = sparse_attention(q, k, v, A, scale=jnp.float32(1e-3))
     tiny = sparse_attention(q * 4096, k, v, A, scale=jnp.float32(1e-3 / 4096))
     np.testing.assert_array_equal(tiny, near)
 
 
 def test_the_transposes_of_the_linear_maps():
-    # <J t, c> = <t, J^T c>, and the same of the backward pass, which is linear in the cotangent.
+    # <J t, c> = <t, J^T c>, and the same for the backward pass, which is linear in the cotangent.
     A, x = pattern(8), operands("float64")
     f = lambda *x: sparse_attention(*x, A)
     t = operands("float64", seed=5)

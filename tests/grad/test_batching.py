@@ -27,7 +27,7 @@ def op(request):
 
 def subsets(operands):
     count = len(operands)
-    # Of many operands each alone and all of them: the rules do not know of more.
+    # With many operands only each one and all of them: the rules distinguish no more.
     sizes = range(1, count + 1) if count <= 2 else (1, count)
     for mapped in itertools.product([None, 0], repeat=count):
         if sum(a is not None for a in mapped) in sizes:
@@ -76,7 +76,7 @@ def test_nested_vmap(op):
 
 
 def structures():
-    """Three structures of the same capacity: the shorter ones are padded."""
+    """Three structures of equal capacity: the shorter ones are padded."""
     cases = [
         from_row_lengths(f"s{i}", 6, lengths, seed=i, padding=pad)
         for i, (lengths, pad) in enumerate(

@@ -1,5 +1,6 @@
-"""A matrix that a jitted function captures is a constant of its program. XLA would expand it while
-it compiles, in an interpreter, for seconds: no program has an expansion of constants alone."""
+"""A matrix captured by a jitted function is a constant of its program. XLA would expand its
+structure during compilation, in an interpreter, for seconds; so no program may expand constants
+only."""
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +28,12 @@ from sgap_jax import (
     spmm,
 )
 
-M, K = 38, 42  # no multiple of 4: the last vectors and blocks end past the matrix
+M, K = 38, 42  # not multiples of 4: the last vectors and blocks end past the matrix
 FORMATS = [CSR, CSC, COO, CSF(2), CVS(4), CVS(4).transposed, BCSR(4, 4)]
 MATRICES = {f: random((M, K), density=0.3, format=CSR).asformat(f) for f in FORMATS}
 X, Y = jnp.ones((K, 3), jnp.float32), jnp.ones((M, 3), jnp.float32)
 
-# What XLA evaluates entry by entry. Arithmetic on constants is folded too, and fast.
+# Operations that XLA evaluates entry by entry. Arithmetic on constants is folded too, but fast.
 EXPANSIONS = {
     f"stablehlo.{name}" for name in ("gather", "scatter", "sort", "reduce_window", "while")
 }
@@ -40,8 +41,8 @@ OPAQUE = ("stablehlo.optimization_barrier", "stablehlo.custom_call")
 
 
 def expansions_of_constants(function, *operands):
-    """Steps of the program whose operands are all known when it is compiled, and whose results are
-    as large as an array of offsets."""
+    """Steps of the program whose operands are all compile-time constants, and whose results are as
+    large as an array of offsets."""
     module = jax.jit(function).lower(*operands).compiler_ir("stablehlo")
     functions = {op.attributes["sym_name"].value: op for op in module.body.operations}
     found = []
@@ -161,7 +162,7 @@ def test_a_captured_matrix_gives_the_same_numbers(name, format):
 
 
 def test_a_transpose_that_nothing_uses_is_not_computed():
-    # The index arrays are hidden one by one: hidden together, the sort would stay.
+    # The index arrays are hidden one at a time: if all were hidden, the sort would stay.
     A = MATRICES[CSR]
 
     def product(offsets, indices):

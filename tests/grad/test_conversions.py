@@ -55,7 +55,7 @@ def test_every_pair_of_formats_with_traced_values(case):
     twin = lambda v: len(targets) * loss(dense(v))
     close(jax.jit(jax.grad(total))(A.values), jax.grad(twin)(A.values))
     tangents = (A.values,), (jnp.cos(A.values),)
-    if A is not PADDED:  # whose padding is NaN
+    if A is not PADDED:  # its padding is NaN
         close(jax.jvp(total, *tangents)[1], jax.jvp(twin, *tangents)[1])
 
 
@@ -87,7 +87,7 @@ def test_a_chain_of_conversions_stays_concrete_under_jit():
 def test_a_value_that_is_not_finite_stays_where_it_is():
     A = SparseArray.from_dense(np.array([[1.0, 0], [0, 2], [3, 0]]))
     for bad in (jnp.nan, jnp.inf):
-        v = A.values.at[-1].set(bad)  # the fill of vectors is no multiple of it
+        v = A.values.at[-1].set(bad)  # fill-in zeros must not become NaN
         got = jax.jit(lambda v: A.with_values(v).asformat(CVS(2)).values)(v)
         np.testing.assert_array_equal(got, A.with_values(v).asformat(CVS(2)).values)
         assert int(jnp.isfinite(got).sum()) == got.size - 1
@@ -125,7 +125,7 @@ def test_under_shard_map_and_of_explicit_sharding():
             placed = jax.device_put(A.values, jax.NamedSharding(mesh, jax.P("x")))
             for got in jax.jit(of_values)(placed):
                 np.testing.assert_array_equal(got, A.todense())
-            # An array that is on a mesh as a whole, as a parameter of a model may be.
+            # An array that is replicated on a mesh, as a parameter of a model may be.
             whole = jax.device_put(A, jax.NamedSharding(mesh, jax.P()))
             for f in targets:
                 np.testing.assert_array_equal(whole.asformat(f).todense(), A.todense())

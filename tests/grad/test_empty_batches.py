@@ -32,7 +32,7 @@ from sgap_jax import (
 N = 8
 DENSE = np.where(np.random.default_rng(2).random((N, N)) < 0.5, normal(N, N), 0)
 FORMATS = [CSR, CSC, COO, CSF(2), CVS(2), CVS(2).transposed, BCSR(2, 2), BCSR(2, 2).transposed]
-VECTORS = [CVS(2), CVS(2).transposed, BCSR(2, 2)]  # which expand by reshaping
+VECTORS = [CVS(2), CVS(2).transposed, BCSR(2, 2)]  # these expand by reshaping
 CASES = [(format, None) for format in FORMATS]
 CASES += [(format, Reference()) for format in (CSR, *VECTORS)]
 CASES += [(format, CpuTile(columns=16, nonzeros=64)) for format in (CSR, CVS(2))]
@@ -42,7 +42,7 @@ BY_ROWS = (CSR, CVS(2), BCSR(2, 2))
 def operations(A, schedule):
     """Functions of the values and of a dense X [N, 4]."""
     rows, own = row_schedule(schedule), A.with_values
-    kept = None if isinstance(schedule, CpuTile) else schedule  # a CpuTile is not for all
+    kept = None if isinstance(schedule, CpuTile) else schedule  # not every op takes a CpuTile
     yield lambda v, X: spmm(own(v), X, schedule=schedule)
     yield lambda v, X: spmm(own(v), X, transpose=True, schedule=schedule)
     yield lambda v, X: spmv(own(v), X[:, 0], schedule=schedule)

@@ -1,7 +1,7 @@
-"""The derivatives of each operation on the kernels that they lower to on CUDA, in the emulator.
+"""The derivatives of each operation, on CUDA kernels in the emulator.
 
-The rules of differentiation are those of the CPU, which the other files of this folder try one by
-one; here all that a derivative makes of an operation is one program, to be compiled once.
+The derivative rules are those of the CPU, which the other files of this folder test separately;
+here all derivatives of an operation are one program, compiled once.
 """
 
 import jax
@@ -13,7 +13,7 @@ from differentiable_ops import OPS, close, normal
 BACKENDS = ("emulated", "emulated-sampled")
 
 
-# Blocks reach the kernels as vectors: what is theirs is not the kernels'.
+# Blocks reach the kernels as vectors, so they have no kernel of their own to test.
 @pytest.fixture(params=[name for name in OPS if not name.endswith("_blocks")])
 def op(request):
     return OPS[request.param]

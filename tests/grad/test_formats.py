@@ -54,7 +54,7 @@ def test_every_op_in_every_storage_order(storage, weighted):
         return P.todense(), spmm(P, B), row_sum(S), spmm(S, X, transpose=True), S.T @ X
 
     def twin(v, X, Y, B):
-        # Vectors store zeros too, and their ends outside the matrix are dropped.
+        # Vectors also store zeros, and their elements outside the matrix are dropped.
         weights = jnp.zeros((M, K)).at[rows, columns].set(v.reshape(-1) if weighted else 1.0)
         S = (X @ Y.T) * weights
         mask = jnp.zeros((M, K), bool).at[rows, columns].set(True)
@@ -143,7 +143,7 @@ def test_symbolic_sizes_of_a_structure_made_inside_and_of_heads():
     def of_length(q, offsets, columns):
         length = q.shape[1]
         arrays = ((), (offsets, columns))
-        transposed = offsets, columns, columns  # of a diagonal matrix
+        transposed = offsets, columns, columns  # the transpose of a diagonal matrix
         own = SparseArray(jnp.ones(columns.shape), arrays, transposed, (length, length), CSR)
         f = lambda q: jnp.sum(sparse_attention(q, q, q, own))
         return jax.grad(f)(q), own.sum(), own.diagonal()

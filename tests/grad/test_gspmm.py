@@ -1,4 +1,4 @@
-"""What is particular to the derivatives of messages: ties, NaN, padding, and every op."""
+"""Special cases of the derivatives of messages: ties, NaN, padding, and every op."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def scalar(function):
 
 
 def by_gather(case, op, reduce, transpose):
-    """The same in plain JAX: gather, combine, segment_*."""
+    """gspmm in plain JAX: gather, combine, segment_*."""
     rows, columns = jnp.asarray(case.rows), jnp.asarray(case.column_indices[: case.stored])
     to, source = (columns, rows) if transpose else (rows, columns)
     m = case.shape[1 if transpose else 0]
@@ -114,7 +114,7 @@ def test_an_entry_that_was_not_picked_does_not_touch_nan(op, backend):
     dv = jax.grad(lambda v: f(v, X)[0].sum())(v)
     assert dv[0] == dv[2] == 0 and not dv[3:].any() and np.isfinite(dv[1])
     dX = jax.grad(lambda X: f(v, X)[1].sum())(X)
-    # The NaN of column 1 was picked in row 0, and times a cotangent of zero is NaN.
+    # The NaN of column 1 attains the extremum of row 0, and NaN times a cotangent of zero is NaN.
     np.testing.assert_array_equal(
         dX[jnp.array([0, 2])], [[0, 0], [4, 4] if op == "mul" else [1, 1]]
     )

@@ -54,7 +54,7 @@ def test_columns_sharded(mesh, check_vma):
 
 
 def test_gradient_inside_of_a_replicated_operand(mesh):
-    # The psum of the replicated operand's gradient must appear without being asked for.
+    # JAX must insert the psum of the replicated operand's gradient by itself.
     step = lambda v, B: jax.grad(lambda v: jnp.sum(jnp.sin(product(v, B))))(v)
     sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(None, "x")), out_specs=P())
     close(jax.jit(sharded)(A.values, B), step(A.values, B))
@@ -127,7 +127,8 @@ def test_the_reference_of_other_ops_under_explicit_sharding(format):
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("format", [CSR, COO, CVS(2), CSF(2)], ids=str)
 def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
-    """Their index arrays would be on the mesh of `set_mesh`, and shard_map has another one."""
+    """Index arrays made there would be on the mesh of `set_mesh`, but shard_map has another
+    mesh."""
     dense = np.asarray(A.todense())
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType[kind],))
 

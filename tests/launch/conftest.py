@@ -1,4 +1,4 @@
-"""The launch core and a driver without a GPU, compiled for these tests."""
+"""Compiles the launch core and a fake driver, for tests without a GPU."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ def compile_library(out, *sources):
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
-    """A folder with libcuda.so.1 (the stand-in), core.so and cpu_stream.so."""
+    """A folder with libcuda.so.1 (the fake driver), core.so and cpu_stream.so."""
     folder = tmp_path_factory.mktemp("launch")
     compile_library(folder / "libcuda.so.1", HERE / "standin_driver.cc")
     core = [HERE / "core_api.cc", ROOT / "cuda" / "launch_core.cc", ROOT / "cuda" / "driver.cc"]
@@ -47,14 +47,14 @@ def core_library(libraries):
 
 
 class Standin:
-    """What the stand-in was asked to do, and what it shall refuse."""
+    """The fake driver: the calls that it received, and the calls that it shall refuse."""
 
     def __init__(self, log, library, monkeypatch):
         self._log, self._library, self._monkeypatch = log, library, monkeypatch
         monkeypatch.setenv("SGAP_STANDIN_LOG", str(log))
 
     def calls(self):
-        """The lines since the last time."""
+        """The calls logged since the last time."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         self._log.write_text("")
         return lines
@@ -71,7 +71,7 @@ class Standin:
 
 @pytest.fixture
 def standin(libraries, core_library, tmp_path, monkeypatch):
-    """The stand-in opened as the core's driver, with nothing current and an empty log."""
+    """The fake driver, opened as the core's driver, with no current context and an empty log."""
     path = str(libraries / "libcuda.so.1")
     standin = Standin(tmp_path / "calls", ctypes.CDLL(path), monkeypatch)
     assert core_library.core_open(path.encode()) == b""
@@ -81,7 +81,7 @@ def standin(libraries, core_library, tmp_path, monkeypatch):
 
 
 class Kernel:
-    """A LaunchKernel of the core; methods return the error's text, empty for none."""
+    """A LaunchKernel of the core; methods return the error message, empty on success."""
 
     def __init__(
         self, core, name="record_0", *, cubin="cubin", grid=(1, 1, 1), block=(32, 1, 1), shared=0,
@@ -108,7 +108,7 @@ class Kernel:
         return self._core.core_prepare(self._pointer, ctypes.c_void_p(stream)).decode()
 
     def launch(self, stream, inputs=(), outputs=()):
-        """Addresses of the inputs, (address, bytes) of the outputs."""
+        """Launches; inputs are addresses, outputs are (address, bytes)."""
 
         def pointers(values):
             return (ctypes.c_void_p * len(values))(*values)

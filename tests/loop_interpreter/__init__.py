@@ -1,1 +1,1 @@
-"""The loop IR run on NumPy arrays: the oracle of every printer, and of races."""
+"""Runs the loop IR on NumPy arrays: the oracle of every printer, and a race detector."""

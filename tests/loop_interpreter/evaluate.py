@@ -1,4 +1,4 @@
-"""Expressions of the loop IR, on all lanes of the parallel loops around them (interp.py)."""
+"""Evaluates expressions of the loop IR on all lanes of the enclosing parallel loops (interp.py)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sgap_jax.compiler.loop_ir.widths import integer
 COMBINE: dict[str | None, np.ufunc] = {"+": np.add, "max": np.maximum, "min": np.minimum}
 COMPARE = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
 COMPARE |= {"==": np.equal, "!=": np.not_equal}
-Lanes = np.ndarray  # numbers of lanes, increasing
+Lanes = np.ndarray  # lane numbers, increasing
 
 
 class LoopFault(Exception):
-    """A function did what it must not do; the message names the statement."""
+    """An error in a function under test; the message names the statement."""
 
 
 @dataclasses.dataclass
@@ -28,10 +28,10 @@ class Frame:
     """The lanes of one parallel loop."""
 
     unit: str | None
-    ids: np.ndarray  # which iteration a lane is, among all of the parallel loops around it
-    parents: np.ndarray | None  # each lane's lane in the frame around
-    threads: int = 1  # of the loop
-    together: bool = False  # its lanes are iterations of a serial loop, after all
+    ids: np.ndarray  # each lane's iteration among all those of the enclosing parallel loops
+    parents: np.ndarray | None  # each lane's lane in the enclosing frame
+    threads: int = 1  # threads of the loop
+    together: bool = False  # the lanes are iterations of a serial loop
 
 
 @dataclasses.dataclass
@@ -44,7 +44,7 @@ class Scalar:
 
 @dataclasses.dataclass
 class Place:
-    """An array, or the workspaces of all lanes of a frame one after the other."""
+    """An array, or the workspaces of all lanes of a frame, concatenated."""
 
     data: np.ndarray
     size: int
@@ -55,7 +55,7 @@ class Place:
 
 
 class Evaluator:
-    """Where a run of a function is: its lanes, and the scalars and arrays they see."""
+    """The state of a run: its lanes, and the scalars and arrays in scope."""
 
     def __init__(self, function: Function):
         self.function = function
@@ -202,7 +202,8 @@ class Evaluator:
             place, _ = self.locate(expr.array, ends, np.concatenate([lanes[some]] * 2))
             if place.owners is not None or place.kind != INTEGER:
                 raise self.fault(f"a search in {expr.array}, which is no index array")
-            # Each lane in its own part: from one part to the next the array may well decrease.
+            # Each lane searches its own range, which must ascend; the array may decrease between
+            # ranges.
             drops = np.flatnonzero(np.diff(place.data) < 0)
             first, last = np.searchsorted(drops, low[some]), np.searchsorted(drops, high[some] - 1)
             if (first < last).any() or (place.data[low[some]] > target[some]).any():

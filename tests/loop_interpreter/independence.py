@@ -1,4 +1,4 @@
-"""Which serial loops of the loop IR the interpreter can run all at once."""
+"""Decides which serial loops of the loop IR the interpreter can run with all iterations at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sgap_jax.compiler.loop_ir.mma import declared
 
 
 def independent(loop: For) -> bool:
-    """Whether running each statement for all iterations, in their order, is running the loop.
+    """Whether running each statement for all iterations at once is equivalent to the loop.
 
-    So it is where iterations share nothing but arrays that they only load, and arrays that one
-    statement stores to, or several that add alike. Threads that reduce together are not looked at.
+    This holds if iterations share only arrays that they load, and arrays to which one statement
+    stores, or several that combine with the same operation. Threads that reduce together are not
+    considered.
     """
     body = _Body()
     if not body.private(loop.body):
@@ -27,7 +28,7 @@ def independent(loop: For) -> bool:
 
 
 class _Body:
-    """What the statements of a loop load, store and name."""
+    """The names that the statements of a loop load, store and define."""
 
     def __init__(self) -> None:
         self.own: set[str] = set()
@@ -35,7 +36,7 @@ class _Body:
         self.stores: list[tuple[str, str | None]] = []
 
     def private(self, statements: Sequence[Stmt]) -> bool:
-        """Whether no scalar of outside is set, and no other loop is parallel."""
+        """Whether no outer scalar is set, and no inner loop is parallel."""
         return all(self._private(statement) for statement in statements)
 
     def _private(self, statement: Stmt) -> bool:
@@ -74,7 +75,8 @@ class _Body:
         return True
 
     def _mixes(self, before: int) -> bool:
-        """Whether the turns of an inner loop may mix: not where the last store counts."""
+        """Whether iterations of an inner loop may interleave: not if the last store determines the
+        result."""
         return all(op is not None for _, op in self.stores[before:])
 
     def _load(self, *expressions: Expr) -> None:

@@ -1,20 +1,21 @@
 """Runs the loop IR on NumPy arrays: the oracle of every printer.
 
 All iterations of a parallel loop run together, one lane each, statement by statement; where they
-part, the lanes of one side wait. What a real run might get away with is a LoopFault here:
+diverge, the lanes of one branch wait. The following are a LoopFault here, even where a real run
+might succeed:
 
-- a load or store out of bounds, also of a Search; an element of an output that is never stored;
+- a load or store out of bounds, also within a Search; an element of an output that is never stored;
 - a race: a store that is not atomic by two iterations of a parallel loop to one element, or a load
-  of an element that another iteration has stored (elements belong to whoever touched them until the
-  loop ends);
+  of an element that another iteration has stored (until the loop ends an element belongs to the
+  iteration that touched it);
 - a collective that not all threads of a group reach together, or whose indices break its contract;
-- tensor cores for anyone but a whole warp, or for numbers that they do not multiply;
+- tensor cores used by anything but a whole warp, or on dtypes that they do not multiply;
 - an integer beyond `Function.index`, or a division with a negative one (languages differ there);
-- a scalar of outside of a parallel loop that is set within;
+- a scalar defined outside of a parallel loop that is set inside;
 - a rounded array that is read back.
 
-CPUVector loops run from the last iteration to the first: only reductions may join their iterations.
-Serial loops whose iterations have nothing to do with each other run at once too, for speed.
+CPUVector loops run from the last iteration to the first: their iterations may interact by
+reductions only. Serial loops with independent iterations also run all at once, for speed.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from sgap_jax.compiler.loop_ir.loopir import Function, Stmt
 from sgap_jax.compiler.loop_ir.mma import declared
 from sgap_jax.compiler.loop_ir.print_c import INTEGER, NUMBER
 
-ENCLOSING = {  # the units that a loop of a unit may stand in
+ENCLOSING = {  # the units that may enclose a loop of each unit
     loopir.CPU_THREAD: (None,),
     loopir.GPU_BLOCK: (None,),
     loopir.GPU_WARP: (loopir.GPU_BLOCK,),
     loopir.GPU_THREAD: (loopir.GPU_BLOCK, loopir.GPU_WARP),
 }
 RADIX = 1 << 11  # more than the iterations of a loop within a parallel loop
-MOST_TURNS = 10_000_000  # of a while loop
+MOST_TURNS = 10_000_000  # iterations of a while loop
 MOST_TOGETHER = 1 << 18  # iterations of serial loops that run at once
 
 
@@ -50,12 +51,12 @@ def run(function: Function, inputs: Mapping[str, Any], seed: int = 0) -> dict[st
 
     Args:
       function: what to run.
-      inputs: each input by its name, flat, with the size and dtype that the function says.
-      seed: of the order in which atomic updates of one statement meet.
+      inputs: each input by its name, flattened, with the size and dtype that the function declares.
+      seed: determines the order in which atomic updates of one statement happen.
 
     Raises:
-      LoopFault: see the module.
-      ValueError: an input that is not as the function says.
+      LoopFault: an error listed in the module's docstring.
+      ValueError: an input that does not match its declaration.
     """
     return _Run(function, inputs, seed).outputs()
 
@@ -67,7 +68,7 @@ def numpy_dtype(name: str) -> np.dtype:
 class _Run(Stores):
     def __init__(self, function: Function, inputs: Mapping[str, Any], seed: int):
         super().__init__(function, seed)
-        self.independent: dict[int, bool] = {}  # by the identity of a serial loop
+        self.independent: dict[int, bool] = {}  # by the id() of a serial loop
         for array in function.inputs:
             data, kind = _input(function, array, inputs), INTEGER if array.is_index else NUMBER
             self.places[array.name] = Place(data, array.size, kind)
@@ -98,7 +99,7 @@ class _Run(Stores):
     # Statements
 
     def block(self, statements: Sequence[Stmt], lanes: Lanes) -> None:
-        """Names are known to the end of their block."""
+        """Runs statements; names that they define go out of scope at the end."""
         scalars, places = dict(self.scalars), dict(self.places)
         for statement in statements:
             self.statement = statement
@@ -194,7 +195,8 @@ class _Run(Stores):
     def together(
         self, loop: loopir.For, lanes: Lanes, begin: np.ndarray, turns: np.ndarray
     ) -> None:
-        """Iterations of a serial loop as lanes, each on behalf of the lane that it belongs to."""
+        """Runs the iterations of a serial loop as lanes, each with the state of the lane that it
+        belongs to."""
         outer, first = self.frames[-1], np.cumsum(turns) - turns
         at = np.arange(turns.sum()) - np.repeat(first, turns)
         if loop.unit == loopir.CPU_VECTOR:
@@ -237,7 +239,8 @@ class _Run(Stores):
                 place.owners.forget()
 
     def tensor_cores(self, statement: loopir.Mma | loopir.MmaStore, lanes: Lanes) -> None:
-        """As declared: a lane here is a warp. Products of 16-bit numbers are exact in float32."""
+        """Runs a tensor-core statement; a lane here is a warp. Products of 16-bit values are exact
+        in float32."""
         if self.frames[-1].unit not in (loopir.GPU_BLOCK, loopir.GPU_WARP):
             raise self.fault(f"tensor cores in a loop of {self.frames[-1].unit}")
         if isinstance(statement, loopir.Mma):

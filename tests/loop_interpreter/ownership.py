@@ -1,4 +1,4 @@
-"""Who touched which element of an array: tells races of parallel iterations."""
+"""Which iteration touched which element of an array: detects races between parallel iterations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class RaceError(Exception):
 class Owners:
     """The iterations that loaded, stored and atomically updated each element of an array.
 
-    Loads go with loads, and atomic updates with atomic updates; any other two of one element must
-    be of one iteration.
+    Loads are compatible with loads, and atomic updates with atomic updates; any other two accesses
+    to one element must belong to one iteration.
     """
 
     def __init__(self, size: int):
         self._loaded, self._stored, self._updated = np.full((3, size), NOBODY, np.int64)
 
     def forget(self) -> None:
-        """The parallel loop has ended: what follows sees all that it did."""
+        """Forgets all accesses at the end of the parallel loop: later code may see everything it
+        did."""
         for owner in (self._loaded, self._stored, self._updated):
             owner.fill(NOBODY)
 

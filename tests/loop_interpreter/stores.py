@@ -1,5 +1,5 @@
-"""Stores of the loop IR, on all lanes of the parallel loops around them (interp.py): by lanes of
-their own, atomic, and of what a group of threads has put together."""
+"""Runs stores of the loop IR on all lanes of the enclosing parallel loops (interp.py): by single
+lanes, atomic, and reduced over a group of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sgap_jax.compiler.loop_ir.loopir import Function
 
 class Stores(Evaluator):
     def __init__(self, function: Function, seed: int):
-        """`seed`: of the order in which atomic updates of one statement meet."""
+        """`seed` determines the order in which atomic updates of one statement happen."""
         super().__init__(function)
         self.random = np.random.default_rng(seed)
 
@@ -62,7 +62,7 @@ class Stores(Evaluator):
         if isinstance(reduce, loopir.GroupReduce):
             if (index != index[:, :1]).any():
                 raise self.fault("a group with more than one index")
-            while value.shape[1] > 1:  # as by shuffles
+            while value.shape[1] > 1:  # in the order of shuffles
                 half = value.shape[1] // 2
                 value = COMBINE[reduce.op](value[:, :half], value[:, half:])
             first, atomic = lanes[::size], reduce.atomic
@@ -74,7 +74,7 @@ class Stores(Evaluator):
     def segments(
         self, op: str, index: np.ndarray, value: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(lanes that are the first of their run, the index of each, the sum of each)."""
+        """(lanes that begin a segment, the index of each, the sum of each)."""
         heads = np.ones(index.shape, bool)
         heads[:, 1:] = index[:, 1:] != index[:, :-1]
         starts = np.flatnonzero(heads)

@@ -16,7 +16,8 @@ CASES = ["no_rows", "no_columns", "no_entries", "only_padding", "padded", "one_c
 
 
 def pair(shape, dtype=np.float64):
-    """Two of small integers, which add up exactly, one with a row and a column without entries."""
+    """Two matrices of small integers, so that sums are exact; one has an empty row and an empty
+    column."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape) * (rng.random(shape) < 0.4) for _ in range(2))
     a[2], b[:, 1] = 0, 0
@@ -29,7 +30,7 @@ def same(A, dense):
 
 
 def dense_of(A):
-    """In NumPy: every shape is a compilation otherwise."""
+    """Dense A in NumPy: in JAX every shape would be compiled."""
     if not A.format.block_shape:
         return A.to_scipy().toarray()
     height, width = (*A.format.block_shape, 1)[:2]
@@ -51,7 +52,7 @@ def test_two_patterns(format):
     for C, dense in ((A + B, a + b), (A - B, a - b), (A * B, a * b)):
         assert (C.shape, C.format, C.dtype) == (A.shape, format, A.dtype)
         same(C, dense)
-    # What is stored: the union and the intersection, zeros that come about included.
+    # The stored entries are the union or the intersection; zeros that arise are stored too.
     if not format.block_shape:
         assert (A + B).nnz == (A - B).nnz == np.count_nonzero((a != 0) | (b != 0))
         assert (A * B).nnz == np.count_nonzero((a != 0) & (b != 0))
@@ -63,7 +64,7 @@ def test_two_patterns(format):
 
 @formats
 def test_as_many_in_each_row_elsewhere(format):
-    """Of these patterns only the last index arrays differ."""
+    """Two patterns that differ in the last index arrays only."""
     left, right = np.zeros((2, 12, 12))
     left[:, :6], right[:, 6:] = 1, 2
     A, B = (SparseArray.from_dense(x, format=format) for x in (left, right))
@@ -86,12 +87,12 @@ def test_one_pattern(format):
     C = A + A.with_values(3 * A.values)
     assert C.index_arrays is A.index_arrays and C.transposed is A.transposed
     same(C, 4 * a)
-    apart = SparseArray.from_dense(a, format=format)  # equal index arrays, not the same
+    apart = SparseArray.from_dense(a, format=format)  # equal index arrays, other objects
     D = A - apart * 3
     assert D.index_arrays is A.index_arrays
     same(D, -2 * a)
     same(A * apart, a * a)
-    squared = jax.jit(lambda A: (A * A + A).values)(A)  # traced, and the same
+    squared = jax.jit(lambda A: (A * A + A).values)(A)  # traced, and identical objects
     np.testing.assert_array_equal(squared, A.values**2 + A.values)
 
 
@@ -109,7 +110,7 @@ def test_padding_and_nothing(name):
     for axis in (None, 0, 1):
         np.testing.assert_allclose(A.sum(axis), dense.sum(axis), rtol=1e-14)
     for k in (0, 1, 2, 50, -1, -3, -50):
-        beyond = k >= dense.shape[1] or -k >= dense.shape[0]  # where NumPy's is empty, or an error
+        beyond = k >= dense.shape[1] or -k >= dense.shape[0]  # NumPy: empty or an error
         expected = np.zeros(0) if beyond and k else dense.diagonal(k)
         np.testing.assert_array_equal(A.diagonal(k), expected)
     m = case.shape[0]
@@ -150,7 +151,7 @@ def test_sums_and_diagonal(format):
     np.testing.assert_array_equal(A.T.sum(-2), a.sum(1))
     np.testing.assert_array_equal(A.diagonal(), a.diagonal())
     np.testing.assert_array_equal(A.T.diagonal(), a.diagonal())
-    with jax.enable_x64(False):  # where no index holds so much
+    with jax.enable_x64(False):  # no index dtype holds such a size
         narrow = A.astype(jnp.float32)
         assert narrow.diagonal(2**40).shape == narrow.diagonal(-(2**40)).shape == (0,)
 
@@ -181,7 +182,7 @@ def test_dtype_of_sums_and_means():
                 got, want = got(axis, dtype), want(axis, dtype)
                 assert got.dtype == want.dtype
                 np.testing.assert_allclose(got, want, rtol=1e-6)
-    # Entries are not rounded before they are added, nor a sum before it is divided.
+    # Neither entries before the addition nor a sum before the division may be rounded.
     wide = SparseArray.from_dense(np.full((1, 8), 1 + 2**-11, np.float32))
     assert float(wide.sum(1, jnp.float16)[0]) == np.float16(8 * (1 + 2**-11))
     narrow = SparseArray.from_dense(np.full((1, 4), 30000, np.float16))
@@ -230,7 +231,7 @@ def test_dtypes():
 
 
 def test_narrow_sums_are_carried_in_float32():
-    # In float16 the sum stays at 2048, and what overflows on the way does not come back.
+    # In float16 the sum would stay at 2048, and an overflow on the way would not come back.
     A = SparseArray.from_dense(np.ones((1, 4096), np.float16))
     assert A.sum() == A.sum(1)[0] == A.T.sum(0)[0] == 4096
     B = A.with_values(A.values.at[:2].set(40000).at[2:4].set(-40000))

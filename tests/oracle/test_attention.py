@@ -24,7 +24,7 @@ from sgap_jax import (
     sparse_attention,
 )
 
-# Chunks of 32 numbers split the rows of small problems.
+# Chunks of 32 nonzeros split the rows of small problems.
 SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
 
 
@@ -35,7 +35,8 @@ def operands(shape, heads, key_heads, widths, dtype, seed=0):
 
 
 def bounds(out, lse, v, scores, D, terms, dtype, unfused):
-    """Rounding of scores (relative to the greatest), of the exponential and of the sums."""
+    """Error bounds: rounding of scores (relative to the greatest), of the exponential and of the
+    sums."""
     u = unit_roundoff(dtype) if unfused else accumulator_roundoff(dtype)
     u = min(u, accumulator_roundoff(dtype)) if not unfused else max(u, 2**-24 if u > 1e-12 else u)
     slack = (8 * (D + 4) * scores + 4 * terms + 40) * (accumulator_roundoff(dtype) + 2**-53)
@@ -75,7 +76,7 @@ def is_right(A, case, dtype, *, heads=2, key_heads=1, widths=(8, 5), schedule=No
 
 
 LENGTHS = (1, 2, 3, 4, 16, 20, 32)
-# Every matrix in entries and in vectors of 8, and of two other lengths in turn.
+# Every matrix in CSR and in vectors of 8; the other lengths of vectors take turns.
 MATRICES = [
     (name, length)
     for i, name in enumerate(BATTERY)
@@ -305,7 +306,7 @@ def test_lengths_below_zero_are_none(schedule):
     np.testing.assert_array_equal(out, 0)
 
 
-WIDE = {  # more keys than int32 counts; of int8 and uint8 the most there are
+WIDE = {  # more keys than int32 counts; for int8 and uint8 their maximum
     "int8": 2**7 - 1,
     "uint8": 2**8 - 1,
     "int32": 2**31 - 1,
@@ -335,7 +336,7 @@ def test_lengths_beyond_the_keys_are_all(schedule, dtype, x64):
         for n in (lengths, [int(WIDE[dtype]), 2] if dtype != "uint64" else lengths):
             out = sparse_attention(q, k, v, A, key_value_seq_lengths=n, schedule=schedule)
             np.testing.assert_allclose(out, expected, atol=1e-6)
-        if x64 or lengths.itemsize < 8:  # without x64 there are no such tracers
+        if x64 or lengths.itemsize < 8:  # without x64 there are no 64-bit tracers
             np.testing.assert_array_equal(attend(key_value_seq_lengths=lengths), expected)
 
 

@@ -1,4 +1,4 @@
-"""How attention lays out its work on the CPU: pieces of rows and keys, copies, groups of heads."""
+"""The layout of attention's work on the CPU: pieces of rows and keys, copies, groups of heads."""
 
 import functools
 
@@ -56,7 +56,7 @@ def test_keys_are_copied_where_that_is_needed_or_pays():
         return found.packed, found.backward_packed
 
     assert {packed(n) for n in (1, 4, 12, 20)} == {(False, False)}
-    # Half a page apart and a page apart; used often, and less.
+    # Strides of half a page and of a page; rows used often, and less often.
     assert packed(8) == packed(24) == packed(16, width=32) == packed(4, width=128) == (False, True)
     assert packed(16) == packed(8, width=128) == packed(16, width=256) == (True, True)
     assert packed(8, uses=12) == packed(16, uses=4) == (False, False) != packed(16, uses=12)
@@ -67,7 +67,7 @@ def test_keys_are_copied_where_that_is_needed_or_pays():
 
 
 def test_keys_that_many_sequences_share_are_copied_once():
-    """A copy for each would take 550 GB."""
+    """One copy for each sequence would take 550 GB."""
     count, keys = 1 << 16, 1 << 16
     A = masks.from_function(lambda i, j: j % (1 << 14) == 0, 1, keys)
     rng = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def test_keys_that_many_sequences_share_are_copied_once():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_groups_of_heads_are_as_each_alone(shared):
-    """Copies of 2 MB a head, of which few exist at a time."""
+    """Copies take 2 MB a head, and only a few exist at a time."""
     A = masks.from_function(lambda i, j: (i * 61 + j * 7) % 64 < 4, 16, 4096, format=CVS(4))
     rng = np.random.default_rng(0)
     batch, heads = 3, 4

@@ -77,7 +77,7 @@ def test_operators_and_the_other_ops():
     close(spmv(A, X[0], transpose=True), dense.T @ X[0])
     close((2 * A / 4).todense(), dense / 2)
     close(row_sum(A.T), dense.sum(0))
-    # A block's zeros are messages like the others, what lies outside the matrix is none.
+    # A block's zeros are messages too; its elements outside the matrix are not.
     stored = np.zeros(A.shape, bool)
     stored[case.rows, case.column_indices] = True
     messages = np.where(stored[:, :, None], dense[:, :, None] + B[None], -np.inf).max(1)
@@ -105,7 +105,7 @@ def test_infinity_meets_only_the_blocks_of_its_column(k):
     case = from_row_lengths("two_of_k", k, [2] * 20)
     arrays, entries, _ = encoded(case, 2, width=5)
     A, B = vectors(arrays, entries, "float64"), np.ones((k, 3))
-    B[k - 1] = np.inf  # its block has columns past the end, which must not make inf - inf of it
+    B[k - 1] = np.inf  # its block has columns past the end, which must not give inf - inf
     dense = entries.dense()
     expected = np.where(dense[:, k - 1 :] != 0, np.sign(dense[:, k - 1 :]) * np.inf, 0)
     C = np.asarray(spmm(A, B))

@@ -19,7 +19,7 @@ MATRIX = [
     "jk,ij->ik",
     "ij,j->i",
     "ij,i->j",
-    "ij",  # what NumPy infers: all of it
+    "ij",  # the output that NumPy infers: all indices
     "ij->ij",
     "ij->ji",
     "ij->i",
@@ -62,7 +62,7 @@ TENSOR = [
 
 
 def sparse_dense(word, rng, nnz=None):
-    """The coordinates and values of a random tensor, and the same dense."""
+    """The coordinates and values of a random tensor, and the tensor as a dense array."""
     shape = tuple(SIZES[index] for index in word)
     place = rng.choice(np.prod(shape), np.prod(shape) // 3 if nnz is None else nnz, replace=False)
     coordinates = np.stack(np.unravel_index(place, shape), 1).reshape(-1, len(shape))
@@ -73,7 +73,7 @@ def sparse_dense(word, rng, nnz=None):
 
 
 def operands(subscripts, dtype="float64", nnz=None):
-    """The operands, the same dense in float64, and the words that the subscripts have."""
+    """The operands, the same operands dense in float64, and the words of the subscripts."""
     rng = np.random.default_rng(len(subscripts))
     words = subscripts.partition("->")[0].split(",")
     place = next(i for i, word in enumerate(words) if word.startswith("ij"))
@@ -93,7 +93,7 @@ def check(subscripts, given, whole, dtype):
     out = einsum(subscripts, *given)
     expected = np.einsum(subscripts, *whole)
     size = np.einsum(subscripts, *map(np.abs, whole))
-    # Products of up to 4 factors, and a rounding between the sums of two steps.
+    # Terms of the error bound: products of up to 4 factors, and a rounding between two steps.
     terms = np.einsum(subscripts, *((x != 0).astype(float) for x in whole)) + 2 * len(whole)
     got = as_dense(out)
     assert got.dtype == jnp.dtype(dtype)
@@ -182,7 +182,7 @@ def test_integers_and_promotion():
 
 
 def test_no_product_is_left_to_tf32():
-    """What a GPU makes of float32 by default: a thousandth of a number."""
+    """A GPU's default precision for float32 matrix products has an error of a thousandth."""
     A = SparseArray.from_dense(np.eye(5, 4, dtype=np.float32))
     product = jax.jit(lambda *x: einsum("ij,jr,rs->is", *x))
     traced = product.trace(A, jnp.ones((4, 3), jnp.float32), jnp.ones((3, 2), jnp.float32))

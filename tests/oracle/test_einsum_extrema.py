@@ -35,7 +35,8 @@ NOTHING = {"max": -np.inf, "min": np.inf}
 
 
 def problem(subscripts, format, dtype="float64", seed=0):
-    """A, the dense operands; the same in float64, and where A stores an entry. Row 1 is empty."""
+    """A and the dense operands; the same in float64; and the mask of A's entries. Row 1 is
+    empty."""
     rng = np.random.default_rng(seed)
     words = subscripts.partition("->")[0].split(",")
     shapes = [[SIZES[index] for index in word] for word in words]
@@ -81,7 +82,7 @@ CASES = [
 
 @pytest.mark.parametrize(("subscripts", "format"), CASES, ids=str)
 def test_extrema_of_products(subscripts, format):
-    """Compiled loops and plain JAX, the dtypes in turn."""
+    """By compiled loops and by plain JAX; the dtypes take turns."""
     dtype = DTYPES[CASES.index((subscripts, format)) % 4]
     given, whole, stored = problem(subscripts, format, dtype)
     runs = [(reduction, schedule) for reduction in NOTHING for schedule in (None, Reference())]
@@ -192,7 +193,7 @@ def test_maps():
 
 
 def test_products_that_plain_jax_and_loops_compare_are_rounded_alike():
-    """So are those of the tangents that vmap maps, whose values have one more index."""
+    """Also the tangents' products under vmap, whose values have one more index."""
     rng = np.random.default_rng(0)
     dense, x, z = (rng.standard_normal(s).astype(np.float32) for s in ((9, 11), (11, 7), (9,)))
     A, given = SparseArray.from_dense(dense), (jnp.asarray(x), jnp.asarray(z))

@@ -1,4 +1,5 @@
-"""einsum into the fibers of a tensor: results that store what the operand's outer levels store."""
+"""einsum into the fibers of a tensor: the result stores the fibers that the operand's outer levels
+store."""
 
 import dataclasses
 
@@ -32,8 +33,8 @@ CASES = [
 
 
 def operands(subscripts, format, dtype="float32", seed=0):
-    """A with padding at each level, whose coordinates are out of range; the dense operands; all in
-    float64."""
+    """A with padding at each level, whose coordinates are out of range; the dense operands; and all
+    of them dense in float64."""
     rng = np.random.default_rng(seed)
     word, *words = subscripts.partition("->")[0].split(",")
     x = rng.standard_normal([SIZES[i] for i in word])
@@ -53,7 +54,7 @@ def operands(subscripts, format, dtype="float32", seed=0):
 
 
 def stored(A, depth):
-    """Which prefixes of the stored order have an entry."""
+    """The mask of the prefixes, in stored order, that have an entry."""
     coordinates = np.stack([np.asarray(c) for c in A.coordinates()])
     coordinates = coordinates[:, coordinates[0] < A.shape[0]]
     return np.unique(coordinates[list(A.format.modes[:depth])], axis=1)
@@ -95,7 +96,7 @@ def test_the_interpreter_agrees():
 
 
 def test_derivatives():
-    """Of any order, and those of the dense result where it is stored."""
+    """Derivatives of any order; they equal those of the dense result where that is stored."""
     A, (B,), _ = operands(TTM, CSF(3))
     A = A.with_values(jnp.nan_to_num(A.values))
     weights = jnp.asarray(np.random.default_rng(1).standard_normal((7, 6, 19)), jnp.float32)
@@ -146,7 +147,8 @@ def test_a_result_is_a_sparse_array():
 
 
 def test_schedules():
-    """A chain of the expression whose output has that format, and no other."""
+    """einsum accepts a schedule of the expression with this output format, and no other
+    schedule."""
     A, (B,), (left, right) = operands(TTM, CSF(3))
     e = assign(TTM, {"A": CSF(3), "C": FIBERS})
     chain = Schedule(e).pos("i", "p", "A").split("p", "c", "p1", 2)

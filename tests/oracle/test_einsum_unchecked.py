@@ -1,5 +1,5 @@
-"""einsum over structures that nobody has checked: whatever the index arrays hold, values and
-derivatives are those of the entries that take part, and nothing else is read."""
+"""einsum over unchecked structures: whatever the index arrays hold, values and derivatives are
+those of the entries that take part, and nothing else is read."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def test_fibers(subscripts, depth, schedule):
 @pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
 @pytest.mark.parametrize("subscripts, format", CASES[::2], ids=str)
 def test_extrema(subscripts, format, schedule):
-    """Their gradient is that of the products that attain them."""
+    """The gradient goes to the products that attain the extremum."""
     cases = every(subscripts, format, seed=5)
     options = dict(reduction="max", schedule=schedule)
     call = jax.jit(lambda v, a, d: cases[0].call(v, *d, arrays=a, **options))

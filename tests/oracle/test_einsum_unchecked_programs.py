@@ -1,5 +1,5 @@
-"""What programs have of structures that nobody checked: which are looked at, under vmap, scan and
-schedules, and that no number ends the process."""
+"""The programs of einsum over unchecked structures: which structures are checked at run time, under
+vmap, scan and schedules, and that no index value crashes the process."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def run_of(case, **options):
 
 @loops
 def test_only_what_nobody_checked_is_looked_at():
-    """The loops of both are the same ones."""
+    """Only unchecked structures are checked at run time; the loops are the same."""
     case = Case("ij,j,jr->ir", CSR, "valid")
     text = run_of(case).lower(*case.given()).as_text()
     A = SparseArray.from_arrays(case.values, *case.arrays, shape=case.shape)
@@ -45,7 +45,7 @@ def test_only_what_nobody_checked_is_looked_at():
 @loops
 @pytest.mark.parametrize("format", [CSR, COO, CSF(2)], ids=str)
 def test_each_of_a_batch_is_looked_at(format):
-    """vmap and scan over structures of all kinds."""
+    """vmap and scan over malformed structures of all kinds."""
     cases = every("ij,j,jr->ir", format)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *(case.given() for case in cases))
     one = lambda given: cases[0].call(given[0], *given[2], arrays=given[1])
@@ -59,7 +59,7 @@ def test_each_of_a_batch_is_looked_at(format):
 @loops
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_that_wants_order(kind):
-    """It searches in the coordinates, which are put in order for it."""
+    """The schedule searches in the coordinates, which are sorted for it."""
     expression = assign("ij,jr->ir", {"A": CSR})
     chain = Schedule(expression).split("j", "j0", "j1", 4).reorder("i", "j0", "j1", "r")
     case = Case("ij,jr->ir", CSR, kind)
@@ -69,7 +69,7 @@ def test_a_chain_that_wants_order(kind):
 @loops
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_that_share_entries(kind):
-    """They search for their rows in the offsets."""
+    """The threads search for their rows in the offsets."""
     from sgap_jax.compiler.presets import cpu_entries
 
     case = Case("ij,j->i", CSR, kind)
@@ -79,7 +79,7 @@ def test_threads_that_share_entries(kind):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_cuda_emulated(grouped):
-    """The launches are those of a GPU; what it reads is looked at or put in order before."""
+    """The launches are those of a GPU; the index arrays are checked or put in order before."""
     require_nvrtc()
     chain = Schedule(assign("ij,j->i", {"A": CSR}))
     if grouped:
@@ -116,7 +116,8 @@ FORMATS |= {"CSF(3)": CSF(3), "tensor COO": COO}
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_number_ends_the_process(name):
-    """Thousands of large numbers in every array, in a process of its own: a crash is a failure."""
+    """Thousands of large values in every index array, in a process of its own: a crash is a
+    failure."""
     script = f"""
         import jax, jax.numpy as jnp, numpy as np
         from unchecked_einsum import SIZES, Case

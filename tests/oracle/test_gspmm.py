@@ -16,7 +16,7 @@ COLUMNS = [0, 1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 100, 130, 200]
 
 
 def schedule_of(backend, reduce):
-    """Sums are products, and obey their schedules."""
+    """Sums and means take the schedules of products, other reductions those of row operations."""
     return backend if reduce in ("sum", "mean") else row_schedule(backend)
 
 
@@ -34,7 +34,7 @@ def check(case, dtype, n, op, reduce, transpose, schedule):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
 def test_gspmm(name, dtype, backend):
-    """A few of the pairs of op and reduction for each matrix and dtype."""
+    """Some of the pairs of op and reduction for each matrix and dtype."""
     turn = list(BATTERY).index(name) + DTYPES.index(dtype)
     for i, (op, reduce) in enumerate(PAIRS[turn % 7 :: 7]):
         n = COLUMNS[(turn + 3 * i) % 9]
@@ -163,7 +163,7 @@ def test_the_default_is_spmm_and_copy_does_not_read_the_values():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes_round_once(dtype):
-    # The sum of the values alone is beyond float16, or the dtype's integers; the whole is not.
+    # The sum of the values overflows float16, or the integer dtype; the whole result does not.
     case = from_row_lengths("many", 256, [256])
     A = array(case, dtype).with_values(jnp.full(256, 300, dtype))
     X = jnp.full((256, 3), -299, dtype) if dtype == "float16" else jnp.full((256, 3), -298, dtype)

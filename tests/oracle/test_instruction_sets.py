@@ -1,4 +1,4 @@
-"""Every instruction set that this processor has, not only the best one that the rest runs on."""
+"""Every instruction set of this processor, not only the best one, on which all other tests run."""
 
 import os
 import pathlib

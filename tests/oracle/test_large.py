@@ -1,5 +1,6 @@
-"""What small matrices do not reach: wide results, long rows, operands beyond the caches, batches of
-split rows. SciPy in float64 is the oracle here; the plain loops of reference.py would take minutes.
+"""Cases that small matrices do not reach: wide results, long rows, operands beyond the caches,
+batches of split rows. SciPy in float64 is the oracle; the plain loops of reference.py would take
+minutes.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""The operations on rows on column vectors: every length and dtype meets some matrix."""
+"""The row operations on column vectors: every length and dtype meets some matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,16 @@ from sgap_jax import (
 )
 from sgap_jax.primitives.row_reduce import bind_row_broadcast, of_rows
 
-LENGTHS = [1, 2, 3, 8, 16, 33]  # 33: one row is left for a register of its own
+LENGTHS = [1, 2, 3, 8, 16, 33]  # 33: the last row needs a register of its own
 INF, NAN = np.inf, np.nan
 lengths = pytest.mark.parametrize("length", LENGTHS)
-# The CPU's kernels whole and in pieces, and plain JAX; the emulated ones have tests of their own.
+# The CPU's kernels with whole rows and with pieces, and plain JAX; emulated kernels have other
+# tests.
 SCHEDULES = [None, CpuTile(nonzeros=64), Reference()]
 
 
 def in_place(A, place, x, fill=0.0):
-    """Numbers of the entries, in the flat values; what is no entry is `fill`."""
+    """Places the values of the entries in the flat values; other places get `fill`."""
     out = np.full(A.nnz, fill)
     out[place] = x
     return out
@@ -42,7 +43,7 @@ def softmax_is_right(arrays, case, place, dtype, schedule, scale=1.0):
     assert P.dtype == dtype and P.format == A.format and P.values.shape == A.values.shape
     expected, bound = softmax_oracle(case, dtype, scale)
     expected, bound = in_place(A, place, expected), in_place(A, place, bound)
-    assert_within(P.values.reshape(-1), expected, bound)  # what is no entry is exactly zero
+    assert_within(P.values.reshape(-1), expected, bound)  # exactly zero where there is no entry
 
 
 def jacobian_is_right(arrays, case, place, dtype, schedule, scale=-0.5):
@@ -93,7 +94,7 @@ def test_battery(name, length):
 @pytest.mark.parametrize("check", CHECKS)
 @lengths
 def test_every_dtype(length, check, dtype):
-    # Rows of several registers and of a part of one; the last vectors end past the matrix.
+    # Rows of several registers and of part of a register; the last vectors end past the matrix.
     check(*encoded(BATTERY["every_length"], length), dtype, None)
 
 
@@ -116,7 +117,8 @@ def test_block_rows_in_pieces(length, dtype):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("length", [2, 3, 4, 16])
 def test_a_row_sees_nothing_of_its_neighbours(length, schedule):
-    """Masked rows, NaN and infinities, in each row of a vector in turn."""
+    """Masked rows, NaN and infinities, in each row of a vector in turn, do not affect other
+    rows."""
     rows = [[-INF] * 40, [NAN] + [0.0] * 39, [INF] + [0.0] * 39, [-INF] * 39 + [1.0], [1.0] * 40]
     full = from_row_lengths("full", 40, [40] * (length + 1))
     arrays, case, place = encoded(full, length)
@@ -151,7 +153,7 @@ def test_batches_and_a_traced_scale(schedule):
 
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_the_bits_of_each_call_and_those_of_entries(length):
-    """Vectors of one number are entries: the kernels are those of CSR."""
+    """Vectors of length 1 are entries: the kernels are those of CSR."""
     arrays, case, _ = encoded(BATTERY["skewed"], length)
     A = vectors(arrays, case, "float32")
     softmax = jax.jit(lambda A: sparse_softmax(A).values)

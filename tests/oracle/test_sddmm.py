@@ -40,7 +40,7 @@ def test_formats_agree(format, backend):
 
 
 def weighted_with_nan(case, dtype):
-    """The case with random weights, NaN in its padding, and these."""
+    """The case with random weights, NaN in its padding, and the weights."""
     weights = np.random.default_rng(1).standard_normal(case.nnz)
     weights[case.stored :] = np.nan
     return array(case, dtype).with_values(jnp.asarray(cast(weights, dtype))), weights
@@ -50,7 +50,8 @@ def weighted_with_nan(case, dtype):
 def test_weights_and_scale_multiply_before_the_one_rounding(dtype, backend):
     case = BATTERY["padded"]
     A, weights = weighted_with_nan(case, dtype)
-    # Of the CPU kernel: few features, those that do not fill a vector, rows held in registers.
+    # Variants of the CPU kernel: few features, features that do not fill a register, rows in
+    # registers.
     for d, weighted, scale in ((1, False, 0.375), (3, True, None), (17, True, -1.5), (64, True, 2)):
         X, Y = operands(case, d)
         C = sddmm(
@@ -73,7 +74,7 @@ def test_a_sum_beyond_float16_is_weighed_before_it_is_rounded(backend):
     run = lambda **factors: sddmm(A, X, Y, schedule=row_schedule(backend), **factors).values
     assert np.isinf(run()).all()
     assert (run(weighted=True) == 2**8).all() and (run(scale=2**-10) == 2**8).all()
-    # A gradient of the factors fits likewise, also where no cotangent reaches some sums.
+    # A gradient of the factors fits too, also if no cotangent reaches some sums.
     left = jnp.arange(case.nnz, dtype=jnp.float32) % 2
     total = lambda v, s: jnp.sum(  # noqa: E731
         left

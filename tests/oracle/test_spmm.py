@@ -92,7 +92,7 @@ def test_mixed_dtypes_promote():
 
 @pytest.mark.parametrize("n", [1, 4, 32, 128])
 def test_a_narrow_dtype_accumulates_in_float32(n):
-    # 4096 ones: bfloat16 stops counting at 256, float16 at 2048.
+    # 4096 ones: sums in bfloat16 would stop at 256, in float16 at 2048.
     k = 4096
     case = from_row_lengths("counting", k, [k])
     for dtype in (jnp.bfloat16, jnp.float16):
@@ -102,7 +102,7 @@ def test_a_narrow_dtype_accumulates_in_float32(n):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_ties_are_rounded_to_the_even_number(dtype, backend):
-    # The sums 1 + (k + 1/2) eps lie halfway between two numbers of the dtype.
+    # The sums 1 + (k + 1/2) eps lie halfway between two values of the dtype.
     k, eps = np.arange(8), float(jnp.finfo(dtype).eps)
     case = from_row_lengths("ties", 2, [2] * 8)
     values = np.stack([1 + k * eps, np.full(8, eps / 2)], axis=1).reshape(-1)
@@ -165,7 +165,7 @@ def test_packing_changes_no_bit(dtype, columns):
 
 @pytest.mark.parametrize("batched", ["B", "values", "both"])
 def test_threads_that_take_slabs_in_any_order_change_no_bit(batched):
-    # Large enough for every thread: tiles are begun far apart, and the last ones shared.
+    # Large enough for every thread: tiles begin far apart, and threads share the last ones.
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 40, 3000)
     lengths[7] = 300  # a split row, in every tile

@@ -48,7 +48,7 @@ def test_every_width(length, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 2])
 def test_sampled_products_by_windows_of_columns(length, dtype):
-    """A pattern dense enough for it, with rows of Y of 1 kB: some 50 columns in a window."""
+    """A pattern dense enough for this path, with rows of Y of 1 kB: some 50 columns in a window."""
     arrays, case, place = encoded(from_row_lengths("dense", 210, [130, 0, 7, 201, 90] * 5), length)
     assert 3 * case.nnz > case.shape[0] * case.shape[1]
     d = 1024 // np.dtype(jnp.dtype(dtype)).itemsize
@@ -59,7 +59,7 @@ def test_sampled_products_by_windows_of_columns(length, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 4, 8, 21, 32])
 def test_sampled_products_of_block_rows_of_few_and_many_vectors(length, dtype):
-    """Of many, X is transposed, but not beyond 512 columns; short rows are unrolled."""
+    """For many vectors X is transposed, up to 512 columns; short rows are unrolled."""
     lengths = [50] * 40 + [1] * 16 + [0] * 8 + [30] * 13
     arrays, case, place = encoded(from_row_lengths("uneven", 90, lengths), length)
     for d in (32, 64, 101) if length < 32 else (37, 515):
