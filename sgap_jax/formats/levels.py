@@ -92,8 +92,8 @@ class Format:
     @staticmethod
     def parse(text: str) -> Format:
         """The format that prints as `text`, such as CVS(8) or BCSR(4, 2).transposed; ValueError if
-        there is none. COO formats of all numbers of modes print the same: `parse("COO")` is that of
-        a matrix."""
+        there is none. COO in natural order prints the same for any number of modes: `parse("COO")`
+        is that of a matrix."""
         try:
             found = _evaluated(ast.parse(text, mode="eval").body)
         except (SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
