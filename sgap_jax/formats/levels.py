@@ -91,9 +91,9 @@ class Format:
 
     @staticmethod
     def parse(text: str) -> Format:
-        """The format that prints as `text`, such as CVS(8) or BCSR(4, 2).transposed; else
-        ValueError. COO is that of a matrix, whatever the number of modes of the one that printed
-        it."""
+        """The format that prints as `text`, such as CVS(8) or BCSR(4, 2).transposed; ValueError if
+        there is none. COO in natural order prints the same for any number of modes: `parse("COO")`
+        is that of a matrix."""
         try:
             found = _evaluated(ast.parse(text, mode="eval").body)
         except (SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
@@ -224,7 +224,7 @@ _PARTS: dict[str, Any] = {
 
 
 def _evaluated(node: ast.expr) -> Any:
-    """What a part of a format's text stands for."""
+    """The value of a node in the syntax tree of a format's text."""
     match node:
         case ast.Name(name):
             return _PARTS[name]
