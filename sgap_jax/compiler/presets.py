@@ -13,12 +13,12 @@ from sgap_jax.compiler.notation.cin import (
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.nest import level_indices
 from sgap_jax.compiler.transform.points import spmm_point as spmm_point
-from sgap_jax.compiler.transform.schedule import Schedule
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Compressed, Dense
 from sgap_jax.schedules.schedule import ScheduleError
 
 
-def cpu(expression: Assign, rows: int = 16) -> Schedule:
+def cpu(expression: Assign, rows: int = 16) -> LoopSchedule:
     """The CPU's schedule where the caller gives none.
 
     Threads divide the outermost level of the sparse operand, `rows` coordinates for each task; the
@@ -31,7 +31,7 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     Where two threads could write one element of the output (the rows of COO, the columns of CSC),
     threads divide the dense index in tiles instead; without one, a single thread computes it.
     """
-    s, sparse = Schedule(expression), expression.sparse
+    s, sparse = LoopSchedule(expression), expression.sparse
     stored: tuple[IndexVar, ...] = ()
     top: Dense | object = Dense()
     if sparse is not None and sparse.format is not None:
@@ -72,7 +72,7 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     return s.parallelize(inner[-1], CPU_VECTOR, race)
 
 
-def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> Schedule:
+def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> LoopSchedule:
     """Tasks of `entries` stored entries each, for y(i) += A(i,j) * ... where the rows of A differ
     in length; vector lanes share the entries of a row. Where tasks share a row, their partial sums
     are added in no fixed order.
@@ -97,7 +97,7 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     if expression.output.indices != (row,) or not whole or sparse.format.levels[1] != Compressed():
         raise ScheduleError(f"{expression}: not a sum for each row of {sparse}")
     f, entry, task, inner = _free(expression, "f", "entry", "task", "inner")
-    s = Schedule(expression).fuse(row, column, f).pos(f, entry, sparse)
+    s = LoopSchedule(expression).fuse(row, column, f).pos(f, entry, sparse)
     s = s.split(entry, task, inner, entries)
     if staged:
         product, products = _free(expression, "product", "products")
@@ -107,7 +107,7 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     return s.parallelize(inner, CPU_VECTOR, PARALLEL_REDUCTION)
 
 
-def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
+def cpu_fibers(expression: Assign, fibers: int = 256) -> LoopSchedule:
     """Tasks of `fibers` fibers each, where the slices of a tensor (the rows of a matrix) differ in
     their numbers of fibers: D(i,r) += A(i,j,k) * B(j,r) * C(k,r), and such products of any order
     from two on. The index r is vectorized, and sums are formed as in `cpu`. Where tasks share a
@@ -136,7 +136,7 @@ def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
         raise ScheduleError(f"{expression}: not a sum of vectors for each slice of {sparse}")
     (row, fiber), inner = stored[:2], stored[2:]
     f, position, task, within = _free(expression, "f", "fiber", "task", "within")
-    s = Schedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, f)
+    s = LoopSchedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, f)
     s = s.pos(f, position, sparse).split(position, task, within, fibers)
     s = _summed_first(s.reorder(task, *dense, within, *inner), stored, 1)
     return s.parallelize(task, CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
@@ -155,8 +155,8 @@ def _free(expression: Assign, *names: str) -> tuple[str, ...]:
 
 
 def _fibers(
-    s: Schedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
-) -> Schedule | None:
+    s: LoopSchedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
+) -> LoopSchedule | None:
     """The schedule with vectors of the dense index outside of the levels that are summed over; None
     where these are not the inner levels."""
     output, format = s.expression.output, sparse.format
@@ -184,7 +184,7 @@ def _fibers(
     return s.parallelize(dense, CPU_VECTOR, NO_RACES)
 
 
-def _summed_first(s: Schedule, stored: tuple[IndexVar, ...], depth: int) -> Schedule:
+def _summed_first(s: LoopSchedule, stored: tuple[IndexVar, ...], depth: int) -> LoopSchedule:
     """Precomputes, at each level from `depth` on, the sum over the levels below it; the factors
     that do not depend on those levels are multiplied with the sum."""
     factors = s.expression.factors

@@ -28,7 +28,7 @@ def extremum_plan(
 
     Args:
       problem: op "gspmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       add: messages are x + value, else x * value; an argument of the kernel, as is `minimum`.
       minimum: the extremum is the minimum, else the maximum.
       batches: (Bv, Bx), each 1 or the batch.
@@ -105,7 +105,6 @@ def pick_to_values_plan(
     Inputs: row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], d [Bd, m, n], arg
     [Ba, m, n]. Output: [batch, nnz]. `problem` has op "sddmm", otherwise as in `pick_plan`.
     """
-    schedule.check(problem)
     n, operand, col = problem.n, TYPES[problem.dtype], int(schedule.col)
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
     nonzeros = max(int(schedule.nnz or 1), 1) * schedule.walk  # 1 for a point of rows
@@ -127,7 +126,6 @@ def pick_to_values_plan(
 
 def _rows(problem: Problem, schedule: AtomicParallelism) -> list:
     """The template constants, after the dtype, of a kernel whose groups walk rows."""
-    schedule.check(problem)
     col, tile = int(schedule.col), schedule.columns_of_block(problem.n)
     walk = max(int(schedule.row or 1), 1) * schedule.walk
     constants = [schedule.group, walk, col, tile // col, schedule.block_size]

@@ -19,7 +19,6 @@ def spmm_plan(problem: Problem, tile: PaperTile, batches: tuple[int, int] = (1, 
       tile: one that its `check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n = problem.shape, problem.n
     constants: list[str | int] = [tile.vector_length, tile.tile_k, n % 8 == 0]
     if isinstance(tile, WarpTile):
@@ -62,7 +61,6 @@ def sddmm_plan(
       tile: one that its `check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     constants: list[str | int] = [tile.vector_length, problem.n % 8 == 0]
     if isinstance(tile, WarpTile):
         header, kernel = "sddmm_warp.cuh", "SddmmWarpKernel"

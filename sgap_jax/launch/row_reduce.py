@@ -20,7 +20,7 @@ def launch_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
 
     Args:
       problem: op "row_sum", "row_max" or "row_broadcast" on "cuda".
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
     """
     if problem.op == "row_broadcast":
         return row_launch(problem, schedule, "row_reduce.cuh", "RowBroadcastKernel", inputs=1)
@@ -46,7 +46,6 @@ def row_launch(
     block and V. Its arguments are `inputs` operands, row_offsets, the output, then m, nnz, the
     batch and `scalars`.
     """
-    schedule.check(problem)
     dtype = TYPES[problem.dtype]
     # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
     rows = max(int(schedule.row or 1), 1) * schedule.walk

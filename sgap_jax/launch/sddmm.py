@@ -22,7 +22,7 @@ def launch_plan(problem: Problem, schedule: Schedule, shapes: OperandShapes = PL
     Args:
       problem: op "sddmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
         column vectors.
-      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
+      schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
     return PLANS[type(schedule)](problem, schedule, shapes)
@@ -49,10 +49,9 @@ def _point_plan(
 
     Args:
       problem: op "sddmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    schedule.check(problem)
     d, col = problem.n, int(schedule.col)
     kernel, constants = _kernel(schedule, problem)
     constants += [schedule.block_size, d % col == 0]
@@ -105,10 +104,9 @@ def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN
     Args:
       problem: op "sddmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
         the result.
-      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      tile: a tile with a kernel that `OctetTile.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     d, length = problem.n, tile.vector_length
     operand, threads = TYPES[problem.dtype], 32 * WARPS
     aligned = d % features_of_load(tile, problem.dtype) == 0
@@ -138,10 +136,9 @@ def _subwarp_plan(problem: Problem, tile: SubwarpTile, shapes: OperandShapes = P
     Args:
       problem: op "sddmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
         the result.
-      tile: a tile with a kernel, else as `SubwarpTile.check` raises.
+      tile: a tile with a kernel that `SubwarpTile.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     d, V = problem.n, tile.vector_length
     columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
     at_once = min(_VECTORS_AT_ONCE, tile.windows())

@@ -18,7 +18,7 @@ def launch_plan(problem: Problem, schedule: AtomicParallelism, scale: float) -> 
 
     Args:
       problem: op "sparse_softmax" on "cuda".
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       scale: an argument of the kernel, so that one program serves all scales.
     """
     scalars = [_bits(scale)]

@@ -31,7 +31,7 @@ def launch_plan(
     Args:
       problem: op "spmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
         column vectors.
-      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
+      schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       batches: the leading axes of A's values and of B, each 1 or the batch of the result.
     """
     return PLANS[type(schedule)](problem, schedule, batches)
@@ -54,10 +54,9 @@ def _point_plan(
 
     Args:
       problem: op "spmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    schedule.check(problem)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
@@ -98,7 +97,7 @@ def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -
         case "nnz":
             return "SpmmNnzKernel", [operand, schedule.nnz]
         case family:
-            assert family == "nnz_group"  # check() refuses the points without a kernel
+            assert family == "nnz_group"  # `check` refuses the points without a kernel
             nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
             # Entries loaded at once: as many as are aligned, and as rows of B fit in registers.
             fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
@@ -117,10 +116,9 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
     Args:
       problem: op "spmm" on "cuda" with format CVS(V); `nnz` counts values, V for each vector, and
         `batch` is that of the result.
-      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      tile: a tile with a kernel that `OctetTile.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n, kernel = problem.shape, problem.n, "SpmmOctetKernel"
     operand, chunk = TYPES[problem.dtype], 4 if problem.dtype == "float32" else 8
     panels, quads = tile.tile_n // (8 * chunk), tile.tile_k // QUAD
@@ -165,10 +163,9 @@ def _subwarp_plan(problem: Problem, tile: SubwarpTile, batches: tuple[int, int])
     Args:
       problem: op "spmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
         the result.
-      tile: a tile with a kernel, else as `SubwarpTile.check` raises.
+      tile: a tile with a kernel that `SubwarpTile.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n, V = problem.shape, problem.n, tile.vector_length
     columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
     vector, operand = n % columns == 0, TYPES[problem.dtype]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from sgap_jax.compiler.transform.schedule import Schedule as Loops
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
@@ -125,11 +125,11 @@ def einsum(
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
     inner = None if schedule is None else schedule.inner
     known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
-    if known and not isinstance(inner, Loops):
+    if known and not isinstance(inner, LoopSchedule):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
-    if not (inner is None or isinstance(inner, Reference | Loops)):
+    if not (inner is None or isinstance(inner, Reference | LoopSchedule)):
         raise NotImplementedError(
             f"einsum: {subscripts!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"
@@ -145,7 +145,7 @@ def einsum(
     )
     if fibers:
         expression = by_fibers(expression, A, output)
-    if isinstance(inner, Loops):
+    if isinstance(inner, LoopSchedule):
         einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
     data = [A.values.reshape(-1), *(x for _, x in others)]

@@ -25,7 +25,7 @@ from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.derivatives import operands as read_by
 from sgap_jax.compiler.notation.derivatives import same, sharing
 from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
-from sgap_jax.compiler.transform.schedule import Schedule
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Format
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.primitives import einsum_unchecked
@@ -85,7 +85,7 @@ def check_dtype(dtype: Any) -> None:
         )
 
 
-def check_loops(expression: Expression, schedule: Schedule) -> Assign:
+def check_loops(expression: Expression, schedule: LoopSchedule) -> Assign:
     """Returns the schedule's expression, which must equal this one up to names."""
     asked = index_notation(expression)
     if asked is None or not same(asked, schedule.expression):
@@ -98,7 +98,7 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
 
 def has_chain(schedule: Any) -> bool:
     """Whether a schedule is a chain of transformations."""
-    return schedule is not None and isinstance(schedule.inner, Schedule)
+    return schedule is not None and isinstance(schedule.inner, LoopSchedule)
 
 
 def inherited(schedule: Any, expression: Expression) -> Any:
@@ -107,7 +107,7 @@ def inherited(schedule: Any, expression: Expression) -> Any:
     For a `compiler.Schedule`: the one of the same expression (for one element of a batch) among the
     schedule itself and those in its `with_derivatives`, or None.
     """
-    if schedule is None or not isinstance(schedule.inner, Schedule):
+    if schedule is None or not isinstance(schedule.inner, LoopSchedule):
         return derived(schedule)
     asked = index_notation(of_one(expression))
     return schedule.around(None if asked is None else schedule.inner.of(asked))
@@ -120,7 +120,7 @@ def _described(assign: Assign) -> str:
 
 
 def function_of(
-    expression: Expression, schedule: Schedule, index_shapes: Sequence[tuple], dtype: Any
+    expression: Expression, schedule: LoopSchedule, index_shapes: Sequence[tuple], dtype: Any
 ) -> Function:
     """The function that a schedule lowers to for arrays of these shapes, with loops over the batch
     around it."""
@@ -187,7 +187,7 @@ def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> lis
     return found
 
 
-def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax.Array:
+def cpu_loops(*operands: Any, expression: Expression, schedule: LoopSchedule) -> jax.Array:
     """The expression on the CPU: a custom call that runs machine code compiled while lowering."""
     dtype = operands[0].dtype
     shapes = [x.shape for x in operands[len(expression.words) :]]
@@ -213,7 +213,7 @@ def _products(expression: Expression) -> int:
 
 
 def cuda_lowering(
-    ctx: Any, operands: Sequence, *, expression: Expression, schedule: Schedule
+    ctx: Any, operands: Sequence, *, expression: Expression, schedule: LoopSchedule
 ) -> Any:
     """One launch of a CUDA kernel that is printed for the expression.
 
@@ -252,7 +252,7 @@ def cuda_lowering(
 
 def default_schedule(
     expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
-) -> Schedule | None:
+) -> LoopSchedule | None:
     """The schedule that the CPU compiles where the caller gives none; None for plain JAX."""
     assign = index_notation(of_one(expression))
     if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():

@@ -26,7 +26,7 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule(schedules.Schedule):
+class LoopSchedule(schedules.Schedule):
     """The loops of an expression, transformed one call at a time; each call returns a new one::
 
         i, j, f, fpos, block, fpos1 = index_vars("i j f fpos block fpos1")
@@ -52,7 +52,7 @@ class Schedule(schedules.Schedule):
 
     expression: Assign
     statement: SuchThat = None  # type: ignore[assignment]  # made from the expression
-    derivatives: tuple[Schedule, ...] = ()
+    derivatives: tuple[LoopSchedule, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, Assign):
@@ -68,7 +68,7 @@ class Schedule(schedules.Schedule):
         """The graph of how variables derive from each other: `print` it, or draw its `svg()`."""
         return Provenance(self.expression.indices, self.statement.relations)
 
-    def with_derivatives(self, *chains: Schedule) -> Schedule:
+    def with_derivatives(self, *chains: LoopSchedule) -> LoopSchedule:
         """The same schedule with schedules for gradients added. A tangent has the same expression
         and runs by this schedule; a gradient has another expression, and runs by the one of
         `chains` that has it, or as without a schedule if there is none::
@@ -77,7 +77,7 @@ class Schedule(schedules.Schedule):
             s = s.with_derivatives(dB)
         """
         for chain in chains:
-            if not isinstance(chain, Schedule):
+            if not isinstance(chain, LoopSchedule):
                 raise ScheduleError(f"with_derivatives: expected schedules, got {chain!r}")
             check_gradient(chain.expression, self.expression)
         every = (*self.derivatives, *(dataclasses.replace(s, derivatives=()) for s in chains))
@@ -86,7 +86,7 @@ class Schedule(schedules.Schedule):
                 raise ScheduleError(f"with_derivatives: two chains for {other.expression}")
         return dataclasses.replace(self, derivatives=every)
 
-    def of(self, expression: Assign) -> Schedule | None:
+    def of(self, expression: Assign) -> LoopSchedule | None:
         """The one among this schedule and those of its gradients that has `expression`, with the
         others as its `derivatives`; None if there is none."""
         family = (dataclasses.replace(self, derivatives=()), *self.derivatives)
@@ -95,7 +95,7 @@ class Schedule(schedules.Schedule):
                 return dataclasses.replace(chain, derivatives=(*family[:n], *family[n + 1 :]))
         return None
 
-    def reorder(self, *order: Var) -> Schedule:
+    def reorder(self, *order: Var) -> LoopSchedule:
         """Reorders loops of a perfect nest; loops that are not named stay where they are."""
 
         def change() -> SuchThat:
@@ -103,7 +103,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("reorder", order, change)
 
-    def split(self, var: Var, outer: Var, inner: Var, size: int) -> Schedule:
+    def split(self, var: Var, outer: Var, inner: Var, size: int) -> LoopSchedule:
         """var = outer * size + inner, with 0 <= inner < size: tiles of a fixed size."""
 
         def change() -> SuchThat:
@@ -112,7 +112,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("split", (var, outer, inner, size), change)
 
-    def divide(self, var: Var, outer: Var, inner: Var, parts: int) -> Schedule:
+    def divide(self, var: Var, outer: Var, inner: Var, parts: int) -> LoopSchedule:
         """var = outer * ceil(extent / parts) + inner, with 0 <= outer < parts: a fixed number of
         tiles."""
 
@@ -122,7 +122,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("divide", (var, outer, inner, parts), change)
 
-    def fuse(self, outer: Var, inner: Var, fused: Var) -> Schedule:
+    def fuse(self, outer: Var, inner: Var, fused: Var) -> LoopSchedule:
         """Two directly nested loops become one over the pairs, in the same order."""
 
         def change() -> SuchThat:
@@ -131,7 +131,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("fuse", (outer, inner, fused), change)
 
-    def pos(self, coordinate: Var, position: Var, access: Access | Tensor | str) -> Schedule:
+    def pos(self, coordinate: Var, position: Var, access: Access | Tensor | str) -> LoopSchedule:
         """Makes a loop go over the positions at which `access` stores the coordinates of one level,
         or of several fused ones. `access` may be given as the name of the operand."""
 
@@ -143,7 +143,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("pos", (coordinate, position, access), change)
 
-    def coord(self, position: Var, coordinate: Var) -> Schedule:
+    def coord(self, position: Var, coordinate: Var) -> LoopSchedule:
         """The inverse of `pos`: the loop goes over coordinates again."""
 
         def change() -> SuchThat:
@@ -154,7 +154,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("coord", (position, coordinate), change)
 
-    def bound(self, var: Var, bounded: Var, size: int) -> Schedule:
+    def bound(self, var: Var, bounded: Var, size: int) -> LoopSchedule:
         """Declares that the extent of a loop is exactly `size`; checked when shapes are known."""
 
         def change() -> SuchThat:
@@ -167,7 +167,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("bound", (var, bounded, size), change)
 
-    def unroll(self, var: Var) -> Schedule:
+    def unroll(self, var: Var) -> LoopSchedule:
         """Unrolls a loop: its body is repeated for each iteration."""
 
         def change() -> SuchThat:
@@ -177,7 +177,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("unroll", (var,), change)
 
-    def parallelize(self, var: Var, unit: str, race: str) -> Schedule:
+    def parallelize(self, var: Var, unit: str, race: str) -> LoopSchedule:
         """Runs the iterations of a loop on `unit`, one of loopir.UNITS; `race`, one of cin.RACES,
         says why their stores are safe."""
 
@@ -190,7 +190,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("parallelize", (var, unit, race), change)
 
-    def group(self, var: Var, size: int, strategy: str) -> Schedule:
+    def group(self, var: Var, size: int, strategy: str) -> LoopSchedule:
         """Makes each `size` neighbouring threads of a loop reduce together: to one element
         (ParallelReduction), or to one for each run of threads with equal elements (Segment)."""
 
@@ -209,7 +209,7 @@ class Schedule(schedules.Schedule):
         var: Vars,
         fresh: Vars,
         workspace: str,
-    ) -> Schedule:
+    ) -> LoopSchedule:
         """Computes the product of some factors in a workspace over `var`, which the producer calls
         `fresh`. Loops of the reduction that only these factors need move to the producer: the
         workspace then holds sums.
@@ -229,7 +229,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("precompute", (factors, var, fresh, workspace), change)
 
-    def scalar_promote(self, var: Var, name: str | None = None) -> Schedule:
+    def scalar_promote(self, var: Var, name: str | None = None) -> LoopSchedule:
         """Sums in a scalar what the loops from `var` inwards add to one element; over fused
         positions, in one for each run of positions of the same element."""
 
@@ -241,7 +241,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("scalar_promote", (var,), change)
 
-    def bind(self, var: Var, intrinsic: str) -> Schedule:
+    def bind(self, var: Var, intrinsic: str) -> LoopSchedule:
         """Runs the nest from the loop of `var` inwards by an intrinsic: "octet_mma" uses tensor
         cores in a schedule with a loop of GPUBlock; in one for the CPU the nest stays as it is.
 
@@ -306,7 +306,7 @@ class Schedule(schedules.Schedule):
     def _with(self, var: IndexVar, change: Callable[[Forall], Body]) -> SuchThat:
         return transformations.changed(self.statement, var, change)
 
-    def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> Schedule:
+    def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> LoopSchedule:
         """The next schedule; an error of `change` gets the call and the statement added to its
         message."""
         try:
@@ -319,3 +319,7 @@ class Schedule(schedules.Schedule):
         except (ScheduleError, NotImplementedError) as error:
             call = written(name, arguments)
             raise type(error)(f"{call}: {error}\nin {self}") from None
+
+
+# Its name before there was another public class of that name (sgap_jax.Schedule).
+Schedule = LoopSchedule
