@@ -115,8 +115,7 @@ def _inputs(
 def _output(
     expression: Assign, sizes: dict[str, int], storage: Storage, dtype: str, plan: Plan
 ) -> Array:
-    access, added = expression.output, plan.op is not None or plan.group is not None
-    dtype = accumulator_of(dtype) if added else dtype
+    access, dtype = expression.output, dtype if plan.op is None else accumulator_of(dtype)
     size = _size(access, expression, sizes, storage)
     return Array(access.tensor, dtype, size, plan.fill, numbers=True)
 
