@@ -1,4 +1,4 @@
-// What every handler needs: element types, shape checks, errors.
+// What handlers take from their operands and attributes: element types, checks of shapes, errors.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cpu/common/dtype.h"
 #include "xla/ffi/api/ffi.h"
@@ -98,6 +99,38 @@ inline std::string Mismatch(const char* name, const xla::ffi::AnyBuffer& buffer,
   return std::string(name) + ": expected type " + std::to_string(static_cast<int>(type)) +
          " shape " + expected + "], got type " +
          std::to_string(static_cast<int>(buffer.element_type())) + " shape " + ShapeString(got);
+}
+
+// The operands of a product y [batch, m, n] of values [batch or 1, ...] and x [batch or 1, k, n],
+// all checked.
+template <class Args>
+void SetOperands(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer y,
+                 Args& args) {
+  const int64_t value_batch = values.dimensions()[0];
+  args.dtype = *ToDtype(values.element_type());
+  args.values = values.untyped_data();
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.m = y.dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.values_stride = value_batch > 1 ? values.element_count() / value_batch : 0;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+}
+
+// Calls kHandler, whose last argument is an attribute of type T that only some of its targets have:
+// std::optional. kBind() binds all others. Looking up attributes in XLA's dictionary instead would
+// take 0.1 us a call.
+template <typename T, auto kHandler, auto kBind>
+XLA_FFI_Error* CallWithOptional(XLA_FFI_CallFrame* frame, std::string_view name) {
+  static auto* const with = kBind().template Attr<T>(std::string(name)).To(kHandler).release();
+  static auto* const without =
+      kBind().To([](auto... given) { return kHandler(given..., std::nullopt); }).release();
+  for (int64_t i = 0; i < frame->attrs.size; ++i) {
+    const XLA_FFI_ByteSpan* own = frame->attrs.names[i];
+    if (std::string_view(own->ptr, own->len) == name) return with->Call(frame);
+  }
+  return without->Call(frame);
 }
 
 }  // namespace sgap

@@ -330,7 +330,7 @@ CPP = (
     Bug(
         name="third_column_of_narrow_products",
         room="cpu/spmm_cvs",
-        file="cpu/spmm/spmm_cvs_narrow.h",
+        file="cpu/spmm/spmm_cvs_rows.h",
         text="if (kColumns == 1 && block.out_stride == 1 && block.rows >= kRows) {",
         replacement="if (kColumns == 1 && block.rows >= kRows) {",
         breaks="of a B of 3 columns, the last one of C in CVS(V) goes to the wrong places",
@@ -339,7 +339,7 @@ CPP = (
     Bug(
         name="scale_of_the_first_element",
         room="cpu/sddmm",
-        file="cpu/sddmm/sddmm_factors.h",
+        file="cpu/sddmm/sddmm_ffi.cc",
         text="args.scale_stride = scaled > 1 ? 1 : 0;",
         replacement="args.scale_stride = 0;",
         breaks="sddmm under vmap over its scale multiplies all elements by the first scale",
@@ -366,7 +366,7 @@ CPP = (
     Bug(
         name="ties_of_a_minimum_in_pieces",
         room="cpu/gspmm",
-        file="cpu/gspmm/gspmm_folds.h",
+        file="cpu/gspmm/gspmm_kernel.cc",
         text="taken = (kept == kept) & ~(other.kept >= kept);",
         replacement="taken = (kept == kept) & ~(other.kept > kept);",
         breaks="of equal minima in a row of several pieces, or with NaN, the later one is named",

@@ -1,4 +1,4 @@
-#include "cpu/common/standby.h"
+#include "cpu/common/parallel.h"
 
 #include <atomic>
 #include <utility>
@@ -34,7 +34,7 @@ Slot* Claim() {
   return nullptr;
 }
 
-// The work handed over, or null when none has been for kStandby.
+// Waits for work to be handed over: null where none has been for kStandby.
 std::shared_ptr<Work> Await(Slot& slot) {
   const auto given = [&] { return slot.state.load(std::memory_order_acquire) == kGiven; };
   if (!SpinUntil(given, kStandby) && Become(slot, kWaiting, kFree)) return nullptr;

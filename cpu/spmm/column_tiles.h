@@ -11,7 +11,7 @@
 
 namespace sgap {
 
-// What one thread at a time works with.
+// Memory that one thread at a time works with.
 struct alignas(64) Slab {
   int32_t busy = 0;
   const void* held = nullptr;  // where in the operand the tile begins that `memory` is a copy of
@@ -23,7 +23,7 @@ struct Slabs {
   int64_t count;  // as many as threads; 0: no copies
 };
 
-// The tasks of a product whose rows are walked once for each tile of each batch element.
+// The tasks of a product that walks its rows once for each tile of each batch element.
 struct ColumnTiles : RowTasks {
   const void* x;     // [batch or 1, k, n]
   int64_t x_stride;  // elements from one batch to the next, 0 where shared
@@ -70,7 +70,8 @@ void CopyTile(const T* x, int64_t rows, int64_t stride, int64_t columns, T* slab
   }
 }
 
-// Task number `task`. A thread takes neighbouring ones, most of them of one tile.
+// Takes a slab for the task and fills it, unless it holds the tile already: a thread takes
+// neighbouring tasks, most of them of one tile.
 template <typename T>
 TileTask<T> BeginTask(const ColumnTiles& tiles, int64_t task) {
   TileTask<T> begun;
