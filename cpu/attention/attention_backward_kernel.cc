@@ -256,10 +256,10 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       rows.dbias = static_cast<Acc*>(args.dbias);
       if (rows.dbias)
         rows.dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
-      AskForPass(args, at, /*next=*/true, q_head, q_row, args.depth);
-      AskForPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
-      if (first) AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
-      AskForPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
+      PrefetchPass(args, at, /*next=*/true, q_head, q_row, args.depth);
+      PrefetchPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
+      if (first) PrefetchPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
+      PrefetchPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
       BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
       for (int64_t r = 0; r < at.height; ++r) {
         const Acc* sum = rows.dq + r * rows.dq_row;
@@ -293,8 +293,8 @@ void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
       Clear(v, args.padded_value_depth);
     }
     if (!args.sums) continue;
-    AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
-    AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
+    PrefetchRow(dk + (j + kRowsAhead) * k_row, args.depth);
+    PrefetchRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
     StoreRow<T>(k, args.depth, Acc(1), dk + j * k_row);
     StoreRow<T>(v, args.value_depth, Acc(1), dv + j * v_row);
   }
