@@ -20,6 +20,8 @@ namespace sgap {
   XLA_FFI_DECLARE_HANDLER_SYMBOL(Instantiate);         \
   XLA_FFI_DECLARE_HANDLER_SYMBOL(Execute);
 #include "cpu/kernels.def"
+
+void DefineTestCall(nb::module_& module);  // test_call.cc
 }  // namespace sgap
 
 namespace {
@@ -102,6 +104,7 @@ NB_MODULE(_native, module) {
   nb::class_<Hold>(module, "Hold").def_prop_ro("taken", [](const Hold& hold) {
     return hold.kernel->taken.load(std::memory_order_relaxed);
   });
+  sgap::DefineTestCall(module);
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("ffi_api_version",
