@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cpu/common/dtype.h"
 #include "xla/ffi/api/ffi.h"
@@ -117,39 +118,19 @@ void SetOperands(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer x, xla::ffi::An
   args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
 }
 
-// The attributes of a call by name, for a handler whose targets differ in them. Error() says what
-// is wrong with them when all have been taken.
-class Attributes {
- public:
-  explicit Attributes(xla::ffi::Dictionary given) : given_(given) {}
-
-  // One that every target of the handler has.
-  template <typename T>
-  T Take(const char* name) {
-    ++taken_;
-    const auto value = given_.get<T>(name);
-    if (value.has_value()) return *value;
-    if (error_.empty()) error_ = std::string(name) + ": " + value.error().message();
-    return T();
+// Calls kHandler, whose last argument is an attribute of type T that only some of its targets have:
+// std::optional. kBind() binds all others. Looking up attributes in XLA's dictionary instead would
+// take 0.1 us a call.
+template <typename T, auto kHandler, auto kBind>
+XLA_FFI_Error* CallWithOptional(XLA_FFI_CallFrame* frame, std::string_view name) {
+  static auto* const with = kBind().template Attr<T>(std::string(name)).To(kHandler).release();
+  static auto* const without =
+      kBind().To([](auto... given) { return kHandler(given..., std::nullopt); }).release();
+  for (int64_t i = 0; i < frame->attrs.size; ++i) {
+    const XLA_FFI_ByteSpan* own = frame->attrs.names[i];
+    if (std::string_view(own->ptr, own->len) == name) return with->Call(frame);
   }
-
-  // One that some targets lack.
-  template <typename T>
-  std::optional<T> Find(const char* name) {
-    if (!given_.contains(name)) return std::nullopt;
-    return Take<T>(name);
-  }
-
-  std::string Error() const {
-    if (!error_.empty() || taken_ == given_.size()) return error_;
-    return "expected " + std::to_string(taken_) + " attributes, got " +
-           std::to_string(given_.size());
-  }
-
- private:
-  xla::ffi::Dictionary given_;
-  size_t taken_ = 0;
-  std::string error_;
-};
+  return without->Call(frame);
+}
 
 }  // namespace sgap

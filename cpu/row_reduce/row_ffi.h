@@ -25,25 +25,9 @@ struct VectorShape {
   int64_t Numbers() const { return vectors * length; }
 };
 
-// The attributes of every target here. Those of vectors have `rows`, which the shape of the values
-// does not tell where the last block row is not full; those of entries have none.
-struct RowAttributes {
-  std::optional<int64_t> rows;
-  int64_t chunk;  // chunk_nonzeros
-  double scale = 1;
-  std::string error;
-
-  explicit RowAttributes(xla::ffi::Dictionary given, bool scaled = false) {
-    Attributes attributes(given);
-    rows = attributes.Find<int64_t>("rows");
-    chunk = attributes.Take<int64_t>("chunk_nonzeros");
-    if (scaled) scale = attributes.Take<double>("scale");
-    error = attributes.Error();
-    if (error.empty()) error = BadChunk(chunk);
-  }
-};
-
-// The shape that buffers claim; CheckVectors says whether they have it.
+// The shape that buffers claim; CheckVectors says whether they have it. Targets of vectors have an
+// attribute `rows`, which shapes do not tell where the last block row is not full; those of entries
+// have none.
 inline VectorShape ClaimedShape(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer offsets,
                                 std::optional<int64_t> rows) {
   const auto shape = values.dimensions(), ends = offsets.dimensions();
@@ -55,9 +39,9 @@ inline VectorShape ClaimedShape(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer 
 // Empty where values and offsets are those of `shape`.
 inline std::string CheckVectors(const char* name, const VectorShape& shape,
                                 xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer offsets,
-                                const RowAttributes& attributes) {
+                                int64_t chunk_nonzeros) {
   namespace ffi = xla::ffi;
-  std::string error = attributes.error;
+  std::string error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return error;
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) {

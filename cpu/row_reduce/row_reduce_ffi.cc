@@ -1,6 +1,7 @@
 // FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1 and sgap_row_broadcast_csr_v1, and the same
 // handlers for column vectors, sgap_*_cvs_v1.
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cpu/common/ffi_arguments.h"
@@ -21,18 +22,17 @@ struct RowReduceCall {
 
 // values of `shape`, and rows [batch, m] of one type.
 std::string CheckRows(const VectorShape& shape, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                      ffi::AnyBuffer rows, const RowAttributes& attributes) {
-  std::string error = CheckVectors("values", shape, values, offsets, attributes);
+                      ffi::AnyBuffer rows, int64_t chunk_nonzeros) {
+  std::string error = CheckVectors("values", shape, values, offsets, chunk_nonzeros);
   if (!error.empty()) return error;
   return Mismatch("rows", rows, values.element_type(), {values.dimensions()[0], shape.rows});
 }
 
 ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool pool,
                    ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
-                   ffi::Dictionary given) {
-  const RowAttributes attributes(given);
-  const VectorShape shape = ClaimedShape(values, offsets, attributes.rows);
-  const std::string error = CheckRows(shape, values, offsets, rows, attributes);
+                   int64_t chunk_nonzeros, std::optional<int64_t> m) {
+  const VectorShape shape = ClaimedShape(values, offsets, m);
+  const std::string error = CheckRows(shape, values, offsets, rows, chunk_nonzeros);
   if (!error.empty()) return Failed(std::string(name) + ": " + error);
   const int64_t batch = values.dimensions()[0];
   auto call = std::make_shared<RowReduceCall>();
@@ -43,28 +43,30 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.rows = rows.untyped_data();
   args.numbers = shape.Numbers();
   if (batch == 0 || shape.rows == 0) return Finished();
-  args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch,
-                               attributes.chunk);
+  args.phases =
+      call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.numbers + 4 * shape.rows),
       [call, kernel = Kernels().RowReduce](int64_t task) { kernel(call->args, task); });
 }
 
 ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows, ffi::Dictionary given) {
-  return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, given);
+                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
+                          std::optional<int64_t> m) {
+  return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, chunk_nonzeros, m);
 }
 
 ffi::Future RowMaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows, ffi::Dictionary given) {
-  return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, given);
+                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
+                          std::optional<int64_t> m) {
+  return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, chunk_nonzeros, m);
 }
 
 ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer offsets,
-                                ffi::Result<ffi::AnyBuffer> values, ffi::Dictionary given) {
-  const RowAttributes attributes(given);
-  const VectorShape shape = ClaimedShape(*values, offsets, attributes.rows);
-  const std::string error = CheckRows(shape, *values, offsets, rows, attributes);
+                                ffi::Result<ffi::AnyBuffer> values, int64_t chunk_nonzeros,
+                                std::optional<int64_t> m) {
+  const VectorShape shape = ClaimedShape(*values, offsets, m);
+  const std::string error = CheckRows(shape, *values, offsets, rows, chunk_nonzeros);
   if (!error.empty()) return Failed("row_broadcast: " + error);
   RowBroadcastArgs args;
   args.dtype = *ToDtype(rows.element_type());
@@ -77,7 +79,7 @@ ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::
   args.length = shape.length;
   args.block_rows = shape.BlockRows();
   args.vectors = shape.vectors;
-  args.chunk_vectors = ChunkOfVectors(attributes.chunk, shape.length);
+  args.chunk_vectors = ChunkOfVectors(chunk_nonzeros, shape.length);
   args.chunks = (shape.vectors + args.chunk_vectors - 1) / args.chunk_vectors;
   const int64_t batch = rows.dimensions()[0];
   return ParallelTasks(
@@ -92,13 +94,21 @@ auto Bind() {
       .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [batch, vectors, V], or rows [batch, m]
       .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
       .Ret<ffi::AnyBuffer>()  // rows, or values
-      .Attrs();
+      .Attr<int64_t>("chunk_nonzeros");
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowSumFfi, RowSumHandler, Bind());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowMaxFfi, RowMaxHandler, Bind());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowBroadcastFfi, RowBroadcastHandler, Bind());
+extern "C" XLA_FFI_Error* RowSumFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, RowSumHandler, Bind>(frame, "rows");
+}
+
+extern "C" XLA_FFI_Error* RowMaxFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, RowMaxHandler, Bind>(frame, "rows");
+}
+
+extern "C" XLA_FFI_Error* RowBroadcastFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, RowBroadcastHandler, Bind>(frame, "rows");
+}
 
 }  // namespace sgap

@@ -2,6 +2,7 @@
 // handlers for column vectors, sgap_*_cvs_v1.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cpu/common/ffi_arguments.h"
@@ -61,10 +62,10 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
 }
 
 ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                           ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary given) {
-  const RowAttributes attributes(given, /*scaled=*/true);
-  const VectorShape shape = ClaimedShape(values, offsets, attributes.rows);
-  std::string error = CheckVectors("values", shape, values, offsets, attributes);
+                           ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros,
+                           std::optional<int64_t> rows) {
+  const VectorShape shape = ClaimedShape(values, offsets, rows);
+  std::string error = CheckVectors("values", shape, values, offsets, chunk_nonzeros);
   if (error.empty()) {
     error = CheckResult(*out, shape, values.element_type(), values.dimensions()[0]);
   }
@@ -72,18 +73,18 @@ ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
   auto call = std::make_shared<SoftmaxCall<SparseSoftmaxArgs>>();
   call->args.dtype = *ToDtype(values.element_type());
   call->args.values = values.untyped_data();
-  call->args.scale = attributes.scale;
+  call->args.scale = scale;
   return Run(pool, std::move(call), shape, offsets, *out, Kernels().SparseSoftmax, kExpWork,
-             attributes.chunk);
+             chunk_nonzeros);
 }
 
 ffi::Future JacobianHandler(ffi::ThreadPool pool, ffi::AnyBuffer probabilities,
                             ffi::AnyBuffer tangent, ffi::AnyBuffer offsets,
-                            ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary given) {
-  const RowAttributes attributes(given, /*scaled=*/true);
-  const VectorShape shape = ClaimedShape(probabilities, offsets, attributes.rows);
+                            ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros,
+                            std::optional<int64_t> rows) {
+  const VectorShape shape = ClaimedShape(probabilities, offsets, rows);
   const ffi::DataType type = probabilities.element_type();
-  std::string error = CheckVectors("probabilities", shape, probabilities, offsets, attributes);
+  std::string error = CheckVectors("probabilities", shape, probabilities, offsets, chunk_nonzeros);
   if (error.empty()) {
     error = shape.rank == 2
                 ? Mismatch("tangent", tangent, type, {kAnySize, shape.vectors})
@@ -100,28 +101,40 @@ ffi::Future JacobianHandler(ffi::ThreadPool pool, ffi::AnyBuffer probabilities,
   call->args.tangent = tangent.untyped_data();
   call->args.probabilities_stride = p_batch == 1 ? 0 : shape.Numbers();
   call->args.tangent_stride = t_batch == 1 ? 0 : shape.Numbers();
-  call->args.scale = attributes.scale;
+  call->args.scale = scale;
   return Run(pool, std::move(call), shape, offsets, *out, Kernels().SparseSoftmaxJacobian, 4,
-             attributes.chunk);
+             chunk_nonzeros);
+}
+
+auto BindSoftmax() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [..., V]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Ret<ffi::AnyBuffer>()  // probabilities, as values
+      .Attr<double>("scale")
+      .Attr<int64_t>("chunk_nonzeros");
+}
+
+auto BindJacobian() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // probabilities [batch or 1, nnz] or [..., V]
+      .Arg<ffi::AnyBuffer>()  // tangent [batch or 1, nnz] or [..., V]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Ret<ffi::AnyBuffer>()  // [batch, nnz] or [..., V]
+      .Attr<double>("scale")
+      .Attr<int64_t>("chunk_nonzeros");
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SparseSoftmaxFfi, SoftmaxHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [..., V]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-                                  .Ret<ffi::AnyBuffer>()  // probabilities, as values
-                                  .Attrs());
+extern "C" XLA_FFI_Error* SparseSoftmaxFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, SoftmaxHandler, BindSoftmax>(frame, "rows");
+}
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SparseSoftmaxJacobianFfi, JacobianHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // probabilities [batch or 1, ...]
-                                  .Arg<ffi::AnyBuffer>()  // tangent [batch or 1, ...]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-                                  .Ret<ffi::AnyBuffer>()  // [batch, nnz] or [..., V]
-                                  .Attrs());
+extern "C" XLA_FFI_Error* SparseSoftmaxJacobianFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, JacobianHandler, BindJacobian>(frame, "rows");
+}
 
 }  // namespace sgap

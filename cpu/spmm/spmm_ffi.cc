@@ -142,21 +142,15 @@ std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
 // The target of vectors has an attribute `transpose`, that of entries none.
 ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                        ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary given) {
-  Attributes attributes(given);
-  const std::optional<bool> transpose = attributes.Find<bool>("transpose");
-  const SpmmSchedule schedule{attributes.Take<int64_t>("tile_columns"),
-                              attributes.Take<int64_t>("chunk_nonzeros"),
-                              attributes.Take<bool>("pack")};
+                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
+                        bool pack, std::optional<bool> transpose) {
+  const SpmmSchedule schedule{tile_columns, chunk_nonzeros, pack};
   const bool vectors = transpose.has_value();
-  std::string error = attributes.Error();
-  if (error.empty()) {
-    error =
-        CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
-  }
-  if (error.empty()) error = BadChunk(schedule.chunk_nonzeros);
-  if (error.empty() && schedule.tile_columns < 0) {
-    error = "tile_columns: expected >= 0, got " + std::to_string(schedule.tile_columns);
+  std::string error =
+      CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
+  if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (error.empty() && tile_columns < 0) {
+    error = "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
   }
   if (!error.empty()) return Failed("spmm: " + error);
 
@@ -251,19 +245,25 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
       [call, kernel = Kernels().SpmmScatter](int64_t task) { kernel(call->args, task); });
 }
 
+auto BindSpmm() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // values [batch or 1, entries] or [..., V]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1] or [m + 1]
+      .Arg<ffi::AnyBuffer>()  // indices [entries]
+      .Arg<ffi::AnyBuffer>()  // permutation [0] or [entries]
+      .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+      .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+      .Attr<int64_t>("tile_columns")
+      .Attr<int64_t>("chunk_nonzeros")
+      .Attr<bool>("pack");
+}
+
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    SpmmFfi, SpmmHandler,
-    ffi::Ffi::Bind()
-        .Ctx<ffi::ThreadPool>()
-        .Arg<ffi::AnyBuffer>()  // values [batch or 1, entries] or [..., V]
-        .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1] or [m + 1]
-        .Arg<ffi::AnyBuffer>()  // indices [entries]
-        .Arg<ffi::AnyBuffer>()  // permutation [0] or [entries]
-        .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
-        .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
-        .Attrs());
+extern "C" XLA_FFI_Error* SpmmFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<bool, SpmmHandler, BindSpmm>(frame, "transpose");
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, SpmmScatterHandler,
                               ffi::Ffi::Bind()
