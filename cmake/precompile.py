@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     default_calls = import_from_source("launch.defaults")
-    nvrtc, headers, precompiled = (
-        import_from_source(f"launch.{name}") for name in ("nvrtc", "headers", "precompiled")
+    nvrtc, kernel_call, precompiled = (
+        import_from_source(f"launch.{name}") for name in ("nvrtc", "kernel_call", "precompiled")
     )
     cubin = import_from_source("launch.cache").Cubin
     try:
@@ -54,8 +54,8 @@ def main() -> None:
         print(version)
         return
 
-    start, folder = time.perf_counter(), headers.header_folder()
-    include = headers.include_options(folder)
+    start, folder = time.perf_counter(), kernel_call.header_folder()
+    include = kernel_call.include_options(folder)
     names = args.names or list(default_calls.NAMES)
     calls = [call for name in names for call in default_calls.default_calls(name).values()]
     workers = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or os.cpu_count() or 1)
@@ -65,7 +65,7 @@ def main() -> None:
 
             def compile(call, arch=arch):
                 made = nvrtc.compile(call.source, arch=arch, options=include)
-                texts = headers.included_headers(call.source, folder)
+                texts = kernel_call.included_headers(call.source, folder)
                 return precompiled.key(call, texts), cubin(made.name, made.cubin)
 
             path = precompiled.write(args.out, arch, version, dict(pool.map(compile, calls)))
