@@ -106,8 +106,8 @@ def test_targets_of_one_handler_are_aliases():
     [
         (dict(chunk_nonzeros=0), "spmm: chunk_nonzeros: expected 1 to 2147483647, got 0"),
         (dict(tile_columns=-1), "spmm: tile_columns: expected >= 0, got -1"),
-        (dict(pack=1), "spmm: pack"),  # an int, not a bool
-        (dict(pieces=1), "spmm: expected 3 attributes, got 4"),
+        (dict(pack=1), "expected PRED but got S64"),  # an int, not a bool
+        (dict(pieces=1), "Wrong number of attributes"),
         (dict(transpose=False), "spmm: values: expected type"),  # of vectors, but rank 2
     ],
 )
