@@ -1,4 +1,4 @@
-"""What each operation means: NumPy float64, plain loops, nothing clever.
+"""The oracle of each operation, which defines what it computes: plain loops in NumPy and float64.
 
 Every function takes the structure as CSR arrays and returns float64. `row_offsets` and
 `column_indices` may carry padding: entries from row_offsets[m] on are ignored.
@@ -155,9 +155,13 @@ def attention(
     sink: float = -np.inf,
     seen: Callable[[int, int], bool] = lambda i, j: True,
 ) -> tuple[NDArray, NDArray]:
-    """One head: O[i] = sum_j exp(s_j - lse[i]) V[j] with s_j = scale Q[i] . K[j] + bias[p] over the
-    stored entries p = (i, j) that are seen, and lse[i] = log(sum_j exp(s_j) + exp(sink)); a row
-    without any has O = 0 and lse = sink."""
+    """One head, over the stored entries p = (i, j) with seen(i, j) and bias[p] > -infinity:
+
+        s_p    = scale Q[i] . K[j] + bias[p]
+        lse[i] = log(sum over p of exp(s_p) + exp(sink))
+        O[i]   = sum over p of exp(s_p - lse[i]) V[j]
+
+    A row without such entries has O = 0 and lse = sink."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     added = np.zeros(len(column_indices)) if bias is None else np.asarray(bias, np.float64)
     m = len(row_offsets) - 1

@@ -1,4 +1,7 @@
-"""Which schedule is fastest here, by measurement; kept on disk by what was measured."""
+"""`tune`: finds the fastest schedule of a call by measurement, and stores the result on disk.
+
+The file's key is a hash of everything that the measurement depends on.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
     """Legal schedules of a problem, the default first; some tens at most.
 
     On the CPU: chunks of 1024 to 32768 nonzeros; for spmm also tiles of 16 to 128 columns, packed
-    and not; each program once, as where one chunk has everything. On CUDA: for entries the points
-    that Sgap found best somewhere (its Tables 1 and 5: 4, 8 and 32 lanes to a row or a window, by
-    themselves or in tiles of 8 columns, and sequential sums) with blocks of 128 and 256 threads;
-    for column vectors octet tiles and subwarps; for attention the lanes and shares of
-    `AttentionTile`, and `Unfused`.
+    and not. Schedules that run as the same program, such as chunks that all hold the whole problem,
+    are listed once. On CUDA: for entries the points that Sgap found best in some case (its Tables 1
+    and 5: 4, 8 and 32 lanes for a row or a window, with or without tiles of 8 columns, and
+    sequential sums) with blocks of 128 and 256 threads; for column vectors octet tiles and
+    subwarps; for attention the lanes and shares of `AttentionTile`, and `Unfused`.
 
     Args:
-      problem: what is asked.
+      problem: the call to be scheduled.
       deterministic: only schedules that give the same bits at each call.
     """
     kinds = {"cpu": _on_cpu, "cuda": _on_cuda}
@@ -70,18 +73,20 @@ def _legal(schedule: Schedule, problem: Problem) -> bool:
 
 
 def _same_bits(schedule: Schedule, problem: Problem) -> bool:
-    """Only sums of a product are added up by several groups."""
+    """Whether results have the same bits at each call; only in spmm can several groups add to one
+    element."""
     return problem.op != "spmm" or getattr(schedule, "deterministic", True)
 
 
 def _program(schedule: Schedule, problem: Problem) -> Any:
-    """The same for schedules that are one program for a problem."""
+    """A key that is equal for schedules that run as the same program for a problem."""
     if not isinstance(schedule, CpuTile) or problem.symbolic:
         return schedule
     length = problem.vector_length or 1
     if problem.op == "spmm" and problem.vector_length and all(found := scatter(problem, schedule)):
         return found
-    # A chunk has entries and rows: one of all of them is the only task. Vectors may go beyond.
+    # Chunks count entries and rows: from `whole` on, which includes what vectors store past the end
+    # of the matrix, a single chunk has them all, and larger chunks change nothing.
     whole = problem.nnz + max(problem.shape) + length
     return dataclasses.replace(schedule, nonzeros=min(schedule.nonzeros, whole))
 
@@ -137,22 +142,22 @@ def _tiles(problem: Problem, length: int) -> Iterator[Schedule]:
             yield SubwarpTile(length, subwarp=subwarp, split=split)
 
 
-_SAMPLE = 1e-3  # seconds, at least: many calls of a short operation
-_ROUNDS = 5  # at least, for those that stay
-_SLOW = 2.0  # times the fastest: left out after the first round
-_CLOSE = 1.1  # after the others
-_GAIN = 1.02  # less is noise: the first candidate stays
+_SAMPLE = 1e-3  # the least seconds of a sample, which is many calls of a short operation
+_ROUNDS = 5  # the least rounds of a candidate that does not drop out
+_SLOW = 2.0  # candidates slower than the fastest by this factor drop out after the first round
+_CLOSE = 1.1  # the same after round _ROUNDS and all later ones
+_GAIN = 1.02  # a smaller gain is noise: then the first candidate is chosen
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What `tune` found.
+    """The result of `tune`.
 
     Attributes:
-      schedule: the fastest, to be passed as `schedule=`.
-      times: (schedule, seconds of a call) of all that were timed, fastest first: the median ratio
-        to the default in the same rounds, of fewer rounds for those that were behind, times the
-        default's median.
+      schedule: the fastest schedule, to be passed as `schedule=`.
+      times: (schedule, seconds of a call) for all that were timed, fastest first. The seconds are
+        the median ratio to the default's time in the same rounds, times the default's median; slow
+        schedules have fewer rounds.
       default: the first candidate.
     """
 
@@ -189,39 +194,40 @@ def tune(
         tuned = tune(spmm, A, B)
         C = jax.jit(spmm, static_argnames="schedule")(A, B, schedule=tuned.schedule)
 
-    Calls are jitted with the operands as arguments and timed in turns; the slow ones drop out
+    Calls are jitted with the operands as arguments and timed in turns; slow candidates drop out
     early. A schedule must beat the first candidate by 2% to be chosen over it. For an operation of
-    this package (also in a `functools.partial` with plain arguments) what was found is kept on disk
-    in the folder `tuned` beside the compiled kernels (SGAP_CACHE_DIR), for the same pattern,
-    shapes, dtypes, machine, instruction set, cores and versions; a function of one's own is timed
-    anew.
+    this package (also in a `functools.partial` with plain arguments) the result is stored on disk,
+    in the folder `tuned` beside the compiled kernels (SGAP_CACHE_DIR), and is used again for the
+    same pattern, shapes, dtypes, machine, instruction set, cores and versions. Any other function
+    is timed again at each call of `tune`.
 
     Args:
       run: called as `run(*operands, schedule=...)`: `spmm`, `sddmm`, `sparse_attention`, ..., or a
         function that passes `schedule` on and does more, such as taking a gradient.
       operands: concrete arrays and SparseArrays: any pytrees.
-      candidates: schedules to time, any that `run` takes, such as chains of `sgap_jax.compiler`
-        for `einsum`; None is a candidate too. Without them `candidate_schedules` of the problem
-        that `run` first asks a kernel for.
-      deterministic: of these only schedules that give the same bits at each call.
-      seconds: of measurement, beyond compiling each candidate and three calls of it; more where
-        five rounds of a short operation take longer. What was found in less is measured again.
-      again: measure even where a result is kept.
+      candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler` for
+        `einsum`; None is a candidate too. By default `candidate_schedules` of the problem of the
+        first kernel that `run` calls.
+      deterministic: of the default candidates, only those that give the same bits at each call.
+      seconds: time to measure, not counting the compilation and three calls of each candidate; it
+        takes longer if five rounds of a short operation do. A stored result of a shorter
+        measurement is not used.
+      again: measure even if there is a stored result.
 
     Returns:
-      A `Tuned`: the schedule, and all times. Only time differs between schedules (and the order of
-      sums), so any of them is right for other operands too.
+      A `Tuned`: the schedule, and all times. Schedules differ only in time (and in the order of
+      sums), so each is correct for other operands too.
 
     Raises:
-      TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed) or no array,
-        or the candidates are not several.
+      TypeError: an operand is traced (inside jit, grad or vmap nothing can be timed) or not an
+        array, or `candidates` is not an iterable of schedules.
       ValueError: no candidates, `run` returns no array, or `seconds` is not positive.
-      NotImplementedError: no kernels on this platform to choose from; or no operation in `run` is
-        asked to obey `schedule`. What `run` raises for a candidate that the caller named.
+      NotImplementedError: there are no kernels on this platform to choose from, or no operation in
+        `run` uses `schedule`. Also what `run` raises for a candidate that the caller named.
 
     Source: Sgap, section 7.2 (tuning over group, block and tile sizes).
     """
-    leaves = (*jax.tree.leaves(operands), jnp.zeros(()))  # the last is traced within a jit
+    leaves = (*jax.tree.leaves(operands), jnp.zeros(()))  # inside a jit the last one is traced
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
             "tune: operands must be concrete arrays; call it outside jit, grad and vmap"
@@ -254,7 +260,7 @@ def tune(
 
 
 class _Asked(Exception):
-    """Carries a problem out of a lowering."""
+    """Raised by `_Ask.check`, to carry the problem out of a lowering."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -262,7 +268,7 @@ class _Asked(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Ask(Schedule):
-    """In the place of a schedule: says what is asked of the first kernel that gets it."""
+    """A probe that is passed as a schedule: the first kernel that checks it raises its problem."""
 
     def check(self, problem: Problem) -> None:
         raise _Asked(problem)
@@ -286,7 +292,8 @@ def _problem(run: Callable, operands: tuple) -> Problem:
 
 
 def _values(results: Any) -> Any:
-    """Without the index arrays, which XLA copies where they go in and come out."""
+    """The results with each SparseArray replaced by its values, because XLA would copy index arrays
+    that are both inputs and outputs."""
     return jax.tree.map(
         lambda x: x.values if isinstance(x, SparseArray) else x,
         results,
@@ -297,13 +304,14 @@ def _values(results: Any) -> Any:
 def _timed(
     run: Callable, operands: tuple, candidates: tuple, seconds: float, all_of_them: bool = True
 ) -> Tuned:
-    """`all_of_them`: else those after the first may be refused by what else `run` does."""
+    """Times the candidates. `all_of_them`: raise if any candidate is refused; else only if the
+    first is, as `run` may contain other operations, which refuse some of the others."""
     operands = jax.device_put(operands)  # once, not at each call
     samples: dict[Any, Callable[[int], float]] = {}
     for schedule in candidates:
         jitted = jax.jit(lambda *x, schedule=schedule: _values(run(*x, schedule=schedule)))
         try:
-            result = jitted(*operands)  # compiles it
+            result = jitted(*operands)  # compiles
         except (ScheduleError, NotImplementedError):
             if all_of_them or not samples:
                 raise
@@ -318,9 +326,10 @@ def _timed(
     found = {schedule: [sample(calls[schedule])] for schedule, sample in samples.items()}
     left, start = _within(found, samples, _SLOW), time.perf_counter()
     rounds, order = 1, random.Random(0)
-    least = 2 if calls[candidates[0]] == 1 else _ROUNDS  # of long calls
+    least = 2 if calls[candidates[0]] == 1 else _ROUNDS  # two rounds suffice for long calls
     while rounds < least or (len(left) > 1 and time.perf_counter() - start < seconds):
-        order.shuffle(left)  # what a call leaves in caches and on the heap is to fall on all
+        # A call changes caches and the heap for the next one: spread that over all candidates.
+        order.shuffle(left)
         for schedule in left:
             found[schedule].append(samples[schedule](calls[schedule]))
         rounds += 1
@@ -334,8 +343,8 @@ def _timed(
 
 
 def _ratios(found: Mapping, left: Iterable) -> dict:
-    """Time over that of the first candidate in the same rounds: a slow spell of the machine must
-    not count against who was timed in it."""
+    """For each schedule in `left`, the median ratio of its time to the first candidate's in the
+    same round, so that slow phases of the machine cancel out."""
     first = next(iter(found.values()))
     return {
         schedule: statistics.median(
@@ -346,15 +355,16 @@ def _ratios(found: Mapping, left: Iterable) -> dict:
 
 
 def _within(found: Mapping, left: Iterable, factor: float) -> list:
-    """Those that may still win, and the first, which they are compared with."""
+    """The schedules that may still win, and the first candidate, to which they are compared."""
     ratios, default = _ratios(found, left), next(iter(found))
     most = factor * min(ratios.values())
     return [schedule for schedule in ratios if schedule == default or ratios[schedule] <= most]
 
 
 def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
-    """Seconds of a call. On a CPU calls that are under way together would share its cores."""
-    in_turn = _device(operands).platform == "cpu"  # asked here: it takes as long as a short call
+    """Seconds of a call, averaged over `calls`. On a CPU each call waits for the one before, as
+    calls that run at once would share the cores."""
+    in_turn = _device(operands).platform == "cpu"  # before `start`: as slow as a short call
     start = time.perf_counter()
     for _ in range(calls):
         result = jitted(*operands)
@@ -365,17 +375,17 @@ def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
 
 
 def _device(arrays: Any) -> Any:
-    leaves = jax.tree.leaves(arrays) or [jnp.zeros(())]  # without operands: the default device
+    leaves = jax.tree.leaves(arrays) or [jnp.zeros(())]  # if there are none: the default device
     return next(iter(jnp.asarray(leaves[0]).devices()))
 
 
 def _path(run: Callable, operands: tuple, problem: Problem, candidates: tuple) -> Path | None:
-    """The file of what is kept for these; None where nothing can be."""
+    """The file of a stored result for this measurement; None if results cannot be stored."""
     name, folder = _name(run), default_folder()
     if name is None or folder is None:
         return None
     leaves, tree = jax.tree.flatten(operands)
-    # Index arrays say which entries are stored: their content is part of the question.
+    # Times depend on the pattern, so the contents of index arrays are part of the key.
     arrays = [(x.shape, str(x.dtype), _digest(x)) for x in map(jnp.asarray, leaves)]
     devices = [str(getattr(x, "sharding", "")) for x in leaves]
     here = (platform.node(), info()["cpu_isa"], info()["cpu_threads"], _device(leaves).device_kind)
@@ -392,7 +402,8 @@ def _digest(x: Any) -> str:
 
 
 def _name(run: Any) -> str | None:
-    """An operation of this package, with the plain arguments that a partial gives it; else None."""
+    """The name of an operation of this package, with the plain arguments of a partial; None for any
+    other function."""
     given: tuple = ()
     if isinstance(run, functools.partial):
         given = (*run.args, *sorted(run.keywords.items()))
@@ -407,8 +418,8 @@ def _name(run: Any) -> str | None:
 
 
 def _read(path: Path, candidates: tuple, seconds: float) -> Tuned | None:
-    """What is kept there; None where there is nothing, what took less time than is given now, or
-    not what this module writes."""
+    """The result stored in the file; None if there is none, if it was measured for less than
+    `seconds`, or if this module did not write it."""
     try:
         kept = json.loads(path.read_bytes())
         known = {str(schedule): schedule for schedule in candidates}
@@ -427,4 +438,4 @@ def _write(path: Path, tuned: Tuned, seconds: float) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, json.dumps(kept, indent=1).encode())
     except OSError:
-        return  # a folder that cannot be written: the next process measures again
+        return  # the folder cannot be written: the next process measures again

@@ -14,7 +14,7 @@
 
 namespace sgap {
 
-// Rows and numbers of one pass: what a kernel keeps of them lies on its stack.
+// The greatest depth of a head: rows of one pass lie on the kernel's stack.
 constexpr int64_t kMostDepth = 4096;
 
 // Keys or values, [batch or 1, keys, key_heads, depth]: read where they are, or from copies.
@@ -103,8 +103,6 @@ inline GroupTask FindGroup(const AttentionProblem& args, int64_t of_head, int64_
   return {first, args.group < all - first ? args.group : all - first, task % tasks};
 }
 
-void Attention(const AttentionArgs& args, int64_t task);
-void AttentionBackward(const AttentionBackwardArgs& args, int64_t task);
 }  // namespace SGAP_ISA
 
 }  // namespace sgap

@@ -1,8 +1,60 @@
-#include "cpu/attention/attention_pieces.h"
 #include "cpu/attention/attention_rows.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
+
+// What a task does: its row piece against its key piece, in all heads that share a head of keys.
+struct BackwardPlace {
+  int64_t phase, slot;  // slot: of the key head, among those of its group
+  int64_t batch, key_head;
+  int64_t block_begin, block_end;
+  int32_t key_begin, key_end;
+  bool whole;  // there is one key piece: whatever the structure, all keys are in it
+};
+
+BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTask& own) {
+  const int64_t slot = own.task / args.pieces % own.count, piece = own.task % args.pieces;
+  const int64_t phase = own.task / args.pieces / own.count, head = own.first + slot;
+  const int64_t key_piece = (piece + phase) % args.pieces;
+  return {phase,
+          slot,
+          head / args.key_heads,
+          head % args.key_heads,
+          args.piece_begin[piece],
+          args.piece_begin[piece + 1],
+          int32_t(args.keys * key_piece / args.pieces),
+          int32_t(args.keys * (key_piece + 1) / args.pieces),
+          args.pieces == 1};
+}
+
+// The next vectors of [begin, end) that follow each other and whose keys are in the task's piece.
+// Nothing is assumed about their order: nobody has checked a traced structure.
+struct Run {
+  int64_t begin, end;
+};
+
+Run NextRun(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t begin,
+            int64_t end) {
+  if (place.whole) return {begin, end};
+  constexpr int kStep = kVectorBytes / 4;
+  using Numbers = Vector<uint32_t, kStep>;
+  const auto width = uint32_t(place.key_end - place.key_begin);
+  const auto inside = [&](int64_t p) {
+    return uint32_t(args.indices[p]) - uint32_t(place.key_begin) < width;
+  };
+  const auto count = [&](int64_t p) {
+    Numbers columns;
+    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
+    const Numbers found = columns - uint32_t(place.key_begin) < width ? Numbers{} + 1 : Numbers{};
+    return FoldLanes<1, uint32_t, kStep>(found)[0];
+  };
+  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
+  while (begin < end && !inside(begin)) ++begin;
+  int64_t stop = begin;
+  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
+  while (stop < end && inside(stop)) ++stop;
+  return {begin, stop};
+}
 
 // Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
 // about to be in the cache then.
@@ -52,7 +104,7 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
     const int keys = run.end - p < kMostKeys ? int(run.end - p) : kMostKeys;
     PointAt(sums.k, sums.k_row, columns, keys, k_targets);
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
-    for (int j = 0; j < keys; ++j) {  // first: it is stored during the products
+    for (int j = 0; j < keys; ++j) {  // before the products, which hide the stores
       if (sums.added[size_t(columns[j])]) continue;
       sums.added[size_t(columns[j])] = 1;
       Clear(k_targets[j], args.padded_depth);
@@ -100,9 +152,8 @@ KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const Backw
           args.key_heads * args.value_depth, added};
 }
 
-// Of the heads that a group has: the place of one.
-inline int64_t SlotOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place,
-                          int64_t head) {
+// The place of a head among those that a group has.
+int64_t SlotOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
   const int64_t heads = args.heads / args.key_heads;
   return place.slot * heads + head % heads;
 }
@@ -205,10 +256,10 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       rows.dbias = static_cast<Acc*>(args.dbias);
       if (rows.dbias)
         rows.dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
-      AskForPass(args, at, /*next=*/true, q_head, q_row, args.depth);
-      AskForPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
-      if (first) AskForPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
-      AskForPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
+      PrefetchPass(args, at, /*next=*/true, q_head, q_row, args.depth);
+      PrefetchPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
+      if (first) PrefetchPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);
+      PrefetchPass(args, at, /*next=*/true, partial.first, partial.stride, args.depth);
       BackwardVectors<Acc, kRows>(args, place, at, rows, run, end, sums);
       for (int64_t r = 0; r < at.height; ++r) {
         const Acc* sum = rows.dq + r * rows.dq_row;
@@ -223,7 +274,7 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   }
 }
 
-// Rows of dk and dv that are asked for before they are stored.
+// How many rows of dk and dv ahead of its stores EndSums prefetches.
 constexpr int64_t kRowsAhead = 4;
 
 // dk and dv of the task's keys, after the last phase.
@@ -242,8 +293,8 @@ void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
       Clear(v, args.padded_value_depth);
     }
     if (!args.sums) continue;
-    AskForRow(dk + (j + kRowsAhead) * k_row, args.depth);
-    AskForRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
+    PrefetchRow(dk + (j + kRowsAhead) * k_row, args.depth);
+    PrefetchRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
     StoreRow<T>(k, args.depth, Acc(1), dk + j * k_row);
     StoreRow<T>(v, args.value_depth, Acc(1), dv + j * v_row);
   }

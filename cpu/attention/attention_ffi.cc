@@ -1,21 +1,224 @@
-// FFI target sgap_attention_cvs_v1.
+// FFI targets sgap_attention_cvs_v1 and sgap_attention_backward_cvs_v1: their common operands are
+// checked, described and placed first, then come the two handlers.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "cpu/attention/attention.h"
-#include "cpu/attention/attention_operands.h"
 #include "cpu/common/ffi_arguments.h"
-#include "cpu/common/handlers.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
-#include "cpu/common/row_plan.h"
+#include "cpu/common/partition.h"
+#include "cpu/common/structure.h"
 #include "cpu/common/workspace.h"
 
 namespace sgap {
 namespace {
 
 namespace ffi = xla::ffi;
+
+constexpr int64_t kCopyBytes = 64 << 10;  // of one task
+constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
+constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
+
+// The operands that both directions have.
+struct Operands {
+  ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
+  int64_t vector_length;
+};
+
+// What a call owns of its operands: a valid structure, and the bias at the vectors of that.
+struct StructureAndBias {
+  ValidStructure structure;
+  std::unique_ptr<char[]> bias;
+};
+
+ffi::DataType WideType(ffi::DataType type) { return type == ffi::F64 ? ffi::F64 : ffi::F32; }
+
+// Whether an optional array is absent: [1, 0].
+bool Absent(ffi::AnyBuffer buffer) {
+  return buffer.dimensions().size() == 2 && buffer.dimensions()[1] == 0;
+}
+
+// Empty where `buffer` has one batch element or `batch` of them.
+std::string BadBatch(const char* name, ffi::AnyBuffer buffer, int64_t batch) {
+  const int64_t got = buffer.dimensions()[0];
+  if (got == 1 || got == batch) return "";
+  return std::string(name) + ": expected a batch of 1 or " + std::to_string(batch) + ", got " +
+         std::to_string(got);
+}
+
+int64_t BatchStride(ffi::AnyBuffer buffer) {
+  const int64_t batch = buffer.dimensions()[0];
+  return batch <= 1 ? 0 : int64_t(buffer.element_count()) / batch;
+}
+
+std::string Check(const Operands& in, int64_t batch) {
+  const ffi::DataType type = in.q.element_type();
+  if (!ToDtype(type)) return "q: expected float32, float64, bfloat16 or float16";
+  const auto any = {kAnySize, kAnySize, kAnySize, kAnySize};
+  std::string error = Mismatch("q", in.q, type, any);
+  if (!error.empty()) return error;
+  if (!(error = Mismatch("k", in.k, type, {kAnySize, kAnySize, kAnySize, in.q.dimensions()[3]}))
+           .empty())
+    return error;
+  const int64_t keys = in.k.dimensions()[1], key_heads = in.k.dimensions()[2];
+  if (!(error = Mismatch("v", in.v, type, {kAnySize, keys, key_heads, kAnySize})).empty())
+    return error;
+  const int64_t rows = in.q.dimensions()[1], heads = in.q.dimensions()[2];
+  if (key_heads < 1 || heads < 1 || heads % key_heads != 0)
+    return "k: its heads do not divide those of q";
+  for (const int64_t depth : {in.q.dimensions()[3], in.v.dimensions()[3]}) {
+    if (depth > kMostDepth) {
+      return "expected heads of at most " + std::to_string(kMostDepth) + " numbers, got " +
+             std::to_string(depth);
+    }
+  }
+  if (!(error = BadLength(in.vector_length)).empty()) return error;
+  if (!(error = Mismatch("indices", in.indices, ffi::S32, {kAnySize})).empty()) return error;
+  const int64_t blocks = (rows + in.vector_length - 1) / in.vector_length;
+  if (!(error = Mismatch("offsets", in.offsets, ffi::S32, {blocks + 1})).empty()) return error;
+  if (!Absent(in.bias)) {
+    const auto shape = in.bias.dimensions();
+    const int64_t stored = in.indices.dimensions()[0] * in.vector_length;
+    const bool fits = in.bias.element_type() == WideType(type) && shape.size() >= 3 &&
+                      (shape[1] == 1 || shape[1] == heads) &&
+                      int64_t(in.bias.element_count()) == shape[0] * shape[1] * stored;
+    if (!fits)
+      return "bias: expected accumulators [batch, heads, vectors, V], got " + ShapeString(shape);
+  }
+  if (!Absent(in.lengths)) {
+    if (!(error = Mismatch("lengths", in.lengths, ffi::S32, {kAnySize, 1})).empty()) return error;
+  }
+  if (!(error = BadBatch("q", in.q, batch)).empty()) return error;
+  if (!(error = BadBatch("k", in.k, batch)).empty()) return error;
+  if (!(error = BadBatch("v", in.v, batch)).empty()) return error;
+  if (!(error = BadBatch("bias", in.bias, batch)).empty()) return error;
+  return BadBatch("lengths", in.lengths, batch);
+}
+
+AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool is_causal,
+                          StructureAndBias* owned) {
+  AttentionProblem out{};
+  out.dtype = *ToDtype(in.q.element_type());
+  out.q = in.q.untyped_data();
+  out.batch = batch;
+  out.rows = in.q.dimensions()[1];
+  out.keys = in.k.dimensions()[1];
+  out.heads = in.q.dimensions()[2];
+  out.key_heads = in.k.dimensions()[2];
+  out.depth = in.q.dimensions()[3];
+  out.value_depth = in.v.dimensions()[3];
+  out.vectors = in.indices.dimensions()[0];
+  out.length = in.vector_length;
+  const int64_t whole = 64 / int64_t(AccumulatorBytes(out.dtype));
+  out.padded_depth = (out.depth + whole - 1) / whole * whole;
+  out.padded_value_depth = (out.value_depth + whole - 1) / whole * whole;
+  out.q_stride = BatchStride(in.q);
+  if (!Absent(in.bias)) {
+    out.bias = in.bias.untyped_data();
+    out.bias_stride = BatchStride(in.bias);
+    out.bias_head_stride = in.bias.dimensions()[1] == 1 ? 0 : out.vectors * out.length;
+  }
+  if (!Absent(in.lengths)) {
+    out.lengths = Ints(in.lengths);
+    out.lengths_stride = BatchStride(in.lengths);
+  }
+  out.scale = scale;
+  out.is_causal = is_causal;
+  const int64_t blocks = in.offsets.dimensions()[0] - 1;
+  owned->structure =
+      ValidStructure({Ints(in.offsets), Ints(in.indices), nullptr, blocks, out.vectors, out.keys});
+  out.offsets = owned->structure.view().offsets;
+  out.indices = owned->structure.view().indices;
+  if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
+    const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
+    const auto shape = in.bias.dimensions();
+    owned->bias = TakeEntries(out.bias, shape[0] * shape[1], vector, *compact);
+    out.bias = owned->bias.get();
+  }
+  return out;
+}
+
+// The number of key heads in a group, each of which takes `bytes` of memory and has `tasks` that
+// can run at once: few, so that the memory stays in the cache, but enough work for `threads`.
+// Results do not depend on it.
+int64_t GroupSize(const AttentionProblem& problem, int64_t bytes, int64_t tasks, int64_t threads) {
+  constexpr int64_t kTasks = 4;  // of a thread: they end at about the same time
+  const int64_t all = problem.batch * problem.key_heads;
+  const int64_t fit = threads * kHeldBytes / std::max<int64_t>(bytes, 1);
+  const int64_t busy = (kTasks * threads + tasks - 1) / std::max<int64_t>(tasks, 1);
+  return std::clamp<int64_t>(std::max(fit, busy), 1, std::max<int64_t>(all, 1));
+}
+
+// Whether all batch elements share keys or values: these are copied once, so there is one group.
+bool SharesKeys(const Operands& in, int64_t batch) {
+  return batch > 1 && (in.k.dimensions()[0] == 1 || in.v.dimensions()[0] == 1);
+}
+
+// How many key heads of a group have rows of their own in x.
+int64_t Slots(const AttentionProblem& problem, ffi::AnyBuffer x) {
+  const bool shared = BatchStride(x) == 0 && problem.batch > 1;
+  return shared ? problem.key_heads : problem.group;
+}
+
+// Bytes of the copies of a group's keys and values.
+int64_t CopiesBytes(const Operands& in, const AttentionProblem& problem) {
+  const int64_t row = Slots(problem, in.k) * problem.padded_depth +
+                      Slots(problem, in.v) * problem.padded_value_depth;
+  return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
+}
+
+// Bytes of the keys and values of one head in accumulators.
+int64_t HeadBytes(const AttentionProblem& problem) {
+  const int64_t row = problem.padded_depth + problem.padded_value_depth;
+  return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
+}
+
+// Sets how K and V are read: where they are, or from copies of a group's in the CopiesBytes at
+// `memory`.
+void PlaceKeys(const Operands& in, char* memory, AttentionProblem* out) {
+  const auto rows = [&](ffi::AnyBuffer x, int64_t padded, char* copies) {
+    const int64_t slots = copies ? Slots(*out, x) : 0;
+    return KeyRows{x.untyped_data(), x.dimensions()[3], padded, BatchStride(x), copies, slots};
+  };
+  const int64_t element = int64_t(AccumulatorBytes(out->dtype));
+  const int64_t k_bytes = Slots(*out, in.k) * out->keys * out->padded_depth * element;
+  out->k = rows(in.k, out->padded_depth, memory);
+  out->v = rows(in.v, out->padded_value_depth, memory ? memory + k_bytes : nullptr);
+  const int64_t row = std::max<int64_t>(out->padded_depth, out->padded_value_depth) * element;
+  out->copy_rows = std::max<int64_t>(1, kCopyBytes / std::max<int64_t>(1, row));
+  out->copy_chunks = (out->keys + out->copy_rows - 1) / out->copy_rows;
+}
+
+// Tasks of each phase: in each group copying, then `phases` phases of `tasks` for each key head.
+std::vector<int64_t> PhasesOfGroups(const AttentionProblem& problem, int64_t phases,
+                                    int64_t tasks) {
+  std::vector<int64_t> found;
+  const int64_t all = problem.batch * problem.key_heads;
+  for (int64_t first = 0; first < all; first += problem.group) {
+    const int64_t count = std::min(problem.group, all - first);
+    found.push_back(SGAP_ISA::CopyTasks(problem, problem.k, count) +
+                    SGAP_ISA::CopyTasks(problem, problem.v, count));
+    for (int64_t i = 0; i < phases; ++i) found.push_back(count * tasks);
+  }
+  return found;
+}
+
+// Why K and V cannot be read where they are; empty if they can.
+std::string CannotRead(const AttentionProblem& problem) {
+  const bool narrow = problem.dtype == Dtype::kBFloat16 || problem.dtype == Dtype::kFloat16;
+  const bool ragged =
+      problem.depth != problem.padded_depth || problem.value_depth != problem.padded_value_depth;
+  return narrow || ragged ? "pack: these K and V can be read only where they are packed" : "";
+}
+
+int64_t MultiplyAdds(const AttentionProblem& problem) {
+  const int64_t scores = problem.batch * problem.heads * (problem.vectors + 1) * problem.length;
+  return scores * (problem.depth + problem.value_depth + kExpWork);
+}
 
 // What a call owns until its last task is done.
 struct AttentionCall {
@@ -75,12 +278,149 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   PlaceKeys(in, static_cast<char*>(call->memory.get()), &args);
   return ParallelPhases(
       pool, PhasesOfGroups(args, /*phases=*/1, tasks), MultiplyAdds(args),
-      [call, kernel = Kernels().attention](int64_t task) { kernel(call->args, task); });
+      [call, kernel = Kernels().Attention](int64_t task) { kernel(call->args, task); });
+}
+
+// What a call owns until its last task is done.
+struct BackwardCall {
+  AttentionBackwardArgs args;
+  StructureAndBias owned;
+  std::unique_ptr<char[]> dbias;  // of compacted vectors
+  std::vector<int64_t> pieces;
+  Workspace memory;
+};
+
+// Cuts block rows into `pieces` of about equally many vectors: where each begins, and the end.
+std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t pieces) {
+  std::vector<int64_t> begin(pieces + 1, blocks);
+  begin[0] = 0;
+  for (int64_t i = 1; i < pieces; ++i) {
+    const int64_t work = (int64_t(offsets[blocks]) + blocks) * i / pieces;
+    int64_t low = begin[i - 1], high = blocks;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      (offsets[middle] + middle < work) ? low = middle + 1 : high = middle;
+    }
+    begin[i] = low;
+  }
+  return begin;
+}
+
+ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
+                            ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
+                            ffi::AnyBuffer lse, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                            ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                            ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
+                            int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
+                            int64_t pieces, bool pack) {
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length};
+  const ffi::DataType type = q.element_type(), wide = WideType(type);
+  std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
+  const int64_t batch = error.empty() ? dq->dimensions()[0] : 0;
+  if (error.empty()) error = Check(in, batch);
+  if (error.empty() && (pieces < 1 || pieces > INT32_MAX)) error = "pieces: expected at least 1";
+  if (!error.empty()) return Failed("attention_backward: " + error);
+  auto call = std::make_shared<BackwardCall>();
+  AttentionBackwardArgs& args = call->args;
+  args = {};
+  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal, &call->owned);
+  const auto expect = [&](const char* name, ffi::AnyBuffer buffer, ffi::DataType of,
+                          std::initializer_list<int64_t> shape) {
+    if (error.empty()) error = Mismatch(name, buffer, of, shape);
+  };
+  expect("dq", *dq, type, {batch, args.rows, args.heads, args.depth});
+  expect("dk", *dk, type, {batch, args.keys, args.key_heads, args.depth});
+  expect("dv", *dv, type, {batch, args.keys, args.key_heads, args.value_depth});
+  expect("dout", dout, type, {kAnySize, args.rows, args.heads, args.value_depth});
+  expect("out", out, type, {kAnySize, args.rows, args.heads, args.value_depth});
+  expect("dlse", dlse, wide, {kAnySize, args.rows, args.heads});
+  expect("lse", lse, wide, {kAnySize, args.rows, args.heads});
+  if (error.empty()) error = BadBatch("dout", dout, batch);
+  if (error.empty()) error = BadBatch("out", out, batch);
+  if (error.empty()) error = BadBatch("dlse", dlse, batch);
+  if (error.empty()) error = BadBatch("lse", lse, batch);
+  const int64_t stored = args.vectors * args.length;
+  if (error.empty() && wrt_bias &&
+      (dbias->element_type() != wide ||
+       int64_t(dbias->element_count()) != batch * args.heads * stored)) {
+    error = "dbias: expected accumulators [batch, heads, vectors, V], got " +
+            ShapeString(dbias->dimensions());
+  }
+  if (error.empty() && !pack) error = CannotRead(args);
+  if (!error.empty()) return Failed("attention_backward: " + error);
+  args.dout = dout.untyped_data();
+  args.out = out.untyped_data();
+  args.dlse = dlse.untyped_data();
+  args.lse = lse.untyped_data();
+  args.dout_stride = BatchStride(dout);
+  args.out_stride = BatchStride(out);
+  args.dlse_stride = BatchStride(dlse);
+  args.lse_stride = BatchStride(lse);
+  args.dq = dq->untyped_data();
+  args.dk = dk->untyped_data();
+  args.dv = dv->untyped_data();
+  for (ffi::AnyBuffer result : {*dq, *dk, *dv}) {
+    AdviseHugePages(result.untyped_data(), result.size_bytes());
+  }
+  if (batch == 0) return Finished();
+  const int64_t blocks = offsets.dimensions()[0] - 1;
+  const size_t element = AccumulatorBytes(args.dtype);
+  if (wrt_bias) {
+    args.dbias = dbias->untyped_data();
+    if (call->owned.structure.compact()) {
+      call->dbias.reset(new char[dbias->size_bytes()]);
+      args.dbias = call->dbias.get();
+    }
+    const size_t used = size_t(blocks > 0 ? args.offsets[blocks] : 0) * args.length;
+    for (int64_t i = 0; i < batch * args.heads && used < size_t(stored); ++i) {
+      char* own = static_cast<char*>(args.dbias) + size_t(i) * stored * element;
+      std::fill_n(own + used * element, (stored - used) * element, 0);
+    }
+  }
+  // dk and dv are added up where K and V are read, in place or in memory of the group.
+  const int64_t sum_bytes = pack ? HeadBytes(args) : 0;
+  const int64_t q_rows = args.heads / args.key_heads * args.rows;  // of a key head
+  const bool partial = pieces > 1 && element != ffi::ByteWidth(type);
+  const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
+  const int64_t delta_bytes = q_rows * int64_t(element);
+  const int64_t bytes = sum_bytes + dq_bytes + delta_bytes + args.keys;
+  args.pieces = pieces;
+  args.group = batch * args.key_heads;
+  if (pack && !SharesKeys(in, batch)) {
+    args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
+  }
+  const int64_t copies = pack ? CopiesBytes(in, args) : 0;
+  call->memory = AcquireWorkspace(size_t(std::max<int64_t>(copies + args.group * bytes, 64)));
+  if (!call->memory) return Failed("attention_backward: no memory for sums");
+  char* memory = static_cast<char*>(call->memory.get());
+  PlaceKeys(in, pack ? memory : nullptr, &args);
+  memory += copies;
+  args.sums = pack ? memory : nullptr;
+  memory += args.group * sum_bytes;
+  args.dq_sums = dq_bytes > 0 ? memory : nullptr;
+  memory += args.group * dq_bytes;
+  args.deltas = memory;
+  args.added = reinterpret_cast<uint8_t*>(memory + args.group * delta_bytes);
+  call->pieces = CutPieces(args.offsets, blocks, pieces);
+  args.piece_begin = call->pieces.data();
+  std::vector<int64_t> phases = PhasesOfGroups(args, /*phases=*/pieces, pieces);
+  const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
+  void* const result = wrt_bias ? dbias->untyped_data() : nullptr;
+  if (call->dbias) phases.push_back(1);
+  return ParallelPhases(pool, phases, 3 * MultiplyAdds(args),
+                        [call, tasks, result, kernel = Kernels().AttentionBackward](int64_t task) {
+                          if (task < tasks) return kernel(call->args, task);
+                          const AttentionBackwardArgs& args = call->args;
+                          PutEntries(call->dbias.get(), args.batch * args.heads,
+                                     size_t(args.length) * AccumulatorBytes(args.dtype),
+                                     *call->owned.structure.compact(), result);
+                        });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionCvs, AttentionHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
@@ -97,6 +437,31 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionCvs, AttentionHandler,
                                   .Attr<double>("scale")
                                   .Attr<bool>("is_causal")
                                   .Attr<int64_t>("chunk_nonzeros")
+                                  .Attr<bool>("pack"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
+                                  .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
+                                  .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+                                  .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+                                  .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+                                  .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+                                  .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+                                  .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
+                                  .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
+                                  .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
+                                  .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
+                                  .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
+                                  .Attr<int64_t>("vector_length")
+                                  .Attr<double>("scale")
+                                  .Attr<bool>("is_causal")
+                                  .Attr<bool>("wrt_bias")
+                                  .Attr<int64_t>("pieces")
                                   .Attr<bool>("pack"));
 
 }  // namespace sgap

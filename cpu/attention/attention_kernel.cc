@@ -142,8 +142,8 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
       constexpr int kRows = decltype(count)::value;
       LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), loaded);
-      AskForPass(args, at, /*next=*/true, q, stride, args.depth);
-      AskForPass(args, at, /*next=*/false, out, args.heads * args.value_depth, args.value_depth);
+      PrefetchPass(args, at, /*next=*/true, q, stride, args.depth);
+      PrefetchPass(args, at, /*next=*/false, out, args.heads * args.value_depth, args.value_depth);
       RowState<Acc> state{sums, peaks, totals, depth};
       ForwardRows<Acc, kRows>(args, at, loaded, begin, end, state);
       if (rows.piece < 0) {

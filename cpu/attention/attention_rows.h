@@ -94,18 +94,18 @@ struct AttentionRows {
 };
 
 template <typename T>
-void AskForRow(const T* row, int64_t depth) {
+void PrefetchRow(const T* row, int64_t depth) {
   for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
 }
 
-// Asks for the rows of this pass, or of the next one, of `depth` numbers, `stride` apart, from row
-// 0 of the head on. They lie too far apart for the processor to guess.
+// Prefetches the rows of this pass, or of the next one: `depth` values each, `stride` apart; `rows`
+// is row 0 of the head. They lie too far apart for the hardware prefetcher.
 template <typename T>
-void AskForPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
-                int64_t stride, int64_t depth) {
+void PrefetchPass(const AttentionProblem& args, const AttentionRows& at, bool next, const T* rows,
+                  int64_t stride, int64_t depth) {
   const int64_t begin = next ? at.row + at.lanes : at.row;
   const int64_t end = begin + at.lanes < args.rows ? begin + at.lanes : args.rows;
-  for (int64_t i = begin; i < end; ++i) AskForRow(rows + i * stride, depth);
+  for (int64_t i = begin; i < end; ++i) PrefetchRow(rows + i * stride, depth);
 }
 
 // Calls body(rows of the pass as a constant, AttentionRows) for the rows of a block row.
@@ -164,7 +164,7 @@ struct ScoreBlock {
     const HeadKeys<Acc> k(args, args.k, at.batch, key_head), v(args, args.v, at.batch, key_head);
     count = end - begin < kMostKeys ? int(end - begin) : kMostKeys;
     padded = (count + Tile::kFew - 1) / Tile::kFew * Tile::kFew;
-    // The keys that the next block begins with are asked for as well.
+    // With the keys that the next block begins with: Products prefetches those too.
     known = end - begin < count + Tile::kTogether ? int(end - begin) : count + Tile::kTogether;
     PointAt(k.first, k.stride, args.indices + begin, known, keys);
     PointAt(v.first, v.stride, args.indices + begin, count, values);
@@ -178,19 +178,20 @@ struct ScoreBlock {
     }
   }
 
-  // The products of the rows with `count` rows; those of `with` that come next, up to `known`, are
-  // asked for as they go.
+  // Dot products of the rows with those that `with` points to, which are prefetched, up to `known`
+  // of them, one step ahead.
   void Products(const Acc* left, int64_t depth, const Acc* const* with, int known, Acc* out) const {
-    const auto ask = [&](int first) {
-      for (int i = first; i < first + Tile::kTogether && i < known; ++i) AskForRow(with[i], depth);
+    const auto prefetch = [&](int first) {
+      for (int i = first; i < first + Tile::kTogether && i < known; ++i)
+        PrefetchRow(with[i], depth);
     };
     int j = 0;
     for (; j + Tile::kTogether <= padded; j += Tile::kTogether) {
-      ask(j + Tile::kTogether);
+      prefetch(j + Tile::kTogether);
       Tile::template Dots<Tile::kTogether>(left, depth, with + j, out + j * kRows);
     }
     for (; j < padded; j += Tile::kFew) {
-      ask(j + Tile::kTogether);
+      prefetch(j + Tile::kTogether);
       Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
     }
   }

@@ -1,4 +1,4 @@
-// The products of attention, a few rows against many keys, with the rows in registers.
+// The dense products of attention: a few rows against many keys, with the rows in registers.
 #pragma once
 
 #include "cpu/simd/exp.h"
@@ -10,7 +10,7 @@ namespace sgap::SGAP_ISA {
 //
 // A vector of scores has kPart = lanes / kRows keys: lane r * kPart + p belongs to row r and key p.
 // To compute it without sums across lanes at each key, the rows lie interleaved: step s of `left`
-// has kPart numbers of each row, which meet the same numbers of the key in every row's lanes.
+// has kPart values of each row, which meet the same values of the key in every row's lanes.
 template <typename Acc, int kRows>
 struct AttentionTile {
   static constexpr int kSize = kLanes<Acc>, kPart = kSize / kRows;
@@ -20,13 +20,13 @@ struct AttentionTile {
   static constexpr int kTile = kRows >= 16                    ? 1
                                : (kMany ? 16 : 8) / kRows < 4 ? (kMany ? 16 : 8) / kRows
                                                               : 4;
-  static constexpr int kAhead = 10;  // rows of keys that a pass asks for before it loads them
+  static constexpr int kAhead = 10;  // how many keys ahead of its loads a pass prefetches
   using V = Vector<Acc, kSize>;
 
   // Where the score of a key in a row is.
   static int At(int key, int row) { return key / kPart * kSize + row * kPart + key % kPart; }
 
-  // rows [kRows, depth], `stride` apart -> left [depth / kPart, kSize]: parts of kPart numbers,
+  // rows [kRows, depth], `stride` apart -> left [depth / kPart, kSize]: parts of kPart values,
   // transposed.
   static void Interleave(const Acc* rows, int64_t stride, int64_t depth, Acc* left) {
     for (int64_t d = 0; d < depth; d += kSize) {
@@ -100,9 +100,9 @@ struct AttentionTile {
     }
   }
 
-  // Asks for what a pass over the keys' columns loads soon.
+  // Prefetches the columns of one key.
   template <int kColumns>
-  static void AskFor(const Acc* columns) {
+  static void PrefetchColumns(const Acc* columns) {
     for (int c = 0; c < kColumns; ++c) Prefetch(columns + c * kSize);
   }
 
@@ -119,7 +119,7 @@ struct AttentionTile {
     for (int j = 0; j < count; ++j) {
       const Acc* key = keys[j] + at;
       const Acc* weight = weights + At(j, 0);
-      if (j + kAhead < count) AskFor<kColumns>(keys[j + kAhead] + at);
+      if (j + kAhead < count) PrefetchColumns<kColumns>(keys[j + kAhead] + at);
       V x[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) x[c] = Load<Acc, kSize>(key + c * kSize);
@@ -158,7 +158,7 @@ struct AttentionTile {
     for (int j = 0; j < count; ++j) {
       Acc* key = keys[j] + at;
       const Acc* weight = weights + At(j, 0);
-      if (j + kAhead < count) AskFor<kColumns>(keys[j + kAhead] + at);
+      if (j + kAhead < count) PrefetchColumns<kColumns>(keys[j + kAhead] + at);
       V sums[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) sums[c] = Load<Acc, kSize>(key + c * kSize);
@@ -181,7 +181,7 @@ struct AttentionTile {
     for (; at < depth; at += kSize) AddRowsAt<1>(weights, keys, count, at, rows, stride);
   }
 
-  // Every lane: the greatest of its row's lanes. NaN is passed over.
+  // In every lane the maximum of its row's lanes, NaN ignored.
   static V GreatestOfRow(V x) { return GreatestWithin<kPart / 2>(x); }
 
   template <int kDistance>
@@ -199,14 +199,14 @@ struct AttentionTile {
     return Shuffle<(i ^ kDistance)...>(x, x);
   }
 
-  // A number of each row in that row's lanes; `numbers` has kSize elements.
-  static V OfRows(const Acc* numbers) {
-    return OfRows(Load<Acc, kSize>(numbers), std::make_integer_sequence<int, kSize>());
+  // One value per row, in all of that row's lanes; `values` has kSize elements.
+  static V OfRows(const Acc* values) {
+    return OfRows(Load<Acc, kSize>(values), std::make_integer_sequence<int, kSize>());
   }
 
   template <int... i>
-  static V OfRows(V numbers, std::integer_sequence<int, i...>) {
-    return Shuffle<(i / kPart)...>(numbers, numbers);
+  static V OfRows(V values, std::integer_sequence<int, i...>) {
+    return Shuffle<(i / kPart)...>(values, values);
   }
 };
 

@@ -6,11 +6,12 @@
 namespace sgap {
 
 enum class LevelCheck : uint8_t {
-  kRange,   // numbers [begin, end) lie in [0, size)
-  kRises,   // each but the first is more than the one before
-  kStays,   // ... is not less than the one before
-  kStarts,  // counts against kRises or kStays: that of `numbers` at offsets [begin, end) may fall
-  kTuples,  // kStays of what `levels` arrays say together, the first most
+  kRange,   // values [begin, end) lie in [0, size)
+  kRises,   // each value but the first is more than the one before
+  kStays,   // each value but the first is not less than the one before
+  kStarts,  // not a check: counts the falls of kRises or kStays that are allowed, because they are
+            // where a segment starts, at offsets [begin, end)
+  kTuples,  // kStays of tuples, one value from each of `levels` arrays, in lexicographic order
 };
 
 struct LevelPiece {
@@ -26,13 +27,9 @@ struct LevelPiece {
 
 struct CheckLevelsArgs {
   const LevelPiece* pieces;
-  int64_t* found;  // [pieces]: numbers out of range, falls, or (negative) falls that may be
+  int64_t* found;  // [pieces]: values out of range, falls, or (negative) falls that are allowed
   const int32_t* const* tuples;
   int levels;
 };
-
-namespace SGAP_ISA {
-void CheckLevels(const CheckLevelsArgs& args, int64_t task);
-}  // namespace SGAP_ISA
 
 }  // namespace sgap

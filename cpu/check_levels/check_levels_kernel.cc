@@ -1,4 +1,4 @@
-// One piece of a structure, without a branch at each number.
+// One piece of a structure, without a branch per value.
 #include "cpu/check_levels/check_levels.h"
 
 namespace sgap::SGAP_ISA {

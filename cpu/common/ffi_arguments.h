@@ -1,4 +1,4 @@
-// What every handler needs: element types, shape checks, errors.
+// What handlers take from their operands and attributes: element types, checks of shapes, errors.
 #pragma once
 
 #include <cstddef>
@@ -99,5 +99,57 @@ inline std::string Mismatch(const char* name, const xla::ffi::AnyBuffer& buffer,
          " shape " + expected + "], got type " +
          std::to_string(static_cast<int>(buffer.element_type())) + " shape " + ShapeString(got);
 }
+
+// The operands of a product y [batch, m, n] of values [batch or 1, ...] and x [batch or 1, k, n],
+// all checked.
+template <class Args>
+void SetOperands(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer x, xla::ffi::AnyBuffer y,
+                 Args& args) {
+  const int64_t value_batch = values.dimensions()[0];
+  args.dtype = *ToDtype(values.element_type());
+  args.values = values.untyped_data();
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.m = y.dimensions()[1];
+  args.k = x.dimensions()[1];
+  args.n = x.dimensions()[2];
+  args.values_stride = value_batch > 1 ? values.element_count() / value_batch : 0;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.k * args.n;
+}
+
+// The attributes of a call by name, for a handler whose targets differ in them. Error() says what
+// is wrong with them when all have been taken.
+class Attributes {
+ public:
+  explicit Attributes(xla::ffi::Dictionary given) : given_(given) {}
+
+  // One that every target of the handler has.
+  template <typename T>
+  T Take(const char* name) {
+    ++taken_;
+    const auto value = given_.get<T>(name);
+    if (value.has_value()) return *value;
+    if (error_.empty()) error_ = std::string(name) + ": " + value.error().message();
+    return T();
+  }
+
+  // One that some targets lack.
+  template <typename T>
+  std::optional<T> Find(const char* name) {
+    if (!given_.contains(name)) return std::nullopt;
+    return Take<T>(name);
+  }
+
+  std::string Error() const {
+    if (!error_.empty() || taken_ == given_.size()) return error_;
+    return "expected " + std::to_string(taken_) + " attributes, got " +
+           std::to_string(given_.size());
+  }
+
+ private:
+  xla::ffi::Dictionary given_;
+  size_t taken_ = 0;
+  std::string error_;
+};
 
 }  // namespace sgap

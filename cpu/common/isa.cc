@@ -22,8 +22,8 @@ std::vector<const KernelTable*> SupportedTables() {
   std::vector<const KernelTable*> tables = {&baseline::kKernelTable};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  // Every x86-64 processor with AVX2 also converts half precision (F16C, which GCC 11 cannot ask
-  // for).
+  // Every x86-64 processor with AVX2 also converts half precision (F16C, for which GCC 11 has
+  // no test).
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     tables.push_back(&avx2::kKernelTable);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -4,7 +4,7 @@
 // Kernel sources are compiled once per instruction set, inside namespace sgap::SGAP_ISA. Whatever
 // is not in that namespace (the standard library's templates above all) would be merged by the
 // linker across instruction sets and could run AVX-512 code on a processor without it: kernels use
-// plain language and the headers of this folder only.
+// plain language and the headers of cpu/ only.
 #pragma once
 
 #include <cstdint>
@@ -13,45 +13,21 @@
 
 namespace sgap {
 
-struct AttentionArgs;
-struct AttentionBackwardArgs;
-struct SpmmArgs;
-struct SpmmCvsArgs;
-struct SpmmScatterArgs;
-struct GspmmArgs;
-struct PickArgs;
-struct SddmmArgs;
-struct SddmmCvsArgs;
-struct RowReduceArgs;
-struct RowBroadcastArgs;
-struct SparseSoftmaxArgs;
-struct SparseSoftmaxJacobianArgs;
-struct CheckLevelsArgs;
+#define SGAP_KERNEL(Name, Args) struct Args;
+#include "cpu/kernels.def"
 
 // A kernel runs one task of its operation; tasks are independent and may run in any order on any
 // thread.
 template <typename Args>
 using Kernel = void (*)(const Args& args, int64_t task);
 
+// Beside two checks of index arrays (cpu/common/structure.h), every kernel of the list by its name.
 struct KernelTable {
   const char* isa;
   bool (*indices_hold)(const int32_t* indices, int64_t count, int64_t size);
   bool (*offsets_hold)(const int32_t* offsets, int64_t rows, int64_t nnz);
-  Kernel<AttentionArgs> attention;
-  Kernel<AttentionBackwardArgs> attention_backward;
-  Kernel<SpmmArgs> spmm;
-  Kernel<SpmmCvsArgs> spmm_cvs;
-  Kernel<SpmmScatterArgs> spmm_scatter;
-  Kernel<GspmmArgs> gspmm;
-  Kernel<PickArgs> gspmm_pick;
-  Kernel<PickArgs> gspmm_pick_to_values;
-  Kernel<SddmmArgs> sddmm;
-  Kernel<SddmmCvsArgs> sddmm_cvs;
-  Kernel<RowReduceArgs> row_reduce;
-  Kernel<RowBroadcastArgs> row_broadcast;
-  Kernel<SparseSoftmaxArgs> sparse_softmax;
-  Kernel<SparseSoftmaxJacobianArgs> sparse_softmax_jacobian;
-  Kernel<CheckLevelsArgs> check_levels;
+#define SGAP_KERNEL(Name, Args) Kernel<Args> Name;
+#include "cpu/kernels.def"
 };
 
 // The table in use. SelectIsa must have succeeded.

@@ -1,43 +1,43 @@
 // The kernels of one instruction set.
-#include "cpu/attention/attention.h"
-#include "cpu/check_levels/check_levels.h"
-#include "cpu/common/index_check.h"
 #include "cpu/common/isa.h"
-#include "cpu/gspmm/gspmm.h"
-#include "cpu/gspmm/gspmm_pick.h"
-#include "cpu/row_reduce/row_reduce.h"
-#include "cpu/sddmm/sddmm.h"
-#include "cpu/sddmm/sddmm_cvs.h"
-#include "cpu/sparse_softmax/sparse_softmax.h"
-#include "cpu/spmm/spmm.h"
-#include "cpu/spmm/spmm_cvs.h"
-#include "cpu/spmm/spmm_scatter.h"
 
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
 namespace sgap::SGAP_ISA {
+namespace {
+
+// Whether every index is in 0 .. size - 1. Read as unsigned, negative ones are the greatest, so one
+// maximum per vector finds both kinds of wrong ones, at the speed at which the array is read.
+bool IndicesHold(const int32_t* indices, int64_t count, int64_t size) {
+  uint32_t greatest = 0;
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < count; ++p) {
+    const auto index = uint32_t(indices[p]);
+    greatest = index > greatest ? index : greatest;
+  }
+  return count == 0 || greatest < uint32_t(size);
+}
+
+// Whether offsets rise from 0 to at most nnz and never fall.
+bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz) {
+  uint32_t wrong = offsets[0] != 0 || offsets[rows] > nnz;
+  for (int64_t r = 0; r < rows; ++r) wrong |= offsets[r + 1] < offsets[r];
+  return wrong == 0;
+}
+
+}  // namespace
+
+#define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {
     SGAP_NAME(SGAP_ISA),
     IndicesHold,
     OffsetsHold,
-    Attention,
-    AttentionBackward,
-    Spmm,
-    SpmmCvs,
-    SpmmScatter,
-    Gspmm,
-    GspmmPick,
-    GspmmPickToValues,
-    Sddmm,
-    SddmmCvs,
-    RowReduce,
-    RowBroadcast,
-    SparseSoftmax,
-    SparseSoftmaxJacobian,
-    CheckLevels,
+#define SGAP_KERNEL(Name, Args) Name,
+#include "cpu/kernels.def"
 };
 
 }  // namespace sgap::SGAP_ISA

@@ -7,12 +7,22 @@
 #include <stdexcept>
 #include <utility>
 
-#include "cpu/common/handlers.h"
 #include "cpu/common/isa.h"
 #include "cpu/compiled/compiled.h"
 #include "cuda/launch/launch_ffi.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;
+
+namespace sgap {
+#define SGAP_TARGET(name, Handler) XLA_FFI_DECLARE_HANDLER_SYMBOL(Handler);
+#define SGAP_STAGED_TARGET(name, Instantiate, Execute) \
+  XLA_FFI_DECLARE_HANDLER_SYMBOL(Instantiate);         \
+  XLA_FFI_DECLARE_HANDLER_SYMBOL(Execute);
+#include "cpu/kernels.def"
+
+void DefineTestCall(nb::module_& module);  // test_call.cc
+}  // namespace sgap
 
 namespace {
 
@@ -20,40 +30,15 @@ nb::capsule Capsule(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-// The names are ABI: exported programs refer to them. A change of meaning takes a new version.
 nb::dict Targets() {
   nb::dict targets;
-  const auto add = [&](const char* name, XLA_FFI_Handler* handler) {
-    targets[name] = Capsule(handler);
-  };
-  add("sgap_spmm_csr_v1", sgap::SpmmCsr);
-  add("sgap_spmm_cvs_v1", sgap::SpmmCvs);
-  add("sgap_spmm_cvs_scatter_v1", sgap::SpmmCvsScatter);
-  add("sgap_gspmm_csr_v1", sgap::GspmmCsr);
-  add("sgap_gspmm_pick_csr_v1", sgap::GspmmPickCsr);
-  add("sgap_gspmm_pick_to_x_csr_v1", sgap::GspmmPickToXCsr);
-  add("sgap_gspmm_pick_to_values_csr_v1", sgap::GspmmPickToValuesCsr);
-  add("sgap_sddmm_csr_v1", sgap::SddmmCsr);
-  add("sgap_sddmm_cvs_v1", sgap::SddmmCvs);
-  add("sgap_sparse_softmax_csr_v1", sgap::SparseSoftmaxCsr);
-  add("sgap_sparse_softmax_cvs_v1", sgap::SparseSoftmaxCvs);
-  add("sgap_sparse_softmax_jacobian_csr_v1", sgap::SparseSoftmaxJacobianCsr);
-  add("sgap_sparse_softmax_jacobian_cvs_v1", sgap::SparseSoftmaxJacobianCvs);
-  add("sgap_attention_cvs_v1", sgap::AttentionCvs);
-  add("sgap_attention_backward_cvs_v1", sgap::AttentionBackwardCvs);
-  add("sgap_row_sum_csr_v1", sgap::RowSumCsr);
-  add("sgap_row_sum_cvs_v1", sgap::RowSumCvs);
-  add("sgap_row_max_csr_v1", sgap::RowMaxCsr);
-  add("sgap_row_max_cvs_v1", sgap::RowMaxCvs);
-  add("sgap_row_broadcast_csr_v1", sgap::RowBroadcastCsr);
-  add("sgap_row_broadcast_cvs_v1", sgap::RowBroadcastCvs);
-  add("sgap_check_csr_v1", sgap::CheckCsr);
-  add("sgap_check_levels_v1", sgap::CheckLevels);
-  add("sgap_valid_offsets_v1", sgap::MakeOffsetsValid);
-  nb::dict compiled;
-  compiled["instantiate"] = Capsule(sgap::CompiledInstantiate);
-  compiled["execute"] = Capsule(sgap::Compiled);
-  targets["sgap_compiled_v1"] = compiled;
+#define SGAP_TARGET(name, Handler) targets[#name] = Capsule(sgap::Handler);
+#define SGAP_STAGED_TARGET(name, Instantiate, Execute) \
+  nb::dict name;                                       \
+  name["instantiate"] = Capsule(sgap::Instantiate);    \
+  name["execute"] = Capsule(sgap::Execute);            \
+  targets[#name] = name;
+#include "cpu/kernels.def"
   return targets;
 }
 
@@ -119,6 +104,7 @@ NB_MODULE(_native, module) {
   nb::class_<Hold>(module, "Hold").def_prop_ro("taken", [](const Hold& hold) {
     return hold.kernel->taken.load(std::memory_order_relaxed);
   });
+  sgap::DefineTestCall(module);
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
   module.def("ffi_api_version",

@@ -1,4 +1,5 @@
-// Runs the independent tasks of one call on XLA's thread pool.
+// Runs the independent tasks of one call on XLA's thread pool. Helper threads stand by for the next
+// call for a while: waking a thread of the pool takes 10 to 50 us, longer than many a call.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "cpu/common/standby.h"
 #include "xla/ffi/api/ffi.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -39,6 +40,61 @@ inline void AfterXla(void* address) {
 }
 
 inline char finished_calls;
+
+// What one thread runs and others may help with: any number at once, and even when it is done.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void Run() = 0;
+  virtual void Help() = 0;
+  virtual bool Done() const = 0;
+
+  bool stand_by = false;  // whether its helpers do afterwards
+};
+
+// How long a helper stands by. A call that comes later finds it back in XLA's pool.
+constexpr std::chrono::microseconds kStandby(50);
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until ready() is true or `limit` has gone by, yielding the core now and then. Returns the
+// last ready().
+template <typename Ready, typename Duration>
+bool SpinUntil(Ready ready, Duration limit) {
+  constexpr int kLooks = 32;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (ready()) return true;
+      Pause();
+    }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+// Whether calls have been following each other so closely that a helper of this one should stand
+// by: a program with one product now and then never delays what XLA has for its pool.
+bool CallsAreClose();
+
+// Waits up to kStandby for the last tasks of other threads: to wake up a caller that waits for the
+// result would take as long.
+void Linger(const Work& work);
+
+// A call has ended.
+void NoteCallEnd();
+
+// Hands work to up to `wanted` threads that stand by. Returns how many took it.
+size_t CallStandby(const std::shared_ptr<Work>& work, size_t wanted);
+
+// Helps with work that callers hand over, until none has come for kStandby.
+void StandBy();
 
 // Below this many multiply-adds (or comparable operations) a call runs on the calling thread:
 // waking another one costs more than it saves.

@@ -51,4 +51,21 @@ RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, boo
   return out;
 }
 
+RowTasks ProductPlan::Cut(const int32_t* offsets, int64_t m, int64_t chunk, int64_t walks,
+                          size_t piece_bytes) {
+  partition = PartitionRows(offsets, m, chunk, /*split_rows=*/true);
+  const auto split_rows = static_cast<int64_t>(partition.splits.size());
+  if (partition.pieces > 0) {
+    partials.reset(new char[size_t(partition.pieces) * piece_bytes]);
+    remaining.reset(new int32_t[size_t(walks * split_rows)]);
+    for (int64_t i = 0; i < walks * split_rows; ++i) {
+      remaining[i] = partition.splits[i % split_rows].pieces;
+    }
+  }
+  return {partition.tasks.data(),  static_cast<int64_t>(partition.tasks.size()),
+          partition.splits.data(), split_rows,
+          partition.pieces,        partials.get(),
+          remaining.get()};
+}
+
 }  // namespace sgap

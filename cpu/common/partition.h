@@ -2,7 +2,10 @@
 // number of threads, so results have the same bits on any machine size.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace sgap {
@@ -24,7 +27,8 @@ struct SplitRow {
   int32_t pieces;
 };
 
-// The tasks of a call on rows, as its kernel sees them.
+// The tasks of a call on rows, as its kernel sees them. A walk takes all row tasks once: for one
+// batch element, say, or for one column tile of it.
 struct RowTasks {
   const RowTask* tasks;
   int64_t row_tasks;
@@ -32,9 +36,9 @@ struct RowTasks {
   int64_t split_rows;
   int64_t pieces;
   void* partials;      // what the pieces leave, in accumulators
-  int32_t* remaining;  // pieces to come, [as often as the rows are walked, split_rows]
+  int32_t* remaining;  // pieces that are not done, [walks, split_rows]
 
-  // The entries that a task reads, where tasks count through the rows again and again.
+  // The entries that a task reads, tasks being numbered walk by walk.
   std::pair<int64_t, int64_t> EntriesOf(int64_t task) const {
     const RowTask& rows = tasks[task % row_tasks];
     return {rows.entry_begin, rows.entry_end};
@@ -49,6 +53,16 @@ inline bool IsLastPiece(const RowTasks& rows, int64_t walk, const RowTask& task)
   return __atomic_fetch_sub(remaining, 1, __ATOMIC_ACQ_REL) == 1;
 }
 
+// The row r with offsets[r] <= p < offsets[r + 1]; needs offsets[0] <= p < offsets[m].
+inline int64_t RowOfEntry(const int32_t* offsets, int64_t m, int64_t p) {
+  int64_t low = 0, high = m;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (offsets[middle] <= p ? low : high) = middle;
+  }
+  return low;
+}
+
 }  // namespace SGAP_ISA
 
 struct RowPartition {
@@ -61,5 +75,15 @@ struct RowPartition {
 // With split_rows, a row of at least two chunks becomes several tasks (pieces), whose partial
 // results the last finisher adds in order.
 RowPartition PartitionRows(const int32_t* offsets, int64_t m, int64_t chunk, bool split_rows);
+
+// Owns what the RowTasks of a call point to, until its last task is done.
+struct ProductPlan {
+  RowPartition partition;
+  std::unique_ptr<char[]> partials;
+  std::unique_ptr<int32_t[]> remaining;
+
+  // For `walks` walks, over all of which a piece leaves `piece_bytes` of partial results.
+  RowTasks Cut(const int32_t* offsets, int64_t m, int64_t chunk, int64_t walks, size_t piece_bytes);
+};
 
 }  // namespace sgap

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
 
@@ -43,6 +44,15 @@ struct Structure {
            (!permutation || holds(permutation + begin, end - begin, nnz));
   }
 };
+
+// The structure of checked index arrays, with indices in 0 .. size - 1; an empty permutation is
+// none.
+inline Structure StructureOf(xla::ffi::AnyBuffer offsets, xla::ffi::AnyBuffer indices,
+                             xla::ffi::AnyBuffer permutation, int64_t size) {
+  const int32_t* places = permutation.element_count() > 0 ? Ints(permutation) : nullptr;
+  const int64_t rows = offsets.dimensions()[0] - 1, nnz = indices.dimensions()[0];
+  return {Ints(offsets), Ints(indices), places, rows, nnz, size};
+}
 
 // The greatest of offsets[0 .. i], each clamped to 0 .. nnz, for every i.
 void MakeValid(const int32_t* offsets, int64_t count, int64_t nnz, int32_t* out);

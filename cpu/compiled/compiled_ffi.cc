@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cpu/common/ffi_arguments.h"
-#include "cpu/common/handlers.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/workspace.h"
 #include "cpu/compiled/compiled.h"
@@ -217,7 +216,7 @@ extern "C" XLA_FFI_Error* CompiledInstantiate(XLA_FFI_CallFrame* call_frame) {
   return kInstantiate(call_frame);
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(Compiled, Execute,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CompiledExecute, Execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Ctx<ffi::State<CompiledState>>()

@@ -3,7 +3,8 @@
 //
 //   extremum: y[b, r, :] is the greatest (least) message, arg[b, r, :] the position of the first
 //             entry that attains it; 0 and -1 in a row without entries
-//   kPicked:  y[b, r, :] is the sum of the products where picked[b, indices[p], :] is q(p)
+//   kPicked:  y[b, r, :] is the sum of the products of those entries p for which
+//             picked[b, indices[p], :], the arg of an extremum, is q(p): an arg-extremum gather
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct GspmmArgs : RowTasks {
   const void* x;               // [batch or 1, k, n]
   const int32_t* picked;       // [batch or 1, k, n], for kPicked
   void* y;                     // [batch, m, n]
-  int32_t* arg;                // [batch, m, n], of an extremum; null where nobody asks
+  int32_t* arg;                // [batch, m, n], of an extremum; null where not wanted
   int64_t m, k, n, nnz;
   int64_t values_stride, x_stride, picked_stride;  // from one batch to the next, 0 where shared
 
@@ -34,8 +35,32 @@ struct GspmmArgs : RowTasks {
   int32_t* partial_arg;  // [batch, pieces, n], with arg
 };
 
-namespace SGAP_ISA {
-void Gspmm(const GspmmArgs& args, int64_t task);
-}
+// Arg-extremum gathers: what the derivatives of an extremum need at the entries that attained it,
+// by their positions in the values (arg). Entry q is at (i, j) of the matrix; row and source are i
+// and j, or j and i with `transposed`.
+struct PickArgs {
+  Dtype dtype;
+  bool transposed;
+  const int32_t* offsets;  // [rows of the matrix + 1], valid
+  const int32_t* indices;  // [nnz], columns; an entry whose column is out of range takes no part
+  const void* x;           // [batch or 1, sources, n]
+  const int32_t* arg;      // [batch or 1, m, n], m rows of the result of gspmm
+  int64_t matrix_rows, m, sources, n, nnz;
+  int64_t x_stride, arg_stride;  // elements from one batch to the next, 0 where shared
+
+  // task = batch * chunks + chunk; a chunk is chunk_size consecutive rows (GspmmPick), or entries
+  int64_t chunk_size, chunks;
+
+  // GspmmPick: y[b, row, :] = values[b, q] * x[b, source, :], q = arg[b, row, :]
+  const void* values;  // [batch or 1, nnz]
+  int64_t values_stride;
+  void* y;  // [batch, m, n]
+
+  // GspmmPickToValues: out[b, q] = sum over l with arg[b, row, l] = q of x[b, source, l] * d[b,
+  // row, l]
+  const void* d;  // [batch or 1, m, n]
+  int64_t d_stride;
+  void* out;  // [batch, nnz]
+};
 
 }  // namespace sgap

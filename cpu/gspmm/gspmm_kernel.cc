@@ -1,15 +1,130 @@
+// Messages along entries and what a row keeps of them in one vector of columns (folds), and the
+// arg-extremum gathers of the derivatives.
 #include "cpu/gspmm/gspmm.h"
-#include "cpu/gspmm/gspmm_folds.h"
+#include "cpu/row_reduce/row_reduce_loops.h"
 #include "cpu/simd/lane_sums.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
 
+// Integers as wide as T's accumulators: what comparisons of those give.
+template <typename T>
+using Lane = std::conditional_t<sizeof(Accumulator<T>) == 4, int32_t, int64_t>;
+
+template <typename T>
+inline Vector<Lane<T>, kLanes<T>> LoadPositions(const int32_t* source, int count) {
+  constexpr int kSize = kLanes<T>;
+  Vector<int32_t, kSize> positions;
+  if (count == kSize) {
+    std::memcpy(&positions, source, sizeof(positions));
+  } else {  // by the masked loads of floats, which move any bits
+    const auto* bits = reinterpret_cast<const float*>(source);
+    positions = BitCast<Vector<int32_t, kSize>>(LoadPartial<float, kSize>(bits, count));
+  }
+  return __builtin_convertvector(positions, Vector<Lane<T>, kSize>);
+}
+
+template <typename T>
+inline void StorePositions(int32_t* target, Vector<Lane<T>, kLanes<T>> x, int count) {
+  constexpr int kSize = kLanes<T>;
+  const auto positions = __builtin_convertvector(x, Vector<int32_t, kSize>);
+  if (count == kSize) {
+    std::memcpy(target, &positions, sizeof(positions));
+  } else {
+    for (int i = 0; i < count; ++i) target[i] = positions[i];
+  }
+}
+
+#define SGAP_INLINE __attribute__((always_inline)) inline
+
+// How a message is combined with what is kept: it is the first; by one comparison, which is right
+// unless a message other than the first is NaN; or with NaN considered.
+enum class Taking { kFirst, kFast, kExactly };
+
+// The greatest message (the least with kMin) and, with kPositions, where the first of these is; a
+// NaN is greater and less than every number.
+template <typename T, bool kAdd, bool kMin, bool kPositions>
+struct ExtremumFold {
+  using Number = T;
+  using Messages = Vector<Accumulator<T>, kLanes<T>>;
+  using Positions = Vector<Lane<T>, kLanes<T>>;
+  static constexpr bool kPicks = false, kNotes = kPositions;
+
+  Messages kept = {};
+  Positions at = Positions{} - 1;
+  Messages check = {};  // NaN once a message was NaN or infinite
+
+  static Messages Message(Accumulator<T> value, Messages x) {
+    if constexpr (kAdd) {
+      return x + value;
+    } else {
+      return x * value;
+    }
+  }
+
+  void Start() {
+    kept = Messages{};
+    at = Positions{} - 1;
+  }
+
+  template <Taking kTaking>
+  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Messages x) {
+    ExtremumFold other;
+    other.kept = Message(value, x);
+    other.at = Positions{} + position;
+    if constexpr (kTaking == Taking::kExactly) {
+      Merge(other);
+      return;
+    }
+    check += other.kept * 0;
+    if constexpr (kTaking == Taking::kFirst) {
+      kept = other.kept;
+      at = other.at;
+    } else if constexpr (kMin) {
+      at = other.kept < kept ? other.at : at;
+      kept = other.kept < kept ? other.kept : kept;
+    } else {
+      at = other.kept > kept ? other.at : at;
+      kept = other.kept > kept ? other.kept : kept;
+    }
+  }
+
+  void Merge(const ExtremumFold& other) {
+    Positions taken;
+    if constexpr (kMin) {
+      taken = (kept == kept) & ~(other.kept >= kept);
+    } else {
+      taken = (kept == kept) & ~(other.kept <= kept);
+    }
+    kept = taken ? other.kept : kept;
+    at = taken ? other.at : at;
+  }
+};
+
+// The sum of value * x over the entries that attained the extremum (an arg-extremum gather).
+template <typename T>
+struct PickedFold {
+  using Number = T;
+  using Sums = Vector<Accumulator<T>, kLanes<T>>;
+  using Positions = Vector<Lane<T>, kLanes<T>>;
+  static constexpr bool kPicks = true, kNotes = false;
+
+  Sums kept = {};
+
+  void Start() { kept = Sums{}; }
+
+  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Sums x, Positions picked) {
+    kept += picked == position ? value * x : Sums{};
+  }
+
+  void Merge(const PickedFold& other) { kept += other.kept; }
+};
+
 // Vectors of columns of one pass over the entries: with their positions half of the registers.
 constexpr int kMaxVectors = kVectorBytes == 64 ? 8 : 4;
 
-// Operands beyond this many bytes are not in the second-level cache, and their rows are worth
-// asking for ahead of time: as many entries as for spmm.
+// Rows of operands of more bytes are not in the second-level cache, and prefetching them pays: as
+// many entries ahead as for spmm.
 constexpr int64_t kPrefetchBytes = 1 << 20;
 constexpr int64_t kPrefetchEntries = 16;
 
@@ -48,8 +163,8 @@ struct Operands {
         prefetch(args.k * args.n * int64_t(sizeof(T)) > kPrefetchBytes) {}
 };
 
-// Whole vectors of columns, or a part of one (kTail). What a row keeps stays in registers only if
-// all that touches it is inlined.
+// Whole vectors of columns, or a part of one (kTail). A row's fold stays in registers only if all
+// code that touches it is inlined.
 template <typename F, int kVectors, bool kTail>
 struct Block {
   using T = typename F::Number;
@@ -208,6 +323,72 @@ void ExtremumTask(const GspmmArgs& args, int64_t task) {
   }
 }
 
+// Columns of the matrix.
+int64_t ColumnsOf(const PickArgs& args) { return args.transposed ? args.m : args.sources; }
+
+template <typename T>
+void PickTask(const PickArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_size;
+  const int64_t end = args.m - begin < args.chunk_size ? args.m : begin + args.chunk_size;
+  const T* values = static_cast<const T*>(args.values) + batch * args.values_stride;
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const int32_t* arg = args.arg + batch * args.arg_stride + begin * args.n;
+  T* y = static_cast<T*>(args.y) + (batch * args.m + begin) * args.n;
+  const int64_t stored = args.offsets[args.matrix_rows];
+  const auto columns = uint32_t(ColumnsOf(args));
+  for (int64_t r = begin; r < end; ++r, arg += args.n, y += args.n) {
+    for (int64_t c = 0; c < args.n; ++c) {
+      const int64_t q = arg[c];
+      if (q < 0 || q >= stored || uint32_t(args.indices[q]) >= columns) {
+        y[c] = T{};
+        continue;
+      }
+      const int64_t source =
+          args.transposed ? RowOfEntry(args.offsets, args.matrix_rows, q) : args.indices[q];
+      StoreScalar(y + c, LoadScalar(values + q) * LoadScalar(x + source * args.n + c));
+    }
+  }
+}
+
+// The sum of x * d where arg is q, over n columns.
+template <typename T>
+Accumulator<T> PickedDot(const T* x, const T* d, const int32_t* arg, int64_t n, int32_t q) {
+  const OneRow<T> all = {n};
+  return Reduce(all, Accumulator<T>(0), Add(), [&](int64_t c, int count) {
+    const auto picked = LoadPositions<T>(arg + c, count) == Lane<T>(q);
+    const auto product = LoadCount(x + c, count) * LoadCount(d + c, count);
+    return picked ? product : decltype(product){};
+  })[0];
+}
+
+template <typename T>
+void PickToValuesTask(const PickArgs& args, int64_t task) {
+  const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_size;
+  const int64_t stop = args.nnz - begin < args.chunk_size ? args.nnz : begin + args.chunk_size;
+  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
+  const T* d = static_cast<const T*>(args.d) + batch * args.d_stride;
+  const int32_t* arg = args.arg + batch * args.arg_stride;
+  T* out = static_cast<T*>(args.out) + batch * args.nnz;
+  const int64_t stored = args.offsets[args.matrix_rows];
+  const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
+  for (int64_t q = end; q < stop; ++q) out[q] = T{};
+  if (begin == end) return;
+  const auto columns = uint32_t(ColumnsOf(args));
+  for (int64_t q = begin, i = RowOfEntry(args.offsets, args.matrix_rows, begin); q < end; ++i) {
+    const int64_t row_end = args.offsets[i + 1] < end ? args.offsets[i + 1] : end;
+    for (; q < row_end; ++q) {
+      const int64_t j = args.indices[q];
+      if (uint32_t(j) >= columns) {
+        out[q] = T{};
+        continue;
+      }
+      const int64_t row = (args.transposed ? j : i) * args.n;
+      const int64_t source = (args.transposed ? i : j) * args.n;
+      StoreScalar(out + q, PickedDot(x + source, d + row, arg + row, args.n, int32_t(q)));
+    }
+  }
+}
+
 }  // namespace
 
 void Gspmm(const GspmmArgs& args, int64_t task) {
@@ -226,6 +407,15 @@ void Gspmm(const GspmmArgs& args, int64_t task) {
         return GspmmTask<PickedFold<T>>(args, task);
     }
   });
+}
+
+void GspmmPick(const PickArgs& args, int64_t task) {
+  DispatchDtype(args.dtype, [&](auto tag) { PickTask<typename decltype(tag)::type>(args, task); });
+}
+
+void GspmmPickToValues(const PickArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { PickToValuesTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

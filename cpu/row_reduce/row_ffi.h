@@ -1,15 +1,22 @@
-// What the handlers of operations on rows share: entries as vectors of one number, and the checks.
+// What the handlers of row reductions and of softmax share: entries as vectors of length 1, checks,
+// and the plan of a call's phases.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cpu/common/ffi_arguments.h"
+#include "cpu/common/partition.h"
+#include "cpu/common/structure.h"
+#include "cpu/row_reduce/row_reduce.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace sgap {
 
-// What values [batch, vectors, V] are: `rows` is m. Entries are values [batch, nnz], with V = 1.
+// The shape of values [batch, vectors, V] (rank 3) or of entries, [batch, nnz] (rank 2, V = 1);
+// `rows` is m.
 struct VectorShape {
   size_t rank;
   int64_t rows, vectors, length;
@@ -18,24 +25,39 @@ struct VectorShape {
   int64_t Numbers() const { return vectors * length; }
 };
 
-// The shapes that buffers claim; CheckVectors says whether they have them.
-inline VectorShape OfEntries(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer offsets) {
-  const auto shape = values.dimensions(), ends = offsets.dimensions();
-  return {2, ends.size() == 1 ? ends[0] - 1 : 0, shape.size() == 2 ? shape[1] : 0, 1};
-}
+// The attributes of every target here. Those of vectors have `rows`, which the shape of the values
+// does not tell where the last block row is not full; those of entries have none.
+struct RowAttributes {
+  std::optional<int64_t> rows;
+  int64_t chunk;  // chunk_nonzeros
+  double scale = 1;
+  std::string error;
 
-inline VectorShape OfVectors(xla::ffi::AnyBuffer values, int64_t rows) {
-  const auto shape = values.dimensions();
+  explicit RowAttributes(xla::ffi::Dictionary given, bool scaled = false) {
+    Attributes attributes(given);
+    rows = attributes.Find<int64_t>("rows");
+    chunk = attributes.Take<int64_t>("chunk_nonzeros");
+    if (scaled) scale = attributes.Take<double>("scale");
+    error = attributes.Error();
+    if (error.empty()) error = BadChunk(chunk);
+  }
+};
+
+// The shape that buffers claim; CheckVectors says whether they have it.
+inline VectorShape ClaimedShape(xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer offsets,
+                                std::optional<int64_t> rows) {
+  const auto shape = values.dimensions(), ends = offsets.dimensions();
+  if (!rows) return {2, ends.size() == 1 ? ends[0] - 1 : 0, shape.size() == 2 ? shape[1] : 0, 1};
   const bool vectors = shape.size() == 3;
-  return {3, rows, vectors ? shape[1] : 0, vectors ? shape[2] : 0};
+  return {3, *rows, vectors ? shape[1] : 0, vectors ? shape[2] : 0};
 }
 
 // Empty where values and offsets are those of `shape`.
 inline std::string CheckVectors(const char* name, const VectorShape& shape,
                                 xla::ffi::AnyBuffer values, xla::ffi::AnyBuffer offsets,
-                                int64_t chunk_nonzeros) {
+                                const RowAttributes& attributes) {
   namespace ffi = xla::ffi;
-  std::string error = BadChunk(chunk_nonzeros);
+  std::string error = attributes.error;
   if (!error.empty()) return error;
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) {
@@ -53,6 +75,55 @@ inline std::string CheckVectors(const char* name, const VectorShape& shape,
            std::to_string(offsets.dimensions()[0]);
   }
   return "";
+}
+
+// Vectors of `length` values in a task of about chunk_nonzeros values.
+inline int64_t ChunkOfVectors(int64_t chunk_nonzeros, int64_t length) {
+  return chunk_nonzeros > length ? chunk_nonzeros / length : 1;
+}
+
+// Owns what the RowPhases of a call point to, until its last task is done.
+struct RowPlan {
+  ValidOffsets offsets;
+  RowPartition partition;
+  std::vector<RowTask> piece_tasks;
+  std::vector<double> partials, totals;
+
+  // `vectors` vectors in block rows of `length` rows each, `rows` rows in all; a task takes about
+  // chunk_nonzeros values.
+  RowPhases Cut(const int32_t* given, int64_t rows, int64_t length, int64_t vectors, int64_t batch,
+                int64_t chunk_nonzeros) {
+    const int64_t block_rows = (rows + length - 1) / length;
+    offsets = ValidOffsets(given, block_rows, vectors);
+    partition = PartitionRows(offsets.data(), block_rows, ChunkOfVectors(chunk_nonzeros, length),
+                              /*split_rows=*/true);
+    for (const RowTask& task : partition.tasks) {
+      if (task.piece >= 0) piece_tasks.push_back(task);
+    }
+    partials.resize(size_t(batch) * partition.pieces * 2 * length);
+    totals.resize(size_t(batch) * partition.splits.size() * 2 * length);
+    RowPhases phases;
+    phases.offsets = offsets.data();
+    phases.rows = rows;
+    phases.length = length;
+    phases.tasks = partition.tasks.data();
+    phases.row_tasks = static_cast<int64_t>(partition.tasks.size());
+    phases.splits = partition.splits.data();
+    phases.split_rows = static_cast<int64_t>(partition.splits.size());
+    phases.piece_tasks = piece_tasks.data();
+    phases.pieces = partition.pieces;
+    phases.batch = batch;
+    phases.partials = partials.data();
+    phases.totals = totals.data();
+    return phases;
+  }
+};
+
+// The number of tasks of each phase. Without `write` the pieces have nothing to do once they are
+// combined.
+inline std::vector<int64_t> PhaseTasks(const RowPhases& phases, bool write) {
+  return {phases.batch * phases.row_tasks, phases.batch * phases.split_rows,
+          write ? phases.batch * phases.pieces : 0};
 }
 
 }  // namespace sgap

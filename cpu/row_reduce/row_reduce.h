@@ -1,7 +1,7 @@
 // Sums, maxima and copies over the entries of each row; and what every operation on rows shares:
 // column vectors and rows that are cut into pieces.
 //
-// A matrix of column vectors has block rows of V rows; its values are [vectors, V], and number j of
+// A matrix of column vectors has block rows of V rows; its values are [vectors, V], and value j of
 // a vector of block row b belongs to row b V + j. V is 1 for entries: each is a vector, each block
 // row a row. Rows past the end of the matrix are never read, and get zeros in what has vectors.
 #pragma once
@@ -53,10 +53,5 @@ struct RowBroadcastArgs {
   // task = batch * chunks + chunk; a chunk is chunk_vectors consecutive vectors
   int64_t chunk_vectors, chunks;
 };
-
-namespace SGAP_ISA {
-void RowReduce(const RowReduceArgs& args, int64_t task);
-void RowBroadcast(const RowBroadcastArgs& args, int64_t task);
-}  // namespace SGAP_ISA
 
 }  // namespace sgap

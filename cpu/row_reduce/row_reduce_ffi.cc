@@ -1,13 +1,11 @@
 // FFI targets sgap_row_sum_csr_v1, sgap_row_max_csr_v1 and sgap_row_broadcast_csr_v1, and the same
-// of column vectors, sgap_*_cvs_v1.
+// handlers for column vectors, sgap_*_cvs_v1.
 #include <memory>
 #include <string>
 
 #include "cpu/common/ffi_arguments.h"
-#include "cpu/common/handlers.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
-#include "cpu/common/row_plan.h"
 #include "cpu/row_reduce/row_ffi.h"
 #include "cpu/row_reduce/row_reduce.h"
 
@@ -23,16 +21,18 @@ struct RowReduceCall {
 
 // values of `shape`, and rows [batch, m] of one type.
 std::string CheckRows(const VectorShape& shape, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                      ffi::AnyBuffer rows, int64_t chunk_nonzeros) {
-  std::string error = CheckVectors("values", shape, values, offsets, chunk_nonzeros);
+                      ffi::AnyBuffer rows, const RowAttributes& attributes) {
+  std::string error = CheckVectors("values", shape, values, offsets, attributes);
   if (!error.empty()) return error;
   return Mismatch("rows", rows, values.element_type(), {values.dimensions()[0], shape.rows});
 }
 
 ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool pool,
-                   const VectorShape& shape, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                   ffi::AnyBuffer rows, int64_t chunk_nonzeros) {
-  const std::string error = CheckRows(shape, values, offsets, rows, chunk_nonzeros);
+                   ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
+                   ffi::Dictionary given) {
+  const RowAttributes attributes(given);
+  const VectorShape shape = ClaimedShape(values, offsets, attributes.rows);
+  const std::string error = CheckRows(shape, values, offsets, rows, attributes);
   if (!error.empty()) return Failed(std::string(name) + ": " + error);
   const int64_t batch = values.dimensions()[0];
   auto call = std::make_shared<RowReduceCall>();
@@ -43,16 +43,28 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
   args.rows = rows.untyped_data();
   args.numbers = shape.Numbers();
   if (batch == 0 || shape.rows == 0) return Finished();
-  args.phases =
-      call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch, chunk_nonzeros);
+  args.phases = call->plan.Cut(Ints(offsets), shape.rows, shape.length, shape.vectors, batch,
+                               attributes.chunk);
   return ParallelPhases(
       pool, PhaseTasks(args.phases, /*write=*/false), batch * (args.numbers + 4 * shape.rows),
-      [call, kernel = Kernels().row_reduce](int64_t task) { kernel(call->args, task); });
+      [call, kernel = Kernels().RowReduce](int64_t task) { kernel(call->args, task); });
 }
 
-ffi::Future Broadcast(ffi::ThreadPool pool, const VectorShape& shape, ffi::AnyBuffer rows,
-                      ffi::AnyBuffer offsets, ffi::AnyBuffer values, int64_t chunk_nonzeros) {
-  const std::string error = CheckRows(shape, values, offsets, rows, chunk_nonzeros);
+ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                          ffi::Result<ffi::AnyBuffer> rows, ffi::Dictionary given) {
+  return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, given);
+}
+
+ffi::Future RowMaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                          ffi::Result<ffi::AnyBuffer> rows, ffi::Dictionary given) {
+  return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, given);
+}
+
+ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer offsets,
+                                ffi::Result<ffi::AnyBuffer> values, ffi::Dictionary given) {
+  const RowAttributes attributes(given);
+  const VectorShape shape = ClaimedShape(*values, offsets, attributes.rows);
+  const std::string error = CheckRows(shape, *values, offsets, rows, attributes);
   if (!error.empty()) return Failed("row_broadcast: " + error);
   RowBroadcastArgs args;
   args.dtype = *ToDtype(rows.element_type());
@@ -60,83 +72,33 @@ ffi::Future Broadcast(ffi::ThreadPool pool, const VectorShape& shape, ffi::AnyBu
       std::make_shared<ValidOffsets>(Ints(offsets), shape.BlockRows(), shape.vectors);
   args.offsets = valid->data();
   args.rows = rows.untyped_data();
-  args.values = values.untyped_data();
+  args.values = values->untyped_data();
   args.m = shape.rows;
   args.length = shape.length;
   args.block_rows = shape.BlockRows();
   args.vectors = shape.vectors;
-  args.chunk_vectors = ChunkOfVectors(chunk_nonzeros, shape.length);
+  args.chunk_vectors = ChunkOfVectors(attributes.chunk, shape.length);
   args.chunks = (shape.vectors + args.chunk_vectors - 1) / args.chunk_vectors;
   const int64_t batch = rows.dimensions()[0];
   return ParallelTasks(
       pool, batch * args.chunks, batch * shape.Numbers(),
-      [args, valid, kernel = Kernels().row_broadcast](int64_t task) { kernel(args, task); });
+      [args, valid, kernel = Kernels().RowBroadcast](int64_t task) { kernel(args, task); });
 }
 
-ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros) {
-  return Reduce("row_sum", RowOperation::kSum, pool, OfEntries(values, offsets), values, offsets,
-                *rows, chunk_nonzeros);
-}
-
-ffi::Future RowSumCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                             ffi::Result<ffi::AnyBuffer> out, int64_t rows,
-                             int64_t chunk_nonzeros) {
-  return Reduce("row_sum", RowOperation::kSum, pool, OfVectors(values, rows), values, offsets, *out,
-                chunk_nonzeros);
-}
-
-ffi::Future RowMaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                          ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros) {
-  return Reduce("row_max", RowOperation::kMax, pool, OfEntries(values, offsets), values, offsets,
-                *rows, chunk_nonzeros);
-}
-
-ffi::Future RowMaxCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                             ffi::Result<ffi::AnyBuffer> out, int64_t rows,
-                             int64_t chunk_nonzeros) {
-  return Reduce("row_max", RowOperation::kMax, pool, OfVectors(values, rows), values, offsets, *out,
-                chunk_nonzeros);
-}
-
-ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer offsets,
-                                ffi::Result<ffi::AnyBuffer> values, int64_t chunk_nonzeros) {
-  return Broadcast(pool, OfEntries(*values, offsets), rows, offsets, *values, chunk_nonzeros);
-}
-
-ffi::Future RowBroadcastCvsHandler(ffi::ThreadPool pool, ffi::AnyBuffer data,
-                                   ffi::AnyBuffer offsets, ffi::Result<ffi::AnyBuffer> values,
-                                   int64_t rows, int64_t chunk_nonzeros) {
-  return Broadcast(pool, OfVectors(*values, rows), data, offsets, *values, chunk_nonzeros);
-}
-
-// One operand, offsets and one result; for vectors [..., V] also m.
-auto BindEntries() {
+// One operand, offsets and one result.
+auto Bind() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // values [batch, nnz], or rows [batch, m]
-      .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
-      .Ret<ffi::AnyBuffer>()  // rows [batch, m], or values [batch, nnz]
-      .Attr<int64_t>("chunk_nonzeros");
-}
-
-auto BindVectors() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // values [batch, vectors, V], or rows [batch, m]
+      .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [batch, vectors, V], or rows [batch, m]
       .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-      .Ret<ffi::AnyBuffer>()  // rows [batch, m], or values [batch, vectors, V]
-      .Attr<int64_t>("rows")  // m
-      .Attr<int64_t>("chunk_nonzeros");
+      .Ret<ffi::AnyBuffer>()  // rows, or values
+      .Attrs();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowSumCsr, RowSumHandler, BindEntries());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowMaxCsr, RowMaxHandler, BindEntries());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowBroadcastCsr, RowBroadcastHandler, BindEntries());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowSumCvs, RowSumCvsHandler, BindVectors());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowMaxCvs, RowMaxCvsHandler, BindVectors());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RowBroadcastCvs, RowBroadcastCvsHandler, BindVectors());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RowSumFfi, RowSumHandler, Bind());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RowMaxFfi, RowMaxHandler, Bind());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RowBroadcastFfi, RowBroadcastHandler, Bind());
 
 }  // namespace sgap

@@ -1,6 +1,6 @@
 #include <type_traits>
 
-#include "cpu/common/row_search.h"
+#include "cpu/common/partition.h"
 #include "cpu/row_reduce/row_reduce.h"
 #include "cpu/row_reduce/row_reduce_loops.h"
 #include "cpu/simd/simd.h"
@@ -62,7 +62,7 @@ void RowReduceTask(const RowReduceArgs& args, Accumulator<T> identity, int64_t t
   }
 }
 
-// As StoreCount, of numbers as they are stored.
+// As StoreCount, of values of type T, which need no rounding.
 template <typename T>
 void CopyCount(T* target, const T (&lanes)[kLanes<T>], int count) {
   if constexpr (sizeof(T) >= 4) {

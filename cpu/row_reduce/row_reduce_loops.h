@@ -6,25 +6,26 @@
 
 namespace sgap::SGAP_ISA {
 
-// How registers pass over vectors of V numbers that follow each other, number j of each being of
+// How registers pass over consecutive vectors of V values, of which value j is of
 // row j of the block. A walk is one of three; of entries, V = 1, all lanes are of one row.
 template <typename T>
 struct OneRow {
   int64_t numbers;  // to pass over
 
-  static constexpr int64_t Step() { return kLanes<T>; }  // numbers from one register to the next
+  static constexpr int64_t Step() { return kLanes<T>; }  // values from one register to the next
   static constexpr int Count() { return kLanes<T>; }     // lanes in use, but for the last register
   static constexpr int Rows() { return 1; }              // that a register has at once
   static constexpr int Row(int) { return 0; }            // of a lane
 
-  // Calls body(walk, its first number, its first row) for the vectors begin to end - 1.
+  // Calls body(walk, its first value, its first row) for the vectors begin to end - 1.
   template <typename Body>
   static void Over(int64_t, int64_t begin, int64_t end, Body&& body) {
     body(OneRow{end - begin}, begin, int64_t{0});
   }
 };
 
-// Where V divides the lanes a register takes consecutive numbers too: lane i is of row i % V.
+// Where V divides the number of lanes, a register takes consecutive values too: lane i is of row
+// i % V.
 template <typename T>
 struct Interleaved {
   int64_t numbers;
@@ -41,7 +42,7 @@ struct Interleaved {
   }
 };
 
-// For any other V it takes as many numbers of one vector as it has lanes, or as are left: lane i is
+// For any other V it takes as many values of one vector as it has lanes, or as are left: lane i is
 // of the i-th of these rows.
 template <typename T>
 struct Strided {
@@ -197,7 +198,7 @@ inline Vector<Accumulator<T>, kLanes<T>> Reduce(const Walk<T>& walk, Accumulator
   return FoldRows(total, walk, combine);
 }
 
-// Lane by lane the number of its row, from rows that follow each other.
+// In each lane the value of its row, from one value per row.
 template <template <typename> typename Walk, typename T>
 inline Vector<Accumulator<T>, kLanes<T>> SpreadRows(const Walk<T>& walk, const double* rows) {
   Vector<Accumulator<T>, kLanes<T>> x;
@@ -230,7 +231,7 @@ inline RowPhaseTask FindPhase(const RowPhases& phases, int64_t task) {
   return {phase, task / counts[phase], task % counts[phase]};
 }
 
-// Two numbers for each row of the block row: V of the first, then V of the second.
+// Two values for each row of the block row: V of the first, then V of the second.
 inline double* Partial(const RowPhases& phases, int64_t batch, int64_t piece) {
   return phases.partials + (batch * phases.pieces + piece) * 2 * phases.length;
 }

@@ -1,5 +1,9 @@
-// out[b, p] = scale[b] * weights[b, p] * sum over c of x[b, row of p, c] * y[b, indices[p], c],
-// zero from offsets[m] on; rounded once.
+// SDDMM: dot products of rows of x and y at the entries p of a pattern, zero from offsets[block
+// rows] on, rounded once. Entries of row r, result [batch, entries]:
+//   out[b, p] = scale[b] * weights[b, p] * sum over c of x[b, r, c] * y[b, indices[p], c]
+// Column vectors of block row i, result [batch, entries, V], zero for rows past the end of x:
+//   out[b, p, v] = scale[b] * weights[b, p, v] *
+//                  sum over c of x[b, i V + v, c] * y[b, indices[p], c]          v = 0 .. V - 1
 #pragma once
 
 #include <cstdint>
@@ -8,26 +12,23 @@
 
 namespace sgap {
 
+// Of kernels Sddmm (entries; length = 1) and SddmmCvs.
 struct SddmmArgs {
   Dtype dtype;
-  const int32_t* offsets;  // [m + 1]
-  const int32_t* indices;  // [nnz]
+  const int32_t* offsets;  // [ceil(m / length) + 1]
+  const int32_t* indices;  // [entries]
   const void* x;           // [batch or 1, m, d]
   const void* y;           // [batch or 1, k, d]
-  const void* weights;     // [batch or 1, nnz], or null
+  const void* weights;     // [batch or 1, entries, length], or null
   const void* scale;       // [batch or 1] accumulators, or null
-  void* out;               // [batch, nnz]
-  int64_t m, k, d, nnz;
+  void* out;               // [batch, entries, length]
+  int64_t m, k, d, entries, length;
   // elements from one batch to the next, 0 where shared
   int64_t x_stride, y_stride, weights_stride, scale_stride;
-  int64_t prefetch_entries;  // how many entries ahead rows of y are prefetched, 0: not
+  int64_t prefetch_entries;  // how many entries ahead Sddmm prefetches rows of y, 0: not
 
-  // task = batch * chunks + chunk; a chunk is chunk_nonzeros consecutive entries
-  int64_t chunk_nonzeros, chunks;
+  // task = batch * chunks + chunk; a chunk is chunk_entries consecutive entries
+  int64_t chunk_entries, chunks;
 };
-
-namespace SGAP_ISA {
-void Sddmm(const SddmmArgs& args, int64_t task);
-}
 
 }  // namespace sgap

@@ -3,8 +3,7 @@
 // sums over lanes are left.
 #pragma once
 
-#include "cpu/common/results.h"
-#include "cpu/sddmm/sddmm_cvs.h"
+#include "cpu/sddmm/sddmm.h"
 #include "cpu/sddmm/sddmm_dots.h"
 
 namespace sgap::SGAP_ISA {
@@ -17,7 +16,7 @@ struct VectorRange {
 // Sums that a run holds: the other registers have pieces of y, repeated ones, and x.
 constexpr int kPackedSums = kVectorBytes == 64 ? 16 : 8;
 
-// kGroups groups of kPart rows: 16 bytes of a vector have one number of each row of a group.
+// kGroups groups of kPart rows: each 16 bytes of a vector have one value of each row of a group.
 template <typename T, int kGroups>
 struct PackedRows {
   using Acc = Accumulator<T>;
@@ -75,26 +74,26 @@ struct PackedRows {
     }
   }
 
-  // Number kNumber of each 16 bytes, throughout them.
-  template <int kNumber, int... i>
+  // Value kValue of each 16 bytes, throughout them.
+  template <int kValue, int... i>
   static Sum Repeated(Sum y, std::integer_sequence<int, i...>) {
-    return Shuffle<(i / kPart * kPart + kNumber)...>(y, y);
+    return Shuffle<(i / kPart * kPart + kValue)...>(y, y);
   }
 
-  // kSize columns of x and y, from number kNumber of each 16 bytes on.
-  template <int kColumns, int kNumber = 0>
+  // kSize columns of x and y, from value kValue of each 16 bytes on.
+  template <int kColumns, int kValue = 0>
   static void Add(const Acc* x, const Sum* y, Sum* sums) {
-    if constexpr (kNumber < kPart) {
+    if constexpr (kValue < kPart) {
       Sum rows[kGroups];
 #pragma GCC unroll 4
       for (int g = 0; g < kGroups; ++g) rows[g] = Load<Acc, kSize>(x + g * kSize);
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        const Sum repeated = Repeated<kNumber>(y[c], Lanes());
+        const Sum repeated = Repeated<kValue>(y[c], Lanes());
 #pragma GCC unroll 4
         for (int g = 0; g < kGroups; ++g) sums[c * kGroups + g] += rows[g] * repeated;
       }
-      Add<kColumns, kNumber + 1>(x + kGroups * kSize, y, sums);
+      Add<kColumns, kValue + 1>(x + kGroups * kSize, y, sums);
     }
   }
 
@@ -128,7 +127,7 @@ struct PackedRows {
 
 // kRows rows of x from `x` on at all vectors of a range, and of each vector those from `row` on.
 template <typename T, int kGroups, bool kPlain>
-int64_t PackedDots(const SddmmCvsArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
+int64_t PackedDots(const SddmmArgs& args, const T* x, const T* y, int64_t row, VectorRange range,
                    Results<T, kPlain> target) {
   using Rows = PackedRows<T, kGroups>;
   using Acc = Accumulator<T>;

@@ -1,15 +1,15 @@
-// FFI target sgap_sddmm_csr_v1.
+// FFI targets sgap_sddmm_csr_v1 and sgap_sddmm_cvs_v1: one handler, for which a result of rank 2
+// has vectors of length 1.
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <string>
 
 #include "cpu/common/ffi_arguments.h"
-#include "cpu/common/handlers.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/structure.h"
 #include "cpu/sddmm/sddmm.h"
-#include "cpu/sddmm/sddmm_factors.h"
 
 namespace sgap {
 namespace {
@@ -21,29 +21,85 @@ namespace ffi = xla::ffi;
 constexpr int64_t kPrefetchFrom = 768 << 10, kPrefetchTo = 12 << 20;
 constexpr int64_t kPrefetchBytes = 8 << 10;  // so far ahead
 
+// Empty for x and y of 1 batch or all of out's, weights like `out` and a scale of one value per
+// batch; of the last two an absent one has no elements.
+std::string BadFactors(ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
+                       ffi::AnyBuffer scale, ffi::AnyBuffer out) {
+  const ffi::DataType type = out.element_type();
+  const auto results = out.dimensions();
+  for (const int64_t own : {x.dimensions()[0], y.dimensions()[0]}) {
+    if (own != 1 && own != results[0]) {
+      return "x and y: expected batches of 1 or that of the result, got " + std::to_string(own) +
+             " for " + std::to_string(results[0]);
+    }
+  }
+  std::string error;
+  const auto one_or_all = [&](ffi::AnyBuffer factor) {
+    return factor.dimensions().size() > 0 && factor.dimensions()[0] == 1 ? 1 : results[0];
+  };
+  if (weights.element_count() > 0) {
+    const int64_t own = one_or_all(weights);
+    error = results.size() == 2 ? Mismatch("weights", weights, type, {own, results[1]})
+                                : Mismatch("weights", weights, type, {own, results[1], results[2]});
+  }
+  if (error.empty() && scale.element_count() > 0) {
+    error =
+        Mismatch("scale", scale, type == ffi::F64 ? ffi::F64 : ffi::F32, {one_or_all(scale), 1});
+  }
+  return error;
+}
+
 std::string CheckSddmm(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
                        ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
                        ffi::AnyBuffer out) {
   const ffi::DataType type = x.element_type();
   if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
-  std::string error;
-  if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
-  if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
-  const int64_t m = offsets.dimensions()[0] - 1;
+  std::string error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize});
+  if (!error.empty()) return error;
   if (!(error = Mismatch("indices", indices, ffi::S32, {kAnySize})).empty()) return error;
-  if (!(error = Mismatch("x", x, type, {kAnySize, m, kAnySize})).empty()) return error;
-  const int64_t d = x.dimensions()[2];
+  const int64_t m = x.dimensions()[1], d = x.dimensions()[2];
   if (!(error = Mismatch("y", y, type, {kAnySize, kAnySize, d})).empty()) return error;
   const int64_t batch = out.dimensions().size() > 0 ? out.dimensions()[0] : -1;
-  error = Mismatch("values", out, type, {batch, indices.dimensions()[0]});
+  const int64_t entries = indices.dimensions()[0];
+  const bool vectors = out.dimensions().size() == 3;
+  error = vectors ? Mismatch("values", out, type, {batch, entries, kAnySize})
+                  : Mismatch("values", out, type, {batch, entries});
+  if (!error.empty()) return error;
+  const int64_t length = vectors ? out.dimensions()[2] : 1;
+  if (!(error = BadLength(length)).empty()) return error;
+  error = Mismatch("offsets", offsets, ffi::S32, {(m + length - 1) / length + 1});
   return error.empty() ? BadFactors(x, y, weights, scale, out) : error;
+}
+
+// Of checked operands.
+SddmmArgs Operands(ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
+                   ffi::AnyBuffer out) {
+  SddmmArgs args;
+  args.dtype = *ToDtype(x.element_type());
+  args.x = x.untyped_data();
+  args.y = y.untyped_data();
+  args.out = out.untyped_data();
+  args.m = x.dimensions()[1];
+  args.k = y.dimensions()[1];
+  args.d = x.dimensions()[2];
+  args.entries = out.dimensions()[1];
+  args.length = out.dimensions().size() == 3 ? out.dimensions()[2] : 1;
+  args.x_stride = x.dimensions()[0] == 1 ? 0 : args.m * args.d;
+  args.y_stride = y.dimensions()[0] == 1 ? 0 : args.k * args.d;
+  const int64_t weighted = weights.element_count(), scaled = scale.element_count();
+  args.weights = weighted > 0 ? weights.untyped_data() : nullptr;
+  args.scale = scaled > 0 ? scale.untyped_data() : nullptr;
+  args.weights_stride =
+      weighted > 0 && weights.dimensions()[0] > 1 ? weighted / weights.dimensions()[0] : 0;
+  args.scale_stride = scaled > 1 ? 1 : 0;
+  args.prefetch_entries = 0;
+  return args;
 }
 
 // Rows of y that neighbouring entries spread over, from a few samples: all for a random matrix, few
 // for a banded one.
-int64_t RowsInReach(const SddmmArgs& args) {
+int64_t RowsInReach(const SddmmArgs& args, int64_t stored) {
   constexpr int64_t kSamples = 16, kEntries = 128;
-  const int64_t stored = args.offsets[args.m];
   if (stored < kSamples * kEntries) return std::min(args.k, stored);
   int64_t spans = 0;
   for (int64_t i = 0; i < kSamples; ++i) {
@@ -55,10 +111,10 @@ int64_t RowsInReach(const SddmmArgs& args) {
 }
 
 // How many entries ahead rows of y are prefetched.
-int64_t PrefetchEntries(int64_t element, const SddmmArgs& args) {
-  const int64_t row = std::max<int64_t>(args.d * element, 1);
+int64_t PrefetchEntries(const SddmmArgs& args, int64_t stored) {
+  const int64_t row = std::max<int64_t>(args.d * int64_t(DtypeBytes(args.dtype)), 1);
   if (args.k * row <= kPrefetchFrom) return 0;
-  const int64_t operand = row * RowsInReach(args);
+  const int64_t operand = row * RowsInReach(args, stored);
   if (operand <= kPrefetchFrom || operand > kPrefetchTo) return 0;
   return std::clamp<int64_t>(kPrefetchBytes / row, 2, 24);
 }
@@ -66,30 +122,53 @@ int64_t PrefetchEntries(int64_t element, const SddmmArgs& args) {
 // What a call owns until its last task is done.
 struct SddmmCall {
   SddmmArgs args;
-  SampledEntries compacted;
-  int64_t tasks, work;
+  Kernel<SddmmArgs> kernel;
+  int64_t stored, tasks, work;
+
+  // Of a compact structure, whose weights and results lie elsewhere than those of the call.
+  std::unique_ptr<char[]> weights, results;
+  void* out;
+  int64_t batch;
 
   bool Run(const Structure& structure, int64_t task) const {
-    const int64_t begin = task % args.chunks * args.chunk_nonzeros, stored = args.offsets[args.m];
-    const int64_t end = std::min(begin + args.chunk_nonzeros, stored);
+    const int64_t begin = task % args.chunks * args.chunk_entries;
+    const int64_t end = std::min(begin + args.chunk_entries, stored);
     if (!structure.EntriesHold({std::min(begin, stored), end})) return false;
-    Kernels().sddmm(args, task);
+    kernel(args, task);
     return true;
   }
-  void Finish(const CompactStructure& structure) const { compacted.Put(structure); }
+
+  size_t EntryBytes() const { return args.length * DtypeBytes(args.dtype); }
+
+  void TakeCompacted(const CompactStructure& structure) {
+    const int64_t weight_batch = args.weights_stride == 0 ? 1 : batch;
+    weights = TakeEntries(args.weights, weight_batch, EntryBytes(), structure);
+    results.reset(new char[batch * structure.nnz * EntryBytes()]);
+    out = args.out;
+    args.weights = weights.get();
+    args.out = results.get();
+  }
+
+  void Finish(const CompactStructure& structure) const {
+    PutEntries(results.get(), batch, EntryBytes(), structure, out);
+  }
 };
 
-std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, const Structure& structure,
-                                 const CompactStructure* compact, int64_t batch) {
+std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, bool vectors,
+                                 const Structure& structure, const CompactStructure* compact,
+                                 int64_t batch) {
   auto call = std::make_shared<SddmmCall>();
+  call->kernel = vectors ? Kernels().SddmmCvs : Kernels().Sddmm;
+  call->batch = batch;
   SddmmArgs& args = call->args;
   args = operands;
   args.offsets = structure.offsets;
   args.indices = structure.indices;
-  if (compact) call->compacted.Take(*compact, batch, /*length=*/1, &args);
-  args.prefetch_entries = PrefetchEntries(DtypeBytes(args.dtype), args);
+  call->stored = structure.offsets[structure.rows];
+  if (compact) call->TakeCompacted(*compact);
+  if (!vectors) args.prefetch_entries = PrefetchEntries(args, call->stored);
   call->tasks = batch * args.chunks;
-  call->work = batch * args.nnz * std::max<int64_t>(args.d, 1);
+  call->work = batch * args.entries * args.length * std::max<int64_t>(args.d, 1);
   return call;
 }
 
@@ -101,33 +180,34 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (!error.empty()) return Failed("sddmm: " + error);
 
-  SddmmArgs args;
-  SetFactors(x, y, weights, scale, *out, args);
-  args.nnz = indices.dimensions()[0];
-  args.chunk_nonzeros = chunk_nonzeros;
-  args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
+  SddmmArgs args = Operands(x, y, weights, scale, *out);
+  args.chunk_entries = std::max<int64_t>(1, chunk_nonzeros / args.length);
+  args.chunks = (args.entries + args.chunk_entries - 1) / args.chunk_entries;
+  const bool vectors = out->dimensions().size() == 3;
   const int64_t batch = out->dimensions()[0];
-  if (batch == 0 || args.nnz == 0) return Finished();
+  if (batch == 0 || args.entries == 0) return Finished();
 
-  const Structure structure{Ints(offsets), Ints(indices), nullptr, args.m, args.nnz, args.k};
+  const int64_t rows = offsets.dimensions()[0] - 1;
+  const Structure structure{Ints(offsets), Ints(indices), nullptr, rows, args.entries, args.k};
   return RunOnStructure(pool, structure,
                         [=](const Structure& valid, const CompactStructure* compact, int64_t) {
-                          return Begin(args, valid, compact, batch);
+                          return Begin(args, vectors, valid, compact, batch);
                         });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmCsr, SddmmHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
-                                  .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
-                                  .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
-                                  .Arg<ffi::AnyBuffer>()  // weights [batch or 1, nnz or 0]
-                                  .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
-                                  .Ret<ffi::AnyBuffer>()  // values [batch, nnz]
-                                  .Attr<int64_t>("chunk_nonzeros"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    SddmmFfi, SddmmHandler,
+    ffi::Ffi::Bind()
+        .Ctx<ffi::ThreadPool>()
+        .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+        .Arg<ffi::AnyBuffer>()  // indices [entries]
+        .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
+        .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+        .Arg<ffi::AnyBuffer>()  // weights [batch or 1, entries] or [..., V], or no elements
+        .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
+        .Ret<ffi::AnyBuffer>()  // values [batch, entries] or [..., V]
+        .Attr<int64_t>("chunk_nonzeros"));
 
 }  // namespace sgap

@@ -1,5 +1,4 @@
-#include "cpu/common/results.h"
-#include "cpu/common/row_search.h"
+#include "cpu/common/partition.h"
 #include "cpu/sddmm/sddmm.h"
 #include "cpu/sddmm/sddmm_dots.h"
 #include "cpu/simd/simd.h"
@@ -37,7 +36,7 @@ __attribute__((noinline)) void RowDots(const SddmmArgs& args, const T* x, const 
   }
 }
 
-// Whether d is one of these numbers of vectors: then all is done.
+// Where d is one of kVectors... whole vectors, does all entries and returns true.
 template <int... kVectors, typename T, bool kPlain>
 bool HeldRowDots(std::integer_sequence<int, kVectors...>, const SddmmArgs& args, const T* x,
                  const T* y, int64_t begin, int64_t end, Results<T, kPlain> results) {
@@ -89,15 +88,15 @@ void SddmmTask(const SddmmArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, chunk = task % args.chunks;
   const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
   const T* y = static_cast<const T*>(args.y) + batch * args.y_stride;
-  T* out = static_cast<T*>(args.out) + batch * args.nnz;
-  const int64_t begin = chunk * args.chunk_nonzeros;
+  T* out = static_cast<T*>(args.out) + batch * args.entries;
+  const int64_t begin = chunk * args.chunk_entries;
   const int64_t stop =
-      args.nnz - begin < args.chunk_nonzeros ? args.nnz : begin + args.chunk_nonzeros;
+      args.entries - begin < args.chunk_entries ? args.entries : begin + args.chunk_entries;
   const int64_t stored = args.d == 0 ? 0 : args.offsets[args.m];
   const int64_t end = stop < stored ? stop : stored > begin ? stored : begin;
   for (int64_t p = end; p < stop; ++p) out[p] = T{};
   if (begin == end) return;
-  WithResults(args, out, args.nnz, batch,
+  WithResults(args, out, args.entries, batch,
               [&](auto results) { EntryDots(args, x, y, begin, end, results); });
 }
 

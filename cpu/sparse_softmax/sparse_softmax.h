@@ -31,9 +31,4 @@ struct SparseSoftmaxJacobianArgs {
   RowPhases phases;
 };
 
-namespace SGAP_ISA {
-void SparseSoftmax(const SparseSoftmaxArgs& args, int64_t task);
-void SparseSoftmaxJacobian(const SparseSoftmaxJacobianArgs& args, int64_t task);
-}  // namespace SGAP_ISA
-
 }  // namespace sgap

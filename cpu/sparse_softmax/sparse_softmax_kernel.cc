@@ -88,7 +88,7 @@ void SoftmaxTask(const SparseSoftmaxArgs& args, int64_t task) {
   T* out = static_cast<T*>(args.out) + at.batch * args.numbers;
   const auto size = Accumulator<T>(args.scale < 0 ? -args.scale : args.scale);
   const auto sign = Accumulator<T>(args.scale < 0 ? -1 : 1);
-  // Calls body(rows, their first number, the first of them) for vectors of a block row.
+  // Calls body(rows, their first value, the first of them) for vectors of a block row.
   const auto over = [&](int64_t begin, int64_t end, auto&& body) {
     Walk::Over(phases.length, begin, end, [&](const Walk& walk, int64_t first, int64_t row) {
       body(SoftmaxRows<T, Walk>{walk, size, sign}, first, row);

@@ -1,5 +1,4 @@
-#include "cpu/spmm/spmm_cvs.h"
-#include "cpu/spmm/spmm_cvs_narrow.h"
+#include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -72,7 +71,7 @@ Pass<T> NarrowPass(int64_t columns) {
 
 // The next pass, `rows` rows and `columns` columns being left.
 template <typename T>
-Pass<T> ChoosePass(const SpmmCvsArgs& args, int64_t rows, int64_t columns) {
+Pass<T> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
   constexpr int kWidth = kLanes<T>;
   if (args.transpose && args.n == 1 && args.length % 4 == 0) {
     if (kWidth >= 16 && args.length % 16 == 0) return {&DotTile<T, 16>::Run, 1, 1};
@@ -95,7 +94,7 @@ Pass<T> ChoosePass(const SpmmCvsArgs& args, int64_t rows, int64_t columns) {
 
 // A pass on every row of a task: those of blocks, or of the transpose those of y.
 template <typename T>
-void RunPass(const SpmmCvsArgs& args, const TileTask<T>& tile, int64_t row, int64_t column,
+void RunPass(const SpmmArgs& args, const TileTask<T>& tile, int64_t row, int64_t column,
              const Pass<T>& pass) {
   using Acc = Accumulator<T>;
   const RowTask& task = *tile.rows;
@@ -103,7 +102,7 @@ void RunPass(const SpmmCvsArgs& args, const TileTask<T>& tile, int64_t row, int6
   VectorBlock<T> block;
   block.indices = args.indices;
   block.permutation = args.permutation;
-  block.last = args.vectors - 1;
+  block.last = args.entries - 1;
   block.values = static_cast<const T*>(args.values) + batch * args.values_stride + row;
   block.length = args.length;
   block.x = tile.x + (column - tile.first);
@@ -134,7 +133,7 @@ void RunPass(const SpmmCvsArgs& args, const TileTask<T>& tile, int64_t row, int6
 // Adds the pieces of a split row in their order, so that bits do not depend on which thread came
 // last.
 template <typename T>
-void CombinePieces(const SpmmCvsArgs& args, const SplitRow& split, int64_t batch, int64_t column,
+void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, int64_t column,
                    int64_t columns) {
   using Acc = Accumulator<T>;
   const int64_t first = split.row * args.piece_rows, piece = args.piece_rows * args.n;
@@ -151,7 +150,7 @@ void CombinePieces(const SpmmCvsArgs& args, const SplitRow& split, int64_t batch
 }
 
 template <typename T>
-void SpmmCvsTask(const SpmmCvsArgs& args, int64_t task) {
+void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
   const TileTask<T> tile = BeginTask<T>(args, task);
   for (int64_t row = 0, taken = 0; row < args.piece_rows; row += taken) {
     for (int64_t column = tile.first; column < tile.last;) {
@@ -170,7 +169,7 @@ void SpmmCvsTask(const SpmmCvsArgs& args, int64_t task) {
 
 }  // namespace
 
-void SpmmCvs(const SpmmCvsArgs& args, int64_t task) {
+void SpmmCvs(const SpmmArgs& args, int64_t task) {
   DispatchDtype(args.dtype,
                 [&](auto tag) { SpmmCvsTask<typename decltype(tag)::type>(args, task); });
 }

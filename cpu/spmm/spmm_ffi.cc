@@ -1,14 +1,14 @@
-// FFI target sgap_spmm_csr_v1.
+// FFI targets sgap_spmm_csr_v1 and sgap_spmm_cvs_v1 (one handler), and sgap_spmm_cvs_scatter_v1.
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cpu/common/ffi_arguments.h"
-#include "cpu/common/handlers.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
-#include "cpu/common/product_operands.h"
-#include "cpu/common/row_plan.h"
+#include "cpu/common/partition.h"
 #include "cpu/common/structure.h"
 #include "cpu/common/workspace.h"
 #include "cpu/spmm/spmm.h"
@@ -18,104 +18,262 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Multiply-adds that take as long as one entry of a single column: 0.5 ns.
+// Multiply-adds that take as long as one entry (or vector) of a single column: a load of its index
+// and of a row of x, 0.5 ns.
 constexpr int64_t kEntryWork = 16;
+
+// Values of y that one task of the scatter's second phase adds up.
+constexpr int64_t kAddedValues = 16 << 10;
+
+struct SpmmSchedule {
+  int64_t tile_columns, chunk_nonzeros;
+  bool pack;
+};
+
+// Owns the slabs of a product's tiles, until its last task is done.
+struct TilePlan {
+  std::unique_ptr<Slab[]> slabs;
+  Workspace memory;
+
+  // Sets the tiles: of so many columns each, or one of all columns where that is 0.
+  static void Cut(int64_t tile_columns, ColumnTiles* tiles) {
+    tiles->tile_columns = tile_columns == 0 ? tiles->n : std::min(tile_columns, tiles->n);
+    tiles->tiles = (tiles->n + tiles->tile_columns - 1) / tiles->tile_columns;
+    tiles->slabs = {};
+  }
+
+  // A slab for each of `threads`, for x of `element` bytes a value. Where there is no memory for
+  // slabs, tasks read x itself: that is slower, and the result is the same.
+  void AddSlabs(size_t element, int64_t threads, ColumnTiles* tiles) {
+    const int64_t count = std::max<int64_t>(std::min(threads, tiles->Tasks()), 1);
+    const size_t bytes = (size_t(tiles->k) * tiles->tile_columns * element + 63) / 64 * 64;
+    memory = AcquireWorkspace(size_t(count) * bytes);
+    if (!memory || bytes == 0) return;
+    slabs.reset(new Slab[count]);
+    for (int64_t i = 0; i < count; ++i)
+      slabs[i].memory = static_cast<char*>(memory.get()) + i * bytes;
+    tiles->slabs = {slabs.get(), count};
+  }
+};
 
 // What a call owns until its last task is done.
 struct SpmmCall {
   SpmmArgs args;
+  Kernel<SpmmArgs> kernel;
   ProductPlan plan;
   TilePlan tiles;
+  std::unique_ptr<char[]> values;  // of compacted vectors
   int64_t tasks, work;
 
   bool Run(const Structure& structure, int64_t task) const {
     if (!structure.EntriesHold(args.EntriesOf(task))) return false;
-    Kernels().spmm(args, task);
+    kernel(args, task);
     return true;
   }
   void Finish(const CompactStructure&) const {}
 };
 
-std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, const Structure& structure,
-                                int64_t tile_columns, int64_t chunk_nonzeros, bool pack,
+std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, bool vectors, const Structure& structure,
+                                const CompactStructure* compact, const SpmmSchedule& schedule,
                                 int64_t threads) {
   auto call = std::make_shared<SpmmCall>();
+  call->kernel = vectors ? Kernels().SpmmCvs : Kernels().Spmm;
   SpmmArgs& args = call->args;
   args = operands;
   args.offsets = structure.offsets;
   args.indices = structure.indices;
   args.permutation = structure.permutation;
-  call->tiles.Cut(tile_columns, &args);
-  const size_t piece = size_t(args.batch) * args.n * AccumulatorBytes(args.dtype);
+  const size_t element = DtypeBytes(args.dtype);
+  if (compact && vectors && !args.transpose) {
+    // Only the transpose of vectors reads a permutation: here the values move.
+    const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
+    call->values = TakeEntries(args.values, batch, args.length * element, *compact);
+    args.values = call->values.get();
+  }
+  call->tiles.Cut(schedule.tile_columns, &args);
+  const int64_t chunk = std::max<int64_t>(1, schedule.chunk_nonzeros / args.length);
+  const size_t piece = size_t(args.batch) * args.piece_rows * args.n * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) =
-      call->plan.Cut(args.offsets, args.m, chunk_nonzeros, args.Walks(), piece);
+      call->plan.Cut(args.offsets, structure.rows, chunk, args.Walks(), piece);
   call->tasks = args.Tasks();
-  const int64_t entries = args.offsets[args.m] + args.m;
-  // An entry costs a load of its index and a row of x, however few columns that row has.
-  call->work = args.batch * entries * std::max<int64_t>(args.n, kEntryWork);
-  if (pack) call->tiles.AddSlabs(DtypeBytes(args.dtype), threads, &args);
+  const int64_t entries = args.offsets[structure.rows] + structure.rows;
+  call->work = args.batch * entries * std::max<int64_t>(args.length * args.n, kEntryWork);
+  if (schedule.pack) call->tiles.AddSlabs(element, threads, &args);
   return call;
 }
 
+// The batch of a product of checked values and x; -1, with an error, where there is none.
+int64_t CommonBatch(ffi::AnyBuffer values, ffi::AnyBuffer x, std::string* error) {
+  const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
+  *error = UnlikeBatches("values and x", value_batch, x_batch);
+  return !error->empty() ? -1 : value_batch == 1 ? x_batch : value_batch;
+}
+
+// Of entries (rank 2) offsets say how many rows y has, and a permutation may be there; of vectors
+// (rank 3) y says so itself, and a permutation belongs to the transpose.
 std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                      ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y) {
+                      ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y, bool vectors,
+                      bool transpose) {
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
-  std::string error;
-  if (!(error = Mismatch("values", values, type, {kAnySize, kAnySize})).empty()) return error;
+  std::string error = vectors ? Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize})
+                              : Mismatch("values", values, type, {kAnySize, kAnySize});
+  if (!error.empty()) return error;
+  const int64_t entries = values.dimensions()[1], length = vectors ? values.dimensions()[2] : 1;
+  if (!(error = BadLength(length)).empty()) return error;
   if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("offsets", offsets, ffi::S32, {kAnySize})).empty()) return error;
   if (offsets.dimensions()[0] < 1) return "offsets: expected at least one element, got 0";
-  const int64_t nnz = values.dimensions()[1];
-  if (!(error = Mismatch("indices", indices, ffi::S32, {nnz})).empty()) return error;
-  if (permutation.element_count() > 0 &&
-      !(error = Mismatch("permutation", permutation, ffi::S32, {nnz})).empty()) {
-    return error;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {entries})).empty()) return error;
+  const bool permuted = vectors ? transpose : permutation.element_count() > 0;
+  if (vectors || permuted) {
+    error = Mismatch("permutation", permutation, ffi::S32, {permuted ? entries : 0});
+    if (!error.empty()) return error;
   }
-  const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
-  if (!(error = UnlikeBatches("values and x", value_batch, x_batch)).empty()) return error;
-  const int64_t batch = value_batch == 1 ? x_batch : value_batch;
-  return Mismatch("y", y, type, {batch, offsets.dimensions()[0] - 1, x.dimensions()[2]});
+  const int64_t batch = CommonBatch(values, x, &error);
+  if (!error.empty()) return error;
+  const int64_t rows = offsets.dimensions()[0] - 1, n = x.dimensions()[2];
+  if (!vectors) return Mismatch("y", y, type, {batch, rows, n});
+  if (!(error = Mismatch("y", y, type, {batch, kAnySize, n})).empty()) return error;
+  const int64_t m = y.dimensions()[1];
+  return Mismatch("offsets", offsets, ffi::S32, {(transpose ? m : (m + length - 1) / length) + 1});
 }
 
+// The target of vectors has an attribute `transpose`, that of entries none.
 ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
-                        bool pack) {
-  std::string error = CheckSpmm(values, offsets, indices, permutation, x, *y);
-  if (error.empty()) error = BadChunk(chunk_nonzeros);
-  if (tile_columns < 0) {
-    error = "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
+                        ffi::Result<ffi::AnyBuffer> y, ffi::Dictionary given) {
+  Attributes attributes(given);
+  const std::optional<bool> transpose = attributes.Find<bool>("transpose");
+  const SpmmSchedule schedule{attributes.Take<int64_t>("tile_columns"),
+                              attributes.Take<int64_t>("chunk_nonzeros"),
+                              attributes.Take<bool>("pack")};
+  const bool vectors = transpose.has_value();
+  std::string error = attributes.Error();
+  if (error.empty()) {
+    error =
+        CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
+  }
+  if (error.empty()) error = BadChunk(schedule.chunk_nonzeros);
+  if (error.empty() && schedule.tile_columns < 0) {
+    error = "tile_columns: expected >= 0, got " + std::to_string(schedule.tile_columns);
   }
   if (!error.empty()) return Failed("spmm: " + error);
 
   SpmmArgs args;
   SetOperands(values, x, *y, args);
-  args.nnz = values.dimensions()[1];
+  args.transpose = transpose.value_or(false);
+  args.entries = values.dimensions()[1];
+  args.length = vectors ? values.dimensions()[2] : 1;
+  args.piece_rows = args.transpose ? 1 : args.length;
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
 
   AdviseHugePages(args.y, y->size_bytes());
-  const Structure structure = OfArrays(offsets, indices, permutation, args.k);
-  return RunOnStructure(pool, structure,
-                        [=](const Structure& valid, const CompactStructure*, int64_t threads) {
-                          return Begin(args, valid, tile_columns, chunk_nonzeros, pack, threads);
-                        });
+  const int64_t size = args.transpose ? (args.k + args.length - 1) / args.length : args.k;
+  return RunOnStructure(
+      pool, StructureOf(offsets, indices, permutation, size),
+      [=](const Structure& valid, const CompactStructure* compact, int64_t threads) {
+        return Begin(args, vectors, valid, compact, schedule, threads);
+      });
+}
+
+struct SpmmScatterCall {
+  SpmmScatterArgs args;
+  Workspace sums;
+  ValidStructure structure;
+  std::unique_ptr<char[]> values;  // of compacted vectors
+};
+
+std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                             ffi::AnyBuffer x, ffi::AnyBuffer y) {
+  const ffi::DataType type = values.element_type();
+  if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
+  std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
+  if (!error.empty()) return error;
+  const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
+  if (!(error = BadLength(length)).empty()) return error;
+  if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
+  if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
+  const int64_t blocks = (x.dimensions()[1] + length - 1) / length;
+  if (!(error = Mismatch("offsets", offsets, ffi::S32, {blocks + 1})).empty()) return error;
+  const int64_t batch = CommonBatch(values, x, &error);
+  return error.empty() ? Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]}) : error;
+}
+
+ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                               ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                               ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
+                               int64_t pieces) {
+  std::string error = CheckSpmmScatter(values, offsets, indices, x, *y);
+  if (tile_columns < 1) {
+    error = "tile_columns: expected >= 1, got " + std::to_string(tile_columns);
+  }
+  if (pieces < 1 || pieces > 1024) {
+    error = "pieces: expected 1 to 1024, got " + std::to_string(pieces);
+  }
+  if (!error.empty()) return Failed("spmm: " + error);
+
+  auto call = std::make_shared<SpmmScatterCall>();
+  SpmmScatterArgs& args = call->args;
+  SetOperands(values, x, *y, args);
+  args.length = values.dimensions()[2];
+  args.blocks = offsets.dimensions()[0] - 1;
+  args.batch = y->dimensions()[0];
+  if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
+  const int64_t vectors = indices.dimensions()[0];
+  call->structure =
+      ValidStructure({Ints(offsets), Ints(indices), nullptr, args.blocks, vectors, args.m});
+  args.offsets = call->structure.view().offsets;
+  args.indices = call->structure.view().indices;
+  if (const CompactStructure* compact = call->structure.compact()) {
+    const size_t vector = args.length * DtypeBytes(args.dtype);
+    call->values = TakeEntries(args.values, values.dimensions()[0], vector, *compact);
+    args.values = call->values.get();
+  }
+
+  AdviseHugePages(args.y, y->size_bytes());
+  args.tile_columns = std::min(tile_columns, args.n);
+  args.tiles = (args.n + args.tile_columns - 1) / args.tile_columns;
+  args.pieces = pieces;
+  const size_t sums = size_t(args.batch) * pieces * args.m * args.n;
+  call->sums = AcquireWorkspace(sums * AccumulatorBytes(args.dtype));
+  if (!call->sums)
+    return Failed("spmm: no memory for the sums of " + std::to_string(pieces) + " pieces");
+  args.sums = call->sums.get();
+  args.chunk_rows = std::max<int64_t>(1, kAddedValues / (args.n * pieces));
+  args.chunks = (args.m + args.chunk_rows - 1) / args.chunk_rows;
+
+  const int64_t entries = args.offsets[args.blocks] * args.length;
+  const int64_t work = args.batch * args.n * (entries + args.m * pieces);
+  return ParallelPhases(
+      pool, {args.batch * pieces * args.tiles, args.batch * args.chunks}, work,
+      [call, kernel = Kernels().SpmmScatter](int64_t task) { kernel(call->args, task); });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmCsr, SpmmHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    SpmmFfi, SpmmHandler,
+    ffi::Ffi::Bind()
+        .Ctx<ffi::ThreadPool>()
+        .Arg<ffi::AnyBuffer>()  // values [batch or 1, entries] or [..., V]
+        .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1] or [m + 1]
+        .Arg<ffi::AnyBuffer>()  // indices [entries]
+        .Arg<ffi::AnyBuffer>()  // permutation [0] or [entries]
+        .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+        .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+        .Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, SpmmScatterHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
-                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(k / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("tile_columns")
-                                  .Attr<int64_t>("chunk_nonzeros")
-                                  .Attr<bool>("pack"));
+                                  .Attr<int64_t>("pieces"));
 
 }  // namespace sgap

@@ -1,5 +1,4 @@
 #include "cpu/spmm/spmm.h"
-#include "cpu/spmm/spmm_narrow.h"
 #include "cpu/spmm/spmm_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -24,8 +23,7 @@ constexpr int64_t kLongRow = 16;
 constexpr int64_t kFewRows = 1 << 15;
 constexpr int64_t kTinyRow = 4;
 
-// B beyond this many bytes is not in the second-level cache, and its rows are worth asking for
-// ahead of time.
+// Rows of a B of more bytes are not in the second-level cache, and prefetching them pays.
 constexpr int64_t kPrefetchBytes = 1 << 20;
 
 template <typename T>
@@ -126,7 +124,7 @@ class BlockTask {
         columns_(columns),
         run_(ChooseBlock<T>(columns, args.k * columns * int64_t(sizeof(T)) > kPrefetchBytes)) {
     block_.indices = args.indices;
-    block_.last_entry = args.nnz - 1;
+    block_.last_entry = args.entries - 1;
     block_.x = tile.x + (column - tile.first);
     block_.x_stride = tile.x_stride;
     block_.y_stride = args.n;

@@ -1,8 +1,10 @@
-// SpMM on rows x one block of columns, the inner loops of spmm_kernel.cc: a register tile of
-// kVectors vectors of y takes one broadcast and kVectors multiply-adds per entry.
+// The inner loops of spmm_kernel.cc on some rows and one block of columns. Tile: a register tile of
+// kVectors vectors of y takes one broadcast and kVectors multiply-adds per entry. NarrowTile: up to
+// 4 columns, where one entry does not fill a vector, so several entries share one, kSlots lanes
+// each.
 #pragma once
 
-#include "cpu/simd/simd.h"
+#include "cpu/simd/lane_sums.h"
 
 namespace sgap::SGAP_ISA {
 
@@ -27,7 +29,7 @@ template <typename T, int kWidth, int kVectors, bool kTail>
 struct Tile {
   using Sum = Vector<Accumulator<T>, kWidth>;
 
-  // Rows of x are asked for this many entries ahead: against 16, 32 gained up to 1.14x on blocks of
+  // How many entries ahead rows of x are prefetched: against 16, 32 gained up to 1.14x on blocks of
   // up to 8 vectors and lost on wider ones.
   static constexpr int64_t kPrefetchEntries = kVectors <= 8 ? 32 : 16;
 
@@ -56,8 +58,7 @@ struct Tile {
     }
   }
 
-  // Asks for the row of x that comes kPrefetchEntries later; entries of following rows are next in
-  // memory.
+  // Prefetches the row of x of the entry kPrefetchEntries later, be it of a following row of A.
   static void PrefetchX(const RowBlock<T>& block, int64_t p, size_t stride) {
     const int64_t ahead =
         p + kPrefetchEntries < block.last_entry ? p + kPrefetchEntries : block.last_entry;
@@ -103,6 +104,208 @@ struct Tile {
         MultiplyAdd(values[p], x + size_t(indices[p]) * stride, tail, sums);
       }
       Finish(block, sums, y);
+    }
+  }
+};
+
+// kSlots = 1 for a single column that is the whole of x (its rows are then next to each other),
+// else 4.
+template <typename T, int kSlots>
+struct NarrowTile {
+  using Acc = Accumulator<T>;
+  static constexpr int kWidth = kLanes<Acc> < 4 ? 4 : kLanes<Acc>;
+  static constexpr int kGroup = kSlots == 1 ? 4 : kWidth / 4;  // entries multiplied together
+  using Group = Vector<Acc, kGroup>;
+  using Products = Vector<Acc, kGroup * kSlots>;
+
+  // SumProducts may read this much past the last product.
+  static constexpr int kPadding = 4 * kWidth;
+
+  // Four elements of x at entry p, those past the last column zero.
+  static Vector<Acc, 4> Row(const RowBlock<T>& block, int64_t p) {
+    const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    return block.tail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at);
+  }
+
+  // value[i] * x[indices[p + i], c] in lane i * kSlots + c.
+  template <bool kAdded>
+  static Products Multiply(const RowBlock<T>& block, Group value, int64_t p) {
+    if constexpr (kSlots == 1 && kAdded) {
+      return value * GatherByPairs<T, 4>(block.x, block.indices + p);
+    } else if constexpr (kSlots == 1) {
+      return value * Gather<T, 4>(block.x, block.indices + p);
+    } else if constexpr (kGroup == 1) {
+      return value[0] * Row(block, p);
+    } else if constexpr (kGroup == 2) {
+      return RepeatLanes4<Acc, 2>(value) * Concat<Acc, 4>(Row(block, p), Row(block, p + 1));
+    } else {
+      const auto low = Concat<Acc, 4>(Row(block, p), Row(block, p + 1));
+      const auto high = Concat<Acc, 4>(Row(block, p + 2), Row(block, p + 3));
+      return RepeatLanes4<Acc, 4>(value) * Concat<Acc, 8>(low, high);
+    }
+  }
+
+  // One entry's product; with one slot in lane 0, the others zero.
+  static Vector<Acc, 4> MultiplyOne(const RowBlock<T>& block, Acc value, int64_t p) {
+    if constexpr (kSlots == 1) {
+      return Vector<Acc, 4>{value * LoadScalar(block.x + size_t(block.indices[p]))};
+    } else {
+      return value * Row(block, p);
+    }
+  }
+
+  // `four` holds one sum per column, or with one slot four parts of the only one.
+  static void Finish(const RowBlock<T>& block, Vector<Acc, 4> four, T* y) {
+    if constexpr (kSlots == 1) {
+      const Acc total = (four[0] + four[2]) + (four[1] + four[3]);
+      if (block.carry) {
+        *block.carry += total;
+      } else {
+        StoreScalar(y, total);
+      }
+    } else if (block.carry) {
+      Store<Acc, 4>(block.carry, four + Load<Acc, 4>(block.carry));
+    } else if (block.tail) {
+      StorePartial<T, 4>(y, four, block.tail);
+    } else {
+      Store<T, 4>(y, four);
+    }
+  }
+
+  // Long rows: sums straight from x.
+  static void RunLong(const RowBlock<T>& shared) {
+    const RowBlock<T> block = shared;  // a copy: stores cannot change it
+    constexpr int kChains = 4;
+    const Acc* values = block.values - block.first_entry;
+    T* y = block.y;
+    int64_t p = block.offsets[0];
+    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
+      const int64_t end = block.offsets[r + 1];
+      Products sums[kChains] = {};
+      for (; p + kChains * kGroup <= end; p += kChains * kGroup) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) {
+          const auto value = Load<Acc, kGroup>(values + p + c * kGroup);
+          sums[c] += Multiply<true>(block, value, p + c * kGroup);
+        }
+      }
+      for (; p + kGroup <= end; p += kGroup) {
+        sums[0] += Multiply<true>(block, Load<Acc, kGroup>(values + p), p);
+      }
+      auto four = FoldLanes<4, Acc, kGroup * kSlots>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+      for (; p < end; ++p) four += MultiplyOne(block, values[p], p);
+      Finish(block, four, y);
+    }
+  }
+
+  // Short rows of 2 to 4 columns, straight from x. The only branches that depend on the data are
+  // those on row lengths.
+  template <bool kTail>
+  static void RunPredicted(const RowBlock<T>& shared) {
+    if (shared.carry) return RunLong(shared);
+    const RowBlock<T> block = shared;
+    const Acc* values = block.values - block.first_entry;
+    const auto product = [&](int64_t p) {
+      const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+      return values[p] * (kTail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at));
+    };
+    T* y = block.y;
+    int64_t p = block.offsets[0];
+    for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
+      const int64_t end = block.offsets[r + 1];
+      Vector<Acc, 4> even{}, odd{};
+      for (; p + 2 <= end; p += 2) even += product(p), odd += product(p + 1);
+      if (p < end) even += product(p++);
+      if constexpr (kTail) {
+        StorePartial<T, 4>(y, even + odd, block.tail);
+      } else {
+        Store<T, 4>(y, even + odd);
+      }
+    }
+  }
+
+  template <bool kPermuted>
+  static Group LoadValues(const T* values, const int32_t* permutation, int64_t p) {
+    if constexpr (kPermuted) return Gather<T, kGroup>(values, permutation + p);
+    return Load<T, kGroup>(values + p);
+  }
+
+  // Short rows, first step: all products of the entries [begin, end), without a branch on row ends.
+  template <bool kPermuted>
+  static void MultiplyAll(const RowBlock<T>& shared, const T* values, const int32_t* permutation,
+                          int64_t begin, int64_t end, Acc* products) {
+    const RowBlock<T> block = shared;
+    int64_t p = begin;
+    for (; p + kGroup <= end; p += kGroup, products += kGroup * kSlots) {
+      Store<Acc, kGroup * kSlots>(
+          products, Multiply<false>(block, LoadValues<kPermuted>(values, permutation, p), p));
+    }
+    for (; p < end; ++p, products += kSlots) {
+      const auto product =
+          MultiplyOne(block, LoadScalar(values + (kPermuted ? permutation[p] : p)), p);
+      if constexpr (kSlots == 1) {
+        *products = product[0];
+      } else {
+        Store<Acc, 4>(products, product);
+      }
+    }
+  }
+
+  // The sum of the vectors at `at`, of which the first `lanes` lanes count. Parts past the end are
+  // read and dropped: cheaper than a branch that is hard to predict.
+  static Vector<Acc, kWidth> SumProducts(const Acc* at, int64_t lanes) {
+    if (lanes <= kWidth) return LoadFirst<Acc, kWidth>(at, lanes);
+    Vector<Acc, kWidth> sums[4] = {};
+    for (; lanes > 4 * kWidth; lanes -= 4 * kWidth, at += 4 * kWidth) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sums[i] += Load<Acc, kWidth>(at + i * kWidth);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      sums[i] += FirstLanes<Acc, kWidth>(Load<Acc, kWidth>(at + i * kWidth), lanes - i * kWidth);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  // Lane i: the sum of the lanes of rows[i], in the order of FoldLanes and Finish.
+  static Vector<Acc, 4> SumFour(Vector<Acc, kWidth>* rows) {
+    if constexpr (kWidth == 16) {
+      const auto low = AddPartners<8>(rows[0], rows[2]), high = AddPartners<8>(rows[1], rows[3]);
+      auto quads = AddPartners<4>(low, high);  // row i in lanes 4i to 4i + 3
+      quads = AddPartners<2>(quads, quads);
+      quads = AddPartners<1>(quads, quads);
+      quads = Shuffle<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(quads, quads);
+      return Half<Acc, 8>(Half<Acc, 16>(quads, 0), 0);
+    } else {
+      Vector<Acc, 4> four[4];
+      for (int i = 0; i < 4; ++i) four[i] = FoldLanes<4, Acc, kWidth>(rows[i]);
+      return SumTransposed<2>(four);
+    }
+  }
+
+  // Short rows, second step: block.values holds the products.
+  static void RunShort(const RowBlock<T>& shared) {
+    const RowBlock<T> block = shared;
+    const Acc* products = block.values - block.first_entry * kSlots;
+    T* y = block.y;
+    int64_t p = block.offsets[0], r = 0;
+    if (kSlots == 1 && !block.carry) {
+      for (; r + 4 <= block.rows; r += 4, y += 4) {
+        Vector<Acc, kWidth> rows[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int64_t end = block.offsets[r + i + 1];
+          rows[i] = SumProducts(products + p, end - p);
+          p = end;
+        }
+        Store<T, 4>(y, SumFour(rows));
+      }
+    }
+    for (; r < block.rows; ++r, y += block.y_stride) {
+      const int64_t end = block.offsets[r + 1];
+      const Acc* at = products + p * kSlots;
+      Finish(block, FoldLanes<4, Acc, kWidth>(SumProducts(at, (end - p) * kSlots)), y);
+      p = end;
     }
   }
 };

@@ -1,5 +1,5 @@
+#include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
-#include "cpu/spmm/spmm_scatter.h"
 
 namespace sgap::SGAP_ISA {
 namespace {

@@ -1,4 +1,5 @@
-"""Schedules by name: points of the atomic-parallelism space as chains, and the CPU's default."""
+"""Presets: functions that give the schedule of a well-known loop nest, such as the CPU's default or
+a point of the atomic-parallelism space."""
 
 from __future__ import annotations
 
@@ -12,23 +13,25 @@ from sgap_jax.compiler.notation.cin import (
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.nest import level_indices
 from sgap_jax.compiler.transform.points import spmm_point as spmm_point
-from sgap_jax.compiler.transform.schedule import Schedule
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Compressed, Dense
 from sgap_jax.schedules.schedule import ScheduleError
 
 
-def cpu(expression: Assign, rows: int = 16) -> Schedule:
-    """What runs on a CPU where no schedule is given: the outermost level of the sparse operand to
-    threads, `rows` of its coordinates at a time, the innermost dense index to vectors. Those of the
-    output stand outside of the innermost level where that is summed over: sums stay in registers.
-    Of a tensor they do over all inner levels, and a factor that a fiber shares waits for its sum
-    (Kjolstad et al., CGO 2019, section 6). Without a dense index, lanes share the entries of the
-    innermost level.
+def cpu(expression: Assign, rows: int = 16) -> LoopSchedule:
+    """The CPU's schedule where the caller gives none.
 
-    Where threads would meet in one element of the output (the rows of COO, the columns of CSC), the
-    dense index is what they divide, in tiles; an output without one is computed by one thread.
+    Threads divide the outermost level of the sparse operand, `rows` coordinates for each task; the
+    innermost dense index is vectorized. If the innermost level is summed over, the loops of the
+    output's dense indices are outside of it, so that sums stay in registers. For a tensor these
+    loops are outside of all inner levels, and a factor that a whole fiber shares is multiplied with
+    the fiber's sum (Kjolstad et al., CGO 2019, section 6). Without a dense index, vector lanes
+    share the entries of the innermost level.
+
+    Where two threads could write one element of the output (the rows of COO, the columns of CSC),
+    threads divide the dense index in tiles instead; without one, a single thread computes it.
     """
-    s, sparse = Schedule(expression), expression.sparse
+    s, sparse = LoopSchedule(expression), expression.sparse
     stored: tuple[IndexVar, ...] = ()
     top: Dense | object = Dense()
     if sparse is not None and sparse.format is not None:
@@ -69,17 +72,17 @@ def cpu(expression: Assign, rows: int = 16) -> Schedule:
     return s.parallelize(inner[-1], CPU_VECTOR, race)
 
 
-def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> Schedule:
-    """Equal numbers of stored entries to threads, `entries` at a time, for y(i) += A(i,j) * ...
-    where the rows of A have unlike lengths: lanes share the entries of a row. Parts of a row that
-    tasks share are added up in no fixed order.
+def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -> LoopSchedule:
+    """Tasks of `entries` stored entries each, for y(i) += A(i,j) * ... where the rows of A differ
+    in length; vector lanes share the entries of a row. Where tasks share a row, their partial sums
+    are added in no fixed order.
 
     Args:
       expression: the sparse operand in a format of two levels of which the second is Compressed,
-        the output indexed by the first, all else reduced and of these two indices.
+        the output indexed by the first; the other index is reduced, and there are no others.
       entries: of a task.
-      staged: all products of a task go to a workspace first, which takes no branch at the ends of
-        rows. That pays where rows are shorter than two vectors or so.
+      staged: write all products of a task to a workspace first, in a loop without a branch at the
+        ends of rows. That pays where rows are shorter than two vectors or so.
 
     Raises:
       ScheduleError: another expression.
@@ -94,7 +97,7 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     if expression.output.indices != (row,) or not whole or sparse.format.levels[1] != Compressed():
         raise ScheduleError(f"{expression}: not a sum for each row of {sparse}")
     f, entry, task, inner = _free(expression, "f", "entry", "task", "inner")
-    s = Schedule(expression).fuse(row, column, f).pos(f, entry, sparse)
+    s = LoopSchedule(expression).fuse(row, column, f).pos(f, entry, sparse)
     s = s.split(entry, task, inner, entries)
     if staged:
         product, products = _free(expression, "product", "products")
@@ -104,17 +107,18 @@ def cpu_entries(expression: Assign, entries: int = 2048, staged: bool = False) -
     return s.parallelize(inner, CPU_VECTOR, PARALLEL_REDUCTION)
 
 
-def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
-    """Equal numbers of fibers to threads, `fibers` at a time, where the slices of a tensor, or the
-    rows of a matrix, have unlike numbers of them: D(i,r) += A(i,j,k) * B(j,r) * C(k,r), and the
-    like of any order from two on. Vectors of r, and the sums of `cpu`. Parts of a slice that tasks
-    share are added up in no fixed order.
+def cpu_fibers(expression: Assign, fibers: int = 256) -> LoopSchedule:
+    """Tasks of `fibers` fibers each, where the slices of a tensor (the rows of a matrix) differ in
+    their numbers of fibers: D(i,r) += A(i,j,k) * B(j,r) * C(k,r), and such products of any order
+    from two on. The index r is vectorized, and sums are formed as in `cpu`. Where tasks share a
+    slice, their partial sums are added in no fixed order.
 
     Args:
-      expression: the sparse operand in a format of stored levels (the outermost may be Dense), of
-        which the output has the outermost and no other, beside one dense index; it has no format.
-      fibers: positions of the second level that a task has. Each task adds to two rows of the
-        output atomically, number by number: no fewer than evens out the tasks.
+      expression: the sparse operand in a format of stored levels (the outermost may be Dense); the
+        output is dense, with the index of the outermost level, no other sparse one, and one dense
+        index.
+      fibers: positions of the second level for each task. Each task adds to two rows of the output
+        with one atomic operation per element: choose tasks no smaller than balance needs.
 
     Raises:
       ScheduleError: another expression.
@@ -132,14 +136,14 @@ def cpu_fibers(expression: Assign, fibers: int = 256) -> Schedule:
         raise ScheduleError(f"{expression}: not a sum of vectors for each slice of {sparse}")
     (row, fiber), inner = stored[:2], stored[2:]
     f, position, task, within = _free(expression, "f", "fiber", "task", "within")
-    s = Schedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, f)
+    s = LoopSchedule(expression).reorder(row, fiber, *dense, *inner).fuse(row, fiber, f)
     s = s.pos(f, position, sparse).split(position, task, within, fibers)
     s = _summed_first(s.reorder(task, *dense, within, *inner), stored, 1)
     return s.parallelize(task, CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
 
 
 def _free(expression: Assign, *names: str) -> tuple[str, ...]:
-    """Names that the expression does not have: these, or longer ones."""
+    """Names that are not used in the expression: the given ones, or longer ones."""
     taken = {index.name for index in expression.indices}
     taken |= {access.tensor for access in (expression.output, *expression.accesses)}
     found = []
@@ -151,10 +155,10 @@ def _free(expression: Assign, *names: str) -> tuple[str, ...]:
 
 
 def _fibers(
-    s: Schedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
-) -> Schedule | None:
-    """Vectors of the dense index outside of the levels that are summed over; None where those are
-    not the inner ones."""
+    s: LoopSchedule, sparse: Access, stored: tuple[IndexVar, ...], dense: IndexVar, rows: int
+) -> LoopSchedule | None:
+    """The schedule with vectors of the dense index outside of the levels that are summed over; None
+    where these are not the inner levels."""
     output, format = s.expression.output, sparse.format
     kept = [i in output.indices for i in stored]
     depth = kept.index(False) if False in kept else 0
@@ -164,7 +168,7 @@ def _fibers(
         return None
     chunk, in_chunk, position = _free(s.expression, "chunk", "row", "rows")
     outer, together = stored[1:depth], output.format is not None and depth > 1
-    if together:  # no coordinates are needed: fibers in a row
+    if together:  # the output is stored by fibers: their positions are enough, without coordinates
         s = s.reorder(*stored[:depth], dense, *inner)
         for n, index in enumerate(outer):
             (fiber,) = _free(s.expression, f"fiber{n or ''}")
@@ -180,8 +184,9 @@ def _fibers(
     return s.parallelize(dense, CPU_VECTOR, NO_RACES)
 
 
-def _summed_first(s: Schedule, stored: tuple[IndexVar, ...], depth: int) -> Schedule:
-    """What the levels from `depth` on share waits for the sums of those below it."""
+def _summed_first(s: LoopSchedule, stored: tuple[IndexVar, ...], depth: int) -> LoopSchedule:
+    """Precomputes, at each level from `depth` on, the sum over the levels below it; the factors
+    that do not depend on those levels are multiplied with the sum."""
     factors = s.expression.factors
     for n in range(depth, len(stored)):
         below = tuple(f for f in factors if not set(f.indices).isdisjoint(stored[n:]))

@@ -1,4 +1,4 @@
-"""`SparseArray`: one sparse operand as a frozen pytree. Values and index arrays are leaves."""
+"""`SparseArray`, a sparse tensor as a frozen pytree whose leaves are values and index arrays."""
 
 from __future__ import annotations
 
@@ -44,22 +44,21 @@ class SparseArray(Operators):
         COO     ((bounds [2], row_indices [nnz]), (column_indices [nnz],), ...)
         CSF(n)  ((bounds [2], indices [nodes]), (offsets [nodes + 1], indices [nodes']), ...)
 
-    Where Dense levels follow the stored ones, as in the results of `einsum(..., fibers=True)`, they
-    have no arrays, and the values are [nodes, R, ...].
+    If Dense levels follow the stored ones, as in the results of `einsum(..., fibers=True)`, they
+    have no index arrays, and the values are [nodes, R, ...].
 
     `transposed` is (offsets, indices, permutation) of the other orientation of a matrix, computed
-    once: entry p in that order is entry permutation[p] here. With it `.T` and gradients never sort.
-    Entries from offsets[-1] on are padding: every operation ignores them.
+    once: entry p of that orientation is entry permutation[p] of this one. With it, `.T` and
+    gradients never sort. Entries from offsets[-1] on are padding: every operation ignores them.
 
     Differentiate with respect to `values`: `jax.grad(lambda v: f(A.with_values(v)))(A.values)`.
-    Pass a SparseArray to a jitted function as an argument; one that is captured becomes constants,
-    which make the program large.
-    `==` and hash go by identity.
+    Pass a SparseArray to a jitted function as an argument: a captured one becomes constants, which
+    make the program large. `==` and hash use identity.
     """
 
     @classmethod
     def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
-        """The entries of a concrete dense array that are != 0 (NaN is).
+        """The entries of a concrete dense array that are != 0, which NaN is.
 
         Raises ValueError for a traced or non-numeric array.
         """
@@ -131,14 +130,14 @@ class SparseArray(Operators):
         shape: tuple[int, int],
         format: Format = CSR,
     ) -> SparseArray:
-        """The arrays of CSR, for format=CSC column offsets and row indices, of CVS(V) or of
-        BCSR(r, c), taken as they are.
+        """A SparseArray from the arrays of CSR, CVS(V) or BCSR(r, c), or of CSC: column offsets and
+        row indices. Nothing is sorted or merged.
 
-        Concrete structure is validated: offsets rise from 0 to at most nnz, indices are in range
-        and rise strictly in each row, else ValueError. Traced structure cannot be looked at: an
-        entry that is not valid takes no part in any operation, or is an error with `checked()`.
-        What nnz exceeds row_offsets[m] by is padding. What vectors and blocks hold outside the
-        matrix is ignored: NaN there reaches nothing.
+        Concrete structure is validated: ValueError unless offsets rise from 0 to at most nnz, and
+        indices are in range and rise strictly in each row. Traced structure cannot be checked now:
+        an entry that is not valid takes no part in any operation, or is an error with `checked()`.
+        Entries from row_offsets[m] on are padding. Values of vectors and blocks that lie outside
+        the matrix are ignored, NaN too.
         """
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
 
@@ -148,8 +147,8 @@ class SparseArray(Operators):
         return convert.row_lengths(self)
 
     def coordinates(self) -> tuple[jax.Array, ...]:
-        """One [nnz] index array per dimension, in the order of the flat values; padding, and what
-        vectors and blocks hold outside the matrix, get the size of the dimension."""
+        """One [nnz] index array per dimension, in the order of the flattened values; padding, and
+        values of vectors and blocks outside the matrix, get the size of the dimension."""
         return convert.coordinates(self)
 
     def asformat(self, format: Format, *, max_fill_in: float | None = None) -> SparseArray:
@@ -157,14 +156,15 @@ class SparseArray(Operators):
         a sort.
 
         Between CSR, COO and CSF(2) the values are shared; to the other orientation they are
-        permuted. From CVS(V) and BCSR(r, c) every number becomes an entry, zeros included; from
-        BCSR(r, c) to CVS(r) every column of a block a vector. To vectors and blocks they form where
-        any of their places has an entry; the zeros that fill them up are entries from then on.
-        That, and to CSF, takes a concrete structure, and so does another order of a tensor's modes;
-        the result's is concrete too, also under `jit`. Values may be traced.
+        permuted. From CVS(V) and BCSR(r, c) every value inside the matrix becomes an entry, zeros
+        included; from BCSR(r, c) to CVS(r) each column of a block becomes a vector. Conversion to
+        vectors or blocks stores each that has at least one entry; the zeros that fill it up are
+        entries from then on. Conversion to vectors, to blocks, to CSF or to another order of a
+        tensor's modes requires a concrete structure; the result's structure is then concrete too,
+        also under `jit`. Values may be traced.
 
-        `max_fill_in`: how many numbers may be stored for each entry, at least 1; where
-        `fill_in(A, format)` is more, ValueError before the values are allocated. None: no limit.
+        `max_fill_in`: a limit, at least 1, on the stored values per entry: ValueError if
+        `fill_in(A, format)` is larger, before the values are allocated. None: no limit.
         """
         return convert.asformat(self, format, max_fill_in)
 
@@ -177,13 +177,13 @@ class SparseArray(Operators):
         initial: None = None,
         where: None = None,
     ) -> jax.Array:
-        """The sum over all axes, over one (axis=0: of each column of a matrix, axis=1 or -1: of
-        each row) or over a tuple of them; dense. `np.sum(A, ...)` is the same.
+        """The dense sum over all axes, over one (axis=0 sums each column of a matrix, axis=1 or -1
+        each row) or over a tuple of them. `np.sum(A, ...)` is the same.
 
-        In `dtype`, by default that of `jnp.sum`: integers and bool widen. Floats narrower than
-        float32 are added up in float32 and rounded once. Differentiable in the values; ignores
-        padding. `keepdims` leaves the axes as sizes of 1. ValueError for an axis out of range or
-        given twice, NotImplementedError for an `out`, an `initial` or a `where`.
+        The result has `dtype`, by default that of `jnp.sum`, which widens integers and bool. Floats
+        narrower than float32 are added up in float32 and rounded once. Differentiable in the
+        values; ignores padding. `keepdims` keeps the summed axes with size 1. ValueError for an
+        axis out of range or given twice, NotImplementedError for `out`, `initial` and `where`.
         """
         parts.refuse("SparseArray.sum", out=out, initial=initial, where=where)
         return parts.total(self, axis, dtype, keepdims)
@@ -196,24 +196,24 @@ class SparseArray(Operators):
         keepdims: bool = False,
         where: None = None,
     ) -> jax.Array:
-        """`sum` over the number of entries of the dense array, so those that are not stored count;
-        in `dtype`, by default that of `jnp.mean`: a float. `np.mean(A, ...)` is the same.
-        Errors are those of `sum`; TypeError for bool as the dtype."""
+        """`sum` divided by the number of elements of the dense array that are summed, stored or
+        not; in `dtype`, by default that of `jnp.mean`, a float. `np.mean(A, ...)` is the same.
+        Errors as of `sum`, and TypeError for bool as the dtype."""
         parts.refuse("SparseArray.mean", out=out, where=where)
         return parts.mean(self, axis, dtype, keepdims)
 
     def max(self, *args: Any, **options: Any) -> NoReturn:
-        """NotImplementedError, which says what there is."""
+        """Raises NotImplementedError; the message names alternatives."""
         raise no_extremum("max")
 
     def min(self, *args: Any, **options: Any) -> NoReturn:
-        """NotImplementedError, which says what there is."""
+        """Raises NotImplementedError; the message names alternatives."""
         raise no_extremum("min")
 
     def diagonal(self, k: int = 0) -> jax.Array:
-        """The entries (i, i + k) of a matrix, of k < 0 (i - k, i), in its dtype, zero where none is
-        stored: [min(rows, columns)] for k = 0, none for a k beyond the matrix. Differentiable in
-        the values."""
+        """The k-th diagonal of a matrix, dense and in its dtype: entries (i, i + k), for k < 0
+        (i - k, i), and zero where none is stored. [min(rows, columns)] for k = 0, empty for a k
+        beyond the matrix. Differentiable in the values."""
         checks.check_concrete(k, "k", "SparseArray.diagonal", "it says how long the result is")
         return convert.diagonal(self, operator.index(k))
 
@@ -225,7 +225,7 @@ class SparseArray(Operators):
         """A SciPy csr_array, csc_array or coo_array, or a bsr_array for vectors and blocks that
         divide the shape; without padding. ValueError if traced.
 
-        bfloat16 and float16, which SciPy does not know, become float32.
+        bfloat16 and float16, which SciPy does not support, become float32.
         """
         return interop.to_scipy(self)
 
@@ -234,16 +234,16 @@ class SparseArray(Operators):
         return interop.to_bcsr(self)
 
     def to_bcoo(self) -> Any:
-        """A `jax.experimental.sparse.BCOO`, padding as its own; also under jit."""
+        """A `jax.experimental.sparse.BCOO`, with padding as BCOO marks it; also under jit."""
         return interop.to_bcoo(self)
 
     def checked(self) -> SparseArray:
-        """This array after a check of its structure.
+        """This array after a check of its structure; `is_checked` of the result is True.
 
-        Concrete: ValueError. Traced: checked on the CPU when the compiled function runs, which then
-        fails (ValueError or JaxRuntimeError) before anything is computed of it; the transpose is
-        derived anew from what was checked. The result's `is_checked` is True. NotImplementedError
-        for traced COO and CSF and for other platforms.
+        Raises ValueError for a concrete structure that is not valid. A traced one is checked on the
+        CPU when the compiled function runs, which fails (ValueError or JaxRuntimeError) before
+        anything is computed from it; its transpose is computed anew from the checked arrays.
+        NotImplementedError for traced COO and CSF and for other platforms.
         """
         return checked.checked(self)
 
@@ -252,7 +252,7 @@ class SparseArray(Operators):
         def __getattr__(self, name: str) -> Any:
             if name in INSTEAD:
                 raise AttributeError(f"SparseArray.{name}: the nearest is {INSTEAD[name]}")
-            return object.__getattribute__(self, name)  # the error of a property, or Python's own
+            return object.__getattribute__(self, name)  # raises the property's error, or Python's
 
     def __repr__(self) -> str:
         # Leaves may be anything (tracers, ShapeDtypeStruct, None, batched): never fail here.
@@ -288,7 +288,7 @@ def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:
     return SparseArray(*children, *aux_data)
 
 
-# The names are part of exported programs.
+# Exported programs contain these names: do not change them.
 for _tuple in (CheckedIndices, CheckedLevel, CheckedTranspose):
     jax.export.register_namedtuple_serialization(
         _tuple, serialized_name=f"sgap_jax.{_tuple.__name__}"

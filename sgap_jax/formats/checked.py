@@ -1,4 +1,5 @@
-"""The check of a `SparseArray` as a whole: concrete in NumPy, traced by a kernel that can fail."""
+"""`SparseArray.checked`: validates all index arrays, in NumPy if they are concrete, else with a CPU
+kernel that fails when the compiled function runs."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def checked(A: Array) -> Array:
         jax.ShapeDtypeStruct(offsets.shape, jnp.int32),  # type: ignore[no-untyped-call]
         vmap_method="sequential",
     )
-    # All that follows uses the offsets that come out, so the check cannot be dropped as dead code.
+    # The kernel returns the offsets, and the result uses those, so that XLA cannot remove the check
+    # as dead code.
     offsets = check(offsets, indices, columns=np.int64(columns))
     transposed = structure.transpose_structure(offsets, indices, columns)
     return replace(A, **structure.as_fields(((), (offsets, indices)), transposed, checked=True))
@@ -93,7 +95,7 @@ def _check_concrete(A: StoredArray) -> None:
 
 
 def _check_coordinates(A: StoredArray, sizes: list[int], what: str) -> tuple[int, list[np.ndarray]]:
-    """Checks COO; returns how many of its entries are not padding, and its levels."""
+    """Checks COO; returns how many entries are not padding, and the indices of each level."""
     bounds = checks.check_indices(A.index_arrays[0][0], "bounds", 1, what)
     levels = [
         checks.check_indices(level[-1], f"level {i}", 1, what)

@@ -1,4 +1,5 @@
-"""Validation of concrete (NumPy) structure and of values: ValueError with argument, expected, got.
+"""Validation of arguments, of concrete (NumPy) index arrays and of values. A ValueError names the
+argument, what was expected and what was given.
 
 Everything is vectorised; a check of 10 million entries costs a few passes over the arrays.
 """
@@ -24,20 +25,21 @@ def is_traced(*arrays: Any) -> bool:
 
 
 def check_concrete(x: Any, name: str, what: str, instead: str) -> None:
-    """ValueError for a tracer, or a list with one in it; `instead` says what to write."""
+    """ValueError if x is or contains a tracer; `instead` says what to write."""
     if is_traced(*jax.tree.leaves(x)):
         raise ValueError(f"{what}: {name}: expected a concrete value, got a tracer; {instead}")
 
 
 def check_flag(flag: Any, name: str, what: str) -> bool:
-    """A bool that the program depends on."""
+    """`flag` as a bool, which must be static."""
     if not isinstance(flag, bool):
         check_concrete(flag, name, what, f"under jax.jit name it in static_argnames, {name!r}")
     return bool(flag)
 
 
 def as_array(x: Any) -> Any:
-    """A JAX array as it is, a list with tracers as one; else NumPy's, which narrows nothing."""
+    """x as an array: JAX arrays are unchanged, a list that contains tracers becomes a JAX array,
+    and all else a NumPy array, so that the dtype is not narrowed."""
     if isinstance(x, jax.Array):
         return x
     return (jnp if is_traced(*jax.tree.leaves(x)) else np).asarray(x)
@@ -66,7 +68,8 @@ def check_nnz(nnz: Any, what: str) -> None:
 
 
 def check_numeric(dtype: Any, what: str, name: str = "values") -> None:
-    """Numbers (ml_dtypes' too) and bool; not strings, objects, dates or PRNG keys."""
+    """ValueError unless the dtype is numeric (ml_dtypes' too) or bool: strings, objects, dates and
+    PRNG keys are refused."""
     if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
         raise ValueError(f"{what}: {name}: expected a numeric or bool dtype, got {dtype}")
     if dtype in (np.longdouble, np.clongdouble) and np.dtype(dtype).itemsize > 8:
@@ -89,9 +92,10 @@ def check_values(values: Any, nnz: int | None, what: str, block: tuple[int, ...]
 
 
 def to_jax_values(values: Any, dtype: Any, what: str) -> jax.Array:
-    """`values` on the device in `dtype` (None: its own, as jnp.array takes it), copied from NumPy.
+    """`values` as a JAX array of `dtype` (None: its own dtype, canonicalized), copied if it was a
+    NumPy array.
 
-    Raises ValueError where the cast would lose the imaginary part or wrap integers.
+    Raises ValueError if the cast would lose an imaginary part or wrap integers.
     """
     if dtype is not None:
         try:
@@ -119,7 +123,7 @@ def to_jax_values(values: Any, dtype: Any, what: str) -> jax.Array:
 
 
 def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
-    """`indices` as an integer array of `ndim` dimensions; tracers keep being tracers."""
+    """`indices` as an integer array of `ndim` dimensions: a NumPy array, or a tracer as it is."""
     try:
         indices = as_array(indices)
     except ValueError as error:
@@ -136,19 +140,20 @@ def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
 
 
 def saturated(integers: Any) -> jax.Array:
-    """int32 of integers of any width, NumPy's or traced: cast, they would wrap. An index that is
-    out of range stays so, and an offset or a length that is beyond all others stays that."""
+    """Integers of any width, NumPy or traced, as int32: clipped to -1 .. INT32_MAX, where a cast
+    would wrap. So an index that is out of range stays out of range, and an offset or a length that
+    is too large stays too large."""
     integers = as_array(integers)
     unsigned = jnp.issubdtype(integers.dtype, jnp.unsignedinteger)
     if integers.dtype.itemsize > 4 or (unsigned and integers.dtype.itemsize == 4):
-        # NumPy's by NumPy: without x64 jnp.asarray would wrap them first.
+        # NumPy arrays are clipped by NumPy: without x64, jnp.asarray would wrap them first.
         clip: Any = jnp.clip if isinstance(integers, jax.Array) else np.clip
         integers = clip(integers, 0 if unsigned else -1, INT32_MAX)
     return jnp.asarray(integers, jnp.int32)
 
 
 def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:
-    """Every index in 0 .. size-1; the first offender is named."""
+    """ValueError unless every index is in 0 .. size-1; it names the first that is not."""
     if indices.size == 0:
         return
     if int(indices.min()) >= 0 and int(indices.max()) < size:
@@ -161,7 +166,7 @@ def check_range(indices: np.ndarray, size: int, name: str, what: str) -> None:
 
 
 def check_offsets(offsets: np.ndarray, rows: int, nnz: int, name: str, what: str) -> None:
-    """offsets [rows + 1] rise from 0 to at most nnz."""
+    """ValueError unless offsets [rows + 1] start at 0, never fall and end at nnz at most."""
     if offsets.shape != (rows + 1,):
         raise ValueError(f"{what}: {name}: expected shape [{rows + 1}], got {list(offsets.shape)}")
     if offsets[0] != 0:
@@ -178,9 +183,9 @@ def check_offsets(offsets: np.ndarray, rows: int, nnz: int, name: str, what: str
 
 
 def first_unsorted(offsets: np.ndarray, indices: np.ndarray) -> int:
-    """First position whose index is not above its predecessor in the same segment, or -1.
+    """The first position whose index is not above its predecessor in the same segment, or -1.
 
-    Both arrays concrete; entries past offsets[-1] are padding and are not looked at.
+    Both arrays are concrete. Padding, the entries from offsets[-1] on, is not looked at.
     """
     nnz = int(offsets[-1])
     if nnz < 2:
@@ -200,8 +205,8 @@ def check_compressed(
     names: tuple[str, str],
     what: str,
 ) -> None:
-    """One compressed orientation: offsets [shape[0] + 1], indices in 0 .. shape[1]-1, strictly
-    rising within each segment. Padding indices are arbitrary."""
+    """Checks one compressed level: offsets [shape[0] + 1], and indices in 0 .. shape[1]-1 that rise
+    strictly within each segment. Indices of padding are arbitrary."""
     check_offsets(offsets, shape[0], indices.shape[0], names[0], what)
     check_range(indices[: int(offsets[-1])], shape[1], names[1], what)
     position = first_unsorted(offsets, indices)
@@ -215,13 +220,13 @@ def check_compressed(
 
 
 def density(nnz: int, shape: tuple[int, ...]) -> float:
-    """Stored entries over all entries; 0 for an empty shape."""
+    """nnz over the size of the dense array; 0 for an empty shape."""
     total = math.prod(shape)
     return nnz / total if total else 0.0
 
 
 def check_limit(limit: Any, name: str, what: str) -> float:
-    """A ratio of at least 1."""
+    """`limit` as a float; ValueError unless it is a number of at least 1."""
     try:
         number = float(limit)
     except (TypeError, ValueError):
@@ -232,7 +237,8 @@ def check_limit(limit: Any, name: str, what: str) -> float:
 
 
 def check_scalar(scalar: Any, what: str) -> Any:
-    """A numeric scalar: Python's, NumPy's, or an array of no dimensions (traced or not)."""
+    """`scalar`; ValueError unless it is a numeric scalar of Python or NumPy, or a 0-d array (traced
+    or not)."""
     number = isinstance(scalar, (bool, int, float, complex))
     if not number:
         shape, dtype = getattr(scalar, "shape", None), getattr(scalar, "dtype", None)

@@ -1,8 +1,8 @@
-"""Building concrete structure in NumPy and SciPy: sort, merge duplicates, transpose.
+"""Builds concrete index arrays in NumPy and SciPy: sort, merge duplicates, transpose.
 
-No loop over nonzeros in Python. SciPy's conversion from CSR to CSC is a stable counting sort; it
-carries positions instead of values here, so any dtype passes (bfloat16 too), nothing is summed
-behind our back and explicit zeros stay.
+There is no Python loop over entries. SciPy's conversion from CSR to CSC serves as a stable counting
+sort; it is given positions instead of values, so that any dtype works (bfloat16 too), duplicates
+are not summed silently and explicit zeros stay.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ DUPLICATES = ("sum", "error")
 
 
 def expand_offsets(offsets: np.ndarray, nnz: int) -> np.ndarray:
-    """[offsets[-1]]: the segment of each entry that is not padding, of `nnz` in all. ValueError for
-    offsets that something has changed since they were checked: what they ask for may not exist."""
+    """[offsets[-1]]: the segment of each entry that is not padding, of a capacity of `nnz`.
+
+    Checks the offsets again, as an array can be written to after its check: ValueError if corrupt.
+    """
     checks.check_offsets(offsets, offsets.shape[0] - 1, nnz, "offsets", "SparseArray")
     return np.repeat(np.arange(offsets.shape[0] - 1, dtype=np.int32), np.diff(offsets))
 
@@ -37,7 +39,8 @@ def expand_compressed(
     names: tuple[str, str],
     what: str,
 ) -> list[np.ndarray]:
-    """[row, column] of the entries of compressed arrays, which may be unsorted but not corrupt."""
+    """[rows, columns] of the entries of compressed arrays, which may be unsorted; ValueError if the
+    offsets are corrupt."""
     offsets = checks.check_indices(offsets, names[0], 1, what)
     indices = checks.check_indices(indices, names[1], 1, what)
     checks.check_offsets(offsets, shape[modes[0]], indices.shape[0], names[0], what)
@@ -47,7 +50,7 @@ def expand_compressed(
 
 def count_offsets(indices: np.ndarray, size: int) -> np.ndarray:
     """[size + 1] offsets of sorted indices."""
-    # By runs, not np.bincount: its int64 counts would triple the memory where `size` is large.
+    # Not np.bincount: its int64 counts would triple the memory if `size` is large.
     offsets = np.zeros(size + 1, np.int32)
     if indices.size:
         starts = np.flatnonzero(indices[1:] != indices[:-1]) + 1
@@ -66,7 +69,7 @@ def transpose_structure(
     past offsets[-1]) goes last and gets index 0.
     """
     nnz, used = indices.shape[0], int(offsets[-1])
-    # SciPy trusts them, and something may have changed arrays that were checked.
+    # SciPy trusts its arguments, and these may have been written to after their check.
     checks.check_offsets(offsets, offsets.shape[0] - 1, nnz, "offsets", "SparseArray")
     checks.check_range(indices[:used], size, "indices", "SparseArray")
     where = np.arange(nnz, dtype=np.int32)
@@ -84,7 +87,7 @@ def _stable_order(keys: np.ndarray, size: int, order: np.ndarray | None) -> np.n
     """`order` (None: 0, 1, ...) sorted stably by keys[order]."""
     nnz = keys.shape[0]
     moved = keys if order is None else keys[order]
-    if size > 4 * nnz + 65536:  # counting needs an array of `size`; do not let it dwarf the data
+    if size > 4 * nnz + 65536:  # a counting sort needs an array of `size`: too large here
         sort = np.argsort(moved, kind="stable")
         return sort if order is None else order[sort]
     carried = np.arange(nnz, dtype=np.int32) if order is None else order
@@ -95,7 +98,7 @@ def _stable_order(keys: np.ndarray, size: int, order: np.ndarray | None) -> np.n
 
 
 def strictly_sorted(coordinates: Sequence[np.ndarray]) -> bool:
-    """True if the entries rise lexicographically without repeats."""
+    """True if the coordinates are in strictly increasing lexicographic order."""
     rises = np.zeros(max(coordinates[0].shape[0] - 1, 0), bool)
     for index in reversed(coordinates):
         rises &= index[1:] == index[:-1]
@@ -104,7 +107,8 @@ def strictly_sorted(coordinates: Sequence[np.ndarray]) -> bool:
 
 
 def _merge_duplicates(values: Any, first: np.ndarray) -> Any:
-    """Sums runs of values; `first` marks where a run starts. Carried in float32 at least."""
+    """Sums each run of values with equal coordinates; `first` marks where a run starts. The
+    accumulator is float32 at least."""
     dtype = values.dtype
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
     wide: Any = jnp.float32 if narrow else dtype
@@ -175,7 +179,7 @@ def assemble(
 
 
 def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
-    """index_arrays and transposed of sorted, unique level coordinates."""
+    """The fields `index_arrays` and `transposed` from sorted, unique level coordinates."""
     offsets = count_offsets(levels[0], sizes[0]) if len(levels) == 2 else None
     if format.is_coordinate:
         bounds = np.array([0, levels[0].shape[0]], np.int32)
@@ -188,8 +192,8 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
     fields = structure.as_fields(index_arrays, transposed, checked=True)
-    # Copies: an index array may be a view of the caller's, who may write to it later.
-    # Under jit and in shard_map too the structure stays concrete: a sum may be added to again.
+    # `placed` copies: an index array may be a view of an array that the caller writes to later.
+    # The structure is concrete under jit and in shard_map too, so that (A + B) + C works there.
     with structure.concrete():
         return structure.placed(fields)
 
@@ -240,12 +244,13 @@ def from_arrays(
     checks.check_nnz(indices.shape[0] * math.prod(format.block_shape), what)
     values = checks.check_values(values, indices.shape[0], what, format.block_shape)
     if checks.is_traced(offsets, indices):
-        arrays = [checks.saturated(a) for a in given]  # an index out of range is for `checked()`
+        # Indices out of range stay so, for `checked()` to find.
+        arrays = [checks.saturated(a) for a in given]
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
         fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
-        with structure.concrete():  # as in index_fields
+        with structure.concrete():  # for the reason given in index_fields
             arrays = [
                 a
                 if isinstance(a, jax.Array) and a.dtype == jnp.int32

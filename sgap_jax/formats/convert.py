@@ -1,6 +1,7 @@
-"""What a `SparseArray` becomes: another format, coordinates, dense. Traced or concrete.
+"""Conversions of a `SparseArray`, traced or concrete: to another format, to coordinates, to dense.
 
-Arrays are taken duck-typed and new ones made by `dataclasses.replace`, so this sits below array.py.
+The functions take the base class `StoredArray` and make new arrays with `dataclasses.replace`, so
+that array.py can import this module.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def require_unbatched(A: StoredArray, what: str) -> None:
 
 
 def require_arrays(A: Array) -> Array:
-    """A, if the dtypes and shapes of its index arrays are those of its format: the bare constructor
-    looks at nothing. ValueError otherwise; sizes that are symbols are passed over."""
+    """A, if its index arrays have the dtypes and shapes that its format requires, which the bare
+    constructor does not check. ValueError otherwise; symbolic sizes are not checked."""
     arrays: list[tuple[str, Any, Any]] = []
     above: Any = 1
     sizes = level_sizes(A.shape, A.format)
@@ -68,14 +69,14 @@ def require_matrix(A: StoredArray, what: str) -> None:
 
 
 def compressed(A: StoredArray) -> tuple[Any, Any]:
-    """Of a matrix: offsets over the outer dimension, and the inner indices; well-formed where
-    nobody checked them."""
+    """For a matrix in any format of entries: (offsets over the outer dimension, inner indices),
+    made well-formed (see structure.py) if they are unchecked."""
     if A.format.levels[:2] == CSR.levels:
         offsets, inner = A.index_arrays[1]
         if A.is_checked:
             return offsets, inner
         return structure.well_formed(offsets, inner, A.shape[A.format.modes[1]])
-    assert A.is_checked  # others are put in order first
+    assert A.is_checked  # callers pass an unchecked COO or CSF through _in_order first
     if A.format.is_fiber_tree:
         return fibers.outer_offsets(A), A.index_arrays[1][1]
     (bounds, outer), (inner,) = A.index_arrays
@@ -84,9 +85,9 @@ def compressed(A: StoredArray) -> tuple[Any, Any]:
 
 
 def _in_order(A: Array) -> Array:
-    """An unchecked matrix in COO or CSF as CSR, or as CSC where that is its order of modes. Entries
-    may lie in any order: they are sorted by their outer coordinate, stably, and those that take no
-    part come last."""
+    """Converts an unchecked matrix in COO or CSF to CSR, or to CSC if that is its order of modes.
+    Its entries may be in any order: a stable sort by the outer coordinate puts those that take no
+    part last."""
     outer, inner = A.format.modes
     found, size = coordinates(A), A.shape[outer]
     order = jnp.argsort(found[outer], stable=True).astype(jnp.int32)
@@ -102,8 +103,8 @@ def _in_order(A: Array) -> Array:
 
 
 def coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
-    """One [nnz] index array per dimension; padding gets the size of the dimension, and so does an
-    entry that takes no part."""
+    """One [nnz] index array per dimension; padding, and entries that take no part, get the size of
+    the dimension."""
     require_unbatched(A, "SparseArray")
     found = _coordinates(require_arrays(A))
     if A.is_checked:
@@ -131,9 +132,10 @@ def _coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
 
 
 def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
-    """Of each level, the coordinate of every entry (vector, block) that is not padding, in order.
+    """For each level, the coordinates of all entries (vectors, blocks) without padding, in the
+    order in which they are stored.
 
-    Raises ValueError where the structure is traced or batched.
+    Raises ValueError if the structure is traced or batched.
     """
     if checks.is_traced(*(x for level in A.index_arrays for x in level)):
         raise ValueError(
@@ -147,26 +149,28 @@ def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
         offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
         levels = [construct.expand_offsets(offsets, indices.shape[0]), indices[: int(offsets[-1])]]
     elif A.format.is_coordinate:
-        # In NumPy: under jit an index into a concrete array is traced.
+        # In NumPy, because under jit even indexing a concrete JAX array is traced.
         used = int(np.asarray(A.index_arrays[0][0])[1])
         levels = [np.asarray(level[-1])[:used] for level in A.index_arrays]
     else:
         levels = fibers.numpy_entries(A)[1]
-    # What follows trusts them, SciPy above all; nobody checked them, or something changed them.
+    # Callers, SciPy above all, trust these indices; they may be unchecked, or a NumPy array that
+    # was changed after its check.
     for depth, (level, size) in enumerate(zip(levels, level_sizes(A.shape, A.format), strict=True)):
         checks.check_range(level, size, f"indices of level {depth}", what)
     return levels
 
 
 def level_sizes(shape: tuple[int, ...], format: Format) -> list[int]:
-    """How many coordinates each level may have: for vectors and blocks, those of the grid."""
+    """The size of each level's dimension; for vectors and blocks, the sizes of their grid."""
     if format.block_shape:
         return vectors.grid(shape, format)
     return [shape[mode] for mode in format.modes]
 
 
 def _fiber_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
-    """Of the flat values, where dense modes are under the stored ones."""
+    """`_coordinates` of each of the flattened values, for formats with dense modes under the stored
+    ones."""
     stored, modes = prefix(A), A.format.modes
     sizes = [A.shape[mode] for mode in modes]
     depth = len(sizes) - A.format.dense_modes
@@ -187,7 +191,8 @@ def _fiber_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
 
 
 def prefix(A: Array) -> Array:
-    """The stored modes alone, in the order of the levels; of its values only the number counts."""
+    """A without its trailing dense modes, and with its modes in the order of the levels. The values
+    are placeholders: only their number matters."""
     depth = A.ndim - A.format.dense_modes
     return replace(
         A,
@@ -199,7 +204,8 @@ def prefix(A: Array) -> Array:
 
 
 def _block_coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
-    """Of the flat values: what lies past the end of the matrix counts as padding."""
+    """`_coordinates` of each of the flattened values of vectors or blocks. Values outside the
+    matrix count as padding."""
     offsets, indices = vectors.well_formed(A).index_arrays[1]
     (height, width), count = vectors.tile(A.format), indices.shape[0]
     first = structure.segment_of_entry(offsets, count) * height, indices * width
@@ -220,15 +226,15 @@ def todense(A: StoredArray) -> jax.Array:
 def diagonal(A: StoredArray, k: int) -> jax.Array:
     require_matrix(A, "diagonal")
     rows, columns = coordinates(A)
-    k = max(-A.shape[0], min(k, A.shape[1]))  # beyond them all are empty, and int32 may not hold k
+    k = max(-A.shape[0], min(k, A.shape[1]))  # diagonals beyond are empty; k may exceed int32
     length = max(min(A.shape[0] + min(k, 0), A.shape[1] - max(k, 0)), 0)
     at = jnp.where(columns - rows == k, jnp.minimum(rows, columns), length)
     return scattered(A, (length,), (at,))
 
 
 def scattered(A: StoredArray, shape: tuple[int, ...], where: tuple[jax.Array, ...]) -> jax.Array:
-    """Scatter-add of the values (traced structure may hold duplicates); what is outside `shape`,
-    padding among it, is dropped."""
+    """Scatter-add of A's values to the coordinates `where` of a zero array of this shape: a traced
+    structure may have duplicates. Coordinates outside `shape`, such as padding, are dropped."""
     values, target = structure.whole(A.values), jnp.zeros(shape, A.dtype).at[where]
     return (target.max if A.dtype == jnp.bool_ else target.add)(values.reshape(-1), mode="drop")
 
@@ -260,12 +266,13 @@ def asformat(A: Array, format: Format, max_fill_in: Any = None) -> Array:
     index_arrays = jax.tree.leaves((A.index_arrays, A.transposed))
     if checks.is_traced(*index_arrays):
         return _converted(structure.unfolded_structure(A), format, limit)
-    # Arrays that somebody put on a mesh stay there; no others come to be on one.
+    # Index arrays that are on no mesh give a result on no mesh; those on a mesh stay on it.
     placed = structure.placed if all(map(structure.on_no_mesh, index_arrays)) else lambda tree: tree
     with structure.concrete():
         if not checks.is_traced(A.values) and structure.on_no_mesh(A.values):
             return placed(_converted(A, format, limit))
-        # Numbers from 1 on are converted in place of the values, and say where each comes from.
+        # Convert the numbers 1 .. nnz instead of the values: in the result each says from which
+        # position its value comes, and 0 marks fill-in. The values may then be traced.
         numbers = structure.positions(A.nnz) + 1
         found = _converted(replace(A, values=numbers.reshape(A.values.shape)), format, limit)
         source = np.asarray(found.values)
@@ -278,7 +285,8 @@ def asformat(A: Array, format: Format, max_fill_in: Any = None) -> Array:
 
 
 def _converted(A: Array, format: Format, limit: float | None) -> Array:
-    """CSR, CSC or COO of a matrix, through the cached transpose; all else from concrete entries."""
+    """A in `format`: CSR, CSC or COO of a matrix by way of the cached transpose, without a sort;
+    other formats by sorting the entries, whose structure must be concrete (`_assembled`)."""
     require_arrays(A)
     if A.format.block_shape:
         split = vectors.split_blocks(A)
@@ -317,7 +325,7 @@ def _assembled(A: Array, format: Format, max_fill_in: float | None) -> Array:
             f"{what}: {format} of a traced structure: how much it stores is a static size; "
             "convert outside jit and use with_values inside"
         )
-    with structure.concrete():  # the values, and the transpose, may be traced
+    with structure.concrete():  # the values and the transpose may be traced, the indices are not
         found = [np.asarray(index) for index in coordinates(A)]
     used = int((found[0] < A.shape[0]).sum())
     fields = construct.assemble(

@@ -1,8 +1,8 @@
-"""Trees of fibers: every level but the first is compressed, as in CSF (Smith and Karypis, IA3 2015)
-and DCSR, which is CSF of a matrix.
+"""Trees of fibers: formats whose levels but the first are all compressed, such as CSF (Smith and
+Karypis, IA3 2015) and DCSR, which is CSF for a matrix.
 
-A level has one node for each distinct prefix of coordinates; its offsets delimit, for each node of
-the level above, a segment of its own nodes. The nodes of the last level are the entries.
+A level has one node for each distinct prefix of coordinates. Its offsets delimit, for each node of
+the level above, the segment of that node's children. The nodes of the last level are the entries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sgap_jax.formats.stored import StoredArray
 
 
 def _levels(A: StoredArray) -> list[tuple[Any, ...]]:
-    """The index arrays of each level, well-formed where nobody checked them."""
+    """The index arrays of each level, made well-formed (see structure.py) if unchecked."""
     if A.is_checked:
         return list(A.index_arrays)
     sizes = [A.shape[mode] for mode in A.format.modes]
@@ -30,11 +30,11 @@ def _levels(A: StoredArray) -> list[tuple[Any, ...]]:
 
 
 def used_nodes(A: StoredArray) -> list[Any]:
-    """Of each level, how many of its nodes are not padding."""
+    """For each level, how many of its nodes are not padding."""
     used: list[Any] = []
     above: Any = 1
     for i, (level, mode) in enumerate(zip(_levels(A), A.format.modes, strict=True)):
-        if level:  # a dense level has no padding, and may have a symbol's size
+        if level:  # a dense level, the other case, has no padding, and its size may be symbolic
             above = level[0][above if i == 0 or A.index_arrays[i - 1] else -1]
         else:
             above = A.shape[mode]
@@ -43,21 +43,22 @@ def used_nodes(A: StoredArray) -> list[Any]:
 
 
 def entries(A: StoredArray) -> tuple[Any, list[jax.Array]]:
-    """How many entries are not padding, and the coordinate of each entry on each level."""
+    """(used, levels): how many entries are not padding, and for each level the coordinates [nnz] of
+    all entries."""
     node, coordinates = structure.positions(A.nnz), []
     for depth, level in enumerate(reversed(_levels(A))):
         if not level:
             coordinates.append(node)
             break
         offsets, indices = level
-        coordinates.append(indices[node] if depth else indices)  # the last nodes are the entries
+        # On the last level, depth 0, the nodes are the entries.
+        coordinates.append(indices[node] if depth else indices)
         node = structure.segment_of_entry(offsets, indices.shape[0])[node]
     return used_nodes(A)[-1], coordinates[::-1]
 
 
 def ancestors(A: StoredArray, depth: int) -> jax.Array:
-    """[nnz]: of each entry, the node of the outer `depth` levels that it is under; of padding it
-    is any."""
+    """[nnz]: for each entry, its ancestor node on level depth - 1; arbitrary for padding."""
     node = structure.positions(A.nnz)
     for offsets, indices in reversed(_levels(A)[depth:]):
         node = structure.segment_of_entry(offsets, indices.shape[0])[node]
@@ -65,8 +66,9 @@ def ancestors(A: StoredArray, depth: int) -> jax.Array:
 
 
 def numpy_entries(A: StoredArray) -> tuple[int, list[np.ndarray]]:
-    """As `entries`, without those that are padding."""
-    used, found = 1, []  # of the levels so far, the coordinates on the path to each node
+    """`entries` in NumPy, for a concrete structure, and without padding."""
+    # found: for each node of the level reached, the coordinates on the path to it, level by level.
+    used, found = 1, []
     for level, mode in zip(A.index_arrays, A.format.modes, strict=True):
         if not level:
             used = A.shape[mode]
@@ -80,7 +82,8 @@ def numpy_entries(A: StoredArray) -> tuple[int, list[np.ndarray]]:
 
 
 def outer_offsets(A: StoredArray) -> jax.Array:
-    """Of a matrix with a compressed first level: offsets over all of the outer dimension."""
+    """[size + 1]: for a matrix with a compressed first level, offsets over all indices of the outer
+    dimension, empty ones included."""
     (bounds, outer), (offsets, _) = A.index_arrays
     size = A.shape[A.format.modes[0]]
     lengths = jnp.diff(offsets)
@@ -91,7 +94,7 @@ def outer_offsets(A: StoredArray) -> jax.Array:
 
 
 def check(A: StoredArray, what: str) -> None:
-    """ValueError for corrupt arrays, which must be concrete."""
+    """Checks the concrete index arrays of a fiber tree: ValueError if they are corrupt."""
     capacity, used = 1, 1
     for i, (level, mode) in enumerate(zip(A.index_arrays, A.format.modes, strict=True)):
         size = A.shape[mode]
@@ -104,7 +107,7 @@ def check(A: StoredArray, what: str) -> None:
         if offsets.shape[0] != capacity + 1:
             got = list(offsets.shape)
             raise ValueError(f"{what}: {names[0]}: expected shape [{capacity + 1}], got {got}")
-        offsets = offsets[: used + 1]  # those of padding say nothing
+        offsets = offsets[: used + 1]  # the offsets of padding nodes are arbitrary
         checks.check_compressed(offsets, indices, (used, size), names, what)
         childless = np.flatnonzero(offsets[1:] == offsets[:-1])
         if i and A.format.levels[i - 1] == Compressed() and childless.size:

@@ -1,7 +1,7 @@
-"""Between `SparseArray` and NumPy, SciPy, BCOO and BCSR.
+"""Conversions between `SparseArray` and NumPy, SciPy, BCOO and BCSR.
 
-The `from_*` functions return the fields of a SparseArray; its classmethods document them.
-`jax.experimental.sparse` is imported only where it is needed: it costs 0.2 s.
+The `from_*` functions return the fields of a SparseArray as a dict; the classmethods of SparseArray
+document them. `jax.experimental.sparse` is imported only where it is needed: that takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
     checks.check_numeric(x.dtype, what, "x")
     shape = checks.check_shape(x.shape, what)
     format = require_stored(format, x.ndim, what)
-    # Looking in the order of the format finds the entries already sorted.
+    # np.nonzero of the transpose to the format's mode order finds the entries already sorted.
     found = np.nonzero(np.transpose(x, format.modes) != 0)
     coordinates = [found[format.modes.index(mode)] for mode in range(x.ndim)]
     return construct.assemble(
@@ -176,7 +176,7 @@ def to_numpy(A: StoredArray, what: str) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def widen(values: np.ndarray) -> np.ndarray:
-    """float32 for the floats narrower than that, which SciPy and text files do not know."""
+    """Casts floats narrower than float32, which SciPy and text files do not support, to float32."""
     narrow = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize < 4
     return values.astype(np.float32) if narrow else values
 
@@ -206,14 +206,15 @@ def to_scipy(A: StoredArray) -> Any:
 
 
 def is_bsr(A: StoredArray) -> bool:
-    """Whether SciPy's BSR has the same arrays: blocks by rows, none of which leaves the matrix."""
+    """Whether SciPy's BSR would have the same arrays: A stores blocks by rows, and the block shape
+    divides A's shape."""
     if not A.format.block_shape or A.format.order is not None:
         return False
     return all(size % side == 0 for size, side in zip(A.shape, vectors.tile(A.format), strict=True))
 
 
 def bsr_arrays(A: StoredArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks [blocks, r, c], block columns and offsets without padding, copied."""
+    """Copies of the blocks [blocks, r, c], block columns and offsets, without padding."""
     offsets, indices = (np.array(x) for x in A.index_arrays[1])
     used = int(offsets[-1])
     blocks = widen(np.asarray(A.values))[:used].copy()

@@ -1,4 +1,4 @@
-"""What a sparse format *is*: a tuple of levels, one per stored dimension, plus a mode order.
+"""Sparse formats as values: a tuple of levels, one per stored dimension, plus a mode order.
 
 The vocabulary is that of TACO (Kjolstad et al., OOPSLA 2017, section 3; Chou et al., OOPSLA 2018):
 
@@ -7,13 +7,15 @@ The vocabulary is that of TACO (Kjolstad et al., OOPSLA 2017, section 3; Chou et
     Singleton()    exactly one stored coordinate per parent position
     Dense(size)    at the end: a dense block, as in BCSR and vectorSparse's column vectors
 
-A `Format` can say more than this package can store. `require_stored` refuses the rest by name.
+A `Format` can describe more than this package can store; `require_stored` refuses the others.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Segments of sorted coordinates. `unique=False`: a coordinate may repeat (the rows of COO)."""
+    """Segments of sorted coordinates. `unique=False`: a coordinate may repeat, as COO's rows do."""
 
     unique: bool = True
 
@@ -84,8 +86,21 @@ class Format:
             natural = tuple(range(self.ndim))
             if tuple(sorted(order)) != natural:
                 raise ValueError(f"Format: order: expected a permutation of {natural}, got {order}")
-            # One spelling for one meaning, so that formats compare and hash as values.
+            # The natural order is always None, so that equal formats compare and hash equal.
             object.__setattr__(self, "order", None if order == natural else order)
+
+    @staticmethod
+    def parse(text: str) -> Format:
+        """The format that prints as `text`, such as CVS(8) or BCSR(4, 2).transposed; ValueError if
+        there is none. COO in natural order prints the same for any number of modes: `parse("COO")`
+        is that of a matrix."""
+        try:
+            found = _evaluated(ast.parse(text, mode="eval").body)
+        except (SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+            found = None
+        if not isinstance(found, Format):
+            raise ValueError(f"Format: expected what a format prints as, got {text!r}")
+        return found
 
     @property
     def ndim(self) -> int:
@@ -104,29 +119,29 @@ class Format:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Sizes of the trailing dense block, along the modes in their stored order: (V,) of CVS(V),
-        (r, c) of BCSR(r, c), () where entries are stored one by one."""
+        """Sizes of the trailing dense block, along the modes in their stored order: (V,) for
+        CVS(V), (r, c) for BCSR(r, c), () for formats without vectors or blocks."""
         sizes = (level.size for level in self.levels if isinstance(level, Dense))
         return tuple(size for size in sizes if size is not None)
 
     @property
     def dense_modes(self) -> int:
-        """How many of the last modes are dense under the stored ones: 1 of (Compressed, Compressed,
-        Dense), in which a fiber is stored as a whole; 0 of all named formats."""
+        """How many of the last modes are dense under the stored ones: 1 for (Compressed,
+        Compressed, Dense), which stores whole dense fibers; 0 for all named formats."""
         levels = self.levels
         count = next((n for n, x in enumerate(reversed(levels)) if x != Dense()), len(levels))
         return count if count < len(levels) else 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What a tensor of this shape has at each position: the block, or the extents of the dense
-        modes under the stored ones."""
+        """The shape of what a tensor of this shape stores at each position: of the vector or block,
+        or of the dense modes under the stored ones; () for a single value."""
         return self.block_shape or tuple(
             shape[mode] for mode in self.modes[self.ndim - self.dense_modes :]
         )
 
     @property
     def vector_length(self) -> int | None:
-        """V of CVS(V) and of its transpose, in which a row vector of V is stored; else None."""
+        """V for CVS(V) and for its transpose, which stores row vectors of length V; else None."""
         block = self.block_shape
         vectors = len(block) == 1 and self.levels[:-1] == (Dense(), Compressed())
         return block[0] if vectors else None
@@ -138,7 +153,8 @@ class Format:
 
     @property
     def is_fiber_tree(self) -> bool:
-        """True for CSF, DCSR, CSR, CSC: a first level and compressed levels under it."""
+        """True for CSF, DCSR, CSR and CSC: a dense or compressed first level, all others
+        compressed."""
         first, *rest = self.levels
         compressed = rest == [Compressed()] * len(rest)
         return compressed and (first == Compressed() or (first == Dense() and bool(rest)))
@@ -196,9 +212,33 @@ CSR = Format((Dense(), Compressed()))
 CSC = Format((Dense(), Compressed()), order=(1, 0))
 COO = Format(_coordinate_levels(2))
 
-_LONGEST_SIDE = 1024  # of a block: beyond it a position in a block row may leave int32
+_LONGEST_SIDE = 1024  # of a block: with more, a position in a block row may overflow int32
 
 _NAMES = {CSR: "CSR", CSC: "CSC", COO: "COO"}
+
+
+_PARTS: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (Dense, Compressed, Singleton, Format, CSF, BCSR, CVS)},
+    **{name: format for format, name in _NAMES.items()},
+}
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """The value of a node in the syntax tree of a format's text."""
+    match node:
+        case ast.Name(name):
+            return _PARTS[name]
+        case ast.Attribute(value, "transposed"):
+            return _evaluated(value).transposed
+        case ast.Call(ast.Name("COO"), [], [ast.keyword("order", order)]):
+            modes = ast.literal_eval(order)
+            return Format(_coordinate_levels(len(modes)), modes)
+        case ast.Call(function, arguments, keywords):
+            named = {str(x.arg): ast.literal_eval(x.value) for x in keywords}
+            return _evaluated(function)(*map(_evaluated, arguments), **named)
+        case ast.Tuple(parts):
+            return tuple(map(_evaluated, parts))
+    return ast.literal_eval(node)
 
 
 def _is_blocked(format: Format) -> bool:
@@ -208,10 +248,10 @@ def _is_blocked(format: Format) -> bool:
 
 
 def require_stored(format: Format, ndim: int, what: str) -> Format:
-    """`format` as it is stored for a tensor with `ndim` modes.
+    """`format` for a tensor with `ndim` modes: COO extends to any number, others are unchanged.
 
-    COO extends to any number of modes. Raises ValueError where the format is not for `ndim` modes,
-    NotImplementedError for one that can be said but not stored yet.
+    Raises ValueError if the format has another number of modes, NotImplementedError if it can be
+    described but not stored yet.
     """
     if not isinstance(format, Format):
         raise ValueError(f"{what}: format: expected a Format such as CSR, got {format!r}")

@@ -1,8 +1,9 @@
-"""Python's operators of a `SparseArray`; which names and operators of SciPy and NumPy are refused,
-and what is the nearest here.
+"""The Python operators of `SparseArray`, and the error messages for names and operators of SciPy
+and NumPy that it does not have; each message names the nearest thing that it has.
 
-Arrays of one pattern combine their values as they lie. Of two patterns the places in the result are
-found once, in NumPy; the values move there by one gather or scatter, and may be traced.
+If A and B have the same pattern, their values are combined elementwise. If the patterns differ, the
+place of each entry in the result is computed in NumPy, so the structure must be concrete; the
+values move there with one gather or scatter and may be traced.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
 
-# Each an expression, then perhaps ", which" or ", or" and more.
+# For each refused name an expression to use instead; some go on with ", which ..." or ", or ...".
 INSTEAD = {
     "H": "A.T.with_values(jnp.conj(A.values))",
     "all": _DENSE,
@@ -104,20 +105,21 @@ def no_assignment() -> TypeError:
 
 
 def check_comparable(other: Any) -> None:
-    """TypeError for what NumPy would compare with each entry; `==` of objects goes by identity."""
+    """Raises TypeError if `other` is a scalar or an array, which NumPy would compare with each
+    entry; with any other object `==` compares identity."""
     if isinstance(other, int | float | complex | np.generic | np.ndarray | jax.Array):
         raise TypeError(f"{no_operator()}; `is` asks for A itself, in a list too")
 
 
 class Operators(StoredArray):
-    """The operators of `SparseArray`, its only subclass."""
+    """The operators of `SparseArray`, the only subclass of this class."""
 
-    # NumPy hands binary operators over to us, scalars included.
+    # With these, NumPy arrays and scalars leave binary operators to the methods of this class.
     __array_ufunc__ = None
     __array_priority__ = 100
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        # Without this NumPy would make an array of one object.
+        # Without this, np.asarray(A) would be an object array that holds A.
         raise TypeError(
             "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
         )
@@ -137,11 +139,12 @@ class Operators(StoredArray):
         return self._products(np.transpose(other), transpose=True).T
 
     def __add__(self, other: Any) -> Self:
-        """A + B for two of one shape and format; what either stores is stored, zeros included.
+        """A + B for arrays of the same shape and format; the result stores the union of their
+        entries, also where a sum is zero.
 
-        Of one pattern (the same index arrays) the values are added, also where it is traced; other
-        patterns must be concrete. Values may be traced always. ValueError otherwise;
-        NotImplementedError for a dense or another sparse B.
+        If both have the same index arrays (one pattern), which may be traced, their values are
+        added. Different patterns must be concrete. Values may be traced in both cases. ValueError
+        otherwise; NotImplementedError if B is dense or another library's sparse array.
         """
         return add(self, other)
 
@@ -157,8 +160,8 @@ class Operators(StoredArray):
     def __mul__(self, other: Any) -> Self:
         """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
 
-        A * B stores what both store, for two of one shape and format as in A + B. ValueError
-        otherwise.
+        A * B stores the intersection of their entries; shapes, formats and patterns as in A + B.
+        ValueError otherwise.
         """
         return multiply(self, other)
 
@@ -196,15 +199,15 @@ class Operators(StoredArray):
         raise no_assignment()
 
     def __getitem__(self, index: slice) -> Self:
-        """The rows A[i:j] (of a tensor, its first dimension), as NumPy counts them: from the end
-        where negative, cut at the ends. IndexError for any other index.
+        """The rows A[i:j] (for a tensor, a slice of its first dimension), with NumPy's rules for
+        negative and out-of-range bounds. IndexError for any other index.
 
-        Takes a concrete structure; values may be traced. Rows of CVS(V) are cut at multiples of V,
-        of BCSR(r, c) of r (transposed, of c).
+        The structure must be concrete; values may be traced. Bounds must be multiples of V for
+        CVS(V), of r for BCSR(r, c), of c for its transpose.
         """
         return parts.rows(self, index)
 
-    __iter__ = None  # without this, list(A) would ask for A[0] and be empty
+    __iter__ = None  # without this, list(A) would call A[0], get an IndexError and be empty
 
 
 def add(A: Array, B: Any) -> Array:
@@ -246,7 +249,7 @@ def divide(A: Array, s: Any) -> Array:
 
 
 def _is_zero(x: Any) -> bool:
-    """The 0 that Python's sum() begins with."""
+    """Whether x is the scalar 0, with which Python's sum() begins."""
     return isinstance(x, int | float) and x == 0
 
 
@@ -289,7 +292,8 @@ def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
 
 
 def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
-    """Whether the two have the same index arrays, padding included; by identity where traced."""
+    """Whether A and B have equal index arrays, padding included; traced ones are equal only if
+    they are the same objects."""
     if A.shape != B.shape:
         raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
     if A.format != B.format:
@@ -318,23 +322,23 @@ def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
 def _places(
     A: StoredArray, B: StoredArray, what: str
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Level coordinates of what either stores, each once and in order, and where in them the
-    entries (vectors, blocks) of A and those of B are."""
+    """The union of the entries (vectors, blocks) of A and B: one array of coordinates for each
+    level, sorted and without repeats; then the position in them of each entry of A, and of B."""
     first, second = (convert.stored_levels(X, what) for X in (A, B))
     levels = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     key = levels[0].astype(np.int64)
     for depth, level in enumerate(levels[1:]):
-        if depth:  # the rank of the path so far: two coordinates fit a key, three do not
+        if depth:  # two int32 coordinates fit in a key; replace them by their rank to add a third
             key = np.unique(key, return_inverse=True)[1].reshape(-1)
         key = key << 32 | level
-    # With an index the sort is stable: of two sorted sequences, one merge.
+    # With return_index the sort is stable, and merges two sorted sequences in one pass.
     _, where, place = np.unique(key, return_index=True, return_inverse=True)
     place = place.reshape(-1).astype(np.int32)
     return [level[where] for level in levels], place[: len(first[0])], place[len(first[0]) :]
 
 
 def _stored(A: Array, levels: Sequence[np.ndarray], values: jax.Array) -> Array:
-    """An array like A that stores these, in order."""
+    """An array like A with these sorted level coordinates and these values."""
     checks.check_nnz(values.size, "SparseArray")
     sizes = convert.level_sizes(A.shape, A.format)
     return replace(A, values=values, **construct.index_fields(list(levels), sizes, A.format))

@@ -1,4 +1,4 @@
-"""Rows of a `SparseArray`, sums and means of it."""
+"""Slices of rows, sums and means of a `SparseArray`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows(A: Array, index: Any) -> Array:
 
 
 def _bounds(index: Any, size: int) -> tuple[int, int]:
-    """Of a slice of step 1, within 0 .. size; (0, 0) where it is empty."""
+    """(start, stop) of a slice of step 1, within 0 .. size; (0, 0) for an empty slice."""
     if not isinstance(index, slice):
         raise IndexError(
             f"SparseArray: expected a slice of rows, A[i:j], got {type(index).__name__}; "
@@ -54,7 +54,7 @@ def _bounds(index: Any, size: int) -> tuple[int, int]:
         )
     try:
         start, stop, step = index.indices(size)
-    except (TypeError, ValueError) as error:  # of tracers, floats and a step of 0
+    except (TypeError, ValueError) as error:  # tracers, floats and a step of 0
         raise IndexError(f"SparseArray[i:j]: expected integers that are known: {error}") from None
     if step != 1:
         raise IndexError(f"SparseArray[i:j]: expected a slice of step 1, got step {step}")
@@ -75,13 +75,13 @@ def mean(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     if dtype == np.bool_:
         raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
     sums = _sums(A, axes, _wide(dtype), what)
-    count = math.prod(A.shape[axis] for axis in axes)  # int32 may not hold it
-    means = sums / 1 / float(count)  # of integers sums / 1 are floats
+    count = math.prod(A.shape[axis] for axis in axes)  # may exceed int32
+    means = sums / 1 / float(count)  # sums / 1 turns integers into floats
     return _shaped(A, means.astype(dtype), axes, keepdims)
 
 
 def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
-    """Along these axes, in this dtype; added up in float32 at least and rounded once."""
+    """Dense sums of A over `axes` in `dtype`; accumulated in float32 at least, rounded once."""
     convert.require_unbatched(A, f"{what}: A")
     if dtype == np.bool_:
         A = A.astype(dtype)
@@ -95,7 +95,7 @@ def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> 
 
 @partial(jax.jit, static_argnames="dtype")
 def _total(A: StoredArray, dtype: np.dtype) -> jax.Array:
-    mode = A.format.modes[-1]  # whose coordinates are at hand
+    mode = A.format.modes[-1]  # the innermost level stores its coordinates
     stored = convert.coordinates(A)[mode] < A.shape[mode]
     return jnp.sum(A.values.astype(dtype), where=stored.reshape(A.values.shape), dtype=dtype)
 
@@ -115,7 +115,7 @@ def _shaped(A: StoredArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bo
 
 
 def _wide(dtype: np.dtype) -> np.dtype:
-    """What sums of this dtype are carried in."""
+    """The accumulator dtype for sums of this dtype."""
     if dtype == np.bool_:
         return np.dtype(np.int32)
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
@@ -123,7 +123,8 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _dtype(op: Callable, A: StoredArray, dtype: Any) -> np.dtype:
-    """The one asked for, or that of the dense `op`, which is slow to ask: 110 us."""
+    """`dtype` if given, else the result dtype of the dense `op`: finding it takes 110 us, so
+    `_asked` is cached."""
     if dtype is not None:
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return _asked(op, A.dtype, jax.dtypes.canonicalize_dtype(np.int64))
@@ -143,14 +144,15 @@ _NEAREST = {
 
 
 def refuse(what: str, **options: Any) -> None:
-    """NumPy's functions pass these on."""
+    """NotImplementedError for an option that is not None: np.sum(A, ...) and the like pass them
+    on to A's methods."""
     for name, value in options.items():
         if value is not None:
             raise NotImplementedError(f"{what}: {name}: the nearest is {_NEAREST[name]}")
 
 
 def _axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """Sorted, from 0 on, each once."""
+    """`axis` as a sorted tuple of distinct axes in 0 .. ndim - 1; ValueError otherwise."""
     if axis is None:
         return tuple(range(ndim))
     try:

@@ -19,9 +19,9 @@ def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray
 
         keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
 
-    A group is an entry, for CVS(V) a V x 1 column vector, for BCSR(r, c) an r x c block (those at
-    the end of sizes that V, r or c do not divide are smaller). Among equal norms those that come
-    first by rows stay.
+    A group is an entry, for CVS(V) a V x 1 column vector, for BCSR(r, c) an r x c block (groups at
+    the end are smaller if V, r or c does not divide the size). Of groups with equal norms the first
+    in row-major order are kept.
 
     Args:
       W: concrete dense [m, k], of a real floating dtype.
@@ -46,7 +46,7 @@ def prune(W: ArrayLike, format: Format = CSR, *, sparsity: float) -> SparseArray
     format = require_stored(format, 2, "prune")
     kept = kept_groups("prune", W.shape, format, sparsity)
     norms = _squared_norms(W, format)
-    # A stable sort of the negated norms: NaN, which compares with nothing, stays last.
+    # A stable sort of the negated norms: NaN is sorted last.
     order = np.argsort(-norms.reshape(-1), kind="stable")[:kept]
     return _of_groups(order, W.shape, format, lambda rows, columns: W[rows, columns])
 
@@ -67,10 +67,10 @@ def random(
       density: share of entries (vectors, blocks) that are stored, from 0 to 1.
       format: of the result.
       dtype: a real floating dtype; the values are standard normal.
-      seed: of the structure and the values.
+      seed: of the random structure and values, an integer or a NumPy Generator.
 
     Raises:
-      ValueError: shape, density, format, dtype or seed is not one.
+      ValueError: shape, density, format, dtype or seed is invalid.
 
     Source: vectorSparse, section 7.1 (a vector at each position of a random pattern).
     """
@@ -96,7 +96,7 @@ def random(
 
 
 def kept_groups(op: str, shape: tuple[int, ...], format: Format, sparsity: Any) -> int:
-    """How many entries (vectors) of a matrix stay at this sparsity."""
+    """How many entries (vectors, blocks) of a matrix are kept at this sparsity."""
     return round((1 - _share(op, "sparsity", sparsity)) * _groups(shape, format))
 
 
@@ -116,7 +116,8 @@ def _groups(shape: tuple[int, ...], format: Format) -> int:
 
 
 def _squared_norms(W: np.ndarray, format: Format) -> np.ndarray:
-    """[groups along the outer mode, along the inner]: in float64, in which no float16 overflows."""
+    """[groups along the outer mode, groups along the inner mode]: in float64, so that squares of
+    float16 do not overflow."""
     squares = np.transpose(W.astype(np.float64) ** 2, format.modes)
     (height, width), (down, across) = vectors.tile(format), vectors.grid(W.shape, format)
     beyond = down * height - squares.shape[0], across * width - squares.shape[1]
@@ -125,7 +126,8 @@ def _squared_norms(W: np.ndarray, format: Format) -> np.ndarray:
 
 
 def _of_groups(chosen: np.ndarray, shape: tuple[int, ...], format: Format, values: Any) -> Any:
-    """The matrix that stores these groups, counted along the inner mode first."""
+    """The matrix that stores the groups of these numbers, which count along the inner mode first;
+    values(rows, columns) gives its values."""
     (height, width), (_, across) = vectors.tile(format), vectors.grid(shape, format)
     down, along = np.divmod(np.sort(chosen), max(across, 1))
     outer = (down * height)[:, None, None] + np.arange(height)[:, None]

@@ -1,4 +1,4 @@
-"""How many zeros column vectors and blocks would hold, and orders of the rows with fewer."""
+"""The fill-in of column vectors and blocks, and row orders that reduce it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CVS, Format
 
 _HASHES = 4
-# Odd multipliers from the golden ratio: any would do, these are the same in every process.
+# Odd multipliers from the golden ratio: any fixed odd ones would do.
 _MULTIPLIERS = np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 2 * _HASHES, 2, dtype=np.uint64)
 
 
 def fill_in(A: SparseArray, format: Format) -> float:
-    """What A stores in vectors or blocks over what it stores now: 1 where its entries form them.
+    """Stored values of A in a format of vectors or blocks, over its entries: 1 if no zeros are
+    added.
 
         fill-in = r c size({(i // r, j // c) : (i, j) stored}) / nnz   (r = V and c = 1 for CVS(V))
 
@@ -41,9 +42,9 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
     """A permutation p of the rows such that A[p] needs fewer vectors or blocks than A, if it can.
 
     Rows are sorted by the minima of four hashes over their columns (for BCSR(r, c), over their
-    block columns): two rows agree in one with the probability (columns in both) / (columns in
-    either), so that similar rows become neighbours. Of that order, the order by first column and
-    the given order the best is returned.
+    block columns). Two rows agree in one minimum with probability (columns in both) / (columns in
+    either), so similar rows become neighbours. The result is the best of three orders: this one,
+    the order by first column, and the given order.
 
         B = SparseArray.from_scipy(A.to_scipy()[p], format=CVS(8));  C[p] = B X  where  C = A X
 
@@ -63,12 +64,12 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
     if format.order is not None:
         raise ValueError(f"cluster_rows: format: expected CVS(V) or BCSR(r, c), got {format}")
     rows, columns = interop.to_numpy(A, "cluster_rows")[1]
-    columns = columns // vectors.tile(format)[1]  # that two entries are in one block costs nothing
+    columns = columns // vectors.tile(format)[1]  # entries of one row in one block count once
     height = vectors.tile(format)[0]
     m = A.shape[0]
     hashes = np.full((_HASHES + 1, m), np.iinfo(np.uint64).max, np.uint64)
     for i, multiplier in enumerate(_MULTIPLIERS):
-        # The high half of a product mixes all bits of a factor; the low bits break ties.
+        # The high bits of the product depend on all bits of the column, so shift them down.
         mixed = columns.astype(np.uint64) * multiplier
         np.minimum.at(hashes[i], rows, mixed ^ (mixed >> np.uint64(29)))
     np.minimum.at(hashes[-1], rows, columns.astype(np.uint64))
@@ -77,7 +78,7 @@ def cluster_rows(A: SparseArray, format: Format) -> np.ndarray:
 
 
 def _tiles(order: np.ndarray, rows: np.ndarray, columns: np.ndarray, height: int) -> int:
-    """Vectors, or blocks where `columns` are block columns."""
+    """How many vectors (blocks, if `columns` are block columns) this order of the rows needs."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return len(vectors.encode(place[rows], columns, CVS(height))[0])

@@ -1,7 +1,8 @@
-"""What a sparse array stores, and what follows from that alone: the base of `SparseArray`.
+"""`StoredArray`, the base class of `SparseArray`: its fields, and the properties that need only
+them.
 
-The modules that convert and combine sparse arrays take this class; `SparseArray` (array.py), which
-stands above them, adds constructors, conversions and operators.
+The modules that convert and combine sparse arrays work on this class. `SparseArray` (array.py)
+imports those modules and adds constructors, conversions and operators.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Array = TypeVar("Array", bound="StoredArray")
 
 
 class CheckedLevel(NamedTuple):
-    """Checked offsets and indices of a level."""
+    """The offsets and indices of a level, after a check."""
 
     offsets: Any
     indices: Any
 
 
 class CheckedIndices(NamedTuple):
-    """Checked indices of a level without offsets."""
+    """The indices of a level without offsets, after a check."""
 
     indices: Any
 
 
 class CheckedTranspose(NamedTuple):
-    """The checked other orientation of a matrix."""
+    """The index arrays of a matrix's transpose, and the permutation to it, after a check."""
 
     offsets: Any
     indices: Any
@@ -46,9 +47,8 @@ class CheckedTranspose(NamedTuple):
 class StoredArray:
     """Values [nnz] and, for each level of the format, index arrays: see `SparseArray`."""
 
-    # The operations that stand above the formats (sgap_jax/primitives/spmm.py, row_reduce.py):
-    # _products(B, transpose) is A B or A^T B, _row_sums(dtype, wide) the sum of each row of a
-    # matrix.
+    # Set by sgap_jax/primitives/spmm.py and row_reduce.py, which import this package:
+    # _products(B, transpose) is A B or A^T B; _row_sums(dtype, wide) sums each row of a matrix.
     _products: ClassVar[Callable[..., jax.Array]]
     _row_sums: ClassVar[Callable[..., jax.Array]]
 
@@ -60,7 +60,7 @@ class StoredArray:
 
     @property
     def nnz(self) -> int:
-        """Stored numbers (static), padding and the zeros inside vectors and blocks included."""
+        """Number of stored values (static), including padding and zeros in vectors and blocks."""
         return math.prod(self.values.shape[-1 - len(self._tail) :])
 
     @property
@@ -79,35 +79,38 @@ class StoredArray:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the index arrays were checked when they were made (static): those of concrete
-        constructors and of `checked()`, and what is derived from them. Of others, made inside jit
-        or given to the bare constructor, operations leave out what is not valid."""
+        """Whether the index arrays are known to be valid (static): True for concrete constructors,
+        for `checked()`, and for what is derived from these. False for arrays made inside jit or
+        given to the bare constructor; operations then ignore entries that are not valid."""
         levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in self.index_arrays if x)
         return levels and isinstance(self.transposed, CheckedTranspose | None)
 
     @property
     def T(self) -> Self:
-        """The transpose over the same arrays: nothing is computed or copied."""
+        """The transpose. It shares all arrays with this one: nothing is computed or copied."""
         return replace(self, shape=self.shape[::-1], format=self.format.transposed)
 
     @property
     def row_offsets(self) -> Any:
-        """[m + 1] of CSR, [ceil(m / V) + 1] of CVS(V), [ceil(m / r) + 1] of BCSR(r, c)."""
+        """[m + 1] for CSR, [ceil(m / V) + 1] for CVS(V), [ceil(m / r) + 1] for BCSR(r, c)."""
         return self._offsets(CSR, "row_offsets")
 
     @property
     def column_offsets(self) -> Any:
-        """[k + 1] of CSC; of CVS(V).transposed and BCSR(r, c).transposed their block columns."""
+        """[k + 1] for CSC; one per block column, plus one, for the transposes of CVS(V) and
+        BCSR(r, c)."""
         return self._offsets(CSC, "column_offsets")
 
     @property
     def row_indices(self) -> Any:
-        """[nnz] of CSC and COO; one per vector or block of CVS(V) and BCSR(r, c) transposed."""
+        """[nnz] for CSC and COO; one per vector or block for the transposes of CVS(V) and
+        BCSR(r, c)."""
         return self._indices(0, "row_indices", COO)
 
     @property
     def column_indices(self) -> Any:
-        """[nnz] of CSR and COO; of CVS(V) one for each vector, of BCSR(r, c) block columns."""
+        """[nnz] for CSR and COO; one per vector for CVS(V); the block column of each block for
+        BCSR(r, c)."""
         return self._indices(1, "column_indices", CSR)
 
     def _offsets(self, format: Format, name: str) -> Any:

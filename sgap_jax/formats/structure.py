@@ -1,15 +1,15 @@
-"""Structure arithmetic in jax.numpy: the conversions that must also work on traced index arrays.
+"""Computations on index arrays in jax.numpy: those that must also work on traced arrays.
 
-The capacity nnz is static; the number of entries that count is offsets[-1] and may be less. Entries
+The capacity nnz is static; the number of entries in use is offsets[-1] and may be less. Entries
 from there on are padding: no function here lets one of them reach a result.
 
-Index arrays that were checked lie in the tuples `CheckedLevel`, `CheckedIndices` and
-`CheckedTranspose`. Whether they were is thereby part of the pytree's structure: it stays with them
-through jit, vmap and scan, and new arrays in plain tuples are not taken for checked. What an
-unchecked structure means, whatever its arrays hold:
+Index arrays that were checked are held in the tuples `CheckedLevel`, `CheckedIndices` and
+`CheckedTranspose`. So whether they were checked is part of the pytree's structure: jit, vmap and
+scan preserve it, and new arrays in plain tuples count as unchecked. An unchecked structure with
+offsets o has a meaning for any contents of its arrays:
 
     offsets    o'[i] = max over l <= i of min(max(o[l], 0), nnz): segment i is o'[i] .. o'[i+1] - 1
-    entry p    takes no part in any operation where its index is not in 0 .. size - 1
+    entry p    takes no part in any operation if its index is not in 0 .. size - 1
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def as_fields(index_arrays: Any, transposed: Any, *, checked: bool) -> dict[str,
 
 @contextmanager
 def concrete() -> Iterator[None]:
-    """In it arrays are made of concrete ones at once: under jit, and in shard_map, whose mesh they
-    are not on."""
+    """A context in which operations on concrete arrays run at once and give concrete arrays, also
+    under jit and in shard_map; the arrays are not on the mesh of shard_map."""
     none = jax.sharding.AbstractMesh((), ())
     with jax.core.eval_context(), jax.sharding.use_abstract_mesh(none):
         yield
@@ -52,8 +52,10 @@ def on_no_mesh(array: jax.Array) -> bool:
 
 
 def placed(tree: Any) -> Any:
-    """Concrete arrays as JAX's on no mesh; NumPy's are copied. Under `jax.set_mesh` a new array is
-    on its mesh; in shard_map, which has a mesh of its own, JAX refuses to index with it."""
+    """The concrete arrays of a pytree as JAX arrays that are on no mesh; NumPy arrays are copied.
+
+    Under `jax.set_mesh` a new array would be on that mesh, and JAX refuses to index with it in
+    shard_map, which has a mesh of its own."""
 
     def copied(x: Any) -> jax.Array:
         array = x if isinstance(x, jax.Array) else jnp.array(x)
@@ -63,8 +65,8 @@ def placed(tree: Any) -> Any:
 
 
 def whole(values: jax.Array) -> jax.Array:
-    """Values of explicit sharding (`jax.sharding.AxisType.Explicit`) on every device: of what is
-    gathered from them JAX would ask where it lies. Others as they are."""
+    """Replicates values that have an explicit sharding (`jax.sharding.AxisType.Explicit`), because
+    JAX would demand the sharding of whatever is gathered from them. Other values are unchanged."""
     sharding = jax.typeof(values).sharding
     if sharding.mesh.empty or not any(sharding.spec):
         return values
@@ -72,15 +74,15 @@ def whole(values: jax.Array) -> jax.Array:
 
 
 def unfolded(tree: Any) -> Any:
-    """The same arrays, but XLA does not see that those of a captured matrix are constants. It would
-    expand them while it compiles, in an interpreter: 10 s for a million entries. Costs nothing when
-    the program runs."""
-    # Each by itself: what nothing uses is still dropped.
+    """The same arrays behind an optimization barrier, so that XLA does not constant-fold the
+    computations on the index arrays of a captured matrix. It would do so in an interpreter while it
+    compiles: 10 s for a million entries. The barrier costs nothing when the program runs."""
+    # One barrier for each array, so that XLA can still remove unused ones.
     return jax.tree.map(jax.lax.optimization_barrier, tree)
 
 
 def unfolded_structure(A: Any) -> Any:
-    """A SparseArray over index arrays that are `unfolded`: for functions under `jax.jit`."""
+    """A with all its index arrays `unfolded`: for functions under `jax.jit`."""
     return replace(A, index_arrays=unfolded(A.index_arrays), transposed=unfolded(A.transposed))
 
 
@@ -90,7 +92,7 @@ def positions(nnz: int) -> jax.Array:
 
 
 def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
-    """Offsets [..., n] in 0 .. nnz that do not fall: each is the largest up to it, clamped."""
+    """Non-decreasing offsets [..., n] in 0 .. nnz: the running maximum of the clamped offsets."""
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
     def plain(offsets: jax.Array) -> jax.Array:
@@ -109,36 +111,38 @@ def valid_offsets(offsets: jax.Array, nnz: int) -> jax.Array:
 def varying_axes(x: Any) -> frozenset:
     """The shard_map axes along which x differs between devices."""
     aval = jax.typeof(x)
-    # The attribute has had two names; a third must be an error and not an empty set.
+    # JAX has renamed this attribute once; if neither name exists, fail: an empty set is wrong.
     return aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying
 
 
 def varying_like(x: jax.Array, *operands: Any) -> jax.Array:
-    """What a custom call makes of operands, said to differ between devices as these do: the other
-    branches of a choice say so of theirs."""
+    """x, the result of a custom call, marked as varying along every shard_map axis along which one
+    of its operands varies. JAX marks the results of plain operations itself, and the branches of a
+    choice between the two must agree."""
     axes = frozenset().union(*map(varying_axes, operands)) - varying_axes(x)
     return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
 def in_range(indices: jax.Array, size: int) -> jax.Array:
-    """Whether each index is one of 0 .. size - 1."""
+    """For each index, whether it is in 0 .. size - 1."""
     return (indices >= 0) & (indices < size)
 
 
 def segment_of_entry(offsets: jax.Array, nnz: int) -> jax.Array:
-    """[nnz]: the segment that each entry lies in; the last one for padding (so always in range)."""
-    if offsets.shape[0] == 2:  # one segment, as of COO: nothing is summed
+    """[nnz]: the segment of each entry; padding gets the last segment, so all are in range."""
+    if offsets.shape[0] == 2:  # a single segment, as in COO
         return jnp.zeros(nnz, jnp.int32)
-    # A mark at the start of each segment but the first, then a running sum: O(nnz), no search.
+    # Mark the start of each segment but the first, then a running sum: O(nnz), no search.
     offsets = unfolded(offsets)
     marks = jnp.zeros(nnz, jnp.int32).at[offsets[1:-1]].add(1, mode="drop")
     return jnp.cumsum(marks, dtype=jnp.int32)
 
 
 def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Array:
-    """[size + 1] offsets that count how often each index occurs among the first `used` entries;
-    one that is out of range is not counted."""
-    used = unfolded(used)  # smaller than the indices, which are not copied where nothing is traced
+    """[size + 1] offsets: the prefix sums of how often each index occurs among the first `used`
+    entries. Indices out of range are not counted."""
+    # A barrier on the scalar prevents folding too; outside jit, one on the indices would copy them.
+    used = unfolded(used)
     real = (positions(indices.shape[0]) < used) & in_range(indices, size)
     counted = jnp.where(real, indices, size) + 1
     counts = jnp.zeros(size + 1, jnp.int32).at[counted].add(1, mode="drop")
@@ -146,7 +150,7 @@ def offsets_of_indices(indices: jax.Array, size: int, used: jax.Array) -> jax.Ar
 
 
 def invert_permutation(permutation: jax.Array) -> jax.Array:
-    """[nnz]: where each entry went."""
+    """[nnz]: the inverse q of a permutation p, q[p[i]] = i."""
     nnz = permutation.shape[0]
     return jnp.zeros(nnz, jnp.int32).at[permutation].set(positions(nnz), unique_indices=True)
 
@@ -154,11 +158,11 @@ def invert_permutation(permutation: jax.Array) -> jax.Array:
 def transpose_structure(
     offsets: jax.Array, indices: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation, valid
-    whatever the arrays hold.
+    """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation: a valid
+    structure for any contents of the arguments.
 
     A stable sort by index keeps the segments ascending; padding, and entries that take no part,
-    sort behind everything.
+    come last.
     """
     nnz = indices.shape[0]
     offsets, indices = well_formed(offsets, indices, size)
@@ -169,8 +173,8 @@ def transpose_structure(
 
 
 def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Valid offsets from 0 on, and indices that are -1 where an entry takes no part or is padding.
-    Entries before the first offset come to lie in the first segment, with an index of -1."""
+    """Valid offsets that start at 0, and indices that are -1 for padding and for entries that take
+    no part. Entries before the first offset become part of the first segment, with index -1."""
     offsets, indices = unfolded((offsets, indices))
     place = positions(indices.shape[0])
     offsets = valid_offsets(offsets, indices.shape[0])
@@ -182,7 +186,8 @@ def well_formed(offsets: jax.Array, indices: jax.Array, size: int) -> tuple[jax.
 def well_formed_transpose(
     transposed: tuple[jax.Array, jax.Array, jax.Array], size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `well_formed`: an entry that the permutation sends nowhere takes no part either."""
+    """`well_formed` for a transpose: (offsets, indices, permutation). An entry whose place in the
+    permutation is out of range takes no part either."""
     offsets, indices, permutation = transposed
     known = in_range(permutation, permutation.shape[0])
     offsets, indices = well_formed(offsets, jnp.where(known, indices, -1), size)
@@ -192,8 +197,9 @@ def well_formed_transpose(
 def compacted(
     offsets: jax.Array, indices: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The entries that take part, moved together: valid (offsets, indices), the entry that lies at
-    each place now, and the place of each entry, -1 where it takes no part."""
+    """The compact structure, with only the entries that take part: (offsets, indices, entry,
+    place). entry [nnz] is the old position of the entry at each new position; place [nnz] is the
+    new position of each old entry, -1 if it takes no part."""
     nnz = indices.shape[0]
     offsets, indices = well_formed(offsets, indices, size)
     real = indices >= 0

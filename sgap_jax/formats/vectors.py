@@ -1,12 +1,12 @@
-"""Column vectors and blocks (vectorSparse, section 4): into the encoding, and out of it again.
+"""Column vectors and blocks (vectorSparse, section 4): encoding entries as them, and decoding.
 
-The structure of CVS(V) is that of a CSR matrix of ceil(m / V) block rows, whose entries are vectors
-of V rows; `values` are [vectors, V]. Out of it is arithmetic on traced or concrete arrays, without
-a sort: block row b holds o[b] .. o[b+1]-1, so its V rows hold V times as many entries from V o[b]
-on, row after row. Rows past the end of the matrix come last, as padding.
+The index arrays of CVS(V) are those of a CSR matrix of ceil(m / V) block rows, whose entries are
+vectors of V rows; `values` are [vectors, V]. Decoding is arithmetic on traced or concrete arrays,
+without a sort: block row b has the vectors o[b] .. o[b+1]-1, so its V rows have the entries
+V o[b] .. V o[b+1]-1, row after row. Rows past the end of the matrix come last, as padding.
 
-BCSR(r, c) has ceil(k / c) block columns too, and `values` [blocks, r, c]. A block is c vectors of r
-rows that are neighbours, and so every operation sees it: `split_blocks`.
+BCSR(r, c) has ceil(k / c) block columns too, and `values` [blocks, r, c]. Operations treat a block
+as c neighbouring vectors of r rows: see `split_blocks`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sgap_jax.formats.stored import Array, StoredArray
 
 
 def entries_format(format: Format) -> Format:
-    """CSR for CVS(V) and BCSR(r, c), CSC for their transposes: the same order, entry by entry."""
+    """CSR for CVS(V) and BCSR(r, c), CSC for their transposes: the same mode order, without
+    vectors and blocks."""
     return Format((Dense(), Compressed()), format.order)
 
 
@@ -34,7 +35,8 @@ def block_rows(rows: int, vector_length: int) -> int:
 
 
 def tile(format: Format) -> tuple[int, int]:
-    """Sizes along the outer and the inner mode of what the format stores at once: (1, 1) of CSR."""
+    """(height, width) of the format's vectors or blocks, along the outer and the inner mode; (V, 1)
+    for CVS(V), (r, c) for BCSR(r, c), (1, 1) for CSR."""
     outer, inner, *_ = (*format.block_shape, 1, 1)
     return outer, inner
 
@@ -48,8 +50,9 @@ def grid(shape: tuple[int, ...], format: Format) -> list[int]:
 def encode(
     outer: np.ndarray, inner: np.ndarray, format: Format
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Vectors or blocks wherever one of their places has an entry: outer and inner coordinate of
-    each in the grid, in order, and for each entry its place in the flat values."""
+    """The vectors or blocks that cover the entries with these coordinates: the sorted outer and
+    inner coordinates of the vectors or blocks in their grid, and for each entry its place in the
+    flattened values."""
     height, width = tile(format)
     key = (outer // height).astype(np.int64) << 32 | inner // width
     tiles, number = np.unique(key, return_inverse=True)
@@ -66,12 +69,12 @@ def fill_values(values: Any, place: np.ndarray, tiles: int, format: Format) -> j
 
 
 def fill_in_ratio(tiles: int, entries: int, format: Format) -> float:
-    """What so many vectors or blocks store for each of their entries."""
+    """Fill-in: stored values per entry, if `tiles` vectors or blocks cover `entries`."""
     return tiles * math.prod(format.block_shape) / entries if entries else 1.0
 
 
 def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: str) -> None:
-    """The limit on what `tiles` hold for `entries` (None: there is none)."""
+    """ValueError if the fill-in is above `limit`; None is no limit."""
     if limit is None:
         return
     ratio = fill_in_ratio(tiles, entries, format)
@@ -84,7 +87,7 @@ def check_fill_in(tiles: int, entries: int, format: Format, limit: Any, what: st
 
 
 def check_blocked(A: Any, format: Any, what: str) -> None:
-    """A matrix, and a format of vectors or blocks that can store it."""
+    """ValueError unless A is a sparse matrix and `format` one of vectors or blocks."""
     if getattr(A, "ndim", None) != 2 or not hasattr(A, "format"):
         kind = f"one of shape {A.shape}" if hasattr(A, "format") else type(A).__name__
         raise ValueError(f"{what}: A: expected a SparseArray of 2 dimensions, got {kind}")
@@ -94,13 +97,14 @@ def check_blocked(A: Any, format: Any, what: str) -> None:
 
 
 def _widths(offsets: Any) -> Any:
-    """Vectors of each block row; one more, so that it can be indexed where there are no rows."""
+    """How many vectors each block row has; a 0 at the end lets it be indexed if there are no
+    rows."""
     return jnp.diff(offsets, append=offsets[-1:])
 
 
 def well_formed(A: Array) -> Array:
-    """A, of vectors or blocks, with index arrays that its entries can be computed of: as they are
-    where they were checked, else see formats/structure.py."""
+    """A, in a format of vectors or blocks, with valid index arrays: unchanged if they were checked,
+    else as formats/structure.py defines."""
     if A.is_checked:
         return A
     outer, inner = grid(A.shape, A.format)
@@ -113,21 +117,24 @@ def well_formed(A: Array) -> Array:
 
 
 def split_blocks(A: Array) -> Array:
-    """BCSR(r, c) as CVS(r), and the transpose of one as that of the other; all else as it is.
+    """Converts BCSR(r, c) to CVS(r), and the transpose of the one to that of the other; other
+    formats are unchanged.
 
-    Columns past the end of the matrix come last, as padding: nothing is read there.
+    Columns past the end of the matrix come last, as padding, and are never read.
     """
     return _split(A)[0] if len(A.format.block_shape) == 2 else A
 
 
 def join_blocks(A: StoredArray, values: Any) -> Any:
-    """Values in the order of `split_blocks(A)` as A stores them: [blocks, r, c] of BCSR(r, c)."""
+    """Reorders values of `split_blocks(A)` to the shape of A's values: [blocks, r, c] for
+    BCSR(r, c)."""
     return _join(A, values) if len(A.format.block_shape) == 2 else values
 
 
 @jax.jit
 def _split(A: Array) -> tuple[Array, Any]:
-    """See `split_blocks`; and where vector j of block p, number p c + j, went (None: nowhere)."""
+    """(`split_blocks(A)`, to): vector j of block p, number q = p c + j, is vector to[q] of the
+    result. None: the order is unchanged."""
     A = structure.unfolded_structure(well_formed(A))
     assert A.transposed is not None
     (offsets, indices), (column_offsets, rows, permutation) = A.index_arrays[1], A.transposed
@@ -135,7 +142,7 @@ def _split(A: Array) -> tuple[Array, Any]:
     lane = structure.positions(width)[None]
     columns = (indices[:, None] * width + lane).reshape(-1)
     values = jnp.swapaxes(structure.whole(A.values), 1, 2).reshape(-1, height)
-    # By columns, vectors are what the entries of CVS(c) are by rows.
+    # In the transpose a block is a vector of c columns, and decodes as a vector of CVS(c) does.
     source = _sources(column_offsets, indices.shape[0], width)
     number = (permutation[:, None] * width + lane).reshape(-1)[source]
     vector_offsets, to = _cut(offsets, indices, width, inner)
@@ -160,9 +167,10 @@ def _join(A: StoredArray, values: Any) -> Any:
 
 @jax.jit
 def positions(A: StoredArray) -> tuple[Any, Any]:
-    """Of each number in the flat values: its place among the entries of `expand(A)`, and its row.
+    """For each of the flattened values: its place among the entries of `expand(A)`, and its row.
 
-    "Row" is the outer mode; numbers past the end of the matrix, and padding, get ceil(m / V) V.
+    "Row" is the index of the outer mode; padding gets ceil(m / V) V, and values past the end of the
+    matrix a row of m or more.
     """
     offsets, indices = structure.unfolded(well_formed(A).index_arrays[1])
     length, count = A.format.vector_length, indices.shape[0]
@@ -179,9 +187,10 @@ def positions(A: StoredArray) -> tuple[Any, Any]:
 
 
 def _sources(offsets: Any, count: int, length: int) -> Any:
-    """Of each entry of CVS(length) of this structure, by rows: where it is in the flat values."""
-    # The entries V o[b] .. V o[b+1] - 1 are those of block row b, and so are the vectors that their
-    # positions divided by V name.
+    """For each entry of CVS(length) with these offsets, in order of rows: its place in the
+    flattened values. `count` is the number of vectors."""
+    # Block row b has the entries V o[b] .. V o[b+1] - 1, so entry q is in the block row of vector
+    # q // V.
     block = jnp.repeat(structure.segment_of_entry(offsets, count), length)
     entry = structure.positions(count * length)
     start, width = offsets[block], jnp.maximum(_widths(offsets)[block], 1)
@@ -191,23 +200,26 @@ def _sources(offsets: Any, count: int, length: int) -> Any:
 
 
 def _offsets_of_lanes(offsets: Any, length: int, rows: int) -> Any:
-    """[rows + 1] offsets of those entries."""
+    """[rows + 1]: row offsets of the entries of CVS(length) with these block row offsets."""
     lane = structure.positions(length)[None]
     starts = offsets[:-1, None] * length + lane * jnp.diff(offsets)[:, None]
     return jnp.append(starts.reshape(-1), offsets[-1] * length)[: rows + 1]
 
 
 def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
-    """A compressed level whose coordinates are each index times `length` and the length - 1 next
-    ones, without those from `size` on, which go behind everything, as padding: its offsets, and
-    where coordinate number q goes (None: it stays)."""
+    """Expands each index i of a compressed level to the coordinates i length .. (i + 1) length - 1,
+    and moves those from `size` on to the end, as padding.
+
+    Returns the offsets of the expanded level, and the new position [count * length] of each
+    coordinate (None: all stay).
+    """
     beyond, count = -size % length, indices.shape[0]
     if not beyond:
         return offsets * length, None
     entry, lane = structure.positions(count)[:, None], structure.positions(length)[None]
     stored = structure.positions(count) < offsets[-1]
     ragged = stored & (indices == block_rows(size, length) - 1)
-    # [count + 1]: how many have gone before each.
+    # [count + 1]: how many coordinates before those of each index are moved to the end.
     gone = jnp.cumsum(
         jnp.append(jnp.zeros(1, jnp.int32), ragged.astype(jnp.int32) * beyond), dtype=jnp.int32
     )
@@ -222,8 +234,8 @@ def _cut(offsets: Any, indices: Any, length: int, size: int) -> tuple[Any, Any]:
 
 @jax.jit
 def expand(A: Array) -> Array:
-    """CSR of CVS(V) and BCSR(r, c) (CSC of transposes): every number that is inside the matrix an
-    entry, zeros included."""
+    """Converts CVS(V) and BCSR(r, c) to CSR (their transposes to CSC): every value inside the
+    matrix becomes an entry, zeros included."""
     A = structure.unfolded_structure(well_formed(split_blocks(A)))
     offsets, indices = A.index_arrays[1]
     length = A.format.vector_length
@@ -240,7 +252,8 @@ def expand(A: Array) -> Array:
 
 
 def _expand_transposed(A: StoredArray) -> tuple[Any, Any, Any]:
-    """The transpose of the entries from that of the vectors: a vector's rows follow each other."""
+    """The transpose of `expand(A)` from A's: in each column, the rows of a vector are
+    consecutive."""
     assert A.transposed is not None
     offsets, blocks, permutation = A.transposed
     length, rows = A.format.vector_length, A.shape[A.format.modes[0]]
@@ -248,7 +261,7 @@ def _expand_transposed(A: StoredArray) -> tuple[Any, Any, Any]:
     count = blocks.shape[0]
     place = positions(A)[0].reshape(count, length)[permutation].reshape(-1)
     row = (blocks[:, None] * length + structure.positions(length)[None]).reshape(-1)
-    # A vector of the last block row, the last of its column, may end past the matrix.
+    # A vector of the last block row is the last of its column, and may end past the matrix.
     offsets, to = _cut(offsets, blocks, length, rows)
     if to is not None:
         order = structure.invert_permutation(to)
@@ -257,6 +270,6 @@ def _expand_transposed(A: StoredArray) -> tuple[Any, Any, Any]:
 
 
 def collect(A: StoredArray, values: Any) -> Any:
-    """Values in the order of `expand(A)` as A stores them: [vectors, V] or [blocks, r, c]."""
+    """Reorders values of `expand(A)` to the shape of A's values: [vectors, V] or [blocks, r, c]."""
     split = split_blocks(A)
     return join_blocks(A, values[positions(split)[0]].reshape(split.values.shape))

@@ -1,5 +1,5 @@
-"""From the schedule of fused attention to the launches of its kernels
-(cuda/attention/attention.cuh)."""
+"""Launch plans of fused attention and its gradients, from a problem and an `AttentionTile`
+(cuda/attention/attention.cuh, attention_backward.cuh)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _COLUMNS = 4
 def forward_plan(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, scale: float
 ) -> KernelCall:
-    """The launch of out and lse.
+    """The launch that computes out and lse, the logarithm of each row's sum of exponentials.
 
-    Inputs: q [B, m, heads, d], k [B, keys, key_heads, d], v [B, keys, key_heads, dv], bias [B,
-    heads, nnz] and sinks [B, heads] of accumulators, lengths [B], row_offsets, column_indices, with
-    leading axes of 1 where `shapes` says that they are shared, and any array for what is absent.
-    Outputs: out [B, m, heads, dv], lse [B, m, heads] of accumulators.
+    Inputs: q [B, m, heads, d], k [B, keys, key_heads, d], v [B, keys, key_heads, dv], bias
+    [B, heads, nnz] and sinks [B, heads] in the accumulator's dtype, lengths [B], row_offsets,
+    column_indices. An operand that `shapes` says is shared has a leading axis of 1; an absent one
+    is any array. Outputs: out [B, m, heads, dv], and lse [B, m, heads] in the accumulator's dtype.
 
     Args:
-      problem: op "attention" on "cuda", with n the features of a head of q and k, and nnz counting
-        every row of a vector.
-      schedule: as `AttentionTile.check` takes it.
-      scale: of the scores; an argument of the kernel.
+      problem: op "attention" on "cuda"; n is the number of features of a head of q and k, and nnz
+        counts every row of a vector.
+      schedule: one that `AttentionTile.check` accepts.
+      shapes: heads, batch, and which operands are present or shared.
+      scale: the factor of the scores; an argument of the kernel.
     """
     operand, wide = types(problem)
     reads = (operand, operand, operand, wide, wide, "int", "int", "int")
@@ -53,11 +54,11 @@ def rows_backward_plan(
     scale: float,
     wrt_bias: bool,
 ) -> KernelCall:
-    """The launch of dq, and of dbias where it is asked for.
+    """The launch that computes dq and, with `wrt_bias`, dbias.
 
-    Inputs: dout [B, m, heads, dv], delta [B, m, heads] of accumulators, q, k, v, bias, lengths, lse
-    [B, m, heads], row_offsets, column_indices. Outputs: dq [B, m, heads, d] and dbias [B, heads,
-    nnz] of accumulators (any array, not written, without `wrt_bias`).
+    Inputs: dout [B, m, heads, dv], delta [B, m, heads] in the accumulator's dtype, q, k, v, bias,
+    lengths, lse [B, m, heads], row_offsets, column_indices. Outputs: dq [B, m, heads, d], and dbias
+    [B, heads, nnz] in the accumulator's dtype (any array, not written, without `wrt_bias`).
     """
     operand, wide = types(problem)
     reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int")
@@ -81,10 +82,11 @@ def rows_backward_plan(
 def keys_backward_plan(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, scale: float
 ) -> KernelCall:
-    """The launch of dk and dv.
+    """The launch that computes dk and dv.
 
-    Inputs: those of `rows_backward_plan` up to lse, then column_offsets, row_indices, permutation
-    of the transpose. Outputs: dk [B, keys, key_heads, d], dv [B, keys, key_heads, dv].
+    Inputs: those of `rows_backward_plan` up to lse, then column_offsets, row_indices and
+    permutation, the transposed structure. Outputs: dk [B, keys, key_heads, d], dv
+    [B, keys, key_heads, dv].
     """
     operand, wide = types(problem)
     reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int", "int")
@@ -111,7 +113,8 @@ def keys_backward_plan(
 def _by_rows(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, held: int
 ) -> tuple[list, int]:
-    """Template constants of a kernel by rows, and its lanes in x."""
+    """Template constants of a kernel whose warps take rows, and its number of lanes in x. `held` is
+    how many vectors of d and of dv features a lane keeps in registers for each row."""
     length, steps, value_steps = _steps(problem, schedule, shapes)
     operand, _ = types(problem)
     numbers = held * (steps + value_steps) * _COLUMNS * (2 if operand == "double" else 1)

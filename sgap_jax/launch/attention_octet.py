@@ -1,4 +1,5 @@
-"""The launches of attention in octet tiles and of its gradients (cuda/attention/)."""
+"""Launch plans of attention in octet tiles, on tensor cores, and of its gradients
+(cuda/attention/attention_octet*.cuh)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 
 _WARP = 32
-_HALF = 128  # of a lane's registers
-_BLOCK_WARPS = 4  # of a block by keys, unless more share keys
-_MOST_WARPS = 8  # of a block whose lanes have all registers that there are
+_HALF = 128  # registers of a lane: half of the most that it can have
+_BLOCK_WARPS = 4  # warps of a block of the kernel by keys, unless more share keys
+_MOST_WARPS = 8  # warps of a block whose lanes have the most registers
 
 
 def forward_plan(
@@ -20,9 +21,9 @@ def forward_plan(
     scale: float,
     pointers: list[str],
 ) -> KernelCall:
-    """As `attention_cuda.forward_plan`, which knows the pointers."""
+    """As `forward_plan` in launch/attention.py, which passes the pointers' types."""
     steps, panels = _pieces(problem.n, 32), _pieces(shapes.value_depth, 64)
-    # Queries and sums.
+    # Registers: 4 a step for the queries, 16 a panel for the sums.
     tiles = _tiles(problem, schedule, shapes, 4 * steps + 16 * panels)
     return _by_rows(
         "attention_octet.cuh",
@@ -44,9 +45,9 @@ def rows_backward_plan(
     wrt_bias: bool,
     pointers: list[str],
 ) -> KernelCall:
-    """As `attention_cuda.rows_backward_plan`."""
+    """As `rows_backward_plan` in launch/attention.py."""
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
-    # Queries, cotangents and sums, and what is gathered.
+    # Registers of a tile for queries, cotangents and sums; and for the gathered keys and values.
     own, gathered = 12 * steps + 4 * value_steps, 8 * (steps + value_steps)
     tiles = _tiles(problem, schedule, shapes, own, gathered, _most(problem, shapes))
     return _by_rows(
@@ -69,10 +70,11 @@ def keys_backward_plan(
     scale: float,
     pointers: list[str],
 ) -> KernelCall:
-    """As `attention_cuda.keys_backward_plan`."""
+    """As `keys_backward_plan` in launch/attention.py."""
     length = checked(problem, schedule, shapes)
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
-    # Keys, values and the sums of both in a tile, what is gathered, and the lists of the keys.
+    # Registers for two tiles of keys, values and their sums; for the gathered queries and
+    # cotangents; and for the lists of the keys' entries.
     registers = (2 * 12 + 8) * (steps + value_steps) + 32
     tiles = 2 if registers <= _most(problem, shapes) else 1
     share = min(schedule.share, _MOST_WARPS)
@@ -101,8 +103,9 @@ def _tiles(
     gathered: int = 0,
     most: int = _HALF,
 ) -> tuple[int, int, int]:
-    """V, and of its rows and of the heads that share keys those that a warp takes, in tiles of 8
-    rows: up to 4, of so many registers each, with what they share within `most`."""
+    """(V, rows, heads): of the V rows of a vector and of the heads that share keys, how many a warp
+    takes. It computes up to 4 tiles of 8 rows: n tiles need n * registers + gathered registers,
+    which must not exceed `most`."""
     length = checked(problem, schedule, shapes)
     tiles = max(n for n in (1, 2, 4) if n == 1 or n * registers + gathered <= most)
     rows = min(length, 8 * tiles)
@@ -122,8 +125,8 @@ def _by_rows(
     full: tuple[int, int],
     zero: tuple[int, ...] = (),
 ) -> KernelCall:
-    """A launch of a kernel by rows: V, rows, heads, steps of q and of v, warps of a block; the
-    features that fill these steps."""
+    """A launch of a kernel whose warps take rows. `constants`: V, rows, heads, steps of q and of v,
+    and last the warps of a block. `full`: the features of q and of v that fill all steps."""
     length, rows, heads, *_, warps = constants
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full
@@ -142,7 +145,8 @@ def _by_rows(
 
 
 def _most(problem: Problem, shapes: AttentionShapes) -> int:
-    """Registers of a lane for operands and sums, which leave what loads and addresses take."""
+    """How many registers of a lane operands and sums may take; loads and addresses need the rest,
+    and more of it if rows are not aligned."""
     return 160 if _aligned(problem, shapes) else 128
 
 

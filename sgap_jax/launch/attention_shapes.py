@@ -1,4 +1,5 @@
-"""What a launch of the attention kernels is told beside its schedule."""
+"""`AttentionShapes`, the sizes and options of an attention call, and the launch arguments that all
+attention kernels share."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from sgap_jax.schedules.schedule import GRID_Y
 
 @dataclasses.dataclass(frozen=True)
 class AttentionShapes:
-    """What the launches need to know beside the problem.
+    """Sizes and options of an attention call that `Problem` does not have.
 
     Attributes:
-      heads, key_heads: of q and out, and of k and v; the second divides the first.
-      value_depth: features of v.
-      batch: sequences of the results.
-      many: which of "q", "k", "v", "bias", "sinks", "lengths", "dout", "delta", "lse" differ from
-        sequence to sequence (have a leading axis of `batch`).
-      bias: none, "shared" by the heads, or of each ("heads").
-      sinks, lengths: whether there are any.
+      heads, key_heads: number of heads of q and out, and of k and v; key_heads divides heads.
+      value_depth: features of a head of v.
+      batch: number of sequences in the results.
+      many: which of "q", "k", "v", "bias", "sinks", "lengths", "dout", "delta", "lse" have a
+        leading axis of `batch`; the sequences share the others.
+      bias: None if there is none, "shared" for one for all heads, "heads" for one for each head.
+      sinks, lengths: whether the call has them.
       is_causal: entries (i, j) with j > i are masked.
     """
 
@@ -38,7 +39,7 @@ class AttentionShapes:
 
     @property
     def flags(self) -> int:
-        """As enum AttentionFlag of cuda/attention/attention.cuh counts."""
+        """The bits of enum AttentionFlag in cuda/attention/attention.cuh, in the same order."""
         bits = [
             self.is_causal,
             self.bias is not None,
@@ -51,8 +52,7 @@ class AttentionShapes:
 
 
 def checked(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) -> int:
-    """The rows of a vector, where the schedule takes the problem."""
-    schedule.check(problem)
+    """Checks that the schedule takes the problem; returns V, 1 for formats without vectors."""
     schedule.check_depth(shapes.value_depth)
     if shapes.heads > GRID_Y:
         raise NotImplementedError(f"attention: a launch has up to {GRID_Y} heads")
@@ -60,7 +60,7 @@ def checked(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) 
 
 
 def types(problem: Problem) -> tuple[str, str]:
-    """Of the operands and of their accumulators, in C++."""
+    """The C++ types of the operands and of their accumulators."""
     return TYPES[problem.dtype], "double" if problem.dtype == "float64" else "float"
 
 

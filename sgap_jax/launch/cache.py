@@ -1,10 +1,10 @@
-"""Compiled kernels, kept by content: in memory, and on disk for the processes to come.
+"""The cache of compiled kernels: in memory, and on disk for later processes.
 
-An entry is one file, named by the hash of all that its compilation depends on. Files appear by
-rename and carry a checksum, so that processes may fill one folder at once, be killed, or find it
-damaged: a reader sees a whole entry or none. A folder that cannot be written costs a compilation
-per process, and one warning. A folder stays near MOST_BYTES: beyond, the entries that were used
-longest ago go.
+An entry is one file, named by the hash of everything that its compilation depends on. Files appear
+by rename and contain a checksum, so a reader sees a whole entry or none, even if several processes
+write to the folder, a writer is killed, or a file is damaged. If the folder cannot be written, each
+process compiles again and warns once. The folder stays near MOST_BYTES: the least recently used
+entries are removed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 # Some 20,000 kernels.
 MOST_BYTES = 256 << 20
-_KEPT = 0.75  # of that, when some go: the next are then a while away
+_KEPT = 0.75  # the share of MOST_BYTES that a clean-up leaves, so that clean-ups are rare
 
-# The first line of an entry. Another layout takes another line, which also makes other keys.
+# The first line of an entry. Change it with the layout of entries: it is part of their keys.
 _FORMAT = b"sgap_jax cubin 1\n"
 
 
@@ -36,7 +36,7 @@ class Cubin:
 
 
 def content_key(*parts: str | bytes) -> str:
-    """SHA-256 of the parts in order; their boundaries count."""
+    """SHA-256 of the parts, in order; ("ab", "c") and ("a", "bc") have different keys."""
     digest = hashlib.sha256(_FORMAT)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -45,22 +45,23 @@ def content_key(*parts: str | bytes) -> str:
 
 
 def default_folder() -> Path | None:
-    """SGAP_CACHE_DIR (empty: keep nothing on disk), else a folder in the user's cache."""
+    """The folder SGAP_CACHE_DIR, None (nothing on disk) if that is empty; without it a folder in
+    the user's cache."""
     named = os.environ.get("SGAP_CACHE_DIR")
     if named is not None:
         return Path(named) if named else None
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "sgap_jax" / "cubins"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return None
 
 
 class CubinCache:
     """Cubins by key, in memory and in `folder` (None: in memory only). Thread-safe.
 
-    Each process looks at the size of the folder when it first writes there, and again when it has
-    filled what was free: several that write at once may exceed `most_bytes` for that long.
+    Each process measures the folder when it first writes there, and again when it has written as
+    much as was free then. In between, several processes together may exceed `most_bytes`.
     """
 
     def __init__(self, folder: Path | None, most_bytes: int = MOST_BYTES) -> None:
@@ -71,7 +72,7 @@ class CubinCache:
         self._warned = False
 
     def get(self, key: str, compile: Callable[[], Cubin]) -> Cubin:
-        """The entry of `key`; where there is none or a damaged one, `compile()`, which is kept."""
+        """The entry of `key`; if there is none or it is damaged, stores and returns `compile()`."""
         cubin = self._memory.get(key) or self._read(key)
         if cubin is None:
             cubin = compile()
@@ -87,11 +88,11 @@ class CubinCache:
         path = self.path(key)
         try:
             data = b"" if path is None else path.read_bytes()
-        except OSError:  # absent, or not for us: compile
+        except OSError:  # absent, or not readable: compile
             return None
         if path is not None:
-            with contextlib.suppress(OSError):  # someone else's folder
-                os.utime(path)  # used now: see _make_room
+            with contextlib.suppress(OSError):  # the folder belongs to another user
+                os.utime(path)  # marks the entry as used now, for _make_room
         return decode_entry(data)
 
     def _write(self, key: str, cubin: Cubin) -> None:
@@ -108,12 +109,12 @@ class CubinCache:
             self._warn(error)
 
     def _make_room(self, folder: Path) -> None:
-        """Removes what was used longest ago, were the folder beyond its size; what processes that
-        were killed have left goes the same way. Others may do so at the same time."""
+        """If the folder is larger than `most_bytes`, removes the least recently used entries, and
+        temporary files that killed processes left. Other processes may do so at the same time."""
         found, total = [], 0
         with os.scandir(folder) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # gone since
+                with contextlib.suppress(OSError):  # removed in the meantime
                     status = entry.stat()
                     left = entry.name.endswith(".new") and status.st_mtime < _abandoned()
                     if left or (entry.name.endswith(".cubin") and entry.is_file()):
@@ -142,7 +143,7 @@ class CubinCache:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file that readers see whole or not at all; OSError where that cannot be."""
+    """Writes a file by rename, so that readers see it whole or not at all; OSError on failure."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -154,7 +155,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _abandoned() -> float:
-    """Nobody has been writing a file since."""
+    """A time; temporary files that are older have no writer any more."""
     return time.time() - 3600
 
 
@@ -164,7 +165,7 @@ def encode_entry(cubin: Cubin) -> bytes:
 
 
 def decode_entry(data: bytes) -> Cubin | None:
-    """The entry, or None where the bytes are not one that was written whole."""
+    """The entry, or None if the bytes are not a whole entry with a matching checksum."""
     if not data.startswith(_FORMAT):
         return None
     checksum, _, body = data[len(_FORMAT) :].partition(b"\n")

@@ -1,18 +1,18 @@
-"""The launches of the default schedules: what a wheel carries as machine code.
+"""The launches of the default schedules, whose kernels a wheel carries as machine code.
 
-For each operation with CUDA kernels, what `choose_schedule` picks for 1 to 256 dense columns (or
-features), rows of 1 to 32 entries on average (wider and longer ones have the same kernels),
-float32, bfloat16 and float16, with and without a permutation where the operation has one, and for
-column vectors of the usual lengths the tiles that it picks. Many problems share a kernel. float64
-and schedules that a caller names are compiled where they run.
+For each operation with CUDA kernels, these are the schedules that `choose_schedule` picks for 1 to
+256 dense columns (or features), rows of 1 to 32 entries on average (wider and longer ones have the
+same kernels), float32, bfloat16 and float16, with and without a permutation if the operation has
+one. Many problems share a kernel. Kernels for float64 and for schedules that a caller names are
+compiled where they run.
 
-For column vectors of 2, 4, 8 and 16 the kernels of one column, of block rows of some 32 vectors or
-more, and of 64 columns and more, a multiple of what one load brings: spmm, its transpose (of whole
-vectors) and sddmm; and the softmax. Attention over entries and vectors of 8 and 16, for heads of 64
-and 128 features, each with keys of its own, and rows enough to fill a device. The others are too
-many.
+For column vectors of 2, 4, 8 and 16 rows: spmm, its transpose (for whole vectors) and sddmm, with
+one column or with 64 and more, a multiple of what one load brings, and block rows of some 32
+vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
+64 and 128 features, each with its own keys, and enough rows to fill a device. All other
+combinations are too many.
 
-Imports no JAX: the build runs it before the package can be imported.
+Imports no JAX: the build runs this module before the package can be imported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
+from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.launch import attention as attention_cuda
 from sgap_jax.launch import attention_shapes
 from sgap_jax.launch import gspmm as gspmm_cuda
@@ -32,8 +33,8 @@ from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.problem import TILED
 
-# What a kernel's launch plan adds: a name, the operation whose points it takes, (problem, point) ->
-# launch.
+# For the name of each kernel, the operation whose schedules it takes, and its launch plan:
+# (problem, point) -> launch.
 LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "spmm": ("spmm", spmm_cuda.launch_plan),
     "sddmm": ("sddmm", sddmm_cuda.launch_plan),
@@ -51,9 +52,9 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
     "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
 }
 
-# Those of them whose points take column vectors too.
+# The names whose kernels take column vectors too.
 ON_VECTORS = ("sparse_softmax", "sparse_softmax_jacobian")
-# The operations that have tiles of column vectors, each by the name of these.
+# The names for tiles of column vectors, and the operation of each.
 OF_VECTORS = {"spmm_vectors": "spmm", "sddmm_vectors": "sddmm"}
 # Attention and its gradients: a plan takes (problem, tile, shapes).
 OF_ATTENTION: dict[str, Callable[..., KernelCall]] = {
@@ -70,15 +71,15 @@ DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
 VECTOR_LENGTHS = (2, 4, 8, 16)
 VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
-# Rows, and numbers in each: many block rows and few, which several warps share; short ones.
+# (rows, values in a row): many block rows and few, which several warps then share; or short ones.
 VECTOR_ROWS = {"spmm": ((10_000, 512), (1000, 512)), "sddmm": ((10_000, 512), (10_000, 8))}
-ATTENTION_FORMATS = ("CSR", "CVS(8)", "CVS(16)")
+ATTENTION_FORMATS = (CSR, CVS(8), CVS(16))
 ATTENTION_DEPTHS = (64, 128)
 _ROWS = 10_000
 
 
-def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Problem]:
-    """Problems that between them have every default point of an operation that a wheel carries."""
+def default_problems(op: str, formats: Sequence[Format] = (CSR,)) -> Iterator[Problem]:
+    """Problems whose default points are, together, all that a wheel carries for an operation."""
     columns = COLUMNS if op in (*TILED, "sddmm") else (1,)
     permuted = (False, True) if op in TILED else (False,)
     sizes = (columns, DTYPES, ROW_LENGTHS, permuted, formats)
@@ -96,7 +97,7 @@ def default_problems(op: str, formats: Sequence[str] = ("CSR",)) -> Iterator[Pro
 
 
 def vector_problems(op: str) -> Iterator[Problem]:
-    """The same of column vectors."""
+    """As `default_problems`, for tiles of column vectors."""
     sizes = (VECTOR_COLUMNS[op], DTYPES, VECTOR_LENGTHS, VECTOR_ROWS[op])
     permuted = (False, True) if op in TILED else (False,)
     for n, dtype, length, (rows, row), through in itertools.product(*sizes, permuted):
@@ -106,7 +107,7 @@ def vector_problems(op: str) -> Iterator[Problem]:
             rows * row,
             n=n,
             dtype=dtype,
-            format=f"CVS({length})",
+            format=CVS(length),
             platform="cuda",
             permuted=through,
         )
@@ -114,7 +115,7 @@ def vector_problems(op: str) -> Iterator[Problem]:
 
 @cache
 def default_calls(name: str) -> dict[str, KernelCall]:
-    """A launch for each kernel among the defaults, by its source; `name` of NAMES."""
+    """For a name in NAMES: {source of a kernel: a launch of it} for each default kernel."""
     if name in OF_ATTENTION:
         made = _attention_calls(OF_ATTENTION[name])
     else:
@@ -124,8 +125,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
 
 def _point_calls(name: str) -> Iterator[KernelCall]:
     op, plan = LAUNCH_PLANS[name]
-    vectors = tuple(f"CVS({length})" for length in VECTOR_LENGTHS) if name in ON_VECTORS else ()
-    for problem in default_problems(op, ("CSR", *vectors)):
+    vectors = tuple(map(CVS, VECTOR_LENGTHS)) if name in ON_VECTORS else ()
+    for problem in default_problems(op, (CSR, *vectors)):
         point = choose_schedule(problem)
         assert isinstance(point, AtomicParallelism)
         yield plan(problem, point)

@@ -1,5 +1,5 @@
-"""From a point of the atomic-parallelism space to the launches of gspmm with a maximum or minimum
-and of its derivatives (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_pick.cuh)."""
+"""Launch plans of gspmm with a maximum or minimum and of its derivatives, from points of the
+atomic-parallelism space (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_pick.cuh)."""
 
 from collections.abc import Sequence
 
@@ -19,18 +19,18 @@ def extremum_plan(
     minimum: bool,
     batches: Sequence[int] = (1, 1),
 ) -> KernelCall:
-    """The launch of the extrema, for operands as the kernel takes them.
+    """The launch that computes the extremum of each row's messages and its position.
 
     Inputs: values [Bv, nnz], row_offsets [m+1], column_indices [nnz], permutation [nnz] (of any
-    size where `problem.permuted` is false; it is not read), x [Bx, k, n]. Outputs: the extrema
-    [batch, m, n] in the dtype of the operands, and positions [batch, m, n] int32. Along A^T the
+    size if not `problem.permuted`; then it is not read), x [Bx, k, n]. Outputs: the extrema
+    [batch, m, n] in the dtype of the operands, and the arg-extrema [batch, m, n] int32. For A^T the
     index arrays, the permutation and (m, k) are those of A^T.
 
     Args:
       problem: op "gspmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
-      add: messages are x + value, else x * value; an argument of the kernel, as the next.
-      minimum: the least, else the greatest.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
+      add: messages are x + value, else x * value; an argument of the kernel, as is `minimum`.
+      minimum: the extremum is the minimum, else the maximum.
       batches: (Bv, Bx), each 1 or the batch.
     """
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
@@ -52,10 +52,11 @@ def extremum_plan(
 def pick_to_x_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_x`, along the transpose of what the messages went along.
+    """The launch of `pick_to_x`, the derivative by x along d (equations: gspmm_pick.cuh).
 
-    Inputs: w [Bw, nnz], offsets, indices and permutation as above, d [Bd, k, n], arg [Ba, k, n].
-    Output: [batch, m, n].
+    `problem` and the structure are the transpose of those of the forward pass. Inputs: w [Bw, nnz],
+    offsets, indices and permutation as in `extremum_plan`, d [Bd, k, n], arg [Ba, k, n]. Output:
+    [batch, m, n].
     """
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
@@ -73,11 +74,11 @@ def pick_to_x_plan(
 
 
 def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCall:
-    """The launch of `pick`: a lane for each number.
+    """The launch of `pick`, the arg-extremum gather, with a lane for each element of the result.
 
     Inputs: w [Bw, nnz], row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], arg
-    [Ba, m, n]. Output: [batch, m, n]. `problem.shape` is A's, and `problem.permuted` says that the
-    messages went along A^T: then m counts A's columns, and k its rows.
+    [Ba, m, n]. Output: [batch, m, n]. `problem.shape` is that of A. `problem.permuted` says that
+    the forward pass used A^T: then m is the number of A's columns, and k of its rows.
     """
     n, operand = problem.n, TYPES[problem.dtype]
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
@@ -98,12 +99,12 @@ def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCal
 def pick_to_values_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_values`: g entries, c columns and r lanes of {<g nnz, c col>, r}.
+    """The launch of `pick_to_values`, the derivative by the values along d (equations:
+    gspmm_pick.cuh), with g entries, c columns and r lanes of {<g nnz, c col>, r}.
 
     Inputs: row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], d [Bd, m, n], arg
-    [Ba, m, n]. Output: [batch, nnz]. `problem` has the op "sddmm", and is otherwise as for `pick`.
+    [Ba, m, n]. Output: [batch, nnz]. `problem` has op "sddmm", otherwise as in `pick_plan`.
     """
-    schedule.check(problem)
     n, operand, col = problem.n, TYPES[problem.dtype], int(schedule.col)
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
     nonzeros = max(int(schedule.nnz or 1), 1) * schedule.walk  # 1 for a point of rows
@@ -124,8 +125,7 @@ def pick_to_values_plan(
 
 
 def _rows(problem: Problem, schedule: AtomicParallelism) -> list:
-    """The constants of a kernel that walks rows."""
-    schedule.check(problem)
+    """The template constants, after the dtype, of a kernel whose groups walk rows."""
     col, tile = int(schedule.col), schedule.columns_of_block(problem.n)
     walk = max(int(schedule.row or 1), 1) * schedule.walk
     constants = [schedule.group, walk, col, tile // col, schedule.block_size]
@@ -137,5 +137,5 @@ def _blocks(problem: Problem, schedule: AtomicParallelism) -> tuple[int, int]:
 
 
 def _strides(batches: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """From one element of the batch to the next; 0 for an operand that all share."""
+    """Strides from one element of the batch to the next; 0 for an operand that all share."""
     return [size if batch > 1 else 0 for batch, size in zip(batches, sizes, strict=True)]

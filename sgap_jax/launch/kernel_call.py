@@ -1,4 +1,5 @@
-"""A launch of a CUDA kernel: its program, its grid, and the headers that the program includes."""
+"""`KernelCall`, the description of a launch of a CUDA kernel, and the headers that its source
+includes."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ TYPES = {
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch: the program, the kernel in it, and every argument that is not an operand.
+    """One launch: the source, the kernel in it, the grid, and all arguments but the operands.
 
-    A kernel's arguments are pointers to the operands, pointers to the results, then `scalars`. The
-    pointers are multiples of 16 bytes, as all of XLA's buffers are.
+    A kernel's arguments are pointers to the operands, pointers to the results, then `scalars`.
+    Pointers are aligned to 16 bytes, as all of XLA's buffers are.
 
     Attributes:
       source: CUDA C++ that includes a header of `cuda/` and instantiates one kernel.
       kernel: the kernel's name in `source`.
-      grid, block: blocks and threads, one to three sizes. They depend on shapes only.
+      grid, block: numbers of blocks and of threads, one to three each. They depend on shapes only.
       shared_bytes: dynamic shared memory of a block.
-      scalars: int64 each.
+      scalars: the kernel's int64 arguments.
       zero: positions of the results that are zeroed before the launch.
-      in_place: (operand, result): the result takes the memory of the operand, and starts as that.
+      in_place: pairs (operand, result): the result takes the operand's memory and initial contents.
     """
 
     source: str
@@ -88,7 +89,8 @@ def instantiation(
     pointers: Sequence[str],
     scalars: int,
 ) -> str:
-    """CUDA C++ that instantiates one kernel of a header, with so many int64 after its pointers."""
+    """CUDA C++ that instantiates one kernel of a header; `scalars` is how many int64 arguments
+    follow its pointers."""
     written = (str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
     arguments = [*(f"{pointer}*" for pointer in pointers), *["long long"] * scalars]
     return (
@@ -102,7 +104,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def header_folder() -> Path:
-    """Where the device code is: in the package, or beside it in a checkout."""
+    """The folder of the device code: in the package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "cuda"
     return installed if installed.is_dir() else package.parent / "cuda"
@@ -110,13 +112,13 @@ def header_folder() -> Path:
 
 @cache
 def header_paths(folder: Path) -> dict[str, Path]:
-    """The headers below a folder by their file names, by which they include each other."""
+    """{file name: path} of the headers below a folder, which include each other by file name."""
     return {path.name: path for path in sorted(folder.rglob("*.cuh"))}
 
 
 @cache
 def header_texts(folder: Path) -> dict[str, str]:
-    """The text of each header, by its name."""
+    """{file name: text} of the headers below a folder."""
     return {name: path.read_text() for name, path in header_paths(folder).items()}
 
 
@@ -127,10 +129,10 @@ def include_options(folder: Path) -> tuple[str, ...]:
 
 
 def included_headers(source: str, folder: Path) -> tuple[str, ...]:
-    """Names and texts in turn of the headers that a source includes, itself or through others.
+    """(name, text, name, text, ...) of the headers that a source includes, directly or not.
 
-    They belong to what a kernel's compilation depends on: a change in one of them is another key,
-    for the kernels that include it.
+    They are part of the cache key of a kernel: a changed header changes the keys of the kernels
+    that include it.
     """
     texts = header_texts(folder)
     found, left = set[str](), _INCLUDE.findall(source)

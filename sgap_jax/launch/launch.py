@@ -1,8 +1,9 @@
-"""The one way to launch a CUDA kernel: a KernelCall becomes a custom call that carries its cubin.
+"""Lowers a KernelCall to a custom call that contains the kernel's cubin. All CUDA kernels are
+launched this way.
 
-The target `sgap_launch_v1` (cuda/launch/launch_ffi.cc) loads the cubin with the executable, and at
-run time zeroes and launches, no more. Nothing outside the program is needed to run it: exported
-programs and JAX's persistent cache hold the machine code.
+The target `sgap_launch_v1` (cuda/launch/launch_ffi.cc) loads the cubin when the executable is
+loaded; at run time it only zeroes results and launches. A program needs nothing but itself to run:
+exported programs and JAX's persistent cache contain the machine code.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Compiled(Protocol):
 
 
 class Compiler(Protocol):
-    """What compiles CUDA C++: the module `launch.nvrtc`."""
+    """The interface of a compiler of CUDA C++, which the module `launch.nvrtc` implements."""
 
     def version(self) -> str: ...
     def compile(self, source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled: ...
@@ -61,19 +62,19 @@ def lower(
     Args:
       ctx: the rule's context.
       call: the launch.
-      operands: what the kernel reads, in its order: the primitive's operands or some of them.
-      avals: shapes and dtypes of `operands`, where they are not all of the primitive's.
-      results: those of what the kernel writes, where that is not the primitive's results:
-        accumulators of a wider dtype, scratch.
-      compiler: makes the cubin if it is in no cache.
-      arch: "sm_90" and the like; None asks `device_arch`.
-      cubins: where compiled kernels are kept; None for the user's cache.
+      operands: the kernel's inputs, in its order: the primitive's operands or some of them.
+      avals: shapes and dtypes of `operands`, if they are not those of all the primitive's operands.
+      results: shapes and dtypes of the kernel's outputs, if they are not the primitive's results,
+        such as accumulators of a wider dtype, or scratch.
+      compiler: compiles the kernel if no cache has it.
+      arch: such as "sm_90"; None is `device_arch()`.
+      cubins: the cache of compiled kernels; None is the user's cache.
 
     Returns:
       The results of the custom call, in the kernel's order.
 
     Raises:
-      ValueError: sizes that no launch has. What the compiler raises, and `device_arch`.
+      ValueError: sizes that a launch cannot have. Also what the compiler and `device_arch` raise.
     """
     if avals is not None:
         ctx = ctx.replace(avals_in=list(avals))
@@ -90,7 +91,8 @@ def lower(
 
 @contextlib.contextmanager
 def handed_to(stand_in: Callable) -> Iterator[None]:
-    """Within, `lower` checks a call and leaves the rest to `stand_in(ctx, call, operands)`."""
+    """A context in which `lower` only checks a call, and returns what
+    `stand_in(ctx, call, operands)` does."""
     token = _stand_in.set(stand_in)
     try:
         yield
@@ -99,7 +101,7 @@ def handed_to(stand_in: Callable) -> Iterator[None]:
 
 
 def check_call(call: KernelCall, operands: Sequence, results: Sequence) -> None:
-    """Raises ValueError for a call that the handler would refuse, or that no kernel means."""
+    """Raises ValueError for a call that the handler would refuse, or that makes no sense."""
     for name, sizes in (("grid", call.grid), ("block", call.block)):
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"launch: {name} must have one to three sizes, got {sizes}")
@@ -130,7 +132,7 @@ def compile_call(
 ) -> Cubin:
     """The machine code of a call: from the package, from memory, from disk, or from the compiler.
 
-    The compiler is not asked, not even for its version, where the package has the kernel.
+    If the package has the kernel, the compiler is not used at all, not even for its version.
     """
     folder = header_folder()
     headers = included_headers(call.source, folder)
@@ -167,7 +169,7 @@ def device_arch() -> str:
 
     Raises:
       ValueError: SGAP_CUDA_ARCH is not the name of an architecture.
-      NotImplementedError: no GPU here, or GPUs that no one cubin serves.
+      NotImplementedError: there is no GPU, or no single cubin runs on all GPUs.
     """
     named = os.environ.get("SGAP_CUDA_ARCH")
     if named:
@@ -187,7 +189,7 @@ def device_arch() -> str:
 def common_arch(capabilities: Sequence[str]) -> str:
     """The architecture whose cubins run on GPUs of these compute capabilities ("9.0").
 
-    A cubin runs within its major version, on its own minor version and later ones.
+    A cubin runs on GPUs of its major version with its own minor version or a later one.
     """
     versions = sorted({(int(major), int(minor)) for major, minor in map(_split, capabilities)})
     if versions[0][0] != versions[-1][0]:
@@ -206,5 +208,5 @@ def _split(capability: str) -> tuple[str, str]:
 
 @cache
 def user_cache(folder: Path | None) -> CubinCache:
-    """The cache of a folder, one for the process, so that a warning comes once."""
+    """The cache of a folder; one object for the process, so that it warns only once."""
     return CubinCache(folder)

@@ -1,4 +1,4 @@
-"""CUDA source to a cubin with NVRTC, which needs neither a CUDA toolkit nor a GPU."""
+"""Compiles CUDA source to a cubin with NVRTC, which needs neither a CUDA toolkit nor a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sgap_jax.launch.precompiled import driver_major
 
-# Where the wheels put NVRTC, under the namespace package `nvidia`, by major version.
+# Folders of NVRTC in NVIDIA's wheels, in the namespace package `nvidia`, by major version.
 _WHEEL_FOLDERS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}
 _LANGUAGE = "--std=c++17"
 
@@ -33,7 +33,7 @@ class Compiled:
 
     Attributes:
       cubin: device code for one architecture.
-      log: what the compiler said; empty where it had nothing to say.
+      log: the compiler's log, which may be empty.
       name: the mangled name of the kernel.
     """
 
@@ -46,9 +46,9 @@ def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
     """Compiles a translation unit that instantiates one kernel.
 
     Args:
-      source: CUDA C++; what it includes is found through `options`.
-      arch: a real architecture, such as "sm_90": a cubin runs on every driver of the compiler's
-        major version, PTX only on as new a one.
+      source: CUDA C++; `options` say where its headers are.
+      arch: a real architecture, such as "sm_90", not a virtual one: a cubin runs on every driver of
+        the compiler's major version, PTX only on drivers as new as the compiler.
       options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
 
     Raises:
@@ -73,7 +73,7 @@ def ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 
 
 def version() -> str:
-    """The version of the NVRTC that is found, such as "13.0"; raises NvrtcMissing."""
+    """The version of the installed NVRTC, such as "13.0"; raises NvrtcMissing if there is none."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
     return f"{major.value}.{minor.value}"
@@ -120,8 +120,8 @@ def _library() -> ctypes.CDLL:
     problems = []
     for path in _candidates():
         try:
-            # Found by its name only if it is in the process already: without it every compilation
-            # fails with error 7.
+            # NVRTC opens libnvrtc-builtins by its name, which works only if the process has loaded
+            # it; without it every compilation fails with error 7.
             if Path(path).is_absolute():
                 for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so*")):
                     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
@@ -139,10 +139,10 @@ def _library() -> ctypes.CDLL:
 
 
 def _candidates() -> Iterator[str]:
-    """NVRTC of the wheels, then of a toolkit, then wherever the linker looks."""
+    """Paths of NVRTC to try: in NVIDIA's wheels, in a toolkit, then where the linker finds it."""
     spec = importlib.util.find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec is not None else []
-    # Code of a newer major version than the driver's does not load: such a compiler comes last.
+    # A driver does not load code of a newer major version: compilers of such versions come last.
     driver = driver_major() or max(_WHEEL_FOLDERS)
     majors = sorted(_WHEEL_FOLDERS, key=lambda major: (major > driver, -major))
     folders = [Path(root) / _WHEEL_FOLDERS[major] for major in majors for root in roots]

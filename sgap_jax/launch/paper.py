@@ -1,4 +1,5 @@
-"""The launches of vectorSparse's own tiles (cuda/paper/), as SpMM and as SDDMM."""
+"""Launch plans of SpMM and SDDMM with the tiles of vectorSparse exactly as published
+(cuda/paper/)."""
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
@@ -7,18 +8,17 @@ from sgap_jax.schedules.problem import Problem
 
 
 def spmm_plan(problem: Problem, tile: PaperTile, batches: tuple[int, int] = (1, 1)) -> KernelCall:
-    """The launch of C = A B for operands as the kernel takes them.
+    """The launch of C = A B.
 
     Inputs: values [Bv, vectors, V], row_offsets [ceil(m/V)+1], column_indices [vectors],
     B [Bb, k, n]. Output: C [batch, m, n] in the operands' dtype; nothing needs to be zeroed.
 
     Args:
-      problem: op "spmm" on "cuda", of format CVS(V); `nnz` counts numbers, `batch` is that of the
-        result.
-      tile: as its `check` allows.
+      problem: op "spmm" on "cuda", of format CVS(V); `nnz` counts values, V for each vector, and
+        `batch` is that of the result.
+      tile: one that its `check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n = problem.shape, problem.n
     constants: list[str | int] = [tile.vector_length, tile.tile_k, n % 8 == 0]
     if isinstance(tile, WarpTile):
@@ -50,18 +50,17 @@ def spmm_plan(problem: Problem, tile: PaperTile, batches: tuple[int, int] = (1, 
 def sddmm_plan(
     problem: Problem, tile: WarpTile | PaperOctetTile, shapes: OperandShapes = PLAIN
 ) -> KernelCall:
-    """The launch of values = X Y^T at the vectors, times weights and scale (`sddmm_call`).
+    """The launch of values = X Y^T at the stored vectors, times weights and scale (`sddmm_call`).
 
     Inputs: row_offsets [ceil(m/V)+1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
     d = problem.n. Output: values [batch, vectors, V] in the operands' dtype.
 
     Args:
-      problem: op "sddmm" on "cuda", of format CVS(V); `nnz` counts numbers, `batch` is that of the
-        result.
-      tile: as its `check` allows.
+      problem: op "sddmm" on "cuda", of format CVS(V); `nnz` counts values, V for each vector, and
+        `batch` is that of the result.
+      tile: one that its `check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     constants: list[str | int] = [tile.vector_length, problem.n % 8 == 0]
     if isinstance(tile, WarpTile):
         header, kernel = "sddmm_warp.cuh", "SddmmWarpKernel"

@@ -1,5 +1,5 @@
-"""From a point of the atomic-parallelism space to the launch of a kernel on rows: row_sum, row_max
-and row_broadcast (cuda/row_reduce/row_reduce.cuh)."""
+"""Launch plans of the operations on rows, row_sum, row_max and row_broadcast, from points of the
+atomic-parallelism space (cuda/row_reduce/row_reduce.cuh)."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ _COMBINE = {"row_sum": "sgap::Add", "row_max": "sgap::Greater"}
 def launch_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
     """The launch of an operation between entries [batch, nnz] and rows [batch, m].
 
-    Inputs: values [batch, nnz] (rows [batch, m] for row_broadcast), row_offsets [m+1]. Output: rows
-    (values for row_broadcast), all of one dtype. With the format CVS(V) values are
-    [batch, vectors, V], V times `vectors` being nnz, and row_offsets [ceil(m/V)+1].
+    Inputs: values [batch, nnz] (for row_broadcast: rows [batch, m]), row_offsets [m+1]. Output:
+    rows [batch, m] (for row_broadcast: values [batch, nnz]). All have one dtype. With the format
+    CVS(V), values are [batch, vectors, V] with V * vectors = nnz, and row_offsets [ceil(m/V)+1].
 
     Args:
       problem: op "row_sum", "row_max" or "row_broadcast" on "cuda".
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
     """
     if problem.op == "row_broadcast":
         return row_launch(problem, schedule, "row_reduce.cuh", "RowBroadcastKernel", inputs=1)
@@ -42,10 +42,10 @@ def row_launch(
 ) -> KernelCall:
     """The launch of a kernel whose groups take rows in turn.
 
-    Its constants are the dtype, `constants`, r, the rows of a group, the block and V; its arguments
-    `inputs` operands, row_offsets, the output, then m, nnz, the batch and `scalars`.
+    Its template constants are the dtype, `constants`, r, the rows of a group, the threads of a
+    block and V. Its arguments are `inputs` operands, row_offsets, the output, then m, nnz, the
+    batch and `scalars`.
     """
-    schedule.check(problem)
     dtype = TYPES[problem.dtype]
     # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
     rows = max(int(schedule.row or 1), 1) * schedule.walk

@@ -1,5 +1,6 @@
-"""The launches of SDDMM: of points (cuda/sddmm/sddmm.cuh) and of tiles of column vectors on tensor
-cores (sddmm_octet.cuh), on CUDA cores (sddmm_subwarp.cuh) and to the letter of vectorSparse.
+"""Launch plans of SDDMM: for points (cuda/sddmm/sddmm.cuh), and for tiles of column vectors on
+tensor cores (sddmm_octet.cuh), on CUDA cores (sddmm_subwarp.cuh) and exactly as vectorSparse
+published them (launch/paper.py).
 """
 
 from collections.abc import Callable
@@ -21,37 +22,36 @@ def launch_plan(problem: Problem, schedule: Schedule, shapes: OperandShapes = PL
     Args:
       problem: op "sddmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
         column vectors.
-      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
+      schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
     return PLANS[type(schedule)](problem, schedule, shapes)
 
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-# Bytes in registers of a lane, which has 64 of them in all (cuda/common/types.cuh: kThreads). With
-# more of these ptxas spills, for sm_100 first.
-_KEPT = 64  # features of a row of X, widened
-_HELD = 168  # these, and what the nonzeros under way take
-_NONZERO = 16  # an address, a sum, an index to come
-_LOADS = 64  # of X and Y under way where no row of X is kept
-_AT_ONCE = 4  # nonzeros under way, at most
+# Limits in bytes on what a lane holds in its 64 registers (cuda/common/types.cuh: kThreads). Beyond
+# them ptxas spills, first for sm_100.
+_KEPT = 64  # the features of a row of X that stay in registers, widened
+_HELD = 168  # these features, and all that the nonzeros under way need
+_NONZERO = 16  # needed for a nonzero beside its features: an address, a sum, the next index
+_LOADS = 64  # loads of X and Y under way, if no row of X stays in registers
+_AT_ONCE = 4  # not bytes: the most nonzeros under way
 _INT = 2**31 - 1
 
 
 def _point_plan(
     problem: Problem, schedule: AtomicParallelism, shapes: OperandShapes = PLAIN
 ) -> KernelCall:
-    """The launch of values = X Y^T at the entries, times weights and scale (`sddmm_call`).
+    """The launch of values = X Y^T at the stored entries, times weights and scale (`sddmm_call`).
 
     Inputs: row_offsets [m+1], column_indices [nnz], X [Bx, m, d], Y [By, k, d] with d = problem.n.
     Output: values [batch, nnz] in the operands' dtype.
 
     Args:
       problem: op "sddmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    schedule.check(problem)
     d, col = problem.n, int(schedule.col)
     kernel, constants = _kernel(schedule, problem)
     constants += [schedule.block_size, d % col == 0]
@@ -68,10 +68,10 @@ def _point_plan(
 
 
 def _kernel(schedule: AtomicParallelism, problem: Problem) -> tuple[str, list]:
-    """The kernel's name and its first constants."""
+    """The kernel's name and its first template constants."""
     col, group, d = int(schedule.col), schedule.group, problem.n
     operand, size = TYPES[problem.dtype], _BYTES[problem.dtype]
-    wide = col * max(size, 4)  # one by one, even 16-bit numbers take a register each
+    wide = col * max(size, 4)  # loaded one by one, even 16-bit values take a register each
     load = max(col * size, 4) if d % col == 0 else wide
     at_once = min(_AT_ONCE, _LOADS // (2 * load))
     if algorithm(schedule, "sddmm") == "nnz":
@@ -94,18 +94,19 @@ def _power_of_two(limit: int) -> int:
 
 
 def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN) -> KernelCall:
-    """The launch of values = X Y^T at column vectors, times weights and scale (`sddmm_call`).
+    """The launch of values = X Y^T at the stored vectors, times weights and scale (`sddmm_call`),
+    on tensor cores.
 
     Inputs: row_offsets [ceil(m / V) + 1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
     d = problem.n. Output: values [batch, vectors, V] in the operands' dtype, rounded once from
     float32.
 
     Args:
-      problem: op "sddmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
-      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      problem: op "sddmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
+        the result.
+      tile: a tile with a kernel that `OctetTile.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     d, length = problem.n, tile.vector_length
     operand, threads = TYPES[problem.dtype], 32 * WARPS
     aligned = d % features_of_load(tile, problem.dtype) == 0
@@ -122,21 +123,22 @@ def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN
     )
 
 
-_VECTORS_AT_ONCE = 4  # vectors of which a lane has the sums
+_VECTORS_AT_ONCE = 4  # a lane holds the sums of so many vectors at most
 
 
 def _subwarp_plan(problem: Problem, tile: SubwarpTile, shapes: OperandShapes = PLAIN) -> KernelCall:
-    """The launch of values = X Y^T at the vectors, times weights and scale (`sddmm_call`).
+    """The launch of values = X Y^T at the stored vectors, times weights and scale (`sddmm_call`),
+    on CUDA cores.
 
     Inputs: row_offsets [ceil(m/V)+1], column_indices [vectors], X [Bx, m, d], Y [By, k, d] with
     d = problem.n. Output: values [batch, vectors, V] in the operands' dtype.
 
     Args:
-      problem: op "sddmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
-      tile: as `SubwarpTile.check` lets pass, else as that raises.
+      problem: op "sddmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
+        the result.
+      tile: a tile with a kernel that `SubwarpTile.check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    tile.check(problem)
     d, V = problem.n, tile.vector_length
     columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
     at_once = min(_VECTORS_AT_ONCE, tile.windows())

@@ -1,4 +1,4 @@
-"""What the launches of all SDDMM kernels share: operands, scalars, and constants of these."""
+"""The operands, scalars and template constants that the launches of all SDDMM kernels share."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from sgap_jax.schedules.problem import Problem
 class OperandShapes:
     """Shapes of X [Bx, m, d], Y [By, k, d], weights [Bw, ...] like the values, and scale [Bs, 1].
 
-    Each batch is 1 or that of the result; of X and Y nothing else is looked at. Weights or scale
-    without elements are absent.
+    Each leading axis is 1 or the batch of the result. Only the leading axes of X and Y are used.
+    Weights or a scale of size 0 are absent.
     """
 
     x: tuple[int, ...] = (1,)
@@ -42,9 +42,11 @@ def sddmm_call(
     accumulator's. Output: values, which need not be zeroed.
 
     Args:
-      constants: the kernel's own; whether there are weights and a scale follows them.
-      entries: what the kernel takes as the number of its entries.
-      blocks: the grid in x and y; z is products.
+      constants: the kernel's first template constants; two bools follow, whether there are weights
+        and a scale.
+      entries: the kernel's argument for the number of its entries or vectors.
+      shapes: those of the operands that may be shared by the batch or absent.
+      blocks: the grid in x and y; z is the batch.
       threads: of a block.
     """
     (m, k), d, operand = problem.shape, problem.n, TYPES[problem.dtype]

@@ -1,5 +1,5 @@
-"""From a point of the atomic-parallelism space to the launches of the sparse softmax and of the
-product with its Jacobian (cuda/sparse_softmax/sparse_softmax.cuh)."""
+"""Launch plans of the sparse softmax and of the product with its Jacobian, from points of the
+atomic-parallelism space (cuda/sparse_softmax/sparse_softmax.cuh)."""
 
 import struct
 
@@ -18,8 +18,8 @@ def launch_plan(problem: Problem, schedule: AtomicParallelism, scale: float) -> 
 
     Args:
       problem: op "sparse_softmax" on "cuda".
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
-      scale: an argument of the kernel: one program serves all.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
+      scale: an argument of the kernel, so that one program serves all scales.
     """
     scalars = [_bits(scale)]
     return row_launch(problem, schedule, _HEADER, "SparseSoftmaxKernel", inputs=1, scalars=scalars)
@@ -28,7 +28,8 @@ def launch_plan(problem: Problem, schedule: AtomicParallelism, scale: float) -> 
 def jacobian_launch_plan(
     problem: Problem, schedule: AtomicParallelism, scale: float, batches: tuple[int, int]
 ) -> KernelCall:
-    """The launch of out = scale p (t - sum over the row of p t).
+    """The launch of out = scale p (t - sum over the row of p t), for probabilities p and tangents
+    or cotangents t.
 
     Inputs: p [Bp, nnz], t [Bt, nnz], row_offsets [m+1]. Output: [batch, nnz], zero in the padding.
 
@@ -43,5 +44,5 @@ def jacobian_launch_plan(
 
 
 def _bits(x: float) -> int:
-    """The bits of a float64, as the int64 that a kernel's scalar is."""
+    """The bits of a float64 as an int64, the type of a kernel's scalars."""
     return int(struct.unpack("<q", struct.pack("<d", x))[0])

@@ -1,5 +1,6 @@
-"""The launches of SpMM: of points (cuda/spmm/spmm.cuh), of tiles of column vectors on tensor cores
-(spmm_octet.cuh), on CUDA cores (spmm_subwarp.cuh) and to the letter of vectorSparse (cuda/paper/).
+"""Launch plans of SpMM: for points (cuda/spmm/spmm.cuh), and for tiles of column vectors on tensor
+cores (spmm_octet.cuh), on CUDA cores (spmm_subwarp.cuh) and exactly as vectorSparse published them
+(cuda/paper/).
 """
 
 import math
@@ -25,38 +26,37 @@ from sgap_jax.schedules.tiles import (
 def launch_plan(
     problem: Problem, schedule: Schedule, batches: tuple[int, int] = (1, 1)
 ) -> KernelCall:
-    """The launch of C = A B for operands as the kernel of a schedule takes them.
+    """The launch of C = A B; the inputs depend on the schedule's type, see the functions below.
 
     Args:
       problem: op "spmm" on "cuda"; `batch` is that of the result, and `nnz` counts all values of
         column vectors.
-      schedule: a point with a kernel or a tile of column vectors, else as its `check` raises.
-      batches: those of A's values and of B, each 1 or that of the result.
+      schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
+      batches: the leading axes of A's values and of B, each 1 or the batch of the result.
     """
     return PLANS[type(schedule)](problem, schedule, batches)
 
 
 def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
-    """The dtype of the kernel's output: where several groups add into one number, the accumulator
-    (float32 for 16-bit types), to be rounded once afterwards; else that of the operands."""
+    """The dtype of the kernel's output. If several groups add to one element: the accumulator's
+    (float32 for 16-bit types), to be rounded once afterwards. Else: that of the operands."""
     return dtype if schedule.deterministic or dtype == "float64" else "float32"
 
 
 def _point_plan(
     problem: Problem, schedule: AtomicParallelism, batches: tuple[int, int]
 ) -> KernelCall:
-    """The launch of C = A B for operands as the kernel takes them.
+    """The launch of C = A B for a point.
 
     Inputs: values [Bv, nnz], row_offsets [m+1], column_indices [nnz], permutation [nnz] (of any
-    size where `problem.permuted` is false; it is not read), B [Bb, k, n]. Output: C [batch, m, n]
+    size if not `problem.permuted`; then it is not read), B [Bb, k, n]. Output: C [batch, m, n]
     in `output_dtype`. For A^T B the index arrays, the permutation and (m, k) are those of A^T.
 
     Args:
       problem: op "spmm" on "cuda"; `batch` is that of the result.
-      schedule: a point with a kernel, else as `AtomicParallelism.check` raises.
+      schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    schedule.check(problem)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
@@ -86,7 +86,7 @@ def _point_plan(
 
 
 def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -> tuple[str, list]:
-    """The kernel's name and its first constants."""
+    """The kernel's name and its first template constants."""
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
     match algorithm(schedule, "spmm"):
         case "row":
@@ -97,9 +97,9 @@ def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -
         case "nnz":
             return "SpmmNnzKernel", [operand, schedule.nnz]
         case family:
-            assert family == "nnz_group"  # check() refuses the points without a kernel
+            assert family == "nnz_group"  # `check` refuses the points without a kernel
             nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
-            # Entries loaded at once: as many as are aligned, and whose rows of B fit in registers.
+            # Entries loaded at once: as many as are aligned, and as rows of B fit in registers.
             fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
             load = math.gcd(nonzeros, values_stride, fit)
             lanes = [nonzeros, schedule.group, schedule.walk, load]
@@ -107,19 +107,18 @@ def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -
 
 
 def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> KernelCall:
-    """The launch of C = A B for A of column vectors.
+    """The launch of C = A B for A of column vectors, on tensor cores.
 
     Inputs: values [Bv, vectors, V], row_offsets [ceil(m / V) + 1], column_indices [vectors], order
-    [ceil(m / V)] of the block rows (of any size where the tile does not swizzle; it is not read),
+    [ceil(m / V)] of the block rows (of any size if the tile does not swizzle; then it is not read),
     B [Bb, k, n]. Output: C [batch, m, n].
 
     Args:
-      problem: op "spmm" on "cuda" with format CVS(V); `nnz` counts numbers, V for each vector, and
+      problem: op "spmm" on "cuda" with format CVS(V); `nnz` counts values, V for each vector, and
         `batch` is that of the result.
-      tile: a tile with a kernel, else as `OctetTile.check` raises.
+      tile: a tile with a kernel that `OctetTile.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n, kernel = problem.shape, problem.n, "SpmmOctetKernel"
     operand, chunk = TYPES[problem.dtype], 4 if problem.dtype == "float32" else 8
     panels, quads = tile.tile_n // (8 * chunk), tile.tile_k // QUAD
@@ -146,30 +145,31 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
     )
 
 
-# Bytes in registers of a lane, which has 128 of them in all (cuda/common/types.cuh: kTileThreads).
-_ROWS = 64  # rows of B under way
-_VALUES = 128  # numbers of A that multiply them
-_MOST_ROWS = 8  # of B, where they are short
+# Limits in bytes on what a lane holds in its 128 registers (cuda/common/types.cuh: kTileThreads).
+_ROWS = 64  # its columns of the rows of B under way
+_VALUES = 128  # the values of A that multiply these rows
+_MOST_ROWS = 8  # not bytes: the most rows of B under way, which limits short ones
 
 
 def _subwarp_plan(problem: Problem, tile: SubwarpTile, batches: tuple[int, int]) -> KernelCall:
-    """The launch of C = A B for operands as the kernel takes them.
+    """The launch of C = A B for A of column vectors, on CUDA cores.
 
     Inputs: values [Bv, vectors, V], row_offsets [ceil(m/V)+1], column_indices [vectors],
-    permutation [vectors] (of any size where `problem.permuted` is false; it is not read), B
+    permutation [vectors] (of any size if not `problem.permuted`; then it is not read), B
     [Bb, k, n]. Output: C [batch, m, n] in the operands' dtype; nothing needs to be zeroed. For
-    A^T B: column_offsets [m+1], row_indices [vectors] of block rows; (m, k) are those of A^T.
+    A^T B the index arrays are column_offsets [m+1] and row_indices [vectors], which count block
+    rows, and (m, k) is the shape of A^T.
 
     Args:
-      problem: op "spmm" on "cuda"; `nnz` counts numbers, `batch` is that of the result.
-      tile: as `SubwarpTile.check` lets pass, else as that raises.
+      problem: op "spmm" on "cuda"; `nnz` counts values, V for each vector, and `batch` is that of
+        the result.
+      tile: a tile with a kernel that `SubwarpTile.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    tile.check(problem)
     (m, k), n, V = problem.shape, problem.n, tile.vector_length
     columns, rows = tile.lane_columns(problem), tile.lane_rows(problem)
     vector, operand = n % columns == 0, TYPES[problem.dtype]
-    # One by one, even 16-bit numbers take a register each.
+    # Loaded one by one, even 16-bit values take a register each.
     wide = max(BYTES[problem.dtype], 4)
     size = BYTES[problem.dtype] if vector else wide
     fit = min(_ROWS // max(columns * size, 4), _MOST_ROWS)

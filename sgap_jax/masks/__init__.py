@@ -1,8 +1,9 @@
 """Patterns of attention: which keys (columns) each query (row) sees.
 
-Each returns a SparseArray of ones with concrete structure, for `sgap_jax.sparse_attention`, in CSR
-or, with `format=CVS(V)`, in vectors of V rows: a vector is stored where any of its rows has an
-entry, so all V of its rows see that key. Every mask is defined here by the entries of CSR.
+Each function returns a SparseArray of ones with concrete structure, for
+`sgap_jax.sparse_attention`, in CSR or, with `format=CVS(V)`, in vectors of V rows. A vector is
+stored if any of its rows has an entry, so all V of its rows see that key. The docstrings define
+each mask by its entries in CSR.
 """
 
 from sgap_jax.masks.build import from_function as from_function

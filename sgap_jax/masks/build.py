@@ -1,4 +1,4 @@
-"""Masks from what they say of a row, or of an entry."""
+"""Builds masks from a function that gives the columns of a row, or a boolean for an entry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
 
 
 def rows_of_vectors(op: str, format: Format) -> int:
-    """V of a format that masks come in, 1 for CSR."""
+    """V for CVS(V), 1 for CSR; ValueError for other formats, which masks do not have."""
     length = format.vector_length if isinstance(format, Format) else None
     if format != CSR and (length is None or format != CVS(length)):
         raise ValueError(f"masks.{op}: format must be CSR or CVS(V), got {format}")
@@ -33,7 +33,7 @@ def rows_of_vectors(op: str, format: Format) -> int:
 def of_block_rows(
     op: str, columns: Sequence[np.ndarray], shape: tuple[int, int], format: Format
 ) -> SparseArray:
-    """The mask whose block row b stores `columns[b]`, which rise."""
+    """The mask whose block row b stores the columns `columns[b]`, which are sorted and distinct."""
     length = rows_of_vectors(op, format)
     offsets = np.concatenate([[0], np.cumsum([len(c) for c in columns], dtype=np.int64)])
     check_nnz(int(offsets[-1]) * length, f"masks.{op}")
@@ -47,7 +47,7 @@ def of_block_rows(
 def from_rows(
     op: str, columns_of: Callable[[int], np.ndarray], shape: tuple[int, int], format: Format
 ) -> SparseArray:
-    """The mask whose row i stores `columns_of(i)`, in any order and perhaps repeated."""
+    """The mask whose row i stores the columns `columns_of(i)`, in any order, repeats allowed."""
     length = rows_of_vectors(op, format)
     rows = range(0, shape[0], length)
     inside = [
@@ -67,21 +67,21 @@ def from_function(
 ) -> SparseArray:
     """The mask that stores (i, j) where f(i, j) is true.
 
-    Evaluated in blocks: L S evaluations, and no array of that size.
+    f is evaluated for all L S pairs, in blocks, so that no array of that size is allocated.
 
     Args:
-      f: from rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what
-        broadcasts to that; as what `mask_mod` of FlexAttention says of (q_idx, kv_idx), on arrays.
-      L: queries.
-      S: keys, L if None.
+      f: maps rows [r, 1] and columns [1, c], NumPy integers, to booleans [r, c] or what broadcasts
+        to that shape; like FlexAttention's `mask_mod` of (q_idx, kv_idx), but for arrays.
+      L: number of queries.
+      S: number of keys, L if None.
       format: CSR or CVS(V).
       block: rows and columns of a block.
 
     Returns:
-      [L, S] of ones.
+      A SparseArray of ones, of shape [L, S].
 
     Raises:
-      ValueError: sizes or format, or an f that does not give booleans [r, c].
+      ValueError: invalid sizes or format, or f does not give booleans [r, c].
     """
     op = "from_function"
     L, S = check_size(op, "L", L), check_size(op, "S", L if S is None else S)

@@ -1,4 +1,4 @@
-"""The masks of the literature, each by the keys that a query sees."""
+"""The masks of the literature, each defined by the keys that a query sees."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +23,8 @@ def band(L: int, width: int, S: int | None = None, *, format: Format = CSR) -> S
         (i, j) stored  <=>  -(width // 2) <= j - i < width - width // 2
 
     Args:
-      L: queries; S: keys, L if None.
-      width: at least 1; an odd one is as wide before the query as after it.
+      L: number of queries; S: number of keys, L if None.
+      width: at least 1; an odd width covers as many keys before the query as after it.
       format: CSR or CVS(V).
 
     Source: Sparse Transformers (Child et al. 2019), section 4; Longformer's sliding window.
@@ -52,16 +52,16 @@ def band_and_random(
 
         V g - (band - V) // 2 <= j < V g - (band - V) // 2 + band      within the matrix
 
-    and as many other keys, drawn without replacement, as bring the groups up to g to (1 - sparsity)
-    of their size.
+    and other keys, drawn without replacement, as many as bring the density of groups 0 .. g to
+    1 - sparsity.
 
     Args:
-      L: queries and keys.
+      L: number of queries and of keys.
       band: columns of the band of a group, at least V (the diagonal) and at most (1 - sparsity) L
         (or V).
       sparsity: share of the entries that are not stored, in [0, 1).
       vector_length: V.
-      seed: of the drawing; the same arguments give the same mask.
+      seed: of the random keys; the same arguments give the same mask.
       format: CVS(V) if None; CSR stores the same entries.
 
     Raises:
@@ -88,7 +88,7 @@ def band_and_random(
     for g, start in enumerate(range(0, L, V)):
         first = start - (band - V) // 2
         low, high = max(first, 0), min(first + band, L)
-        # Rounding the running total, not each group, makes the whole mask as dense as asked.
+        # Round the running total, not each group, so that the whole mask has the density.
         wanted = round((g + 1) * density * L) - round(g * density * L)
         outside = np.concatenate([np.arange(low), np.arange(high, L)])
         drawn = rng.choice(outside, max(wanted - (high - low), 0), replace=False)
@@ -104,7 +104,7 @@ def strided(L: int, stride: int, *, format: Format = CSR) -> SparseArray:
         (i, j) stored  <=>  j <= i  and  (i - j <= stride  or  (i - j) mod stride = 0)
 
     The union of the two heads of the paper (its "merged head"). Causal; in CVS(V) the entries that
-    complete a vector are not, which `is_causal=True` leaves out.
+    fill up a vector may be above the diagonal, and `is_causal=True` leaves those out.
 
     Source: Sparse Transformers (Child et al. 2019), section 4.2.
     """
@@ -123,7 +123,7 @@ def fixed(L: int, stride: int, c: int = 1, *, format: Format = CSR) -> SparseArr
 
         (i, j) stored  <=>  j <= i  and  (j // stride = i // stride  or  j mod stride >= stride - c)
 
-    The union of the two heads of the paper. Causal as `strided` is.
+    The union of the two heads of the paper. Causal in the same sense as `strided`.
 
     Source: Sparse Transformers (Child et al. 2019), section 4.2.
     """
@@ -148,7 +148,7 @@ def longformer(
     dilation: int = 1,
     format: Format = CSR,
 ) -> SparseArray:
-    """A sliding window, dilated if asked for, and tokens that see and are seen by all:
+    """A sliding window, dilated by `dilation`, and tokens that see and are seen by all:
 
         (i, j) stored  <=>  i or j is a global token, or
                             abs(i - j) <= dilation (window // 2)  and  (i - j) mod dilation = 0
@@ -182,12 +182,12 @@ def bigbird(
     seed: int = 0,
     format: Format = CSR,
 ) -> SparseArray:
-    """Blocks of `block` positions: a sliding window, global ones and random ones. Of the blocks
+    """Blocks of `block` positions: a sliding window, global blocks and random blocks. With
     a = i // block and b = j // block,
 
-        (i, j) stored  <=>  a or b < global_blocks, or abs(a - b) <= window // 2, or b in R(a)
+        (i, j) stored  <=>  min(a, b) < global_blocks, or abs(a - b) <= window // 2, or b in R(a)
 
-    where R(a) are `random_blocks` others (or all, if there are fewer), drawn for each a.
+    where R(a) are `random_blocks` other blocks (or all, if there are fewer), drawn for each a.
 
     Source: Big Bird (Zaheer et al. 2020), section 2 and appendix D (whose window wraps around at
     the ends; this one does not).
@@ -218,8 +218,8 @@ def block_diagonal(
 
     Args:
       segment_ids: concrete integers [L]; a negative one is padding, which sees nothing.
-      kv_segment_ids: [S], those of the keys; segment_ids if None.
-      format: CSR or CVS(V). Vectors that span two segments join them: pad segments to V.
+      kv_segment_ids: the segments of the keys, concrete integers [S]; segment_ids if None.
+      format: CSR or CVS(V). A vector that spans two segments joins them: pad segments to V.
 
     Source: the `segment_ids` of sequence packing (T5, Raffel et al. 2020, appendix C).
     """

@@ -13,13 +13,13 @@ _PIXELS = 512
 def plot(pattern: SparseArray, ax: Any = None, *, title: str | None = None) -> Any:
     """A picture of a mask: queries down, keys across; dark where entries are stored.
 
-    A mask of more than 512 rows or columns is drawn in as many cells, each as dark as the share of
-    it that is stored, relative to the darkest.
+    A mask with more than 512 rows or columns is drawn in 512 cells; a cell is as dark as the share
+    of its entries that are stored, relative to the darkest cell.
 
     Args:
       pattern: a concrete matrix of any format.
-      ax: Matplotlib axes; those of a new figure if None.
-      title: None for the shape and the sparsity.
+      ax: Matplotlib axes; None makes a new figure.
+      title: None shows the shape and the sparsity.
 
     Returns:
       The axes. Raises ImportError without Matplotlib.

@@ -1,4 +1,4 @@
-"""Masks of masks."""
+"""Masks made from other masks: `causal`, `union` and `intersection`."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,13 @@ from sgap_jax.masks.build import of_block_rows, rows_of_vectors
 def causal(pattern: SparseArray, *, format: Format | None = None) -> SparseArray:
     """The entries (i, j) of a mask with j <= i.
 
-    In CVS(V) a vector stays where any of its rows has such an entry, so up to V - 1 entries above
+    In CVS(V) a vector is stored if any of its rows has such an entry, so up to V - 1 entries above
     the diagonal are stored in each row. `sparse_attention(..., is_causal=True)` leaves those out:
-    this mask saves the work, that argument makes it exact.
+    this mask saves the work, that argument makes the result exact.
 
     Args:
-      pattern: a concrete matrix of any format; format: None for its own.
+      pattern: a concrete matrix of any format.
+      format: of the result; None is the format of `pattern`.
     """
     rows, columns = entries("causal", pattern)
     kept = columns <= rows
@@ -27,14 +28,14 @@ def causal(pattern: SparseArray, *, format: Format | None = None) -> SparseArray
 
 
 def union(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
-    """What any of some masks of one shape stores; in the first one's format if None."""
+    """The union of the entries of masks of one shape; `format` None is that of the first mask."""
     return _combined("union", np.union1d, patterns, format)
 
 
 def intersection(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
-    """What all of some masks of one shape store; in the first one's format if None.
+    """The intersection of the entries of masks of one shape; `format` None is that of the first.
 
-    Of two masks in CVS(V) it is the vectors that both have.
+    For two masks in CVS(V) it has the vectors that both store.
     """
     return _combined("intersection", np.intersect1d, patterns, format)
 
@@ -65,7 +66,7 @@ def _combined(
 
 
 def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
-    """Rows and columns of what is stored."""
+    """[rows, columns] of the stored entries."""
     if not isinstance(pattern, SparseArray) or pattern.ndim != 2:
         raise ValueError(f"masks.{op}: expected a SparseArray of 2 dimensions")
     length = pattern.format.vector_length

@@ -1,4 +1,4 @@
-"""Adjacency matrices as graph layers want them, and the features that go with them."""
+"""Adjacency matrices for graph layers (self-loops, normalization), and checks of node features."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sgap_jax.primitives.row_reduce import row_sum
 
 
 def add_self_loops(A: SparseArray) -> SparseArray:
-    """A + I in CSR: every node also hears itself. What the diagonal held gets one more (of bool: is
-    true).
+    """A + I in CSR: every node also receives its own message. A diagonal value that is stored
+    already gets 1 added (in a bool matrix it becomes True).
 
-    Differentiable in A's values. Under jit too: of a structure that is traced, whose entries on the
-    diagonal cannot be counted, the result has room for A.nnz + n entries, padding last.
+    Differentiable in A's values. Works under jit too: where the structure is traced, its diagonal
+    entries cannot be counted, so the result has a capacity of A.nnz + n, with the padding last.
 
     Args:
-      A: [n, n] of any format, its values and its structure traced or not.
+      A: [n, n] of any format; values and structure may be traced.
 
     Returns:
       A SparseArray in CSR of A's dtype.
@@ -40,7 +40,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
         S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
-        if not A.is_checked:  # sorted by columns, then by rows: entries that take part come first
+        if not A.is_checked:  # sort by columns, then by rows: entries that take part come first
             T = S.asformat(CSC)
             S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(n, n), format=CSC)
             S = S.asformat(CSR)
@@ -50,7 +50,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
         at, one = values.at[loop], jnp.ones((), A.dtype)
         values = at.max(one) if A.dtype == bool else at.add(one)
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
-    # The values may be traced, so what must see the coordinates gets the numbers of them.
+    # The values may be traced: the conversion gets their positions as values instead.
     with jax.core.eval_context():
         places = replace(A, values=numbers.reshape(A.values.shape))
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
@@ -62,8 +62,8 @@ def add_self_loops(A: SparseArray) -> SparseArray:
 
 @jax.jit
 def _with_diagonal(offsets: Any, columns: Any) -> tuple[Any, Any, Any, Any]:
-    """Offsets and columns of CSR with the diagonal; where each entry is among them (padding: past
-    the end), and where each row's own one."""
+    """(offsets, columns, entry, loop): the CSR arrays with the diagonal, the new position of each
+    entry (of padding: past the end), and the position of each row's diagonal entry."""
     n, count = offsets.shape[0] - 1, columns.shape[0]
     place, row = structure.positions(count), structure.segment_of_entry(offsets, count)
     stored, zeros = place < offsets[-1], jnp.zeros(n, jnp.int32)
@@ -87,8 +87,8 @@ def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArr
 
     Args:
       A: square, of any format; entries are edge weights (1 for an edge) of a floating dtype. Row i
-        stores an entry (i, j) for each edge along which j sends to i. Traced or not, as for
-        `add_self_loops`.
+        stores an entry (i, j) for each edge along which j sends to i. Values and structure may be
+        traced.
       self_loops: add I; without it, D^-1/2 A D^-1/2.
 
     Returns:
@@ -108,13 +108,13 @@ def normalize_adjacency(A: SparseArray, *, self_loops: bool = True) -> SparseArr
     wide = A.astype(accumulator(A.dtype))
     rows, columns = wide.coordinates()
     left, right = (_inverse_root(row_sum(S)) for S in (wide, wide.T))
-    # Padding has coordinates past the end; any number will do there.
+    # Padding has coordinates past the end: clipped, it gets any value.
     scaled = left.at[rows].get(mode="clip") * wide.values * right.at[columns].get(mode="clip")
     return A.with_values(scaled.astype(A.dtype))
 
 
 def _inverse_root(x: jax.Array) -> jax.Array:
-    # Two wheres: a zero under the root would make gradients NaN.
+    # The inner where keeps zeros from the root: its derivative there would make gradients NaN.
     return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, x, jnp.ones_like(x))), 0)
 
 
@@ -125,7 +125,8 @@ def check_square(op: str, A: Any, name: str = "A") -> None:
 
 
 def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) -> Any:
-    """x [..., n, in_features], dense or sparse, for a graph [m, n]; None is any number of them."""
+    """Returns x as an array after a check of its shape: [..., n, in_features], dense or sparse, for
+    a graph [m, n]. `in_features` None allows any number of features."""
     check_sparse(op, "graph", graph)
     x = x if isinstance(x, SparseArray) else jnp.asarray(x)
     nodes = graph.shape[1]
@@ -136,7 +137,7 @@ def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) 
 
 
 def numbers(x: Any) -> Any:
-    """What dropout and casts apply to: the stored values of a sparse x, all of a dense one."""
+    """The array that dropout and casts apply to: the stored values of a sparse x, or a dense x."""
     return x.values if isinstance(x, SparseArray) else x
 
 

@@ -1,4 +1,4 @@
-"""What the attention layers of nnx and linen share: attention of projected inputs."""
+"""Attention of projected inputs, for the attention layers of nnx and linen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Pattern = SparseArray | Sequence[SparseArray]
 
 
 def check_inputs(op: str, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    """The inputs of keys and values: without them those of the queries and of the keys."""
+    """The inputs of keys and values; keys default to the input of the queries, values to that of
+    the keys."""
     if k is None and v is not None:
         raise ValueError(f"{op}: inputs_k: expected with inputs_v, got None")
     k = q if k is None else k
@@ -29,7 +30,7 @@ def check_inputs(op: str, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
 
 
 def check_patterns(op: str, pattern: Pattern | None) -> list[SparseArray]:
-    """One pattern, one for each head, or none, in CSR or CVS(V)."""
+    """The patterns as a list, in CSR or CVS(V): one, one for each head, or none."""
     if pattern is None:
         return []
     patterns = list(pattern) if isinstance(pattern, Sequence) else [pattern]
@@ -40,8 +41,8 @@ def check_patterns(op: str, pattern: Pattern | None) -> list[SparseArray]:
 
 
 def weight_dropout(key: Any, rate: float, broadcast: bool) -> Callable[[jax.Array, int], jax.Array]:
-    """Dropout of weights [batch, heads, ...] that begin with this head; with `broadcast` the same
-    for all of them."""
+    """A function drop(weights [batch, heads, ...], index of the first of these heads); with
+    `broadcast` all sequences and heads of a call have the same mask."""
 
     def drop(weights: jax.Array, head: int) -> jax.Array:
         shape = (1, 1, *weights.shape[2:]) if broadcast else weights.shape
@@ -98,7 +99,7 @@ def attend(
 
 
 def _whole_mask(op: str, mask: Any, full: tuple[int, ...]) -> jax.Array:
-    """bool [B|1, H|1, L|1, S|1] of a mask that broadcasts to `full`."""
+    """A mask that broadcasts to `full` ([..., H, L, S]), as bool [B|1, H|1, L|1, S|1]."""
     mask = jnp.asarray(mask).astype(bool)
     fits = mask.ndim <= len(full) and all(
         got in (1, want) for got, want in zip(mask.shape[::-1], full[::-1], strict=False)
@@ -113,13 +114,14 @@ def _whole_mask(op: str, mask: Any, full: tuple[int, ...]) -> jax.Array:
 
 
 def _mask_bias(mask: jax.Array, pattern: SparseArray, dtype: Any) -> jax.Array:
-    """[B|1, H|1, ...]: minus infinity at the stored entries where the mask is false."""
+    """The mask as a bias [B|1, H|1, *pattern.values.shape]: 0 where it is true at a stored entry,
+    -infinity where it is false."""
     places = (
         jnp.where(size > 1, index, jnp.zeros_like(index))
         for size, index in zip(mask.shape[2:], pattern.coordinates(), strict=True)
     )
     rows, columns = places
-    # Padding has coordinates past the end; any number will do there.
+    # Padding has coordinates past the end: clipped, it gets any value.
     seen = mask.at[:, :, rows, columns].get(mode="clip")
     seen = seen.reshape(*mask.shape[:2], *pattern.values.shape)
     return jnp.where(seen, jnp.zeros((), dtype), -jnp.inf)
@@ -133,7 +135,7 @@ def _in_steps(
     drop: Callable[[jax.Array, int], jax.Array],
     head: int,
 ) -> jax.Array:
-    """The steps of sparse_attention, with dropout of the weights between."""
+    """Unfused attention, with dropout of the weights."""
     q, k, v = operands
     none, wide = unfused.no_array, accumulator(q.dtype)
     bias = none(wide) if bias is None else bias.astype(wide)

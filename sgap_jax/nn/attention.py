@@ -1,4 +1,4 @@
-"""Multi-head attention over a sparse pattern, in place of Flax's."""
+"""Multi-head attention over a sparse pattern, the counterpart of `nnx.MultiHeadAttention`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sgap_jax.nn.structure import of_index_arrays, stored_arrays, structure_of
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.schedules import Schedule
 
-# What a dense layer tells about itself, to make one like it.
+# Attributes of a dense layer that are arguments of a new one.
 _OPTIONS = (
     *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
     *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision"),
@@ -28,17 +28,17 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
         out = concat over heads of sparse_attention(q, k, v, pattern) W_out + b_out
 
-    with q, k, v the projections of the inputs. The parameters are the same as there, by name and
-    shape: either layer loads the other's. The pattern is state of the type `Structure`, saved
-    and not trained. Attention is the fused `sparse_attention`; with dropout at work it is the same
-    in steps, which keep a number for each stored entry.
+    with q, k, v the projections of the inputs. The parameters are those of
+    `nnx.MultiHeadAttention`, by name and shape: either layer loads the other's. The pattern is
+    state of the type `Structure`, saved and not trained. Attention is the fused `sparse_attention`;
+    with active dropout it runs unfused, and keeps a value for each stored entry.
 
     Args:
       num_heads, in_features, rngs and the options of `nnx.MultiHeadAttention`, among them
         num_kv_heads (grouped queries), dropout_rate, normalize_qk and decode.
       pattern: SparseArray [query length, key length] in CSR, CVS(V) or BCSR(r, c) (kept as CVS(r)),
-        values not read, or one for each head. None: it is given with each call, which is how layers
-        share one.
+        values not read, or one for each head. None: the pattern is given with each call; so layers
+        can share one.
       schedule: of `sparse_attention`, over whole sequences; decoding has the default.
 
     Called with (inputs_q, inputs_k=None, inputs_v=None) and the keywords pattern, mask, is_causal,
@@ -50,11 +50,11 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
     With `decode` (of the layer, of a call, or by `nnx.view`) a call takes the next positions of a
     sequence, one or several, and adds their keys and values to a cache, which `init_cache(shape of
     the whole input, dtype)` makes; `cache_index` is the position of the first of them. The pattern
-    is that of the whole sequence, [length, length], of which a query at position i sees its row i
-    up to i: what the layer gives at once for a causal pattern, or with `is_causal`. The cache is a
-    state of the type `nnx.Cache`, in a dtype of its own; attention is in that of the query.
-    Positions past its end overwrite the last one, as in Flax; of several in one call those that
-    another overwrites see no key.
+    is that of the whole sequence, [length, length]; the query at position i sees the keys of row i
+    up to i. The outputs are those of one call over the whole sequence with a causal pattern, or
+    with `is_causal`. The cache is state of the type `nnx.Cache` with its own dtype; attention is
+    computed in the dtype of the query. Positions past the end of the cache overwrite its last one,
+    as in Flax; where one call has several of these, the queries of the overwritten ones see no key.
 
     Returns:
       [..., query length, out_features]. A query that sees no key gets b_out (Flax: the mean of all
@@ -62,8 +62,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
     Raises:
       TypeError: a pattern is not a SparseArray. ValueError: no pattern, or shapes that do not fit;
-        decoding, no cache, or without `is_causal` a pattern that is not causal (under jit, where it
-        is an argument or state, keys after the query are left out).
+        when decoding, no cache, or a pattern that is not causal without `is_causal` (under jit with
+        a traced pattern, keys after the query are left out instead).
       NotImplementedError: a pattern in another format, `sow_weights`, `input_positions`;
         `from_dense` of a layer with rotary embeddings.
 
@@ -113,9 +113,9 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         schedule: Schedule | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> SparseMultiHeadAttention:
-        """The layer with a dense one's options and a copy of its parameters; `rngs` is for dropout,
-        and needed if `layer` has it. Of a sparse layer it has the pattern and the schedule too,
-        where none is given."""
+        """A layer with the options of `layer` and copies of its parameters; `rngs` is for dropout,
+        and needed if `layer` has dropout. If `layer` is sparse, its pattern and schedule are the
+        defaults."""
         if not isinstance(layer, nnx.MultiHeadAttention):
             raise TypeError(
                 f"{cls.__name__}.from_dense: layer must be an nnx.MultiHeadAttention, got "
@@ -140,7 +140,7 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
     @property
     def pattern(self) -> list[SparseArray]:
-        """The layer's pattern, or one for each head; the arrays are not copied."""
+        """The layer's patterns, one or one for each head; the arrays are not copied."""
         found = []
         for structure, (shape, format) in zip(self.structures, self.kinds, strict=True):
             arrays = stored_arrays(structure)
@@ -225,7 +225,8 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):
-    """`SparseMultiHeadAttention` of a sequence with itself: called with (inputs) and keywords."""
+    """`SparseMultiHeadAttention` with one input for queries, keys and values: called with (inputs)
+    and keywords."""
 
     def __call__(self, inputs: Any, **options: Any) -> jax.Array:  # type: ignore[override]
         return super().__call__(inputs, **options)

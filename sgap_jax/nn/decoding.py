@@ -16,7 +16,7 @@ from sgap_jax.formats.checks import is_traced
 from sgap_jax.formats.levels import CSR
 from sgap_jax.nn.attend import attend
 
-# Keys and values [..., S, Hk, D] and how many positions there have been.
+# Keys and values [..., S, Hk, D], and the number of positions so far.
 Cache = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -31,8 +31,9 @@ def attend_next(
     is_causal: bool,
     drop: Callable[[jax.Array, int], jax.Array] | None,
 ) -> tuple[jax.Array, Cache]:
-    """Attention of the next positions, q [..., T, H, D], k and v [..., T, Hk, D], over the cache
-    that their keys and values are in; and that cache, to be kept now that nothing was refused."""
+    """(out, cache): attention of the next positions, q [..., T, H, D], k and v [..., T, Hk, D],
+    over the cache with their keys and values added; and that cache. Errors are raised before the
+    caller stores it."""
     *cached, index = cache
     (keys, values), rows = next_positions(
         op, cached, index, query, (key, value), patterns, is_causal
@@ -51,11 +52,11 @@ def next_positions(
     patterns: Sequence[SparseArray],
     is_causal: bool,
 ) -> tuple[list[jax.Array], list[SparseArray]]:
-    """The caches [..., S, Hk, D] with keys and values `new` [..., T, Hk, D] from position `index`
-    on, and the rows [T, S] of the patterns [S, S] that their queries see.
+    """(caches, rows): the caches [..., S, Hk, D] with keys and values `new` [..., T, Hk, D] written
+    from position `index` on, and for each pattern [S, S] the rows [T, S] of the new queries.
 
-    Positions past the end overwrite the last one, as in Flax. Of several in one call the last one
-    stays there; the queries of those that it overwrites see nothing.
+    Positions past the end overwrite the last one, as in Flax. Where one call has several of these,
+    the last one stays, and the queries of the overwritten ones see no key.
     """
     size, count = cached[0].shape[-3], query.shape[-3]
     for cache, x in zip(cached, new, strict=True):
@@ -72,11 +73,11 @@ def next_positions(
 
 
 def _written(cache: jax.Array, new: jax.Array, first: jax.Array) -> jax.Array:
-    """The cache with `new` from position `first` on, and the last of it in the last position if it
-    reaches that far."""
+    """The cache with `new` written from position `first` on; if `new` reaches past the end, its
+    last element is in the last position."""
     axis = cache.ndim - 3
     size, count = cache.shape[axis], new.shape[axis]
-    # The window of as many positions ends with the cache: `past` of its places stay.
+    # The window of `count` positions must end within the cache; its first `past` elements stay.
     begin = jnp.minimum(first, size - count)
     past, place = first - begin, structure.positions(count)
     old = jax.lax.dynamic_slice_in_dim(cache, begin, count, axis)
@@ -89,11 +90,12 @@ def _written(cache: jax.Array, new: jax.Array, first: jax.Array) -> jax.Array:
 def _rows_seen(
     op: str, pattern: SparseArray, first: jax.Array, count: int, keys: int, is_causal: bool
 ) -> SparseArray:
-    """Rows `first` .. `first` + count - 1 of a pattern, each up to its query, in CSR. The last
-    query has the last row if it is past the end, and those between have none: no row comes twice.
+    """Rows `first` .. `first` + count - 1 of a pattern [S, S], each without keys after its query,
+    in CSR. Past the end, the last query has the pattern's last row, and other queries have empty
+    ones, so that no row comes twice.
 
-    What comes after a query would be seen without a cache: where the structure can be looked at
-    that is an error, unless `is_causal` leaves it out there too.
+    Without a cache a query would see the keys after it that the pattern stores. So these are an
+    error, where the structure is not traced, unless `is_causal` leaves them out there too.
     """
     if pattern.shape != (keys, keys):
         raise ValueError(
@@ -132,14 +134,15 @@ def _rows(
     widths = jnp.where(last | (query < keys - 1), end - begin, 0)
 
     def gather(widths: Any) -> tuple[Any, Any, Any, Any]:
-        """Offsets, columns and rows of the first entries of each row, and which are not padding."""
+        """Offsets, columns and rows of the first `widths` entries of each row, and a mask of those
+        that are not padding."""
         ends = jnp.append(jnp.zeros(1, jnp.int32), jnp.cumsum(widths, dtype=jnp.int32))
         place, row = structure.positions(capacity), structure.segment_of_entry(ends, capacity)
         used = place < ends[-1]
         source = jnp.where(used, begin[row] + place - ends[row], 0)
         return ends, jnp.where(used, indices[source], 0), row, used
 
-    # Columns rise in a row: what a query sees of it comes first.
+    # Columns increase within a row, so those up to the query come first.
     _, columns, row, used = gather(widths)
     seen = used & (columns <= query[row])
     ends, columns, _, _ = gather(jnp.zeros(count, jnp.int32).at[row].add(seen.astype(jnp.int32)))

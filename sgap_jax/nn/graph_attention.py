@@ -26,19 +26,19 @@ from sgap_jax.schedules import Schedule
 
 
 class GraphAttention(nnx.Module):
-    """Graph attention: each node's mean over its neighbours, weighted by what both say.
+    """Graph attention: each node's mean over its neighbours, weighted by the features of both.
 
         h = X W,   e[i, j] = LeakyReLU(a . h[i] + b . h[j]),   p = softmax over stored (i, j) of e
         y[i] = sum_j p[i, j] h[j]
 
-    for each head, with weights of its own; the heads are concatenated, or averaged. The logits are
-    a `gsddmm`, the weights a `sparse_softmax`, the sums an `spmm`: nothing has the size of edges x
+    for each head with its own W, a and b; the heads are concatenated, or averaged. The logits are a
+    `gsddmm`, the weights a `sparse_softmax`, the sums an `spmm`: no array has the size of edges x
     features.
 
     Args:
       in_features: columns of X.
       out_features: features of each head.
-      heads: how many.
+      heads: number of heads.
       concat: Y holds heads x out_features columns, one head after another; else their mean, in
         out_features columns (the last layer of a classifier).
       negative_slope: of the LeakyReLU.
@@ -104,7 +104,7 @@ class GraphAttention(nnx.Module):
         size = width if concat else out_features
         bias = bias_init(rngs.params(), (size,), param_dtype) if use_bias else None
         self.bias = nnx.data(None) if bias is None else nnx.Param(bias, **bias_metadata)
-        # Without dropout no keys, as in nnx.MultiHeadAttention: the state is numbers only.
+        # Without dropout the state has no random keys, as in nnx.MultiHeadAttention.
         self.dropout, self.feature_dropout = (
             nnx.Dropout(rate, deterministic=deterministic, rngs=rngs if rate > 0 else None)
             for rate in (dropout_rate, feature_dropout_rate)
@@ -166,7 +166,7 @@ def graph_attention(
     h = structure.whole(spmm(x, kernel) if isinstance(x, SparseArray) else x @ kernel)
     leading, n, (heads, size) = h.shape[:-2], h.shape[-2], to.shape
     batch = math.prod(leading)
-    # [batch * heads, n, size]: to the operations a batch and the heads are the same.
+    # [batch * heads, n, size]: the heads are a batch axis like any other.
     h = jnp.moveaxis(h.reshape(batch, n, heads, size), 2, 1)
     ends = [jnp.einsum("bhnf,hf->bhn", h, end).reshape(batch * heads, n) for end in (to, frm)]
     h = h.reshape(batch * heads, n, size)

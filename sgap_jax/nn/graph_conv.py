@@ -27,9 +27,9 @@ class GraphConv(nnx.Module):
 
         Y = G X W + b
 
-    with G the graph's propagation matrix: `normalize_adjacency(A)` makes this the layer of GCN, and
-    any other sparse matrix (a mean over neighbours, a sample of them) is as good. The product that
-    is the smaller comes first.
+    with G the graph's propagation matrix: `normalize_adjacency(A)` makes this the layer of GCN; any
+    other sparse matrix (a mean over neighbours, a sample of them) is allowed. G is multiplied with
+    the narrower of X and X W (with X W for a sparse X).
 
     Args:
       in_features: columns of X.
@@ -112,7 +112,7 @@ def graph_conv(
 
 
 def _propagate(graph: SparseArray, x: jax.Array, schedule: Schedule | None) -> jax.Array:
-    """G X for every leading index of X, which become columns of one product."""
+    """G X over the last two axes of X; its leading axes become columns of one product."""
     if x.ndim == 2:
         return spmm(graph, x, schedule=schedule)
     flat = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])

@@ -40,13 +40,13 @@ class SparseLinear(nnx.Module):
         y = x W^T + b,   W [out_features, in_features] sparse, x [..., in_features]
 
     W's stored entries are the parameter `values` ([nnz], [vectors, V] for CVS(V), [blocks, r, c]
-    for BCSR(r, c)). Where they are is state of the type `Structure`: saved with the layer and not
-    trained. The product is an `spmm`, the gradient in `values` an `sddmm`: training forms nothing
+    for BCSR(r, c)). Their places are state of the type `Structure`: saved with the layer and not
+    trained. The product is an `spmm`, the gradient in `values` an `sddmm`: training makes no array
     of W's dense size.
 
-    A new layer has its entries at random places. For a trained one see `from_dense`, and
-    `MaskedLinear` for pruning while it trains. A new layer of the same shape, sparsity and format
-    is also what a checkpoint is restored into, wherever the entries of that one were.
+    A new layer has its entries at random places. To prune a trained layer see `from_dense`, and to
+    prune while training `MaskedLinear`. A checkpoint can be restored into any new layer of the same
+    shape, sparsity and format, which then has the checkpoint's places.
 
     Args:
       in_features: size of the last axis of x.
@@ -97,7 +97,7 @@ class SparseLinear(nnx.Module):
         check_schedule("SparseLinear", schedule)
         check_format("SparseLinear", format)
         shape = (out_features, in_features)
-        # The order of the keys: values, bias, as in nnx.Linear; then the places.
+        # Random keys are drawn in the order of nnx.Linear: values, bias; then the places.
         value_key = rngs.params()
         bias = bias_init(rngs.params(), (out_features,), param_dtype) if use_bias else None
         W = random_structure(rngs.params(), shape, sparsity, format, "SparseLinear")
@@ -129,10 +129,10 @@ class SparseLinear(nnx.Module):
     def from_dense(
         cls, layer: nnx.Linear, sparsity: float | None = None, *, format: Format | None = None
     ) -> SparseLinear:
-        """The layer that keeps a trained dense one's largest weights, see `sgap_jax.prune`.
+        """A layer with the largest weights of a trained dense one, see `sgap_jax.prune`.
 
-        Of a `MaskedLinear` it keeps what the mask keeps, if no sparsity is given. Bias (with its
-        metadata) and dtypes are those of `layer`; the parameters are copies.
+        From a `MaskedLinear` without a sparsity it keeps the weights that the mask keeps. Bias
+        (with its metadata) and dtypes are those of `layer`; the parameters are copies.
 
         Args:
           layer: `nnx.Linear` with concrete parameters (kernel [in_features, out_features]).
@@ -168,8 +168,8 @@ class SparseLinear(nnx.Module):
         promote_dtype: PromoteDtypeFn = flax_promote_dtype,
         schedule: Schedule | None = None,
     ) -> SparseLinear:
-        """The layer with this weight [out_features, in_features] in CSR, CVS(V) or BCSR(r, c), and
-        this bias [out_features] or none; all are copied."""
+        """A layer with this weight [out_features, in_features] in CSR, CVS(V) or BCSR(r, c), and
+        this bias [out_features] or none; all arrays are copied."""
         op = "SparseLinear.from_weight"
         check_sparse(op, "W", W)
         check_format(op, W.format)
@@ -201,7 +201,7 @@ class SparseLinear(nnx.Module):
         return self.out_features, self.in_features
 
     def to_dense(self, *, rngs: nnx.Rngs | None = None) -> nnx.Linear:
-        """The `nnx.Linear` with the same weights, zero where none is stored."""
+        """An `nnx.Linear` with the same weights, and zeros where none is stored."""
         dense = nnx.Linear(
             *reversed(self._shape),
             use_bias=self.use_bias,
@@ -227,7 +227,7 @@ class SparseLinear(nnx.Module):
 def pruned_weight(
     op: str, kernel: Any, mask: Any, sparsity: float | None, format: Format
 ) -> SparseArray:
-    """K^T [out_features, in_features], pruned to a sparsity, or to what the mask keeps."""
+    """K^T [out_features, in_features], pruned to a sparsity, or to the entries of a mask."""
     if is_traced(kernel, mask):
         raise ValueError(f"{op}: expected concrete parameters, got tracers; call it outside jit")
     if sparsity is None and mask is None:
@@ -255,12 +255,12 @@ def pruned_weight(
 
 
 def scaled_normal(in_features: int, sparsity: float) -> Initializer:
-    """LeCun's initializer for outputs with (1 - sparsity) in_features inputs: variance one over
-    that."""
+    """LeCun's normal initializer, of variance 1 / fan_in with fan_in = (1 - sparsity) in_features,
+    the mean number of inputs of an output."""
     fan_in = max((1 - sparsity) * in_features, 1.0)
 
     def init(key: Any, shape: Any, dtype: Any, out_sharding: Any = None) -> jax.Array:
-        # The truncated distribution has this standard deviation, not one.
+        # The standard deviation of a normal distribution truncated to [-2, 2].
         scale = 1 / math.sqrt(fan_in) / 0.87962566103423978
         normal = jax.random.truncated_normal(key, -2, 2, shape, dtype)
         return normal * jnp.asarray(scale, dtype)

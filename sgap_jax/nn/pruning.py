@@ -17,7 +17,7 @@ from sgap_jax.nn.linear import with_bias
 from sgap_jax.nn.structure import Structure, check_format
 from sgap_jax.primitives._define import accumulator
 
-# What a dense layer tells about itself, to make one like it.
+# Attributes of a dense layer that are arguments of a new one.
 _OPTIONS = (
     *("in_features", "out_features", "use_bias", "dtype", "param_dtype", "precision"),
     *("dot_general", "promote_dtype", "preferred_element_type"),
@@ -74,12 +74,12 @@ def sparsity_schedule(
 
 
 def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
-    """Where `sgap_jax.prune` would keep W's entries; also under jit, at a sparsity that is traced.
+    """Where `sgap_jax.prune` would keep W's entries; works under jit, with a traced sparsity too.
 
         keep the round((1 - sparsity) N) groups g of largest norm(W[g]), of N in all
 
     Args:
-      W: dense [m, k] of a real floating dtype; of equal norms those first by rows stay.
+      W: dense [m, k] of a real floating dtype; among equal norms the first in row order stay.
       sparsity: share of groups to drop, from 0 to 1: a number or a scalar array.
       format: CSR, whose groups are entries, CVS(V): column vectors of V rows, or BCSR(r, c):
         blocks.
@@ -104,7 +104,7 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
     norms = jnp.square(padded).reshape(down, height, across, width).sum((1, 3)).reshape(-1)
     kept = (1 - sparsity) * norms.size
     kept = round(kept) if isinstance(kept, (int, float)) else jnp.round(kept).astype(jnp.int32)
-    # NaN, which compares with nothing, sorts last.
+    # NaN sorts last, so these groups are dropped first.
     order = jnp.argsort(-norms, stable=True)
     rank = jnp.zeros(norms.size, jnp.int32).at[order].set(jnp.arange(norms.size, dtype=jnp.int32))
     mask = jnp.repeat((rank < kept).reshape(down, across), height, axis=0)
@@ -112,8 +112,8 @@ def magnitude_mask(W: Any, sparsity: Any, format: Format = CSR) -> jax.Array:
 
 
 def kernel_mask(kernel: jax.Array, sparsity: Any, format: Format) -> jax.Array:
-    """`magnitude_mask` of the weight K^T of a kernel [..., in_features, out_features], each one of
-    stacked layers by itself."""
+    """`magnitude_mask` of K^T for a kernel K [..., in_features, out_features]; stacked layers are
+    masked separately."""
     mask = partial(magnitude_mask, sparsity=sparsity, format=format)
     for _ in kernel.shape[:-2]:
         mask = jax.vmap(mask)
@@ -153,27 +153,27 @@ class MaskedLinear(nnx.Linear):
 
     @classmethod
     def from_dense(cls, layer: nnx.Linear, *, format: Format | None = None) -> MaskedLinear:
-        """The layer with a trained dense one's options and a copy of its parameters; nothing is
-        masked yet. Of a `MaskedLinear` it has the mask too, and the format if none is given (None:
-        CSR)."""
+        """A layer with the options of a trained dense one and copies of its parameters, and no
+        weight masked. From a `MaskedLinear` it also takes the mask, and the format unless one is
+        given; from another layer, None is CSR."""
         op = f"{cls.__name__}.from_dense"
         if not isinstance(layer, nnx.Linear):
             raise TypeError(f"{op}: layer must be an nnx.Linear, got {type(layer).__name__}")
         options = {name: getattr(layer, name) for name in _OPTIONS}
         own = layer.format if isinstance(layer, MaskedLinear) else CSR
         made = cls(format=own if format is None else format, rngs=nnx.Rngs(0), **options)
-        # A mask is the one variable beside the parameters.
+        # The mask is the only variable that is no parameter.
         nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, (nnx.Param, Structure))))
         return made
 
     @property
     def sparsity(self) -> jax.Array:
-        """The share of the kernel that is masked now."""
+        """The share of the kernel's weights that are masked."""
         return 1 - jnp.mean(self.mask[...], dtype=jnp.float32)
 
     def prune_step(self, sparsity: Any) -> None:
-        """Masks all but the kernel's largest groups, see `magnitude_mask`; also under `nnx.jit`. Of
-        layers stacked by `nnx.vmap` each has its own."""
+        """Masks all but the kernel's largest groups, see `magnitude_mask`; works under `nnx.jit`.
+        Layers stacked by `nnx.vmap` are pruned separately."""
         self.mask[...] = kernel_mask(self.kernel[...], sparsity, self.format)
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
@@ -196,8 +196,9 @@ def prune_step(model: nnx.Module, sparsity: Any) -> None:
         if step % 100 == 0:
             nn.prune_step(model, sparsity(step))
 
-    In place, also inside `nnx.jit`, where `sparsity` may be traced. Layers that `nnx.vmap` stacked
-    are pruned each by itself; along another axis than the first, within an `nnx.vmap` over it.
+    In place, also inside `nnx.jit`, where `sparsity` may be traced. Layers stacked by `nnx.vmap`
+    are pruned separately; if they are stacked along another axis than the first, call this inside
+    an `nnx.vmap` over that axis.
 
     Raises:
       ValueError: the model has no MaskedLinear.

@@ -1,4 +1,4 @@
-"""Where a layer's entries are: state beside the parameters, as plain named arrays."""
+"""The structure of a layer's sparse weight or pattern, as state beside its parameters."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sgap_jax.formats.levels import CSR, Format
 from sgap_jax.formats.prune import kept_groups
 from sgap_jax.formats.structure import offsets_of_indices
 
-# A checkpoint holds these names: any reader of arrays can open it.
+# Checkpoints have plain arrays with these names.
 _NAMES = ("row_offsets", "column_indices", "column_offsets", "row_indices", "permutation")
 
 
 class Structure(nnx.Variable):
-    """Which entries exist: an index array, or a mask. State that is saved and restored with the
-    model, is an argument of `nnx.jit` and not a constant of the program, and is not trained:
-    `wrt=nnx.Param` passes it by."""
+    """State that says which entries exist: an index array, or a mask. It is saved and restored with
+    the model, is an argument of `nnx.jit` rather than a constant of the program, and is not
+    trained: `wrt=nnx.Param` leaves it out."""
 
 
 def check_format(op: str, format: Any) -> Format:
-    """CSR, CVS(V) or BCSR(r, c), the formats of weights and patterns."""
+    """Returns the format; weights and patterns may be in CSR, CVS(V) or BCSR(r, c)."""
     if not isinstance(format, Format):
         raise TypeError(f"{op}: format must be a Format, got {type(format).__name__}")
     block = len(format.block_shape)
@@ -39,14 +39,14 @@ def check_format(op: str, format: Any) -> Format:
 
 
 def index_arrays(A: SparseArray) -> dict[str, Any]:
-    """The index arrays of one of those formats, by rows and by columns."""
+    """The index arrays of an array in such a format, by rows and by columns, with their names."""
     assert A.transposed is not None
     return dict(zip(_NAMES, (A.row_offsets, A.column_indices, *A.transposed), strict=True))
 
 
 def structure_of(A: SparseArray) -> nnx.Dict:
-    """The index arrays as variables: one each, since tools that walk a state look into dicts.
-    Copies, so that the layer can be donated: others may be of the same A."""
+    """The index arrays, each as a variable of its own in a dict, where tools that walk a state find
+    it. They are copies, so that the layer can be donated while others use the same A."""
     return nnx.Dict({name: Structure(jnp.array(x)) for name, x in index_arrays(A).items()})
 
 
@@ -57,7 +57,7 @@ def stored_arrays(structure: nnx.Dict) -> dict[str, Any]:
 def of_index_arrays(
     arrays: dict[str, Any], values: Any, shape: tuple[int, int], format: Format
 ) -> SparseArray:
-    """The array that `index_arrays` took apart, with these values."""
+    """The inverse of `index_arrays`: a SparseArray of these index arrays and values."""
     row_offsets, column_indices, *transposed = (arrays[name] for name in _NAMES)
     levels: Any = ((), (row_offsets, column_indices))
     return SparseArray(values, levels, tuple(transposed), shape, format)
@@ -66,10 +66,10 @@ def of_index_arrays(
 def random_structure(
     key: Any, shape: tuple[int, int], sparsity: float, format: Format, op: str
 ) -> SparseArray:
-    """As many entries (vectors, blocks) as `prune` keeps, at places each equally likely; values
-    zero.
+    """An array with as many entries (vectors, blocks) as `prune` keeps, at uniformly random places,
+    and zeros as values.
 
-    Under jit and eval_shape too: how many there are is static, where they are is not.
+    Works under jit and eval_shape: the number of entries is static, their places are not.
     """
     kept = kept_groups(op, shape, format, sparsity)
     offsets, indices = _random_places(key, *vectors.grid(shape, format), kept)

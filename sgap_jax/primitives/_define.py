@@ -1,7 +1,8 @@
-"""What every primitive needs: the legacy JAX imports, and the few steps that all rules share.
+"""`define` makes a JAX primitive of its rules; helpers that the rules of all primitives share.
 
-Operands come data first, index arrays after. A data operand carries one leading batch axis of size
-1 or B; index arrays carry none. That makes one batching rule serve all primitives.
+A primitive's operands are data first, then index arrays. A data operand has one leading batch axis,
+of size 1 or B; index arrays have none. Hence one batching rule serves all primitives. JAX's legacy
+modules (ad, batching, mlir, xla) are imported here only.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from sgap_jax.launch import launch
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
-from sgap_jax.schedules.emulated import Emulated, default_schedule
+from sgap_jax.schedules.select import default_schedule
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -50,18 +51,19 @@ def define(
     compact: Callable | None = None,
     multiple_results: bool = False,
 ) -> Primitive:
-    """Makes a primitive of its rules, or gives them to one that exists.
+    """Makes a primitive of its rules, or registers the rules for an existing one.
 
-    `data` operands come first, index arrays after. Where their number depends on the parameters it
-    is a function of these, and `batch` is given.
+    `data` is the number of data operands, which come before the index arrays. Where it depends on
+    the parameters it is a function of them, and `batch` must be given.
 
-    `cuda` lowers to launches of kernels; without it, as on platforms that have none, the plain-JAX
-    reference runs. Without `cpu` that is what every platform runs, and its parts obey the schedule.
-    `entries` is the same call on entries, for one on vectors (`vector_length`): for the reference,
-    and where `cuda` returns None, having no kernel for the vectors. `cpu` may return None likewise.
-    `compact` is the same call on valid index arrays, for one on arrays that nobody checked
-    (`checked=False`): the kernels of the CPU check theirs as they read them, all others rely on it.
-    Of multiple results only the first has a derivative, or the jvp gives a list of tangents.
+    `reference` is plain JAX. `cpu` and `cuda` lower to kernels, and return None where there is none
+    for the call. Without `cuda`, and on other platforms, the reference runs; without `cpu` it runs
+    on every platform, and the operations that it calls get the schedule.
+    `entries` rewrites a call on vectors (`vector_length`) as the same call on entries, for the
+    reference and for calls without a kernel for vectors.
+    `compact` rewrites a call on unchecked index arrays (`checked=False`) as one on valid ones. The
+    CPU's kernels check index arrays as they read them; all other lowerings need `compact`.
+    With multiple results, only the first has a derivative unless `jvp` gives lists of tangents.
     """
     primitive = Primitive(primitive) if isinstance(primitive, str) else primitive
     name = primitive.name
@@ -70,8 +72,8 @@ def define(
     primitive.def_abstract_eval(abstract_eval)
 
     def plain_rule(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
-        # Plain JAX asks every step on operands with explicit sharding for that of its result: here
-        # they are taken whole, as by a kernel.
+        # With explicit sharding, plain JAX wants an out_sharding for each operation. The operands
+        # are treated as unsharded instead, as a kernel does.
         whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
         count = data if isinstance(data, int) else data(params)
 
@@ -96,13 +98,14 @@ def define(
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        if isinstance(schedule, Emulated):
-            inner = params | {"schedule": schedule.schedule}
-            with launch.handed_to(emulation(schedule.run)), schedule.choosing():
+        host = None if schedule is None else schedule.host_launches()
+        if host is not None:
+            inner = params | {"schedule": schedule.inner}
+            with host as run, launch.handed_to(on_host(run)):
                 lowered = launches(ctx, operands, inner)
             if lowered is not None:
                 return lowered
-            # What it is made of instead is emulated in its turn.
+            # The operations that it is made of instead have this schedule in their turn.
             rule = other_rule if of_vectors(params) or unchecked(params) else reference_rule
             return rule(ctx, *operands, **params)
         if isinstance(schedule, Reference):
@@ -161,7 +164,7 @@ def define(
             if multiple_results:
                 cotangent = [ad.instantiate_zeros(c) for c in cotangent]
             found = transpose(cotangent, *operands, **params)
-            # One linear operand and its cotangent, or those of several by index.
+            # (index, cotangent) of one linear operand, or a dict of them for several.
             for index, result in (found if isinstance(found, dict) else dict([found])).items():
                 grads[index] = as_cotangent(result, operands[index].aval)
             return grads
@@ -194,7 +197,7 @@ def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
 
 
 def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The aval of a result: the operand's varying axes, no sharded dimension, no weak type."""
+    """The aval of a result: varying axes of `like`, no sharded dimension, no weak type."""
     sharding = like.sharding
     if sharding.mesh.empty:
         return like.update(shape=shape, dtype=dtype, weak_type=False)
@@ -203,12 +206,13 @@ def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def joint_batch(*sizes: int) -> int:
-    """The batch of a result: operands have 1 or the same other size, which may be zero."""
+    """The batch size of a result: each operand's is 1 or B, which may be zero."""
     return next((size for size in sizes if size != 1), 1)
 
 
 def as_cotangent(x: Any, operand: Any) -> Any:
-    """x for `operand`: summed where that was broadcast over the batch, and sharded as that is."""
+    """The cotangent x in the form of `operand`: summed over the batch if the operand was broadcast
+    over it, and with the operand's sharding."""
     if operand.shape and operand.shape[0] == 1 and x.shape[0] != 1:
         x = x.sum(0, keepdims=True)
     mesh = operand.sharding.mesh
@@ -219,7 +223,8 @@ def as_cotangent(x: Any, operand: Any) -> Any:
 def batch_rule(
     primitive: Primitive, data: int, args: Sequence, dims: Sequence, **params: Any
 ) -> tuple[Any, Any]:
-    """vmap over any operands: data joins the batch axis; structures run one after another."""
+    """vmap: a mapped axis of data joins the batch axis; with mapped index arrays, calls run one
+    after another."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     if any(d is not None for d in dims[data:]):
         mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True) if d is not None]
@@ -257,21 +262,25 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **a
 
 
 def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence) -> Any:
-    """What plain JAX makes of lowered values of `avals`."""
+    """Lowers `function`, in plain JAX, on values that are lowered already and have these avals."""
     ctx = ctx.replace(avals_in=list(avals))
     return mlir.lower_fun(function, multiple_results=False)(ctx, *values)
 
 
 def cast_lowering(ctx: Any, value: Any, aval: Any, dtype: Any) -> Any:
-    """A lowered value of `aval` in another dtype."""
+    """Casts a lowered value, whose aval is `aval`, to another dtype."""
     return jax_lowering(ctx, lambda x: x.astype(dtype), [value], [aval])
 
 
 def compact_structure(
     shape: tuple[int, int], vector_length: int | None, arrays: Sequence
 ) -> tuple[tuple, Any, Any]:
-    """The five index arrays of A and A^T with the entries that take part alone; which entry lies at
-    each place of A's now, and the place of each entry there, -1 where it takes no part."""
+    """The compact structure: (arrays, entry, place).
+
+    `arrays` are the five index arrays of A and A^T with only the entries that take part. `entry` is
+    the old position of the entry at each new position, `place` the new position of each old entry,
+    -1 where it takes no part.
+    """
     row_offsets, column_indices, *transposed = arrays
     *rows, entry, place = compacted(row_offsets, column_indices, shape[1])
     blocks = -(-shape[0] // (vector_length or 1))
@@ -282,20 +291,21 @@ def compact_structure(
 
 
 def at_places(values: Any, place: Any) -> Any:
-    """Of [B, nnz, ...] results at compacted entries those of all entries; zero where one takes no
-    part."""
+    """Scatters results [B, nnz, ...] of compacted entries back to the places of all entries;
+    entries that take no part get zero."""
     part = (place >= 0).reshape(1, -1, *[1] * (values.ndim - 2))
     return jnp.where(part, values[:, place], jnp.zeros((), values.dtype))
 
 
 def empty_index() -> tuple[Any, Any]:
-    """An index array of no entries, and its aval: an absent operand of an FFI call."""
+    """An empty index array and its aval, for an absent operand of an FFI call."""
     value = mlir.ir_constant(np.zeros(0, np.int32))  # NumPy: a lowering must not trace
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
-    """What a kernel is to do: the caller's schedule, checked, or the selector's; of these kinds."""
+    """The schedule of a kernel: the caller's, after its check, or else the default; it must be of
+    one of `kinds`."""
     if problem.platform == "cuda" and problem.symbolic:
         sizes = (*problem.shape, problem.nnz, problem.n, problem.batch)
         raise NotImplementedError(
@@ -314,16 +324,16 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:
-    """The schedule of another op that a derivative rule calls."""
+    """The schedule of a different operation that a derivative rule calls."""
     return None if schedule is None else schedule.derived()
 
 
 def transposed(schedule: Schedule | None) -> Schedule | None:
-    """The schedule of the product with the transpose that a derivative rule calls."""
+    """The schedule of a product with the transpose that a derivative rule calls."""
     return None if schedule is None else schedule.transposed()
 
 
-def emulation(run: Callable) -> Callable:
+def on_host(run: Callable) -> Callable:
     """A lowering of launches that calls `run` on the host."""
 
     def lower(ctx: Any, call: KernelCall, operands: Sequence) -> Any:
@@ -339,7 +349,7 @@ def emulation(run: Callable) -> Callable:
 
 
 def accumulator(dtype: Any) -> Any:
-    """The dtype that sums are carried in: float32 for narrower floats."""
+    """The dtype in which sums are carried: float32 for narrower floats, else `dtype`."""
     narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     return jnp.dtype(jnp.float32) if narrow else dtype
 
@@ -351,8 +361,8 @@ def row_of_entry(offsets: Any, nnz: int) -> Any:
 
 
 def entries_that_count(A: SparseArray) -> Any:
-    """[nnz], [vectors] or [blocks] of CSR, CVS(V) or BCSR(r, c): whether each takes part, and is no
-    padding."""
+    """bool [nnz], [vectors] or [blocks] of CSR, CVS(V) or BCSR(r, c): True for those that take
+    part, False for others and for padding."""
     offsets, indices = A.index_arrays[1]
     if A.is_checked:
         return positions(indices.shape[0]) < unfolded(offsets[-1])
@@ -369,7 +379,7 @@ def check_sparse(op: str, name: str, A: Any) -> None:
 
 def check_dense(op: str, name: str, x: Any, shape: tuple) -> Any:
     """`x` as an array of `shape`, in which a string stands for any size."""
-    if hasattr(x, "todense"):  # ours, SciPy's, BCOO and BCSR
+    if hasattr(x, "todense"):  # a SparseArray, a SciPy array, JAX's BCOO or BCSR
         kind = type(x).__name__
         raise TypeError(f"{op}: {name} must be dense, got a {kind}; {name}.todense() is")
     x = as_numbers(op, name, x)

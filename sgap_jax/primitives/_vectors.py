@@ -1,10 +1,11 @@
-"""Column vectors as operands of spmm_p and sddmm_p, and as entries where no kernel takes them.
+"""Converts operands to the formats that spmm_p and sddmm_p take (CSR and CVS(V)), and column
+vectors to entries where there is no kernel for vectors.
 
-A block of BCSR(r, c) is c vectors of length r: no primitive knows of blocks.
+A block of BCSR(r, c) is given as c vectors of length r: no primitive has blocks.
 
-The primitives keep vectors as they are, derivatives included. What has no kernels for them, the
-reference and on CUDA some lengths, expands them while it is lowered: gradients there run that
-platform's kernels.
+The primitives and their derivatives are calls on vectors. Vectors become entries only in a lowering
+without kernels for them (the reference, and on CUDA some lengths), so gradients are lowered by the
+same rules.
 """
 
 import math
@@ -21,10 +22,10 @@ from sgap_jax.formats.structure import positions
 
 
 def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
-    """CSR or CVS(V) with A's values in A's order, and whether it is A^T rather than A.
+    """(S, by_columns): S in CSR or CVS(V), with A's values in A's order; S is A^T if `by_columns`.
 
-    BCSR(r, c) is given as CVS(r); `join_blocks` takes values in that order back. Unchecked COO and
-    CSF are put in order; `as_listed` takes values back.
+    BCSR(r, c) becomes CVS(r); `join_blocks` puts values back in the order of blocks. Unchecked COO
+    and CSF are sorted; `as_listed` puts values back in A's order.
     """
     by_columns = require_arrays(A).format.modes[0] == 1
     A = vectors.split_blocks(A.T if by_columns else A)
@@ -32,13 +33,14 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
 
 
 def as_stored(A: SparseArray, values: Any) -> Any:
-    """The values of A's entries, in the order of CSR or CSC, as A stores them."""
+    """Puts values of A's entries, given in the order of CSR or CSC, in the order and shape in which
+    A stores them."""
     return vectors.collect(A, values) if A.format.block_shape else as_listed(A, values)
 
 
 def as_listed(A: SparseArray, values: Any) -> Any:
-    """Those of an unchecked COO or CSF, which may list its entries in any order; of others as they
-    are."""
+    """Puts values from the order of CSR or CSC in that of an unchecked COO or CSF array, which may
+    list its entries in any order; returns them unchanged for other arrays."""
     if A.is_checked or A.format.levels[:2] == CSR.levels:
         return values
     places = replace(A, values=positions(A.nnz)).asformat(vectors.entries_format(A.format)).values
@@ -46,7 +48,8 @@ def as_listed(A: SparseArray, values: Any) -> Any:
 
 
 class Entries:
-    """The structure of vectors with every number an entry, and the ways there and back."""
+    """A structure of vectors as one of entries (`array`), in which each element of a vector is an
+    entry; `values` and `vectors` convert values to and from it."""
 
     def __init__(
         self, arrays: Any, shape: tuple[int, int], vector_length: int, checked: bool
@@ -59,14 +62,14 @@ class Entries:
         )
         format = CVS(vector_length)
         self._stored = SparseArray(values=numbers, **fields, shape=shape, format=format)
-        self.array = vectors.expand(self._stored)  # its values are places in the flat numbers
+        self.array = vectors.expand(self._stored)  # its values: positions in the flattened vectors
 
     def values(self, values: Any) -> Any:
-        """[B, nnz] of [B, vectors, V]."""
-        flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))  # -1 is unknown of none
+        """Values of vectors [B, vectors, V] -> values of entries [B, nnz]."""
+        flat = values.reshape(values.shape[0], math.prod(values.shape[1:]))  # -1 fails if B is 0
         return flat[:, self.array.values]
 
     def vectors(self, values: Any) -> Any:
-        """[B, vectors, V] of [B, nnz]."""
+        """Values of entries [B, nnz] -> values of vectors [B, vectors, V]."""
         place, _ = vectors.positions(self._stored)
         return values[:, place].reshape(values.shape[0], *self._stored.values.shape)

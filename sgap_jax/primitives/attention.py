@@ -38,7 +38,7 @@ from sgap_jax.primitives.attention_arguments import (
     attention_problem,
     check_heads,
 )
-from sgap_jax.primitives.attention_unfused import absent, no_array
+from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
 from sgap_jax.schedules import CpuTile, Schedule, Unfused
 from sgap_jax.schedules.cpu import AttentionPlan, attention_plan
 
@@ -69,9 +69,9 @@ def sparse_attention(
     `jax.nn.dot_product_attention`. A row without entries, or with all of them masked, gives zeros,
     zero gradients and lse = -infinity (the sink, where there is one). Differentiable to any order,
     forward and reverse, in q, k, v, bias, sinks and in `scale` if it is an array. On the CPU
-    and on CUDA one kernel does it, forward, and one or two backward: nothing of the size of the
-    pattern is formed for a head but the gradient of a bias. Elsewhere, and for what CUDA's kernels
-    do not take, the steps are those of `Unfused`.
+    and on CUDA one kernel computes it, and one or two the gradients: no array of the size of the
+    pattern is made for a head, except the gradient of a bias. On other platforms, and where CUDA
+    has no kernel, it runs as `Unfused` does.
 
     Args:
       q: [B, L, H, D], or [L, H, D]; float32, float64, bfloat16 or float16.
@@ -81,14 +81,14 @@ def sparse_attention(
         read; or one for each of the H heads. In CVS(V) all V rows of a vector see its key.
       scale: scalar factor of the scores, 1 / sqrt(D) if None. An array multiplies q before, and the
         product is rounded to the dtype of q; a number multiplies the scores and is not rounded.
-      bias: a number for each stored entry, added to the scores: the shape of `pattern.values`, or
-        [H, ...] or [B, H, ...] of it, where either may be 1. -infinity masks an entry. With a
-        pattern for each head: a sequence of H such.
-      sinks: [H], logits that take part in the normalisation of every row of a head, and no more.
-      is_causal: leave out entries (i, j) with j > i, those within a vector too. It costs as much
-        as the stored entries: `masks.causal` makes a pattern that stores few of them.
+      bias: a value for each stored entry, added to the scores: of the shape of `pattern.values`, or
+        with leading axes [H, ...] or [B, H, ...], where H or B may be 1. -infinity masks an entry.
+        With a pattern for each head: a sequence of H biases.
+      sinks: [H], a logit for each head that only takes part in the normalisation of its rows.
+      is_causal: leave out entries (i, j) with j > i, those within a vector too. They still cost
+        as much as other stored entries: `masks.causal` makes a pattern that stores few of them.
       key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
-        One beyond the keys leaves out none, a negative one all.
+        A length beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
       schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
         on CUDA an `AttentionTile`.
@@ -127,7 +127,7 @@ def sparse_attention(
         scale = 1 / math.sqrt(max(q.shape[3], 1))
     factor, number = check_scale(op, scale), 1.0
     if isinstance(scale, jax.Array):
-        wide = accumulator(q.dtype)  # of the product, and of the sum that is the scale's gradient
+        wide = accumulator(q.dtype)  # also for the sum that is the gradient of scale
         q = (q.astype(wide) * factor.astype(wide)).astype(q.dtype)
     else:
         number = float(scale)
@@ -178,13 +178,10 @@ def _attention(
     return bind(attention_p, *operands, **params)
 
 
-# attention_p: q, k, v, bias, sinks, lengths, then the structure by rows and by columns -> out, lse
-# attention_tangent_p: dq, dk, dv, dbias, dsinks, what attention_p takes before the structure, out,
-#   lse, structure -> dout, dlse; linear in the first five
-# attention_backward_p: dout, dlse, q, k, v, bias, lengths, out, lse, structure -> dq, dk, dv, dbias
-#   [B, H, ...]; linear in the first two
-# Shapes, and what is absent: attention_unfused.py. The second is the derivative of the first, and
-# its transpose is the third, which has a kernel; what is computed otherwise is unfused.
+# The operands of the three primitives are `Forward`, `Tangent` and `Backward` of
+# attention_unfused.py, which has their shapes. attention_tangent_p is the derivative of
+# attention_p; its transpose is attention_backward_p, which has a kernel. Other derivatives are
+# computed unfused.
 
 
 def _abstract_eval(
@@ -201,26 +198,30 @@ def _abstract_eval(
 
 
 def _tangent_abstract_eval(*operands: Any, **params: Any) -> list:
-    out, lse = operands[11:13]
-    batch = joint_batch(*(x.shape[0] for x in operands[:13]))
-    return [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (out, lse)]
+    of = Tangent(*operands)
+    batch = joint_batch(*(x.shape[0] for x in unfused.data(of)))
+    return [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (of.out, of.lse)]
 
 
 def _backward_abstract_eval(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    _, _, q, k, v, _, _, _, lse, _, indices, *_ = operands
-    batch = unfused.backward_batch(*operands)
-    dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (q, k, v)]
-    length = params["vector_length"]
-    stored = (batch, q.shape[2], indices.shape[0], *(() if length is None else (length,)))
-    return [*dense, out_aval(lse, stored if wrt_bias else (1, 0), lse.dtype)]
+    of = Backward(*operands)
+    batch, length = unfused.backward_batch(*of), params["vector_length"]
+    dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (of.q, of.k, of.v)]
+    vector = () if length is None else (length,)
+    stored = (batch, of.q.shape[2], of.column_indices.shape[0], *vector)
+    return [*dense, out_aval(of.lse, stored if wrt_bias else (1, 0), of.lse.dtype)]
 
 
 def _plan(
-    avals: Sequence, shape: tuple[int, int], vector_length: int | None, schedule: Schedule | None
+    of: Forward | Backward,
+    batch: int,
+    shape: tuple[int, int],
+    vector_length: int | None,
+    schedule: Schedule | None,
 ) -> tuple[CpuTile, AttentionPlan]:
-    """What the kernels are told, from the avals of q, k, v, the column indices, and the batch."""
-    q, k, v, indices, batch = avals
-    problem = attention_problem(q, indices, batch, shape, vector_length, "cpu")
+    """The schedule of the CPU kernels and the layout of their work, from the operands' avals."""
+    q, k, v = of.q, of.k, of.v
+    problem = attention_problem(q, of.column_indices, batch, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     key_batch = joint_batch(k.shape[0], v.shape[0])
     widths = (q.shape[3], v.shape[3])
@@ -241,11 +242,11 @@ def _cpu(
     schedule: Any,
     **of: Any,
 ) -> Any:
-    avals = ctx.avals_in
-    batch = ctx.avals_out[0].shape[0]
-    tile, plan = _plan((*avals[:3], avals[7], batch), shape, vector_length, schedule)
+    avals = Forward(*ctx.avals_in)
+    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
     attrs = dict(vector_length=vector_length or 1, chunk_nonzeros=tile.nonzeros, pack=plan.packed)
-    return ffi_lowering("sgap_attention_cvs_v1", ctx, operands[:8], avals[:8], **attrs, **of)
+    own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
+    return ffi_lowering("sgap_attention_cvs_v1", ctx, own, shapes, **attrs, **of)
 
 
 def _backward_cpu(
@@ -257,13 +258,13 @@ def _backward_cpu(
     schedule: Any,
     **of: Any,
 ) -> Any:
-    avals = ctx.avals_in
-    batch = ctx.avals_out[0].shape[0]
-    _, plan = _plan((*avals[2:5], avals[10], batch), shape, vector_length, schedule)
+    avals = Backward(*ctx.avals_in)
+    _, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
     attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces)
     attrs |= dict(pack=plan.backward_packed)
     target = "sgap_attention_backward_cvs_v1"
-    return ffi_lowering(target, ctx, operands[:11], avals[:11], **attrs, **of)
+    own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
+    return ffi_lowering(target, ctx, own, shapes, **attrs, **of)
 
 
 def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:
@@ -296,36 +297,38 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     tangents = tangents[:5]  # lengths have none
     if all(t is None for t in tangents):
         return results, None
-    given = _or_absent(tangents, primals[:5])
-    return results, bind(
-        attention_tangent_p, *given, *primals[:6], *results, *primals[6:], **params
-    )
+    own, structure = unfused.data(primals), primals[-unfused.STRUCTURE :]
+    of = Tangent(*_or_absent(tangents, own[:5]), *own, *results, *structure)
+    return results, bind(attention_tangent_p, *of, **params)
 
 
 def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     results, terms = bind(attention_tangent_p, *primals, **params), []
-    linear = tangents[:5]
+    count = unfused.LINEAR[Tangent]
+    linear = tangents[:count]
     if any(t is not None for t in linear):
-        given = _or_absent(linear, primals[:5])
-        terms.append(bind(attention_tangent_p, *given, *primals[5:], **params))
-    terms.append(_along(unfused.tangent, primals, tangents, 5, params))
+        given = _or_absent(linear, primals[:count])
+        terms.append(bind(attention_tangent_p, *given, *primals[count:], **params))
+    terms.append(_along(unfused.tangent, primals, tangents, count, params))
     return results, *terms
 
 
 def _backward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     results, terms = bind(attention_backward_p, *primals, **params), []
-    linear = tangents[:2]
+    count = unfused.LINEAR[Backward]
+    linear = tangents[:count]
     if any(t is not None for t in linear):
         given = [
             jnp.zeros_like(x) if t is None else t for t, x in zip(linear, primals, strict=False)
         ]
-        terms.append(bind(attention_backward_p, *given, *primals[2:], **params))
-    terms.append(_along(unfused.backward, primals, tangents, 2, params))
+        terms.append(bind(attention_backward_p, *given, *primals[count:], **params))
+    terms.append(_along(unfused.backward, primals, tangents, count, params))
     return results, *terms
 
 
 def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict) -> Any:
-    """The tangents of unfused results along the operands from `first` on, or None."""
+    """The tangents of `function`'s results for the tangents of the operands from `first` on; None
+    where all of these are None."""
     moving = [i for i, t in enumerate(tangents) if i >= first and t is not None]
     moving = [i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.floating)]
     if not moving:
@@ -343,9 +346,10 @@ def _along(function: Any, primals: Any, tangents: Any, first: int, params: dict)
 
 def _tangent_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
     dout, dlse = cotangents
-    q, k, v, bias, sinks, lengths, out, lse, *arrays = operands[5:]
+    *linear, q, k, v, bias, sinks, lengths, out, lse = unfused.data(operands)
+    arrays = operands[-unfused.STRUCTURE :]
     wide = accumulator(out.dtype)
-    wrt = [i for i in range(5) if is_linear_operand(operands[i])]
+    wrt = [i for i, x in enumerate(linear) if is_linear_operand(x)]
     bias_is, sinks_are = (i in wrt and not absent(operands[i].aval) for i in (3, 4))
     given = (dout, dlse, q, k, v, bias, lengths, out, lse, *arrays)
     grads = bind(attention_backward_p, *given, wrt_bias=bias_is, **params)
@@ -378,7 +382,7 @@ def _backward_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
 
 attention_p = define(
     "attention",
-    data=6,
+    data=len(Forward._fields) - unfused.STRUCTURE,
     abstract_eval=_abstract_eval,
     reference=unfused.forward,
     cpu=_cpu,
@@ -390,7 +394,7 @@ attention_p = define(
 )
 attention_tangent_p = define(
     "attention_tangent",
-    data=13,
+    data=len(Tangent._fields) - unfused.STRUCTURE,
     abstract_eval=_tangent_abstract_eval,
     reference=unfused.tangent,
     cpu=None,
@@ -400,7 +404,7 @@ attention_tangent_p = define(
 )
 attention_backward_p = define(
     "attention_backward",
-    data=9,
+    data=len(Backward._fields) - unfused.STRUCTURE,
     abstract_eval=_backward_abstract_eval,
     reference=unfused.backward,
     cpu=_backward_cpu,

@@ -1,4 +1,4 @@
-"""The arguments of sparse_attention, checked and brought to the shapes of its primitive."""
+"""Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,8 @@ from sgap_jax.schedules import Problem
 def check_heads(
     op: str, q: Any, k: Any, v: Any, patterns: Sequence[SparseArray]
 ) -> tuple[Any, Any, Any, bool]:
-    """q, k, v with a batch axis and of one dtype, and whether they came with that axis."""
+    """(q, k, v, batched): the arrays with a batch axis and in their promoted dtype, and whether the
+    caller's had that axis."""
     q, k, v = (jnp.asarray(x) for x in (q, k, v))
     if q.ndim not in (3, 4):
         raise ValueError(f"{op}: q must have shape [B, L, H, D] or [L, H, D], got {list(q.shape)}")
@@ -56,7 +57,8 @@ def check_heads(
 
 
 def as_bias(op: str, bias: Any, pattern: SparseArray, q: Any) -> jax.Array:
-    """[B|1, H|1, ...values] in the accumulator's dtype, or no array."""
+    """The bias [B|1, H|1, *pattern.values.shape] in the accumulator's dtype; for None
+    `no_array`."""
     wide = accumulator(q.dtype)
     if bias is None:
         return no_array(wide)
@@ -92,7 +94,7 @@ def as_sinks(op: str, sinks: Any, heads: int, dtype: Any) -> jax.Array:
 
 
 def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
-    """[B|1, 1] int32, or no array."""
+    """The lengths [B|1, 1] int32; `no_array` for None."""
     if lengths is None:
         return no_array(jnp.int32)
     lengths = as_array(lengths)
@@ -102,14 +104,15 @@ def as_lengths(op: str, lengths: Any, batch: int) -> jax.Array:
             f"{op}: key_value_seq_lengths must be integers of shape [{batch}], got "
             f"{list(lengths.shape)} of {lengths.dtype}"
         )
-    # Fewer than none are none, also where kernels count without a sign.
+    # A negative length means no keys; kernels may compare it as an unsigned number.
     return jnp.maximum(saturated(lengths).reshape(-1, 1), 0)
 
 
 def attention_problem(
     q: Any, indices: Any, batch: int, shape: tuple[int, int], length: int | None, platform: str
 ) -> Problem:
-    """What a lowering asks, from the avals of q and of the column indices."""
+    """The `Problem` by which a lowering chooses a schedule, from the avals of q and of the column
+    indices."""
     return Problem(
         "attention",
         shape,
@@ -117,6 +120,6 @@ def attention_problem(
         n=q.shape[3],
         batch=batch * q.shape[2],
         dtype=q.dtype.name,
-        format=str(CSR if length is None else CVS(length)),
+        format=CSR if length is None else CVS(length),
         platform=platform,
     )

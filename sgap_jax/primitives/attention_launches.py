@@ -15,7 +15,7 @@ from sgap_jax.launch.attention import (
 from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.primitives._define import jax_lowering, joint_batch, resolve
 from sgap_jax.primitives.attention_arguments import attention_problem
-from sgap_jax.primitives.attention_unfused import absent, delta
+from sgap_jax.primitives.attention_unfused import Backward, Forward, absent, data, delta, of_kernel
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
 
 
@@ -29,18 +29,17 @@ def forward(
     is_causal: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_p as one launch, or None where it is unfused."""
-    names = ("q", "k", "v", "bias", "sinks", "lengths")
-    avals = dict(zip(names, ctx.avals_in[:6], strict=True))
-    shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
-    problem = attention_problem(
-        avals["q"], ctx.avals_in[7], shapes.batch, shape, vector_length, "cuda"
-    )
+    """attention_p as one launch; None where its schedule is `Unfused`."""
+    avals = Forward(*ctx.avals_in)
+    named = dict(zip(Forward._fields, data(avals), strict=False))
+    shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
+    indices = avals.column_indices
+    problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
     tile = _tile(schedule, problem, shapes)
     if tile is None:
         return None
     call = forward_plan(problem, tile, shapes, scale)
-    return launch.lower(ctx, call, operands[:8], ctx.avals_in[:8], compiler=nvrtc)
+    return launch.lower(ctx, call, of_kernel(operands), of_kernel(avals), compiler=nvrtc)
 
 
 def backward(
@@ -54,27 +53,32 @@ def backward(
     wrt_bias: bool,
     schedule: Schedule | None,
 ) -> Any:
-    """attention_backward_p as two launches, by rows and by keys, or None where it is unfused."""
-    dout, dlse, *rest, out, lse = ctx.avals_in[:9]
-    sizes = (joint_batch(*(x.shape[0] for x in (dout, out, dlse))), *lse.shape[1:])
-    deltas = jax.core.ShapedArray(sizes, lse.dtype)
-    given = [dout, deltas, *rest, lse, *ctx.avals_in[9:]]
-    names = ("dout", "delta", "q", "k", "v", "bias", "lengths", "lse")
-    avals = dict(zip(names, given[:8], strict=True))
-    shapes = _shapes(avals, ctx.avals_out[0].shape[0], is_causal)
-    problem = attention_problem(avals["q"], given[9], shapes.batch, shape, vector_length, "cuda")
+    """attention_backward_p as two launches, one by rows and one by keys; None where its schedule is
+    `Unfused`."""
+    x, avals = Backward(*operands), Backward(*ctx.avals_in)
+    sizes = joint_batch(*(a.shape[0] for a in (avals.dout, avals.out, avals.dlse)))
+    deltas = jax.core.ShapedArray((sizes, *avals.lse.shape[1:]), avals.lse.dtype)
+    named = {"dout": avals.dout, "delta": deltas, "q": avals.q, "k": avals.k, "v": avals.v}
+    named |= {"bias": avals.bias, "lengths": avals.lengths, "lse": avals.lse}
+    shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
+    indices = avals.column_indices
+    problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
     tile = _tile(schedule, problem, shapes)
     if tile is None:
         return None
-    of_delta = ([operands[i] for i in (0, 7, 1)], (dout, out, dlse))
     inner = ctx.replace(avals_out=[deltas])
-    values = [operands[0], *jax_lowering(inner, delta, *of_delta), *operands[2:7], *operands[8:]]
+    of_delta = (x.dout, x.out, x.dlse), (avals.dout, avals.out, avals.dlse)
+    (found,) = jax_lowering(inner, delta, *of_delta)
+    dense = [x.dout, found, x.q, x.k, x.v, x.bias, x.lengths, x.lse]
     dq, dk, dv, dbias = ctx.avals_out
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    rows = launch.lower(ctx, call, values[:10], given[:10], [dq, dbias], compiler=nvrtc)
-    by_keys = ((*values[:8], *values[10:]), (*given[:8], *given[10:]))
+    by_rows = [*dense, x.row_offsets, x.column_indices]
+    given = [*named.values(), avals.row_offsets, avals.column_indices]
+    rows = launch.lower(ctx, call, by_rows, given, [dq, dbias], compiler=nvrtc)
     call = keys_backward_plan(problem, tile, shapes, scale)
-    keys = launch.lower(ctx, call, *by_keys, [dk, dv], compiler=nvrtc)
+    by_keys = [*dense, x.column_offsets, x.row_indices, x.permutation]
+    given = [*named.values(), avals.column_offsets, avals.row_indices, avals.permutation]
+    keys = launch.lower(ctx, call, by_keys, given, [dk, dv], compiler=nvrtc)
     return [rows[0], *keys, rows[1]]
 
 
@@ -96,7 +100,7 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
 def _tile(
     schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
 ) -> AttentionTile | None:
-    # Lanes for the wider of k and v.
+    # The tile must have lanes for the wider of k and v.
     widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth))
     tile = resolve(schedule, widest, AttentionTile, Unfused)
     return tile if isinstance(tile, AttentionTile) else None

@@ -1,16 +1,17 @@
-"""Attention and its derivatives as sddmm, softmax and spmm: what the fused kernels compute.
+"""Attention and its derivatives as sddmm, softmax and spmm: the reference of the fused kernels.
 
-In one head, with s the scores of the stored entries and d the width of q:
+In one head, with s the scores of the stored entries:
 
     s   = scale Q K^T + bias            -inf where masked
     lse = log(sum_row exp(s) + exp(sink))
     p   = exp(s - lse),  O = P V
 
-    dO and dlse of (dQ, dK, dV, dbias, dsink):
-        ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
-        dO = (p ds) V + P dV - dlse O
+The tangents dO and dlse, from (dQ, dK, dV, dbias, dsink):
 
-and transposed, with delta = sum_row dO O - dlse of the cotangents:
+    ds = scale (dQ K^T + Q dK^T) + dbias,  dlse = sum_row p ds + exp(sink - lse) dsink
+    dO = (p ds) V + P dV - dlse O
+
+The transpose, from cotangents dO and dlse, with delta = sum_row dO O - dlse:
 
     ds = p (dO V^T - delta),  dbias = ds,  dQ = scale ds K,  dK = scale ds^T Q,  dV = P^T dO
 
@@ -20,7 +21,7 @@ Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `si
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,79 @@ from sgap_jax.primitives.spmm import spmm
 from sgap_jax.schedules import Schedule
 
 
+class Forward(NamedTuple):
+    """The operands of attention_p -> out, lse. Kernels take the fields up to `column_indices`."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sinks: Any
+    lengths: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+class Tangent(NamedTuple):
+    """The operands of attention_tangent_p -> dout, dlse, which is linear in the first five."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any
+    dsinks: Any
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sinks: Any
+    lengths: Any
+    out: Any
+    lse: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+class Backward(NamedTuple):
+    """The operands of attention_backward_p -> dq, dk, dv, dbias, which is linear in the first two.
+    Kernels take the fields up to `column_indices`."""
+
+    dout: Any
+    dlse: Any
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    lengths: Any
+    out: Any
+    lse: Any
+    row_offsets: Any
+    column_indices: Any
+    column_offsets: Any
+    row_indices: Any
+    permutation: Any
+
+
+STRUCTURE = 5  # index arrays at the end of each; the operands before them have a batch axis
+LINEAR = {Tangent: 5, Backward: 2}  # the first operands, in which the results are linear
+
+
+def data(operands: tuple) -> tuple:
+    """The operands of one of the classes above without the five arrays of the structure."""
+    return operands[:-STRUCTURE]
+
+
+def of_kernel(operands: tuple) -> tuple:
+    """The operands that the kernels take: the structure by rows, and not by columns."""
+    return operands[:-3]
+
+
 def absent(x: Any) -> bool:
     return x.ndim == 2 and x.shape[1] == 0
 
@@ -46,7 +120,7 @@ def no_array(dtype: Any) -> Any:
 
 
 class Composition:
-    """The steps on [B, heads, ...] arrays over one structure."""
+    """The steps of attention over one structure, on values [B, heads, ...] of its entries."""
 
     def __init__(
         self,
@@ -106,13 +180,13 @@ class Composition:
         return jnp.moveaxis(jax.vmap(jax.vmap(one))(s), 1, 2)
 
     def at_entries(self, x: Any) -> Any:
-        """The number of each entry's row: [B, L, H] -> [B, H, ...]."""
+        """Broadcasts the value of each row to its entries: [B, L, H] -> [B, H, ...]."""
         if x.shape[1] == 0:
             return jnp.zeros((x.shape[0], x.shape[2], *self.stored), x.dtype)
         return jnp.moveaxis(x, 2, 1)[:, :, jnp.minimum(self.rows, x.shape[1] - 1)]
 
     def scores(self, q: Any, k: Any, bias: Any, lengths: Any) -> Any:
-        """s of the entries, -inf where they are masked or none: [B, H, ...]."""
+        """The scores s of the entries, -inf at masked entries and in the padding: [B, H, ...]."""
         s = self.sampled(q, k, self.scale)
         if not absent(bias):
             shape = (joint_batch(s.shape[0], bias.shape[0]), *s.shape[1:])
@@ -135,13 +209,13 @@ class Composition:
         )
 
     def probabilities(self, s: Any, lse: Any) -> Any:
-        """exp(s - lse); zero in a row without anything to normalise by."""
+        """exp(s - lse); zero in a row whose lse is -infinity."""
         lse = jnp.where(jnp.isneginf(lse), jnp.asarray(jnp.inf, lse.dtype), lse)
         batch = joint_batch(s.shape[0], lse.shape[0])
         return jnp.exp(jnp.broadcast_to(s, (batch, *s.shape[1:])) - self.at_entries(lse))
 
     def log_sum_exp(self, s: Any) -> Any:
-        """[B, L, H], -inf in a row without entries."""
+        """The log of each row's sum of exp(s): [B, L, H]; -inf in a row without entries."""
         peak = self.of_rows(row_max, jax.lax.stop_gradient(s))
         zero = jnp.zeros((), s.dtype)
         peak = jnp.where(jnp.isneginf(peak), zero, peak)
@@ -162,7 +236,8 @@ def forward(
     weigh: Callable[[Any], Any] = lambda p: p,
     **params: Any,
 ) -> list:
-    """[out [B, L, H, Dv], lse [B, L, H]]; `weigh` is what becomes of the probabilities."""
+    """[out [B, L, H, Dv], lse [B, L, H]]; `weigh` is applied to the probabilities before they are
+    multiplied by v."""
     of, dtype = Composition(arrays, **params), q.dtype
     q, k, v = _widened(q, k, v)
     s = of.scores(q, k, bias, lengths)
@@ -173,8 +248,8 @@ def forward(
     if not absent(sinks):
         entries, sink = _alike(lse, sinks[:, None])
         finite, zero = ~jnp.isneginf(entries), jnp.zeros((), s.dtype)
-        # Beside a sink of +inf entries are nothing, and without either there is nothing:
-        # logaddexp knows, its derivative does not.
+        # With a sink of +inf the entries have no weight; a row with neither entries nor a sink has
+        # lse = -inf. logaddexp gives both values, but its derivative there would be NaN.
         nothing = ~finite & jnp.isneginf(sink)
         beside = jnp.where(jnp.isposinf(sink), -jnp.inf, entries)
         lse = jnp.logaddexp(beside, jnp.where(nothing, zero, sink))
@@ -190,12 +265,13 @@ def forward(
 
 
 def tangent(*operands: Any, **params: Any) -> list:
-    """[dout, dlse] of dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks, lengths, out, lse."""
+    """The tangents [dout, dlse], from the operands dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks,
+    lengths, out, lse and the index arrays."""
     dq, dk, dv, dbias, dsinks, q, k, v, bias, sinks, lengths, out, lse, *arrays = operands
     of, dtype = Composition(arrays, **params), q.dtype
     dq, dk, dv, q, k, v, out = _widened(dq, dk, dv, q, k, v, out)
     p = of.probabilities(of.scores(q, k, bias, lengths), lse)
-    batch = joint_batch(*(x.shape[0] for x in operands[:13]))
+    batch = joint_batch(*(x.shape[0] for x in data(operands)))
     p = jnp.broadcast_to(p, (batch, *p.shape[1:]))
     zero = jnp.zeros((), q.dtype)
     ds = jnp.zeros_like(p)
@@ -216,7 +292,8 @@ def tangent(*operands: Any, **params: Any) -> list:
 
 
 def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
-    """[dq, dk, dv, dbias of each head] of dout, dlse, q, k, v, bias, lengths, out, lse."""
+    """The cotangents [dq, dk, dv, dbias], dbias for each head, from the operands dout, dlse, q, k,
+    v, bias, lengths, out, lse and the index arrays."""
     dout, dlse, q, k, v, bias, lengths, out, lse, *arrays = operands
     of, dtype, heads = Composition(arrays, **params), q.dtype, k.shape[2]
     deltas = delta(dout, out, dlse)
@@ -236,18 +313,19 @@ def backward(*operands: Any, wrt_bias: bool, **params: Any) -> list:
 
 
 def backward_batch(*operands: Any) -> int:
-    return joint_batch(*(x.shape[0] for x in operands[:9]))
+    return joint_batch(*(x.shape[0] for x in data(operands)))
 
 
 def delta(dout: Any, out: Any, dlse: Any) -> Any:
-    """[B, L, H], in the accumulator's dtype."""
+    """delta = sum over features of dout out - dlse: [B, L, H], in the accumulator's dtype."""
     dout, out = _alike(*_widened(dout, out))
     total, dlse = _alike((dout * out).sum(-1), dlse)
     return total - dlse
 
 
 def sink_share(sinks: Any, lse: Any) -> Any:
-    """What of a row's probability goes to the sink: [B, L, H]; all of it to one of +inf."""
+    """The sink's share of each row's probability, exp(sink - lse): [B, L, H]; 1 for a sink of
+    +inf."""
     sinks, lse = _alike(sinks[:, None], lse)
     zero, one = (jnp.asarray(x, lse.dtype) for x in (0, 1))
     empty, whole = jnp.isneginf(lse), jnp.isposinf(sinks)
@@ -269,12 +347,12 @@ def _heads(x: Any) -> Any:
 
 
 def _repeated(x: Any, heads: int) -> Any:
-    """Keys or values for each head of q: consecutive ones share."""
+    """Keys or values repeated to the heads of q: consecutive heads of q share one of theirs."""
     return x if x.shape[2] == heads else jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
 def _grouped(x: Any, heads: int) -> Any:
-    """The sum over the heads that share keys and values."""
+    """Sums gradients over the heads of q that share a head of keys or values."""
     if x.shape[2] == heads:
         return x
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3]).sum(3)

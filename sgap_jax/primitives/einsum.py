@@ -1,4 +1,4 @@
-"""einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and what else indices can say."""
+"""einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and other index expressions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from sgap_jax.compiler.transform.schedule import Schedule as Loops
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
@@ -29,7 +29,6 @@ from sgap_jax.primitives.einsum_plain import plain, tangents_of_extremum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
 from sgap_jax.schedules import Reference, Schedule
-from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 REDUCTIONS = {"sum": "+", "max": "max", "min": "min"}
@@ -54,41 +53,41 @@ def einsum(
 
     Differentiable to any order in the values and in every dense operand, forward and reverse; under
     vmap a dense operand or the values get one more index (where the values have it, a schedule is
-    given, or an entry has eight numbers or more of the result, compiled loops are those of one
-    element, for all of the batch). Products that tie for a maximum or minimum share its gradient
+    given, or each entry has eight or more values of the result, loops are compiled for one element
+    of the batch and run for each). Products that tie for a maximum or minimum share its gradient
     equally, as in `jnp.max` and `row_max` (`gspmm` gives it to the first); where the result is NaN,
     so is the gradient.
 
-    Products of a matrix that `spmm`, `spmv` and `sddmm` compute run on their kernels. Others, and
-    all with a chain of transformations as their schedule, run as loops that are compiled for them:
-    on the CPU where llvmlite is installed, on CUDA where a schedule is given. Without that they
-    gather the dense operands at the entries, multiply and add up in plain JAX, and hold a product
-    for each entry and each index of the output that is not one of the sparse operand's. Of a
-    maximum or minimum, and of its derivative, they hold each product. Loops hold none of these;
-    they are of floats, int8, uint8, int32 and int64.
+    Matrix products that `spmm`, `spmv` and `sddmm` compute run on their kernels. Other expressions,
+    and all with a chain of transformations (`compiler.Schedule`) as their schedule, run as loops
+    compiled for them: on the CPU where llvmlite is installed, on CUDA where a schedule is given.
+    Otherwise plain JAX gathers the dense operands at the entries, multiplies and reduces: memory
+    then holds a product for each entry and each index of the output that the sparse operand lacks,
+    or, for a maximum or minimum and its derivative, every single product. Compiled loops hold none
+    of these; their dtypes are floats, int8, uint8, int32 and int64.
 
     Args:
       subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
         Without "->" the output has the indices that occur once, in alphabetical order.
       operands: numeric arrays, exactly one of them a SparseArray of any format. In vectors and
-        blocks every number is a stored entry, zeros too.
+        blocks every element is a stored entry, zeros too.
       reduction: "sum", "max" or "min", over the indices that the output lacks.
-      fibers: of a CSF operand, the result has the fibers of its outer levels and no others: the
-        output lists their indices in the order of the levels, then those that A lacks. Elements
-        that no entry reaches are not stored.
-      schedule: how spmm or sddmm runs, or `compiler.Schedule` of this very expression (names may
-        differ), which has those of gradients too (`with_derivatives`). None chooses;
+      fibers: store the result only at the fibers of the outer levels of a CSF operand: the output
+        lists their indices in the order of the levels, then indices that the operand lacks.
+        Elements that no entry reaches are not stored.
+      schedule: how spmm or sddmm runs, or a `compiler.Schedule` of this expression (names may
+        differ), which may hold those of its gradients (`with_derivatives`). None chooses;
         `Reference()` is plain JAX.
 
     Returns:
       Where the output lists the sparse operand's indices in its own order, a SparseArray of the
       same structure; with `fibers` one of a Format such as (Compressed, Compressed, Dense), with
-      values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands;
-      sums are carried in float32 at least, and products compared there; those of integers wrap in
-      their own dtype, and so do products that are compared. On a GPU sums that are not spmm's have
-      no fixed order. Where no entry is stored, a dense output has 0 as the sum, -infinity as the
-      maximum and infinity as the minimum, as `row_max` and `jax.ops.segment_max` do (`gspmm` has
-      0); integers have their least and greatest. NaN propagates.
+      values [fibers, R, ...]; else a dense array. The dtype is the promoted one of all operands.
+      Floats are summed, and products compared, in float32 at least; integer sums and products wrap
+      in their own dtype. On a GPU, sums other than those of spmm have no fixed order. Where no
+      entry is stored, a dense output has 0 as the sum, -infinity as the maximum and infinity as the
+      minimum, as `row_max` and `jax.ops.segment_max` do (`gspmm` has 0), or the least and greatest
+      integer. NaN propagates.
 
     Raises:
       TypeError: schedule is not a Schedule.
@@ -124,13 +123,13 @@ def einsum(
     if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
         raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
-    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
+    inner = None if schedule is None else schedule.inner
     known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
-    if known and not isinstance(inner, Loops):
+    if known and not isinstance(inner, LoopSchedule):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
         if found is not None:
             return found
-    if not (inner is None or isinstance(inner, Reference | Loops)):
+    if not (inner is None or isinstance(inner, Reference | LoopSchedule)):
         raise NotImplementedError(
             f"einsum: {subscripts!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"
@@ -146,7 +145,7 @@ def einsum(
     )
     if fibers:
         expression = by_fibers(expression, A, output)
-    if isinstance(inner, Loops):
+    if isinstance(inner, LoopSchedule):
         einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
     data = [A.values.reshape(-1), *(x for _, x in others)]
@@ -166,7 +165,8 @@ def einsum(
 
 
 def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> jax.Array:
-    """A sparse result with zeros for what is not stored, as sums have it of themselves."""
+    """Sets a sparse result to zero in the padding, where a maximum or minimum is infinite; sums are
+    zero there already."""
     depth = expression.fiber[1]
     if not expression.checked:
         stored = einsum_unchecked.stored(expression, jax.tree.leaves(A.index_arrays))
@@ -180,7 +180,7 @@ def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> 
 def _kernel(
     A: SparseArray, sparse: str, dense: Sequence, output: str, schedule: Schedule | None
 ) -> Any:
-    """The product on the kernels of a matrix, or None where it is none of theirs."""
+    """The result by `spmv`, `spmm` or `sddmm`, or None where the expression is none of these."""
     if len(sparse) != 2:
         return None
     if len(dense) == 1 and len(dense[0][0]) == 1:
@@ -207,8 +207,9 @@ def _kernel(
     return None
 
 
-# Operands of the primitive: the data of the expression's words, then the index arrays of the sparse
-# operand, level by level. Data with "*" are flat, and may be anything in the padding.
+# Operands of the primitive: one data array for each of the expression's words, then the index
+# arrays of the sparse operand, level by level. The axis "*" is flat, also for vectors and blocks,
+# and data may be anything in the padding.
 
 
 def bind_einsum(*operands: Any, expression: Expression, schedule: Any) -> Any:
@@ -226,7 +227,7 @@ def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any
 
 
 def _empty(expression: Expression) -> bool:
-    """Whether there is nothing to loop over."""
+    """Whether an index has size zero."""
     return 0 in dict(expression.sizes).values()
 
 
@@ -264,8 +265,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
         if all(t is None for t in tangents):
             return (out,)
         return out, *tangents_of_extremum(bind_einsum, primals, tangents, **params)
-    # A product of factors: the sum over the factors, each replaced by its tangent. Which products
-    # attain an extremum is a step function of theirs.
+    # The product rule: a sum over the factors, each replaced by its tangent. The operands of
+    # `attained` have no tangents: whether a product attains an extremum is a step function of them.
     factors = tangents[: len(params["expression"].factors)]
     terms = [
         None if t is None else bind_einsum(*primals[:i], t, *primals[i + 1 :], **params)
@@ -289,7 +290,7 @@ def _transpose(
 
 
 def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tuple[Any, Any]:
-    """One more index, for the factors that have it and for the output."""
+    """vmap: a new index for the mapped operands and the output."""
     count, words = len(expression.words), expression.words
     if any(d is not None for d in dims[count:]):
         primitive = einsum_p if expression.checked else einsum_unchecked_p
@@ -323,8 +324,8 @@ einsum_p = define(
 
 
 def _unchecked(*operands: Any, expression: Expression, schedule: Any) -> Any:
-    """einsum_p over index arrays that hold, or whose entries have been put in order; plain JAX
-    takes them as they are."""
+    """einsum_p over unchecked index arrays: compiled loops get them valid (`bounded`), plain JAX
+    takes them unchanged."""
     chain, dtype = einsum_loops.has_chain(schedule), operands[0].dtype
     in_plain = partial(plain, expression=expression, schedule=schedule)
     trusted = einsum_unchecked.trusted(expression)

@@ -1,5 +1,5 @@
-"""What an einsum with one sparse operand computes: its subscripts, read and held against the
-operands, and the static parameter that the primitive carries.
+"""Parsing of einsum subscripts, their checks against the operands, and `Expression`, the static
+parameter of the einsum primitive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
 
 
 def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], str]:
-    """The sparse operand's place, and the indices of the operands and of the output.
+    """The sparse operand's position, the indices of each operand, and those of the output.
 
     Raises TypeError, ValueError or NotImplementedError, as einsum does.
     """
@@ -75,27 +75,30 @@ ENTRY = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Expression:
-    """out[output] = the product of all factors, reduced over the entries and what `output` lacks.
+    """out[output] = the product of all factors, reduced over the entries and all indices that
+    `output` lacks.
 
-    The data of `words` are the factors, then what may say which products count.
+    A *word* is the string of an array's indices. The primitive's data operands are those of
+    `words`: `factors`, then `attained`.
 
     Attributes:
       sparse: the index of each mode of the sparse operand.
-      factors: the indices of each factor; "*" counts the stored entries, and stands for `sparse`.
-      output: likewise.
-      sizes: (index, size) of every index, "*" among them.
-      format: of the sparse operand.
+      factors: the word of each factor; the index "*" is the position of a stored entry, and stands
+        for all indices of `sparse`.
+      output: the word of the result, likewise.
+      sizes: (index, size) of every index, "*" included.
+      format: the sparse operand's format.
       reduction: "+", "max" or "min".
-      fiber: (index, depth) of an index that counts the positions of the outer `depth` levels; ""
-        is none. It stands for their indices, in the order of the levels.
-      attained: () or words of data that no derivative is taken in, of which the last is an extremum
-        of the products of the others: only where these attain it, factors are multiplied.
+      fiber: (index, depth): the index is the position of a node of level `depth`, and stands for
+        the indices of the outer `depth` levels in their order; index "" if there is none.
+      attained: () or words of operands that are not differentiated. The last one is an extremum of
+        the products of the others; the factors are multiplied only where that product attains it.
       extremum: "max" or "min", with `attained`.
-      batch: indices that vmap has put before words, outermost first, and of which loops know
-        nothing: these are of one element of the batch (einsum_batch.py).
-      checked: whether the index arrays have been looked at; if not, they may hold anything
+      batch: indices that vmap has put before words, outermost first. Compiled loops are made for
+        one element of the batch and do not have these indices (einsum_batch.py).
+      checked: whether somebody has validated the index arrays; if not, they may hold anything
         (einsum_unchecked.py).
-      repeats: coordinates of the last level, and those of fibers, may come more than once.
+      repeats: coordinates of the last level, and those of the fibers' level, may repeat.
     """
 
     sparse: str
@@ -120,23 +123,26 @@ class Expression:
         return tuple(sizes[index] for index in indices)
 
     def spelled(self, word: str) -> str:
-        """The indices of a factor, those of the sparse operand written out."""
+        """The indices of a word, with "*" and the fiber index replaced by the indices that they
+        stand for."""
         index, depth = self.fiber
         outer = "".join(self.sparse[mode] for mode in self.format.modes[:depth])
         return word.replace(ENTRY, self.sparse).replace(index or ENTRY, outer)
 
     def fiber_format(self, word: str) -> Format:
-        """Of what has fibers: the levels that they are of, and dense ones."""
+        """The format of an array indexed by fibers: the sparse operand's outer levels, then dense
+        levels."""
         return Format((*self.format.levels[: self.fiber[1]], *[Dense()] * (len(word) - 1)))
 
     def fresh(self) -> str:
-        """An index that the expression does not have."""
+        """A letter that is no index of the expression."""
         taken = {index for index, _ in self.sizes}
         return next(letter for letter in string.ascii_letters if letter not in taken)
 
 
 def by_fibers(expression: Expression, A: SparseArray, output: str) -> Expression:
-    """With an output by positions of the sparse operand's outer levels, whose indices come first.
+    """The expression with an output stored by fibers: its first axis is the position in the sparse
+    operand's outer levels, whose indices come first in `output`.
 
     Raises:
       NotImplementedError: an operand or an output without such fibers.
@@ -167,13 +173,13 @@ def by_fibers(expression: Expression, A: SparseArray, output: str) -> Expression
 
 
 def arrays_per_level(format: Format) -> list[int]:
-    """How many index arrays each level has, trailing blocks left out."""
+    """The number of index arrays of each level, without the levels inside a block."""
     counts = {Dense: 0, Compressed: 2, Singleton: 1}
     return [counts[type(level)] for level in format.levels[: format.ndim]]
 
 
 def nothing(reduction: str, dtype: Any) -> Any:
-    """The maximum or minimum over nothing."""
+    """The maximum or minimum of an empty set: -inf or inf, or the integer dtype's limit."""
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.asarray(-jnp.inf if reduction == "max" else jnp.inf, dtype)
@@ -181,23 +187,24 @@ def nothing(reduction: str, dtype: Any) -> Any:
     return jnp.asarray(limits.min if reduction == "max" else limits.max, dtype)
 
 
-# Numbers of one element for an entry from which the loops of one element are the quicker ones. With
-# one index more an entry's coordinates are read once for all elements, and rows of all are gathered
-# at each. Measured on one thread (Zen 5, MTTKRP and TTM, 40,000 entries in short fibers): with 32
-# numbers the loops of one take 0.75x of the time in batches of 8 and 0.3x of 64, with 8 they take
-# 0.8x to 1.0x, with 4 up to 1.4x, with one up to 2.7x.
+# Output values per entry and batch element from which loops over one element, run for each element,
+# are faster than loops with the batch index as an ordinary index. The latter read an entry's
+# coordinates once for all elements, but gather rows of all elements at each entry. Measured on one
+# thread (Zen 5, MTTKRP and TTM, 40,000 entries in short fibers): with 32 values the loops over one
+# element take 0.75x of the time for batches of 8 and 0.3x for batches of 64, with 8 values 0.8x to
+# 1.0x, with 4 up to 1.4x, with one up to 2.7x.
 _WIDE = 8
 
 
 def joined(expression: Expression) -> Expression:
-    """The expression under vmap with those batch indices as ordinary indices that loops of one
-    element would not serve.
+    """The expression under vmap, in which some batch indices have become ordinary indices.
 
-    Loops run one element of the batch where the stored values have it: the compiler's operands
-    share the structure of the sparse one, and none has an index beside it. Batch indices that only
-    dense operands have stay so too where the output has them, and several values of each element
-    for an entry (`_WIDE`); the others become indices of the expression. A schedule that the caller
-    gave is of one element, whatever has a batch: it does not come here.
+    An index stays in `batch`, so that loops are compiled for one element of the batch, where the
+    stored values (or the values of fibers) have it: the compiler's sparse operands have no dense
+    index beside their structure. It also stays where the output has it and there are at least
+    `_WIDE` output values for each entry and element. Batch indices inside the last one that stays
+    become indices of the expression. Not called where the caller gives a schedule, which is always
+    for one element.
     """
     stored = {ENTRY, expression.fiber[0]} - {""}
     words = [word for word in (*expression.words, expression.output) if stored & set(word)]
@@ -211,7 +218,7 @@ def joined(expression: Expression) -> Expression:
 
 
 def of_one(expression: Expression) -> Expression:
-    """The expression of one element of the batch."""
+    """The expression for one element of the batch: without the batch indices."""
 
     def without(word: str) -> str:
         return "".join(index for index in word if index not in expression.batch)

@@ -1,4 +1,6 @@
-"""einsum as loops that the compiler makes: which expression, which arrays, which machine code."""
+"""einsum as loops of the compiler: translates an `Expression` to index notation, lowers a schedule
+of it for the operands' shapes, and makes the CPU's custom call or the launch on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,30 @@ from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.derivatives import operands as read_by
 from sgap_jax.compiler.notation.derivatives import same, sharing
 from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
-from sgap_jax.compiler.transform.schedule import Schedule
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Format
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, of_one
 from sgap_jax.schedules import ScheduleError
-from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
-# Tasks that a tensor of few slices is cut into, about, at the least: slices are of unlike sizes. Of
-# 104 slices, MTTKRP takes 0.87x the time of 7 tasks (ranks 16 and 64, 2 threads), and 100 slices of
-# a small tensor the same.
+# About the least number of tasks that a tensor of few slices is divided into, because slices differ
+# in size. For 104 slices, MTTKRP takes 0.87x the time that it takes with 7 tasks (ranks 16 and 64,
+# 2 threads); for 100 slices of a small tensor the time is the same.
 _TASKS = 16
 
 LOOP_DTYPES = (*KERNEL_DTYPES, *INTEGERS)
 
 
 def index_notation(expression: Expression) -> Assign | None:
-    """The expression with operands A, B, ... in their order, or None where no loops are made of it:
-    a factor that has other indices beside the stored entries, an output index of no factor. Where
-    no factor has the stored entries, there is a pattern of them."""
+    """The expression in index notation, with the operands named A, B, ... in their order.
+
+    None where it cannot be compiled: an array has "*" and other indices, a fiber index is not the
+    first, or no factor has an index of the output. Where no factor is stored at the entries, a
+    pattern operand holds the structure.
+    """
     words, fiber = [*expression.words, expression.output], expression.fiber[0]
     if any(ENTRY in word and word != ENTRY or fiber and fiber in word[1:] for word in words):
         return None
@@ -81,8 +85,8 @@ def check_dtype(dtype: Any) -> None:
         )
 
 
-def check_loops(expression: Expression, schedule: Schedule) -> Assign:
-    """The schedule's own expression, which must be this one but for its names."""
+def check_loops(expression: Expression, schedule: LoopSchedule) -> Assign:
+    """Returns the schedule's expression, which must equal this one up to names."""
     asked = index_notation(expression)
     if asked is None or not same(asked, schedule.expression):
         got = "an expression without loops of its own" if asked is None else _described(asked)
@@ -94,19 +98,19 @@ def check_loops(expression: Expression, schedule: Schedule) -> Assign:
 
 def has_chain(schedule: Any) -> bool:
     """Whether a schedule is a chain of transformations."""
-    inner = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    return isinstance(inner, Schedule)
+    return schedule is not None and isinstance(schedule.inner, LoopSchedule)
 
 
 def inherited(schedule: Any, expression: Expression) -> Any:
-    """The schedule of a derivative: that of the same expression among the chain and those that it
-    has for derivatives, each of one element of a batch."""
-    if isinstance(schedule, Emulated):
-        return dataclasses.replace(schedule, schedule=inherited(schedule.schedule, expression))
-    if not isinstance(schedule, Schedule):
+    """The schedule of a derivative, whose expression is given.
+
+    For a `compiler.Schedule`: the one of the same expression (for one element of a batch) among the
+    schedule itself and those in its `with_derivatives`, or None.
+    """
+    if schedule is None or not isinstance(schedule.inner, LoopSchedule):
         return derived(schedule)
     asked = index_notation(of_one(expression))
-    return None if asked is None else schedule.of(asked)
+    return schedule.around(None if asked is None else schedule.inner.of(asked))
 
 
 def _described(assign: Assign) -> str:
@@ -116,14 +120,15 @@ def _described(assign: Assign) -> str:
 
 
 def function_of(
-    expression: Expression, schedule: Schedule, index_shapes: Sequence[tuple], dtype: Any
+    expression: Expression, schedule: LoopSchedule, index_shapes: Sequence[tuple], dtype: Any
 ) -> Function:
-    """The loops of a schedule for arrays of these shapes, for all elements of a batch."""
+    """The function that a schedule lowers to for arrays of these shapes, with loops over the batch
+    around it."""
     one, sizes = of_one(expression), dict(expression.sizes)
     assign = check_loops(one, schedule)
     named: dict[str, int] = {}
     output = assign.output.tensor
-    words = {output: expression.output}  # of what the function reads and stores
+    words = {output: expression.output}  # array of the function -> its indices, batch included
     for access, place in _places(one, assign):
         letters = one.spelled(ENTRY if place is None else one.words[place])
         extents = (sizes[letter] for letter in letters)
@@ -149,7 +154,8 @@ def function_of(
 
 
 def _places(expression: Expression, assign: Assign) -> list[tuple[Access, int | None]]:
-    """What index notation reads, and which of the expression's words that is; None: a pattern."""
+    """Each access of `assign`, and the position of its operand in `expression.words`; None for a
+    pattern, which has no data."""
     asked = index_notation(expression)
     assert asked is not None
     numbers = dict(zip(_names(), range(len(expression.words)), strict=False))
@@ -169,7 +175,8 @@ def _coordinate_lengths(format: Format, index_shapes: Sequence[tuple]) -> list[i
 
 
 def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> list:
-    """The operands in the order of the function's inputs: index arrays stand before the values."""
+    """The operands in the order of the function's inputs; index arrays come directly before the
+    sparse operand's values."""
     count = len(expression.words)
     found: list = []
     for access, place in _places(of_one(expression), assign):
@@ -180,8 +187,8 @@ def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> lis
     return found
 
 
-def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax.Array:
-    """The expression on the CPU, by machine code that is made for it now."""
+def cpu_loops(*operands: Any, expression: Expression, schedule: LoopSchedule) -> jax.Array:
+    """The expression on the CPU: a custom call that runs machine code compiled while lowering."""
     dtype = operands[0].dtype
     shapes = [x.shape for x in operands[len(expression.words) :]]
     function = function_of(expression, schedule, shapes, dtype)
@@ -196,8 +203,9 @@ def cpu_loops(*operands: Any, expression: Expression, schedule: Schedule) -> jax
 
 
 def _products(expression: Expression) -> int:
-    """Multiply-adds: the entries times the indices that they lack. An entry costs loads of its
-    coordinates and of what they say, however little is multiplied there (cpu/spmm/spmm_ffi.cc)."""
+    """The number of multiply-adds: entries times the sizes of all indices that the sparse operand
+    lacks, but at least 16 for each entry, which costs loads of its coordinates and of the rows that
+    they name however little is multiplied there (cpu/spmm/spmm_ffi.cc)."""
     sizes = dict(expression.sizes)
     own = {ENTRY, *expression.sparse}
     each = math.prod(n for index, n in sizes.items() if index not in own)
@@ -205,9 +213,13 @@ def _products(expression: Expression) -> int:
 
 
 def cuda_lowering(
-    ctx: Any, operands: Sequence, *, expression: Expression, schedule: Schedule
+    ctx: Any, operands: Sequence, *, expression: Expression, schedule: LoopSchedule
 ) -> Any:
-    """One launch of a kernel that is printed for the expression."""
+    """One launch of a CUDA kernel that is printed for the expression.
+
+    The result may be padded (`rooms`), begin with an initial value (`started`), and have the
+    accumulator's dtype; it is sliced and cast afterwards.
+    """
     count, (out,) = len(expression.words), ctx.avals_out
     avals = list(ctx.avals_in)
     shapes = [aval.shape for aval in avals[count:]]
@@ -240,17 +252,17 @@ def cuda_lowering(
 
 def default_schedule(
     expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
-) -> Schedule | None:
-    """What the CPU compiles where no schedule is given; None where plain JAX is to run."""
+) -> LoopSchedule | None:
+    """The schedule that the CPU compiles where the caller gives none; None for plain JAX."""
     assign = index_notation(of_one(expression))
     if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
         return None
     if assign.output.format is not None:
-        return presets.cpu(assign)  # by fibers or entries, of which there are more
+        return presets.cpu(assign)  # parallel over fibers or entries: more of them than slices
     slices = dict(expression.sizes)[expression.sparse[expression.format.modes[0]]]
     schedule = presets.cpu(assign, rows=min(16, max(1, slices // _TASKS)))
     if expression.repeats:
-        try:  # threads may meet where an entry has come before
+        try:  # where coordinates repeat, two threads may write one element
             function_of(expression, schedule, index_shapes, dtype)
         except ScheduleError:
             return None
@@ -260,6 +272,6 @@ def default_schedule(
 def needs_order(
     expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
 ) -> bool:
-    """Whether the loops of a chain want coordinates in their order."""
-    chain: Any = schedule.schedule if isinstance(schedule, Emulated) else schedule
-    return einsum_unchecked.needs_order(function_of(expression, chain, index_shapes, dtype))
+    """Whether the loops of a `compiler.Schedule` need sorted coordinates."""
+    function = function_of(expression, schedule.inner, index_shapes, dtype)
+    return einsum_unchecked.needs_order(function)

@@ -1,8 +1,9 @@
 """einsum with one sparse operand in plain JAX: gathers at the entries, products, reductions.
 
-The derivative of a maximum or minimum is a sum of the same primitive, in which a product counts
-where it attains the extremum; the derivative of that is zero. What is compared is formed twice, in
-the accumulator's dtype and in one order of the factors, so that each extremum is attained.
+The derivative of a maximum or minimum is a call of the same primitive with reduction "+", in which
+only products that attain the extremum are summed; the condition itself has derivative zero. The
+products that are compared with the extremum are computed a second time, in the accumulator's dtype
+and with the factors in the same order, so that each extremum is attained exactly.
 """
 
 import math
@@ -21,7 +22,11 @@ from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_
 
 
 def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
-    """The primitive's meaning on all platforms; holds the products that it does not add up."""
+    """The reference of the primitive, for all platforms.
+
+    Memory holds a product for each entry and each dense index of the output (no entries if the
+    output has no sparse index); for a maximum or minimum it holds every product.
+    """
     count = len(expression.words)
     coordinates = _coordinates(expression, operands[count:])
     at = _Entries(expression, coordinates, operands[:count])
@@ -30,7 +35,8 @@ def plain(*operands: Any, expression: Expression, schedule: Any) -> Any:
 
 
 def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Array]:
-    """[nnz] of each index of the sparse operand; in the padding they are the sizes."""
+    """The coordinates [nnz] along each index of the sparse operand; in the padding, the index's
+    size, which is out of range."""
     if not expression.checked:
         return einsum_unchecked.coordinates(expression, index_arrays)
     format, left = expression.format, iter(index_arrays)
@@ -38,7 +44,7 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
     count = expression.shape(ENTRY)[0]
     shape = expression.shape(expression.sparse)
     tail = format.stored_shape(shape)
-    values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only their shape counts
+    values = jnp.zeros((count // math.prod(tail), *tail), jnp.bool_)  # only the shape is used
     fields = as_fields(taken, None, checked=True)
     A = SparseArray(values, **fields, shape=shape, format=format)
     found = dict(zip(expression.sparse, A.coordinates(), strict=True))
@@ -50,7 +56,8 @@ def _coordinates(expression: Expression, index_arrays: Any) -> dict[str, jax.Arr
 
 
 class _Entries:
-    """The data at the stored entries, whose `position` is an index like the others."""
+    """The operands gathered at the stored entries, [nnz, ...]; `position` is the index letter of
+    the axis of entries."""
 
     def __init__(self, expression: Expression, coordinates: dict[str, jax.Array], data: Any):
         self.expression, self.coordinates = expression, coordinates
@@ -64,8 +71,11 @@ class _Entries:
             self.terms = [self._attaining(len(expression.factors))]
 
     def _term(self, word: str, x: Any) -> tuple[str, Any]:
-        """A factor with the position of an entry in place of sparse indices; zero in the padding.
-        NaN there, and under it, would reach sums."""
+        """A factor gathered at the entries: the index `position` replaces the sparse indices.
+
+        It is zero in the padding: NaNs in the values there, or in rows of dense operands that its
+        coordinates name, would otherwise reach the sums.
+        """
         if ENTRY in word:
             shape = tuple(self.count if index == ENTRY else 1 for index in word)
             return word.replace(ENTRY, self.position), jnp.where(self.stored.reshape(shape), x, 0)
@@ -78,8 +88,8 @@ class _Entries:
         return self.position + rest, gathered.get(mode="fill", fill_value=0)
 
     def _attaining(self, count: int) -> tuple[str, Any]:
-        """The products of the first `count` terms, or ones; zero where those of the others, but for
-        the last, do not attain what the last says."""
+        """The product of the first `count` terms (1 if there are none) where the product of the
+        middle terms attains the extremum, which is the last term; zero elsewhere."""
         dense = (i for i in self.sizes if i not in (ENTRY, *self.coordinates))
         points = "".join([self.position, *dense])
         factors, others, best = self.terms[:count], self.terms[count:-1], self.terms[-1:]
@@ -91,8 +101,11 @@ class _Entries:
         return points, jnp.where(short | ~mask, 0, term)
 
     def _each(self, points: str, terms: Any) -> Any:
-        """The product at each point, rounded after each factor as in loops: of two that are
-        compared one may be computed there."""
+        """The product of the terms, one axis for each index of `points`.
+
+        It is rounded after each factor, as in compiled loops: the extremum that it is compared with
+        may come from there.
+        """
         product = jnp.ones((), self.wide)
         for word, x in terms:
             there = "".join(index for index in points if index in word)
@@ -103,7 +116,7 @@ class _Entries:
         return jnp.broadcast_to(product, [extents[index] for index in points])
 
     def products(self, output: str, terms: Any = None) -> Any:
-        """The einsum of `terms`, or of all; an index that none of them has is broadcast."""
+        """The einsum of `terms` (by default all), broadcast along indices that no term has."""
         terms = self.terms if terms is None else terms
         there = {index for word, _ in terms for index in word}
         found = "".join(index for index in output if index in there)
@@ -157,7 +170,7 @@ class _Entries:
         return jnp.where(self.stored.reshape(mask), out, 0)
 
     def _kept(self) -> tuple[list[str], list[str]]:
-        """The output's indices: of the sparse operand, and others."""
+        """The output's indices: those of the sparse operand, and the other ones."""
         kept = [index for index in self.expression.output if index in self.coordinates]
         return kept, [index for index in self.expression.output if index not in self.coordinates]
 
@@ -168,14 +181,17 @@ class _Entries:
         return x.at[tuple(self.coordinates[index] for index in kept)]
 
     def _ordered(self, out: Any) -> Any:
-        """From sparse indices first to the order of the output."""
+        """Transposes from the order (sparse indices, other indices) to that of the output."""
         kept, rest = self._kept()
         return jnp.transpose(out, [(*kept, *rest).index(i) for i in self.expression.output])
 
 
 def _multiply(x: Any, y: Any) -> Any:
-    """Integers of 8 bits by way of 32: under a maximum or minimum their products saturate where XLA
-    compiles them for a CPU (jaxlib 0.10.2), and are to wrap."""
+    """x * y; 8-bit integers are multiplied in 32 bits, so that products wrap.
+
+    Where a maximum or minimum follows, XLA's CPU compiler makes 8-bit products that saturate
+    (jaxlib 0.10.2).
+    """
     if jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits == 8:
         return (x.astype(jnp.int32) * y.astype(jnp.int32)).astype(x.dtype)
     return x * y
@@ -184,10 +200,10 @@ def _multiply(x: Any, y: Any) -> Any:
 def tangents_of_extremum(
     bind: Any, primals: Any, tangents: Any, *, expression: Expression, schedule: Any
 ) -> list:
-    """The part of the result's tangent that comes from each factor's; None from none.
+    """For each factor its contribution to the result's tangent; None where its tangent is None.
 
-    Products that tie share it equally, as in `jnp.max` and `row_max`; where the result is NaN, it
-    is NaN.
+    Products that tie share the derivative equally, as in `jnp.max` and `row_max`; where the result
+    is NaN, the tangent is NaN.
     """
     count = len(expression.factors)
     factors, indices = primals[:count], primals[count:]

@@ -1,12 +1,12 @@
-"""einsum over index arrays that nobody has checked: made under jit, they may hold anything.
+"""einsum over unchecked index arrays: made under jit, they may hold anything.
 
 Segment i of a level is [o[i], o[i + 1]) of its offsets, clamped to the level and made monotone by
 a running maximum. An entry with a coordinate out of range takes no part, nor does what is under
-such a node; each other entry counts as it is stored, in any order and any number of times.
+such a node; every other entry counts, in any order and as often as it is stored.
 
-Loops trust their index arrays, so these are looked at when the program runs: one pass, which most
-calls do not notice. Those that hold go to the loops as they are. Others are put in order first,
-which costs more: the entries that take part, before all others, under nodes that come once.
+Compiled loops need valid index arrays, so these are checked when the program runs: one pass, whose
+cost is small beside most calls. Valid ones go to the loops unchanged. Others are first rebuilt,
+which costs more: the entries that take part come first, and each node occurs once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KINDS = {Dense: "d", Compressed: "c", Singleton: "s"}
 
 @dataclasses.dataclass(frozen=True)
 class _Nodes:
-    """Of a level: coordinates, the node above each (None where they are all there are), and whether
-    it takes part."""
+    """The nodes of a level: for each its coordinate, its parent node (`parents` is None for a dense
+    level, which has all coordinates), and whether it takes part (`there`)."""
 
     coordinates: jax.Array
     parents: jax.Array | None
@@ -46,18 +46,19 @@ class _Nodes:
 
 
 def stored_levels(format: Format) -> int:
-    """How many are not dense under stored ones: a block, or whole modes."""
+    """The number of levels without the trailing dense ones: those inside a block, or whole
+    modes."""
     return format.ndim - format.dense_modes
 
 
 def _tail(expression: Expression) -> tuple[int, ...]:
-    """The shape of what is stored at each position."""
+    """The shape of the values stored at each position: () or that of a vector, block or slice."""
     return expression.format.stored_shape(expression.shape(expression.sparse))
 
 
 def _sizes(expression: Expression) -> list[int]:
-    """Of each stored level, how many coordinates there are: for vectors and blocks, those of the
-    grid."""
+    """The number of coordinates of each stored level: of vectors and blocks, that of block rows
+    and block columns."""
     format, sizes = expression.format, dict(expression.sizes)
     sides = (*format.block_shape, *[1] * format.ndim)
     extents = (sizes[expression.sparse[mode]] for mode in format.modes)
@@ -86,7 +87,7 @@ def _levels(expression: Expression, index_arrays: Sequence) -> list[_Nodes]:
 
 
 def _paths(levels: Sequence[_Nodes]) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Of each node of the last level, its coordinate and its node on each level."""
+    """For each node of the last level its coordinates, and its ancestors (nodes), on each level."""
     node, coordinates, nodes = positions(levels[-1].count), [], []
     for level in reversed(levels):
         coordinates.append(level.coordinates.at[node].get(mode="fill", fill_value=0))
@@ -96,7 +97,8 @@ def _paths(levels: Sequence[_Nodes]) -> tuple[list[jax.Array], list[jax.Array]]:
 
 
 def coordinates(expression: Expression, index_arrays: Sequence) -> dict[str, jax.Array]:
-    """[nnz] of each index of the sparse operand; the sizes where an entry takes no part."""
+    """The coordinates [nnz] along each index of the sparse operand (and the nodes of the fiber
+    index); the index's size, which is out of range, where an entry takes no part."""
     format, sizes = expression.format, dict(expression.sizes)
     levels = _levels(expression, index_arrays)
     found, nodes = _paths(levels)
@@ -125,7 +127,7 @@ def coordinates(expression: Expression, index_arrays: Sequence) -> dict[str, jax
 
 
 def stored(expression: Expression, index_arrays: Sequence) -> jax.Array:
-    """Which entries take part, or which fibers where the expression has them."""
+    """Which entries take part, or where the expression has a fiber index, which fibers."""
     index, depth = expression.fiber
     if index:
         return _levels(expression, index_arrays)[depth - 1].there
@@ -134,16 +136,16 @@ def stored(expression: Expression, index_arrays: Sequence) -> jax.Array:
 
 
 def trusted(expression: Expression) -> Expression:
-    """For index arrays that hold, or that have been put in order."""
+    """The expression for index arrays that are valid or have been rebuilt."""
     return dataclasses.replace(expression, checked=True, repeats=True)
 
 
 def bounded(
     *operands: Any, expression: Expression, run: Callable, in_order: bool = False
 ) -> jax.Array:
-    """`run` on operands that its loops may trust, wherever these come from.
+    """`run` on the operands if their index arrays are valid, else on rebuilt ones.
 
-    `in_order`: it needs the coordinates of each level in their order (`needs_order`).
+    `in_order`: the loops of `run` need sorted coordinates (`needs_order`).
     """
     count = len(expression.words)
     mended = partial(_mended, expression=expression, run=run, in_order=in_order)
@@ -154,7 +156,8 @@ def bounded(
 
 
 def needs_order(function: Function) -> bool:
-    """Whether loops search in coordinates, or threads add up those that are neighbours."""
+    """Whether loops search in the coordinates, or a segment reduction relies on equal ones being
+    neighbours."""
     return any(
         isinstance(part, SegReduce) or (isinstance(part, Search) and part.array.endswith("_crd"))
         for part in parts(function.body)
@@ -162,15 +165,18 @@ def needs_order(function: Function) -> bool:
 
 
 def _orders(expression: Expression, in_order: bool) -> str:
-    """What is asked of the coordinates of each level under one node: that they rise (<), that they
-    do not fall (=), nothing (.); that those of all levels together do not fall (t)."""
+    """The order that each level's coordinates must have, one character for each level.
+
+    Among the children of a node: "<" increasing, "=" non-decreasing, "." any order. "t": the tuples
+    of all levels' coordinates are non-decreasing.
+    """
     format = expression.format
     if format.is_coordinate:
         return "." * (format.ndim - 1) + ("t" if in_order else ".")
     own = {
         stored_levels(format) - 1,
         expression.fiber[1] - 1,
-    }  # what is under them may be stored twice
+    }  # coordinates of these levels may repeat
     loose = "=" if in_order else "."
     dense = [isinstance(level, Dense) for level in format.levels]
     return "".join(
@@ -193,11 +199,15 @@ def _hold_natively(*index_arrays: Any, expression: Expression, in_order: bool) -
 
 
 def _hold(*index_arrays: Any, expression: Expression, in_order: bool) -> jax.Array:
-    """As cpu/check_levels/check_levels_ffi.cc."""
+    """Whether the index arrays are valid; the same check as cpu/check_levels/check_levels_ffi.cc.
+
+    Returns a bool scalar.
+    """
     left, hold = iter(index_arrays), jnp.asarray(True)
     levels = expression.format.levels[: stored_levels(expression.format)]
     order, stored_above, used = _orders(expression, in_order), False, jnp.int32(1)
-    falls, equal = jnp.asarray(False), jnp.asarray(True)  # of tuples, as far as they are known
+    # Comparison of each tuple of coordinates with the one before, up to the current level.
+    falls, equal = jnp.asarray(False), jnp.asarray(True)
     starts = jnp.zeros(0, jnp.bool_)
     for n, (level, size) in enumerate(zip(levels, _sizes(expression), strict=True)):
         if isinstance(level, Dense):
@@ -235,7 +245,8 @@ def _mended(*operands: Any, expression: Expression, run: Callable, in_order: boo
     block = math.prod(_tail(expression))
 
     def taken(word: str, x: Any, entries: Any, fibers: Any, fill: Any) -> Any:
-        """Of a word's array, what is at these entries, or fibers; `fill` where there is none."""
+        """Gathers a word's array along its entry and fiber axes; `fill` where a place is out of
+        range."""
         for letter, places, each in ((ENTRY, entries, block), (index, fibers, 1)):
             if letter and letter in word:
                 axis, shape = word.index(letter), x.shape
@@ -257,12 +268,14 @@ def _mended(*operands: Any, expression: Expression, run: Callable, in_order: boo
 
 
 class _Order:
-    """Index arrays of the entries that take part, under nodes that come once but for fibers.
+    """Valid index arrays of the entries that take part; nodes occur once, except those of the
+    fibers' level, which are kept as they are.
 
     Attributes:
-      index_arrays: those arrays, of the same lengths.
-      order, fibers: of each place in them, the entry and the fiber that come to it.
-      rank, fiber_rank: of each entry and fiber its place in them; beyond the last: it has none.
+      index_arrays: the new arrays, of the same lengths as the old ones.
+      order, fibers: for each place in the new arrays, the old entry or fiber that moves there.
+      rank, fiber_rank: for each old entry or fiber, its place in the new arrays; out of range if it
+        takes no part.
     """
 
     def __init__(self, expression: Expression, index_arrays: Sequence, in_order: bool):
@@ -277,7 +290,7 @@ class _Order:
             keys = self._keys(format.is_coordinate or in_order)
             self.order = jnp.lexsort((*keys[::-1], ~there)).astype(jnp.int32)
             rank = structure.invert_permutation(self.order)
-        else:  # segments are one after the other
+        else:  # the order stays: segments follow one another
             rank = jnp.cumsum(there, dtype=jnp.int32) - 1
             empty = jnp.zeros(count, jnp.int32)
             self.order = empty.at[jnp.where(there, rank, count)].set(positions(count), mode="drop")
@@ -329,5 +342,5 @@ class _Order:
 
 
 def _differs(x: jax.Array) -> jax.Array:
-    """From the one before."""
+    """Where an element differs from the one before; True for the first."""
     return jnp.concatenate([jnp.ones(1, jnp.bool_), x[1:] != x[:-1]])[: x.shape[0]]

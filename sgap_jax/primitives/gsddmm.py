@@ -1,4 +1,4 @@
-"""Messages between the ends of each stored entry: C[i, j] = sum_l (X[i, l] op Y[j, l])."""
+"""gsddmm: C[i, j] = sum_l (X[i, l] op Y[j, l]) at the stored entries (i, j), the edges."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from sgap_jax.schedules import Schedule
 def gsddmm(
     A: SparseArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | None = None
 ) -> SparseArray:
-    """What the two ends of each stored entry say together, summed over the features.
+    """Combines the features of the row and the column of each stored entry, and sums over them.
 
         C[i, j] = sum_l (X[i, l] op Y[j, l])   at the stored entries (i, j) of A
 
@@ -35,7 +35,8 @@ def gsddmm(
 
     Returns:
       A SparseArray with A's structure and format, in the promoted dtype of X and Y. Sums are
-      carried in float32 (float64 for float64) and rounded once; "add" and "sub" sum X and Y apart.
+      carried in float32 (float64 for float64) and rounded once; "add" and "sub" sum X and Y
+      separately.
       On the CPU the same bits for any number of threads. Padding entries of A get zero. NaN or
       infinity in a row reaches only the entries of that row (of X) or column (of Y).
 

@@ -60,8 +60,9 @@ def gspmm(
     `row_max` and `einsum` share it.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR, in which every number of a vector is an entry,
-        zeros too; float32, float64, bfloat16 or float16 (others run with `schedule=Reference()`).
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; every element of a vector or block is an
+        entry, zeros too; float32, float64, bfloat16 or float16 (others run with
+        `schedule=Reference()`).
       X: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       op: "mul" (X * a), "add" (X + a), "sub" (X - a), "div" (X / a, as a product with the rounded
         1 / a) or "copy" (X alone; A.values are not read).
@@ -73,7 +74,7 @@ def gspmm(
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and X (that of X for "copy").
       Sums are carried in float32 (float64 for float64), messages are compared there, and the result
-      is rounded once; sums of "add" and "sub" are taken of X and of A.values apart. On the CPU the
+      is rounded once; "add" and "sub" sum X and A.values separately. On the CPU the result is the
       same bits for any number of threads. Rows without entries are zero for every reduction, as in
       DGL and PyG (`row_max` and `einsum` give -infinity). NaN propagates, in "max" and "min" too,
       and only to rows that store an entry for it.
@@ -108,12 +109,12 @@ def _gspmm(
     if A.format.block_shape:
         A = vectors.expand(A)
     elif not A.is_checked and A.format.levels[:2] != CSR.levels:
-        A = A.asformat(CSR)  # in order, so that its entries are those that the kernels see
+        A = A.asformat(CSR)  # sorted, so that positions in its values are those of the kernels
     dtype = X.dtype if op == "copy" else jnp.result_type(A.values, X)
     if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
         dtype = jnp.result_type(float)
     adds, sums = op in ("add", "sub"), reduce in ("sum", "mean")
-    # Of several rounded steps all but the last are taken in the accumulator's dtype.
+    # Where the result takes several operations, all are in the accumulator's dtype: one rounding.
     steps = op == "div" or reduce == "mean" or (adds and sums)
     wide = accumulator(dtype) if steps else dtype
     A, X = A.with_values(_message_values(A, op, wide)), X.astype(wide)
@@ -133,7 +134,8 @@ def _gspmm(
 
 
 def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
-    """v, so that every message is X * v or X + v."""
+    """Values v [nnz] for which each message is X * v ("mul", "div", "copy") or X + v ("add",
+    "sub")."""
     if op == "copy":
         return jnp.ones(A.nnz, dtype)
     values = A.values.astype(dtype)
@@ -166,9 +168,9 @@ def _extremum(
 
 # The primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1], column_indices [nnz],
 # column_offsets [k+1], row_indices [nnz], permutation [nnz] -> the extrema [B, m, n] and, with
-# `positions` (which the derivative asks for), the positions [B, m, n] int32 of the entries that
-# attain them: in the values, also for A^T; -1 where there is none. Messages are x * v, or x + v
-# with `add`.
+# `positions` (for the derivative), the arg-extrema [B, m, n] int32: the positions in the values,
+# also for A^T, of the entries that attain them, -1 where there is none. Messages are x * v, or
+# x + v with `add`.
 
 
 def _abstract_eval(
@@ -286,7 +288,7 @@ def _jvp(
     schedule: Any,
     **of: Any,
 ) -> tuple:
-    # Of the message at the entry that is picked: d(x v) = dx v + x dv, d(x + v) = dx + dv.
+    # The tangent of the message at the arg-extremum: d(x v) = dx v + x dv, d(x + v) = dx + dv.
     values, x, *arrays = primals
     dvalues, dx = tangents
     params: dict = dict(shape=shape, transpose=transpose, checked=checked)

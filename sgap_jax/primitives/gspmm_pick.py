@@ -1,12 +1,14 @@
-"""The derivatives of a maximum or minimum over messages: products at the entries that attain it.
+"""Arg-extremum gather and its derivatives: the derivatives of `gspmm`'s maximum or minimum.
 
-With q = arg[i, l], a position in the values or -1, and (i, j) the place of entry q in the matrix
-that the messages go along (A, or A^T), everything is a part of one trilinear form,
+arg[i, l] = q is the position in the values of the entry that attains element (i, l), or -1. With
+(i, j) the coordinates of entry q in the matrix that the messages go along (A, or A^T), consider the
+trilinear form
 
     phi(w, X, D) = sum over i, l of w[q] X[j, l] D[i, l]
 
-whose three partial derivatives are the primitives here: `pick` [m, n], `pick_to_x` [k, n] and
-`pick_to_values` [nnz]. Each is bilinear, and its derivatives are the other two.
+Its three partial derivatives are the primitives here: `pick` [m, n] is d phi / dD, `pick_to_x`
+[k, n] d phi / dX and `pick_to_values` [nnz] d phi / dw. Each is bilinear, and its derivatives are
+the other two.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +38,8 @@ from sgap_jax.primitives.spmm import direction, kernel_operands
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem
 
 # Operands: two of w [B|1, nnz], x [B|1, k, n] and d [B|1, m, n], in this order, then
-# arg [B|1, m, n] int32 and the index arrays of spmm; `transpose` says that the messages go along
-# A^T: then x is [B|1, m, n] and d, arg are [B|1, k, n].
+# arg [B|1, m, n] int32 and the index arrays of spmm. With `transpose` the messages go along A^T:
+# then x is [B|1, m, n] and d, arg are [B|1, k, n].
 
 
 def bind_pick(w: Any, x: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
@@ -57,7 +59,8 @@ def _batch(*operands: Any) -> int:
 
 
 def _ends_of_entries(arrays: Sequence, transpose: bool) -> tuple[Any, Any]:
-    """Row of the result, and row of x, of each entry; any row in the padding, which has no arg."""
+    """For each entry its row of the result and its row of x; any row in the padding, to which no
+    arg points."""
     row_offsets, column_indices, *_ = arrays
     nnz, m = column_indices.shape[0], row_offsets.shape[0] - 1
     rows = jnp.minimum(row_of_entry(row_offsets, nnz), max(m - 1, 0))
@@ -140,7 +143,8 @@ def _to_values_reference(
     return _over_batch(one, x, d, arg)
 
 
-# Of compacted entries an `arg` is the place of what it named; -1 where that takes no part.
+# With a compact structure, each `arg` becomes the place of its entry there, or -1 where the entry
+# takes no part.
 
 
 def _pick_compact(w: Any, x: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
@@ -195,7 +199,7 @@ def _pick_cpu(
 def _to_x_operands(
     ctx: Any, operands: Sequence, shape: Any, transpose: bool, platform: str
 ) -> tuple[Problem, tuple, tuple]:
-    # The rows of the result are those of x: a walk along the transpose of what the messages took.
+    # The result has the rows of x, so the kernel goes along the transpose of the messages' matrix.
     w, d, arg, *arrays = operands
     w_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem, operands, avals = kernel_operands(

@@ -1,4 +1,5 @@
-"""Reductions over the stored entries of each row, and their adjoint, the broadcast to entries."""
+"""Reductions over the stored entries of each row, and the transpose of the sum: the broadcast of a
+value for each row to its entries."""
 
 import math
 from collections.abc import Callable
@@ -56,8 +57,8 @@ def row_sum(A: SparseArray, *, schedule: Schedule | None = None) -> jax.Array:
 
 
 def _row_sums(A: StoredArray, dtype: np.dtype, wide: np.dtype) -> jax.Array:
-    """`row_sum` of values of any numeric dtype, for a result in `dtype`: carried in that where a
-    kernel takes A so, else in `wide`."""
+    """`row_sum` of values of any numeric dtype, for a result in `dtype`: computed in A's dtype
+    where that is `dtype` and has a kernel, else in `wide`."""
     carried = A.dtype if A.dtype == dtype and dtype.name in KERNEL_DTYPES else wide
     schedule = None if carried.name in KERNEL_DTYPES else Reference()
     return row_sum(cast(SparseArray, A.astype(carried)), schedule=schedule)
@@ -105,16 +106,19 @@ def _rows(
 
 
 def row_vectors(A: SparseArray) -> SparseArray:
-    """A where it is CSR or CVS(V), else its entries in CSR: of vectors that lie along the columns
-    a row has single numbers."""
+    """A if it is in CSR or CVS(V), else its entries in CSR: of vectors along columns a row has only
+    single elements."""
     by_rows = require_arrays(A).format.vector_length is not None and A.format.modes[0] == 0
     return A if by_rows else A.asformat(CSR)
 
 
 def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
-    """An array of `row_vectors` as the primitives on rows need it, since they read no indices: with
-    valid offsets, and `nothing` as the value of an entry that takes no part. And which entries do;
-    None where the array was checked, and all of them do."""
+    """(A, part): an array of `row_vectors` as the primitives on rows need it, and the mask of the
+    entries that take part, or None if A is checked and all do.
+
+    These primitives read no column indices. Hence the returned array has valid offsets, and the
+    value `nothing` at entries that take no part.
+    """
     if A.is_checked:
         return A, None
     offsets, indices = vectors.well_formed(A).index_arrays[1]
@@ -126,7 +130,8 @@ def entries_of_rows(A: SparseArray, nothing: float) -> tuple[SparseArray, Any]:
 
 
 def of_rows(A: SparseArray) -> dict[str, Any]:
-    """What the primitives on rows are told of an array of `row_vectors`."""
+    """The parameters `rows` and `vector_length` of the primitives on rows, for an array of
+    `row_vectors`."""
     return dict(rows=A.shape[0], vector_length=A.format.vector_length)
 
 
@@ -140,12 +145,13 @@ def bind_row_broadcast(data: Any, offsets: Any, count: int, **params: Any) -> An
 
 # row_sum_p, row_max_p: values [B, nnz], offsets [m+1] -> [B, m]
 # row_broadcast_p: data [B, m], offsets [m+1] -> [B, nnz], `count` being nnz; padding gets zero
-# `rows` is m. With `vector_length` V they are those of CVS(V): values [B, vectors, V], offsets
-# [ceil(m/V)+1], `count` the vectors. Rows past m, in the last vectors, are not read and get zero.
+# `rows` is m. With `vector_length` V the arrays are those of CVS(V): values [B, vectors, V],
+# offsets [ceil(m/V)+1], and `count` is the number of vectors. Rows past m, in the vectors of the
+# last block row, are not read and get zero.
 
 
 def value_shape(count: Any, vector_length: int | None) -> tuple:
-    """The shape of one product's values."""
+    """The shape of the values of one element of the batch."""
     return (count,) if vector_length is None else (count, vector_length)
 
 
@@ -155,11 +161,11 @@ def _row_problem(
     (out,) = ctx.avals_out
     return Problem(
         op,
-        (rows, 0),  # the columns do not take part, so their number is left at zero
+        (rows, 0),  # the number of columns does not matter
         nnz=count * (vector_length or 1),
         batch=out.shape[0],
         dtype=out.dtype.name,
-        format=str(CSR if vector_length is None else CVS(vector_length)),
+        format=CSR if vector_length is None else CVS(vector_length),
         platform=platform,
     )
 
@@ -167,7 +173,8 @@ def _row_problem(
 def row_lowering(
     op: str, stem: str, ctx: Any, operands: tuple, count: int, schedule: Any, of: dict, **attrs: Any
 ) -> Any:
-    """The CPU kernel of an op on rows, cut into tasks as its schedule says; `of` is `of_rows`."""
+    """Lowers an operation on rows to its CPU kernel; the schedule says how large tasks are, and
+    `of` is `of_rows`."""
     tile = resolve(schedule, _row_problem(op, ctx, count, "cpu", **of), CpuTile)
     attrs["chunk_nonzeros"] = tile.nonzeros
     target = f"sgap_{stem}_csr_v1"
@@ -185,7 +192,7 @@ def row_launch_lowering(
     of: dict,
     plan: Callable[[Problem, AtomicParallelism], KernelCall],
 ) -> Any:
-    """The CUDA kernel of an op on rows, launched as `plan` says."""
+    """Lowers an operation on rows to its CUDA kernel, with the launch plan that `plan` makes."""
     problem = _row_problem(op, ctx, count, "cuda", **of)
     call = plan(problem, resolve(schedule, problem, AtomicParallelism))
     return launch.lower(ctx, call, operands, compiler=nvrtc)
@@ -206,8 +213,8 @@ def _broadcast_abstract_eval(
 
 
 def row_segments(reduce: Any, values: Any, offsets: Any) -> Any:
-    """[B, block rows, ...] of [B, count, ...], in the dtype of values; what is padding is left
-    out."""
+    """Reduces values [B, count, ...] over each block row: [B, block rows, ...], in the dtype of
+    values; padding is left out."""
     blocks = offsets.shape[0] - 1
     block = row_of_entry(offsets, values.shape[1])
     return jax.vmap(lambda v: reduce(v, block, num_segments=blocks, indices_are_sorted=True))(
@@ -216,7 +223,8 @@ def row_segments(reduce: Any, values: Any, offsets: Any) -> Any:
 
 
 def row_spread(blocks: Any, offsets: Any, count: int) -> Any:
-    """[B, count, ...] of [B, block rows, ...]; zero in the padding."""
+    """Broadcasts [B, block rows, ...] to the entries or vectors: [B, count, ...], zero in the
+    padding."""
     if blocks.shape[1] == 0:
         return jnp.zeros((blocks.shape[0], count, *blocks.shape[2:]), blocks.dtype)
     block = row_of_entry(offsets, count)
@@ -301,8 +309,8 @@ def _row_broadcast_transpose(
 
 
 def _row_max_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
-    # The derivative picks the entries that attain the maximum, and shares it among those that tie.
-    # In a row with NaN it is NaN in every entry, as that of jnp.max.
+    # Entries that tie for the maximum share its derivative equally. In a row with NaN the
+    # derivative is NaN at every entry, as that of jnp.max.
     values, offsets = primals
     (dvalues,) = tangents
     out = bind(row_max_p, values, offsets, **params)

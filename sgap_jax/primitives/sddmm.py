@@ -36,8 +36,8 @@ from sgap_jax.primitives._define import (
 from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
 
-# The pair is closed under transposition: that of SDDMM binds this, which has its rules in spmm.py,
-# where SpMM's binds SDDMM.
+# The transpose of SDDMM is an SpMM and the other way round: spmm.py defines the rules of this
+# primitive, and imports bind_sddmm from here.
 spmm_p = Primitive("spmm")
 
 
@@ -55,8 +55,8 @@ def sddmm(
         C[i, j] = scale * sum_l X[i, l] Y[j, l]      (times A[i, j] with `weighted`)
 
     Differentiable to any order in X, Y, scale and, with `weighted`, in A.values, whose gradient is
-    an SDDMM; those in X and Y are products of SpMM with the cotangent times weights and scale, in
-    the dtype of the result.
+    an SDDMM; those in X and Y are SpMM products with the cotangent times weights and scale, in the
+    dtype of the result.
 
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR. Its structure says which entries are computed;
@@ -130,7 +130,7 @@ def _sddmm(
 
 
 def bind_sddmm(x: Any, y: Any, weights: Any, scale: Any, *arrays: Any, **params: Any) -> Any:
-    """The primitive, with None for absent weights or an absent scale."""
+    """Binds the primitive; `weights` and `scale` may be None."""
     if weights is None:
         rank = 2 if params["vector_length"] is None else 3
         weights = jnp.zeros((1,) + (0,) * (rank - 1), x.dtype)
@@ -224,7 +224,7 @@ def _compact(
 
 
 def _multiplied(sums: Any, weights: Any, scale: Any) -> Any:
-    """What weights and scale, where there are any, make of wide sums [B, ...]."""
+    """Sums [B, ...] in the accumulator's dtype, times weights and scale where they are present."""
     if not _absent(weights):
         sums = sums * weights.astype(sums.dtype)
     if not _absent(scale):
@@ -235,7 +235,7 @@ def _multiplied(sums: Any, weights: Any, scale: Any) -> Any:
 def _kernel_operands(
     ctx: Any, data: tuple, arrays: Any, shape: tuple[int, int], length: int | None, platform: str
 ) -> tuple[Problem, tuple, tuple]:
-    """What the kernels of all platforms are asked, their operands, and the avals of these."""
+    """The problem, the operands that the kernels of all platforms take, and their avals."""
     data_avals, avals = ctx.avals_in[:4], ctx.avals_in[4:]
     problem = Problem(
         "sddmm",
@@ -244,7 +244,7 @@ def _kernel_operands(
         n=data_avals[0].shape[2],
         batch=_batch(*data_avals),
         dtype=data_avals[0].dtype.name,
-        format=str(CSR if length is None else CVS(length)),
+        format=CSR if length is None else CVS(length),
         platform=platform,
     )
     return problem, (*arrays[:2], *data), (*avals[:2], *data_avals)
@@ -277,7 +277,7 @@ def _cuda(
     problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cuda")
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
-        return None  # points are of entries
+        return None  # AtomicParallelism has kernels for entries only
     call = launch_plan(problem, found, OperandShapes(*(aval.shape for aval in avals[2:])))
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 

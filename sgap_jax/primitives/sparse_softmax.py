@@ -79,7 +79,7 @@ def sparse_softmax(
 def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | None) -> jax.Array:
     by_rows, zero = row_vectors(A), jnp.zeros((), A.dtype)
     of = of_rows(by_rows)
-    if factor is not None:  # NaN in what is no entry would reach its gradient
+    if factor is not None:  # a NaN in the padding would reach the gradient of scale
         valid, part = entries_of_rows(by_rows, 0.0)
         stored = _stored(by_rows.values.shape[0], valid.row_offsets, **of)
         stored = stored if part is None else stored & part
@@ -90,7 +90,7 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
     by_rows, part = entries_of_rows(by_rows, -math.copysign(math.inf, scale))
     params = dict(scale=scale, **of, schedule=schedule)
     values = bind(sparse_softmax_p, by_rows.values[None], by_rows.row_offsets, **params)[0]
-    if part is not None:  # NaN of a row stays in its entries
+    if part is not None:  # a row with NaN has NaN only at entries that take part
         values = jnp.where(part, values, zero)
     if by_rows.format == A.format:
         return values
@@ -101,7 +101,8 @@ def _softmax(A: SparseArray, factor: Any, *, scale: float, schedule: Schedule | 
 # sparse_softmax_p: values [B, nnz], offsets [m+1] -> [B, nnz]
 # sparse_softmax_jacobian_p: p [B|1, nnz], t [B|1, nnz], offsets [m+1]
 #   -> scale p (t - sum_row p t) [B, nnz]
-# With `vector_length` V they are those of CVS(V), [B, vectors, V] for [B, nnz]: see row_reduce.py.
+# With `vector_length` V the arrays are those of CVS(V), [B, vectors, V] in place of [B, nnz]: see
+# row_reduce.py.
 # The Jacobian diag(p) - p p^T is symmetric, so one primitive serves forward and reverse.
 
 
@@ -118,7 +119,8 @@ def _jacobian_abstract_eval(p: Any, t: Any, offsets: Any, **_: Any) -> Any:
 
 
 def _stored(count: Any, offsets: Any, rows: int, vector_length: int | None) -> Any:
-    """Of each number of one product: whether it is of a row, neither padding nor past the end."""
+    """bool [count] or [count, V]: whether a value belongs to a row, and is neither padding nor past
+    the last row of the matrix."""
     vector = positions(count)
     if vector_length is None:
         return vector < offsets[-1]
@@ -163,7 +165,7 @@ def _jacobian_reference(
     return jnp.where(stored, scale * p * (t - dots), 0).astype(dtype)
 
 
-# The Jacobian has the schedules of the softmax.
+# The Jacobian primitive takes the schedules of the softmax.
 
 
 def _cpu(ctx: Any, *operands: Any, scale: float, schedule: Schedule | None, **of: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
-from sgap_jax.formats.levels import CVS
+from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import StoredArray
 from sgap_jax.formats.structure import unfolded
 from sgap_jax.launch import launch, nvrtc
@@ -119,7 +119,7 @@ def spmv(
 
         y[i] = sum over the stored entries (i, l) of A[i, l] x[l]
 
-    SpMM with one column, for which the kernel has a path of its own; under vmap over x the vectors
+    SpMM with one column, for which the kernel has a separate path; under vmap over x the vectors
     become the columns of one product. Dtypes, accumulation, derivatives and errors as for `spmm`.
 
     Args:
@@ -137,7 +137,7 @@ def spmv(
 
 
 def _products(A: StoredArray, B: Any, transpose: bool = False) -> jax.Array:
-    """A @ B and B @ A: what the operators of a SparseArray call."""
+    """A B, or A^T B with `transpose`, for the operators A @ B and B @ A of a SparseArray."""
     product = spmv if np.ndim(B) == 1 else spmm
     return product(cast(SparseArray, A), B, transpose=transpose)
 
@@ -153,7 +153,8 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # Operands of the primitive: values [B|1, nnz], x [B|1, k, n], row_offsets [m+1],
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
-# `checked`: the index arrays were; which entries of others take part says formats/structure.py.
+# `checked`: whether the index arrays were validated; formats/structure.py defines which entries of
+# unchecked ones take part.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -161,7 +162,7 @@ def _bind(*operands: Any, **params: Any) -> Any:
 
 
 def direction(shape: tuple[int, int], transpose: bool, arrays: Sequence) -> tuple:
-    """(m, k), offsets, indices, permutation or None of the product that is asked for."""
+    """(m, k), offsets, indices, permutation (or None) of the multiplied matrix: A or A^T."""
     row_offsets, column_indices, column_offsets, row_indices, permutation = arrays
     if transpose:
         return shape[::-1], column_offsets, row_indices, permutation
@@ -226,9 +227,9 @@ def _compact(
 def kernel_operands(
     op: str, avals: Any, operands: Any, shape: tuple[int, int], transpose: bool, platform: str
 ) -> tuple[Problem, tuple, tuple]:
-    """What the kernels of all platforms are asked, their operands, and the avals of these.
+    """The problem, the operands that the kernels of all platforms take, and their avals.
 
-    `operands` are the primitive's, and `avals` theirs: values, x and the index arrays.
+    The arguments `operands` and `avals` are the primitive's: values, x and the index arrays.
     """
     (values, x, *arrays), (values_aval, x_aval, *array_avals) = operands, avals
     _, *avals = direction(shape, transpose, array_avals)
@@ -240,7 +241,7 @@ def kernel_operands(
         n=x_aval.shape[2],
         batch=joint_batch(values_aval.shape[0], x_aval.shape[0]),
         dtype=values_aval.dtype.name,
-        format="CSR" if values_aval.ndim == 2 else str(CVS(values_aval.shape[2])),
+        format=CSR if values_aval.ndim == 2 else CVS(values_aval.shape[2]),
         platform=platform,
         permuted=permutation is not None,
     )
@@ -288,24 +289,26 @@ def _cuda(
     )
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
-        return None  # points are of entries
+        return None  # AtomicParallelism has kernels for entries only
     call = launch_plan(problem, found, (avals[0].shape[0], avals[-1].shape[0]))
     if not isinstance(found, AtomicParallelism):
         operands, avals = _operands_of(found, ctx, operands, avals)
         return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
     (out,) = ctx.avals_out
-    # Groups that add into one number do so in the accumulator's dtype; it is rounded once.
+    # Where several groups add to one element, they do so in the accumulator's dtype; the result is
+    # rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(found, problem.dtype)))
     (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:
-    """Of the kernel of a tile of vectors, from those of all kernels, and their avals."""
+    """The operands of a CUDA kernel for vectors, and their avals, selected from those of
+    `kernel_operands`."""
     if isinstance(tile, PaperTile):
         return (*operands[:3], operands[4]), (*avals[:3], avals[4])  # no permutation
     if isinstance(tile, OctetTile) and tile.swizzle:
-        # In place of the permutation, which a product with A has not.
+        # The order of the rows takes the place of the permutation, which a product with A lacks.
         values, offsets, indices, _, x = operands
         (order,) = jax_lowering(ctx, _longest_first, [offsets], [avals[1]])
         rows = avals[1].update(shape=(avals[1].shape[0] - 1,))

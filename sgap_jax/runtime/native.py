@@ -1,4 +1,5 @@
-"""Loads the native library, refuses one that this jax cannot run, and registers its FFI targets."""
+"""Loads the native library, raises ImportError if the installed jax cannot run it, and registers
+its FFI targets."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import jax
 
 
 def _installed_ffi_version() -> tuple[int, int]:
-    """(major, minor) of the FFI API of the jaxlib that is installed, from its own header."""
+    """(major, minor) of the installed jaxlib's FFI API, read from its header."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     text = header.read_text(encoding="utf-8")
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
@@ -24,10 +25,10 @@ def _installed_ffi_version() -> tuple[int, int]:
 
 
 def check_ffi_version(built: tuple[int, int], installed: tuple[int, int]) -> None:
-    """Raises ImportError where a library built with FFI API `built` cannot run on `installed`.
+    """Raises ImportError if a library built with FFI API `built` cannot run on `installed`.
 
-    Older minors run on newer ones. A newer one, once registered, would take the whole CPU backend
-    of the process down, so this comes before any registration.
+    A library for an older minor version runs on a newer one. Registering a library for a newer one
+    would break the whole CPU backend of the process, so this check comes before any registration.
     """
     if built[0] == installed[0] and built[1] <= installed[1]:
         return
@@ -41,7 +42,7 @@ def check_ffi_version(built: tuple[int, int], installed: tuple[int, int]) -> Non
 
 def _load() -> Any:
     try:
-        from sgap_jax import _native  # type: ignore[attr-defined]  # built, not written
+        from sgap_jax import _native  # type: ignore[attr-defined]  # a compiled module
     except ImportError as error:
         if "SGAP_CPU_ISA" in str(error):
             raise
@@ -57,8 +58,8 @@ native = _load()
 TARGETS: tuple[str, ...] = tuple(sorted(native.targets()))
 for _name, _handler in native.targets().items():
     jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
-# JAX keeps these until a CUDA plugin starts, if one does. At import and not at lowering, because an
-# exported program is run without being lowered.
+# JAX holds these until a CUDA plugin starts, if one does. They are registered at import, not at
+# lowering, because an exported program runs without being lowered.
 for _name, _stages in native.cuda_targets().items():
     jax.ffi.register_ffi_target(_name, _stages, platform="CUDA")
 
@@ -71,7 +72,7 @@ def _version(package: str) -> str:
 
 
 def info() -> dict[str, Any]:
-    """What runs here: versions, instruction set chosen and available, devices, threads.
+    """The environment: versions, instruction sets (chosen and supported), devices, threads.
 
     Starts the JAX backend (to list the devices).
     """

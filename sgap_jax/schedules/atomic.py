@@ -1,5 +1,5 @@
-"""Points {<x nnz|row, y col>, r} of Sgap's space of sparse x dense products on a GPU: the schedule,
-and all points that are legal for a problem.
+"""`AtomicParallelism`: the points {<x nnz|row, y col>, r} of Sgap's space of sparse x dense
+products on a GPU, as schedules; and the legal points of a problem.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class AtomicParallelism(Point):
     """A point of the atomic-parallelism space, printed as in the paper: {<1/8 row, 4 col>, 8}.
 
     Minimal data: one lane works on `nnz` nonzeros (or `row` rows) and `col` dense columns; 1/g of a
-    row is a row shared by g lanes. Reduction parallelism: `group` lanes synchronise; they add up
-    what belongs to one row (a parallel reduction, where the group shares a row) or to each of
-    several rows (a segment reduction, where it shares a window of nonzeros).
+    row is a row shared by g lanes. Reduction parallelism: `group` lanes synchronise to add up their
+    sums, in a parallel reduction if the group shares a row, and in a segment reduction, for each of
+    several rows, if it shares a window of nonzeros.
 
     Attributes:
       nnz: nonzeros of a lane, a positive int; either this or row.
@@ -30,14 +30,14 @@ class AtomicParallelism(Point):
       col: dense columns of a lane, a positive int (for rows also Fraction(1, c)).
       group: r, the lanes that reduce together: 1, 2, 4, 8, 16 or 32.
       block_size: threads of a block, a multiple of 32 up to 1024.
-      tile_size: dense columns of a block, a power of two times `col`; None takes all columns where
-        32 lanes side by side reach that far.
-      worker_dim_r: share 1/w of the full parallelism over rows (or over windows of `group`
-        nonzeros): each group walks w neighbours, one after the other. Points with a group only.
+      tile_size: dense columns of a block, a power of two times `col`; None takes all columns, up to
+        what 32 lanes side by side cover.
+      worker_dim_r: 1/w of the full parallelism over rows (or over windows of nonzeros): each group
+        takes w neighbouring rows (windows), one after the other. Only for points with a group.
 
     Raises:
-      ScheduleError: not a point of the space, or an illegal one; names the rule and the nearest
-        legal point.
+      ScheduleError: not a point of the space, or an illegal point; the message names the rule and
+        the nearest legal point.
 
     Source: Sgap, sections 3.2 and 3.3; the tunables are those of section 7.2 (groupSz is `group`,
     coarsenSz is `col`, workerSz is g).
@@ -79,10 +79,11 @@ class AtomicParallelism(Point):
 
 
 def legal_points(problem: Problem, *, tunables: bool = False) -> Iterator[AtomicParallelism]:
-    """The points that have a kernel for a problem: powers of two, from the narrowest columns on.
+    """The points that have a kernel for a problem; all amounts are powers of two, and points with
+    fewer columns per lane come first.
 
     Args:
-      problem: on any platform; points with more columns per lane than it has are left out.
+      problem: of any platform; points with more columns per lane than its `n` are left out.
       tunables: also every block of 128, 256 and 512 threads, every tile from one lane to all
         columns, and worker_dim_r of 1, 1/2 and 1/4, as Sgap tunes them (section 7.2).
     """
@@ -99,7 +100,7 @@ def legal_points(problem: Problem, *, tunables: bool = False) -> Iterator[Atomic
                 try:
                     point.check(on_cuda)
                 except (NotImplementedError, ScheduleError):
-                    continue  # no kernel, or too many tiles or blocks for one launch
+                    continue  # no kernel, or more tiles or blocks than a launch can have
                 yield point
 
 

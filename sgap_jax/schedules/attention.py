@@ -1,4 +1,5 @@
-"""The schedules of attention: the tile of its fused CUDA kernels, and the separate operations."""
+"""The schedules of attention: `AttentionTile`, for its fused CUDA kernels, and `Unfused`, for three
+separate operations."""
 
 from __future__ import annotations
 
@@ -10,36 +11,40 @@ from sgap_jax.schedules.schedule import Schedule, ScheduleError
 _LANES = (8, 16, 32)
 _SHARES = (1, 2, 4, 8, 16)
 _COLUMNS = 4  # features that a lane loads together
-_MOST_STEPS = 4  # of a lane's packs of features
+_MOST_STEPS = 4  # packs of _COLUMNS features that a lane can have
 _LENGTHS = (1, 2, 4, 8, 16, 32)
-# Features of a head, of which a lane has gathered ones, its own and sums.
+# The most features of a head for gradients in octet tiles: a lane has registers for gathered
+# features, for its own and for sums.
 _MOST_OCTET_BACKWARD = 128
-_MOST_UNALIGNED = 96  # of those that are loaded one by one
+_MOST_UNALIGNED = 96  # the same for features that are not aligned and loaded one by one
 BLOCK = 128  # threads
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionTile(Schedule):
-    """Scores, softmax and product of a row in one pass, in the registers of a group of lanes.
+    """Computes scores, softmax and product of a row in one pass, in the registers of a group of
+    lanes.
 
     Attributes:
-      lanes: 8, 16 or 32, that divide the features of a row among them, 4 side by side. A group
-        works on up to 8 rows of a column vector, which share what it gathers.
-      share: groups that share the rows, 1 to 16: each takes every share-th of their keys, and what
-        they have is merged by its logarithm of sums, in order.
-      octet: on tensor cores, in octet tiles of 16 vectors by 8 rows: a warp takes up to 32 rows of
-        vectors and of heads that share keys, and `share` warps take every share-th step. float16
-        and bfloat16, vectors of 8, 16 or 32 rows. Probabilities are rounded to the operands' dtype
-        before they meet v. Likewise gradients by rows, shared by up to 8 warps; by keys a warp
-        takes 8 or 16, of which each of up to 8 has a range of block rows. Gradients of scores are
-        rounded too. Those of heads of more than 128 features (96, if no multiple of 8) run as
-        without it.
+      lanes: lanes of a group, 8, 16 or 32, which divide the features of a row among them, 4 side by
+        side. A group works on up to 8 rows of a column vector, for which it gathers keys and values
+        once.
+      share: groups that share the same rows, 1 to 16: each takes every share-th key, and their
+        partial results are merged by their log-sum-exp, in a fixed order.
+      octet: use tensor cores, in octet tiles of 16 vectors by 8 rows, for float16 and bfloat16 and
+        vectors of 8, 16 or 32 rows. A warp takes up to 32 rows of vectors and of heads that share
+        keys, and each of `share` warps takes every share-th step. Probabilities are rounded to the
+        operands' dtype before they are multiplied by v, and gradients of scores too. The kernel of
+        the gradients by rows works the same way, with up to 8 warps that share rows. In the kernel
+        by keys a warp takes 8 or 16 keys, and up to 8 warps share them, each with a range of block
+        rows. Gradients of heads with more than 128 features (96, if not a multiple of 8) are
+        computed on CUDA cores, as without `octet`.
 
     Raises:
       ScheduleError: a field is out of its range.
 
     Source: vectorSparse, sections 6.1 (subwarps that share features), 5.3 and 6.3 (octets), 7.4;
-    the softmax in one pass after Milakov and Gimelshein, 2018.
+    the one-pass softmax: Milakov and Gimelshein, 2018.
     """
 
     lanes: int = 16
@@ -67,12 +72,12 @@ class AttentionTile(Schedule):
         return True
 
     def steps(self, depth: int) -> int:
-        """Packs of features of a lane."""
+        """How many packs of 4 features a lane has, for heads of `depth` features."""
         return max(-(-depth // (self.lanes * _COLUMNS)), 1)
 
     def rows(self, length: int, numbers: int) -> int:
-        """Rows of vectors of `length` that a group works on at once, each of which takes so many
-        32-bit registers of a lane: up to 8 rows, and 72 registers."""
+        """How many of the `length` rows of a vector a group works on at once, if each takes
+        `numbers` 32-bit registers of a lane: up to 8 rows and 72 registers."""
         return max(r for r in (1, 2, 4, 8) if length % r == 0 and (r == 1 or r * numbers <= 72))
 
     def check(self, problem: Problem) -> None:
@@ -94,11 +99,11 @@ class AttentionTile(Schedule):
 
     @property
     def most_features(self) -> int:
-        """Of a head that the kernels take."""
+        """The most features of a head that the kernels take."""
         return self.lanes * _COLUMNS * _MOST_STEPS
 
     def check_depth(self, depth: int) -> None:
-        """Raises NotImplementedError for a head of so many features."""
+        """Raises NotImplementedError if a head has more than `most_features` features."""
         if depth > self.most_features:
             raise NotImplementedError(
                 f"attention: {self} takes heads of up to {self.most_features} features, "
@@ -106,7 +111,7 @@ class AttentionTile(Schedule):
             )
 
     def octet_backward(self, depth: int, value_depth: int) -> bool:
-        """Whether gradients of heads of so many features run on tensor cores."""
+        """Whether gradients of heads with these numbers of features run on tensor cores."""
         most = _MOST_OCTET_BACKWARD if depth % 8 == value_depth % 8 == 0 else _MOST_UNALIGNED
         return self.octet and max(depth, value_depth) <= most
 
@@ -155,12 +160,15 @@ class AttentionTile(Schedule):
 
 
 def default_tile(problem: Problem) -> AttentionTile | None:
-    """What `choose_schedule` picks for attention on CUDA, or None where there is no kernel.
+    """What `choose_schedule` picks for attention on CUDA, or None if there is no kernel.
 
-    Not measured here yet. As few lanes as hold a row's features 4 apiece, so that more rows are
-    under way; shares where the rows are long and few, so that every multiprocessor has some (2^16
-    lanes are a quarter of what an H200 has at once). Tensor cores where vectors fill an octet: a
-    gathered row then serves 8 rows at a tenth of the instructions (vectorSparse, Figure 17).
+    Not measured here yet.
+
+    - The fewest lanes that hold a row's features, 4 each, so that more rows are under way.
+    - Several groups share the rows if these are long and few, so that every multiprocessor has work
+      (2^16 lanes are a quarter of what an H200 runs at once).
+    - Tensor cores if vectors fill an octet: a gathered row then serves 8 rows with a tenth of the
+      instructions (vectorSparse, Figure 17).
     """
     lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
     length = problem.vector_length or 1
@@ -183,8 +191,8 @@ def default_tile(problem: Problem) -> AttentionTile | None:
 class Unfused(Schedule):
     """Attention as sddmm, sparse_softmax and spmm, each with its default schedule.
 
-    Runs on every platform and keeps scores and probabilities, one of each for every stored entry
-    and head. What platforms without a fused kernel do, and what the kernel is compared with.
+    Runs on every platform, and stores a score and a probability for every entry and head. It serves
+    platforms without a fused kernel, and the fused kernels are compared with it.
     """
 
     def check(self, problem: Problem) -> None:

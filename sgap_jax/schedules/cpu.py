@@ -1,4 +1,4 @@
-"""The schedules of the CPU kernels."""
+"""`CpuTile`, the schedule of the CPU kernels, and the plans that some of them derive from it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from numbers import Integral
 from sgap_jax.schedules.problem import ROW_OPS, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
-_SCATTER_COLUMNS = {"float64": 16}  # of a tile, else 32: rows of 128 bytes
-_SCATTER_MOST = 32 << 20  # bytes of the sums, which XLA's memory analysis does not know of
+_SCATTER_COLUMNS = {"float64": 16}  # columns of a tile, else 32: rows of 128 bytes
+_SCATTER_MOST = 32 << 20  # the most bytes of partial sums: XLA's memory analysis does not see them
 
 
 def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
-    """(columns of a tile, pieces) of A^T B with column vectors walked by rows of A; 0 pieces: by
-    columns of A, through the permutation.
+    """How A^T B with column vectors runs: (columns of a tile, pieces of the block rows of A).
 
-    By rows each loaded and stored row of C takes V multiply-adds, by columns each takes a load of
-    a row of B from the second-level cache or beyond. Pieces of the rows have sums of their own; a
-    row of C must take some entries for each of them to pay. Measured on two busy Zen 5 cores,
-    float32, density 0.1, n = 32 to 512: V = 8 3x to 18x of the other way, V = 2 1.4x to 6x.
+    With pieces, the kernel walks A by block rows and scatters to rows of C; each piece has partial
+    sums of its own. With 0 pieces it walks A by columns, through the permutation. By rows, a loaded
+    and stored row of C takes V multiply-adds; by columns, each multiply-add takes a load of a row
+    of B from the second-level cache or beyond. Pieces pay only if a row of C receives several
+    entries from each. Measured on two busy Zen 5 cores, float32, density 0.1, n = 32 to 512: by
+    rows is 3x to 18x as fast as by columns for V = 8, 1.4x to 6x for V = 2.
     """
     columns = tile.columns or _SCATTER_COLUMNS.get(problem.dtype, 32)
     if problem.symbolic:
@@ -46,11 +47,11 @@ class CpuTile(Schedule):
       nonzeros: nonzeros (and rows) of one task; a row of two tasks' worth is split. Task
         boundaries depend on this and on the structure, never on the number of threads, so results
         are the same bits for any number of threads.
-      packed: copy each slab of the dense operand to memory of its own first: one slab for each
+      packed: copy each slab of the dense operand to contiguous memory first: one slab for each
         thread, which XLA's memory analysis does not count and of which up to 32 MB stay with the
-        process for the next call. Rows of a slab that follow each other use all of a cache, rows a
-        power of two apart a few of its sets. With many more threads than tiles each copies a slab
-        for little work: measured on two.
+        process for the next call. Contiguous rows use all of a cache; rows that are a power of two
+        apart use only a few of its sets. With many more threads than tiles, each thread copies a
+        slab for little work; measured with two threads.
     """
 
     columns: int = 0
@@ -60,7 +61,7 @@ class CpuTile(Schedule):
     def __post_init__(self) -> None:
         for field, least in (("columns", 0), ("nonzeros", 1)):
             value = getattr(self, field)
-            # Index arrays are int32, so no more can be meant; larger ones overflow in the kernels.
+            # Index arrays are int32, so larger values are useless, and overflow in the kernels.
             if type(value) is not int or not least <= value < 2**31:
                 raise ScheduleError(
                     f"CpuTile: {field} must be an int in [{least}, 2**31), got {value!r}"
@@ -160,18 +161,22 @@ class CpuTile(Schedule):
         return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros}{packed})"
 
 
-_LANES = {"float64": 8}  # of the widest vector, else 16
-_COPIED_USES = 8  # of a key by vectors, in all heads that share it
-_PAGE = 4096  # bytes: rows so far apart meet in the same sets of a first-level cache
-_TASKS = 8  # at most, that the pieces of few heads are made for
-_PIECE_COST = 1 / 16  # of the time: each further piece loads the rows once more
+_LANES = {"float64": 8}  # elements of the widest vector register, else 16
+_COPIED_USES = 8  # copies pay if vectors use a key so often, counted over all heads that share it
+_PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
+_TASKS = 8  # few heads are cut into pieces for at most so many tasks
+_PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlan:
-    """packed: copy K and V of some heads at a time to rows that follow each other, widened;
-    backward_packed: in the backward pass, where dK and dV are added up likewise; pieces: of the
-    rows and of the keys, there."""
+    """How attention runs on the CPU.
+
+    Attributes:
+      packed: copy K and V, some heads at a time, to contiguous rows of the accumulator's dtype.
+      backward_packed: the same in the backward pass, where dK and dV are summed in such rows too.
+      pieces: how many pieces the backward pass cuts the rows, and the keys, into.
+    """
 
     packed: bool
     backward_packed: bool
@@ -181,22 +186,28 @@ class AttentionPlan:
 def attention_plan(
     problem: Problem, key_heads: int, key_batch: int, batch: int, widths: tuple[int, int]
 ) -> AttentionPlan:
-    """For `problem.batch` heads in `batch` sequences, each with `key_heads` heads of keys;
-    key_batch is 1 where the sequences share them.
+    """The plan for `problem.batch` heads in `batch` sequences, each with `key_heads` heads of keys
+    of `widths` features (of k, of v); key_batch is 1 if the sequences share the keys.
 
-    The kernels read whole vectors of the accumulator, so what is narrower or ends within a vector
-    is copied. Else K and V are read, and dK and dV added up, where they are, but for rows of a head
-    that crowd into a part of a cache's sets: where they lie a multiple of a page apart and a key is
-    used 8 times, or, in the backward pass, half a page and 16 times. With 16 heads of 64 numbers or
-    8 of 128 and 13 to 26 uses copies then take 0.8 to 1.0 of the time forward and 0.5 to 0.7
-    backward; half a page apart (8 of 64, 16 of 32) and 26 uses 1.0 and 0.7; a quarter apart (4, 12
-    and 20 of 64) 1.0 and 1.0. Rows of half the distance (2 of 512) have nothing to gain, nor keys
-    that are used less (in float32 on Zen 5, one thread).
+    The kernels read whole vector registers of the accumulator's dtype, so K and V are copied if
+    their dtype is narrower or a head's width is not a multiple of a register. Else the kernels read
+    K and V, and sum dK and dV, in place, unless the rows of a head fall into a part of a cache's
+    sets. Copies avoid that if rows are a multiple of a page apart and a key is used 8 times; in the
+    backward pass also half a page and 16 times.
+
+    Time with copies over time without (forward, backward), float32 on Zen 5, one thread:
+
+    - rows a page apart (16 heads of 64 features, 8 of 128), 13 to 26 uses: 0.8 to 1.0, 0.5 to 0.7;
+    - half a page apart (8 heads of 64, 16 of 32), 26 uses: 1.0, 0.7;
+    - a quarter apart (4, 12 and 20 heads of 64): 1.0, 1.0.
+
+    Copies gain nothing if a row is half of the distance (2 heads of 512), or for keys with fewer
+    uses.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
     lanes = _LANES.get(problem.dtype, 16)
-    if problem.symbolic:  # as for one sequence of few entries
+    if problem.symbolic:  # plan as for one sequence with few entries
         uses, batch = 0, 1
     else:
         uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
@@ -211,16 +222,18 @@ def attention_plan(
 
 
 def _pieces(heads: int, most: int) -> int:
-    """Pieces in which the tasks of `heads` heads fill the machine's processors (not the threads of
-    a process, so that its number of threads does not decide how sums round).
+    """How many pieces, up to `most`, to cut each of `heads` heads into, so that the tasks fill the
+    machine's processors. The process's number of threads has no influence, because pieces decide
+    how sums round.
 
-    With 4 heads on 2 processors one piece takes 0.88 to 0.99 of the time of two, with one head two
-    take 0.63 of the time of one and 0.83 of that of eight, with 3 heads two take 0.86 of the time
-    of one (lengths 2048 and 4096, 90% and 95%, float32 on Zen 5).
+    Measured on 2 processors: with 4 heads, one piece takes 0.88 to 0.99 of the time of two; with
+    one head, two pieces take 0.63 of the time of one and 0.83 of that of eight; with 3 heads, two
+    pieces take 0.86 of the time of one (lengths 2048 and 4096, sparsity 90% and 95%, float32 on
+    Zen 5).
     """
     threads = min(os.cpu_count() or 1, _TASKS)
 
-    def time(pieces: int) -> float:  # of a phase's rounds
+    def time(pieces: int) -> float:  # estimated time of a phase: its rounds of tasks, and the cost
         return -(-heads * pieces // threads) / pieces * (1 + _PIECE_COST * (pieces - 1))
 
     return min(range(1, max(min(most, _TASKS), 1) + 1), key=time)

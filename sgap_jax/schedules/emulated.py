@@ -1,35 +1,27 @@
-"""The CUDA kernels without a GPU: how tests run them."""
+"""`Emulated`: runs the CUDA kernels on the CPU, for tests without a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule
-from sgap_jax.schedules.select import choose_schedule
-
-_choose: ContextVar[Callable[[Problem], Schedule]] = ContextVar("choose", default=choose_schedule)
-
-
-def default_schedule(problem: Problem) -> Schedule:
-    """What `choose_schedule` says, or an emulation's own choice while that is being lowered."""
-    return _choose.get()(problem)
+from sgap_jax.schedules.select import choose_schedule, choosing
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulated(Schedule):
-    """The kernels of platform "cuda", each launch handed to a function on the CPU.
+    """Passes each launch of a CUDA kernel to a Python function on the CPU.
 
-    Choice of schedule, instantiation, arguments, grids and zeroing are those of a GPU, and so are
-    the derivatives'; who computes is `run`.
+    The choice of schedules, the sources, arguments, grids and zeroing are the same as on a GPU, in
+    derivatives too; only the computation is done by `run`.
 
     Attributes:
       run: (call: KernelCall, inputs, outputs: [(shape, dtype)]) -> NumPy arrays of the outputs.
-      schedule: what the GPU would be asked for.
-      choose: (problem) -> the schedule where `schedule` is None, in derivatives too.
+      schedule: the schedule for platform "cuda".
+      choose: (problem) -> a schedule, used if `schedule` is None, in derivatives too.
     """
 
     run: Callable
@@ -40,22 +32,23 @@ class Emulated(Schedule):
         if self.schedule is not None:
             self.schedule.check(dataclasses.replace(problem, platform="cuda"))
 
+    @property
+    def inner(self) -> Schedule | None:
+        return self.schedule
+
+    def around(self, inner: Schedule | None) -> Schedule:
+        return dataclasses.replace(self, schedule=inner)
+
     @contextlib.contextmanager
-    def choosing(self) -> Iterator[None]:
-        """Within, `default_schedule` is `choose`."""
-        token = _choose.set(self.choose)
-        try:
-            yield
-        finally:
-            _choose.reset(token)
+    def host_launches(self) -> Iterator[Callable]:
+        with choosing(self.choose):
+            yield self.run
 
     def derived(self) -> Schedule:
-        inner = None if self.schedule is None else self.schedule.derived()
-        return dataclasses.replace(self, schedule=inner)
+        return self.around(None if self.schedule is None else self.schedule.derived())
 
     def transposed(self) -> Schedule:
-        inner = None if self.schedule is None else self.schedule.transposed()
-        return dataclasses.replace(self, schedule=inner)
+        return self.around(None if self.schedule is None else self.schedule.transposed())
 
     def __str__(self) -> str:
         return f"Emulated({self.schedule})"

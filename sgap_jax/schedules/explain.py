@@ -1,4 +1,5 @@
-"""A point of the atomic-parallelism space in words and loops: as SpMM, SDDMM or on rows."""
+"""Explains points of the atomic-parallelism space, in words and as equivalent loops: for SpMM,
+SDDMM and the operations on rows."""
 
 from sgap_jax.schedules.point import Point, algorithm, side_by_side
 from sgap_jax.schedules.problem import ROW_OPS, Problem
@@ -61,8 +62,8 @@ def _dot(c: int, r: int) -> list[str]:
 
 
 def explain_rows(point: Point, problem: Problem) -> str:
-    """What a block, a group and a lane own, which lanes write, and the equivalent loops. A lane
-    that has whole rows is a group of its own."""
+    """As `explain_point`, for the operations on rows. A lane that has whole rows is explained as a
+    group of one lane."""
     if problem.vector_length is not None:
         return _explain_vectors(point, problem, problem.vector_length)
     r, rows = point.group, max(int(point.row or 1), 1) * point.walk
@@ -89,7 +90,8 @@ def explain_rows(point: Point, problem: Problem) -> str:
 
 
 def _explain_vectors(point: Point, problem: Problem, length: int) -> str:
-    """The same where a row is number i % V of the vectors of a block row."""
+    """As `explain_rows`, for vectors of V: row i is row i % V of the vectors in block row
+    i // V."""
     r, rows = point.group, max(int(point.row or 1), 1) * point.walk
     side, whole = side_by_side(length, r), problem.op in ("row_sum", "row_max")
     turns = f", {rows} such sets in turn" if rows > 1 else ""

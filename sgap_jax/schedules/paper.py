@@ -1,5 +1,5 @@
-"""Tiles of column vectors to the letter of vectorSparse, to repeat its figures: octets of lanes,
-and its baseline with wmma. `choose_schedule` never takes one.
+"""Tiles of column vectors exactly as vectorSparse published them, to reproduce its figures: octets
+of lanes, and its baseline with wmma. `choose_schedule` never picks one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_Y, ScheduleError
 from sgap_jax.schedules.tiles import VectorTile
 
-LENGTHS = (2, 4, 8)  # of vectors: the 8 rows of wmma m8n32k16, or columns of mma.m8n8k4
-COLUMNS = 64  # of a tile in spmm: the fewest that fill a line of 128 bytes
-VECTORS = 32  # of a tile in sddmm
-FEATURES = 64  # of a step in sddmm, likewise
+LENGTHS = (2, 4, 8)  # V: up to the 8 rows of wmma m8n32k16, or the 8 columns of mma.m8n8k4
+COLUMNS = 64  # columns of a tile in spmm: the fewest that fill a line of 128 bytes
+VECTORS = 32  # vectors of a tile in sddmm
+FEATURES = 64  # features of a step in sddmm: they fill a line of 128 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +51,14 @@ class PaperTile(VectorTile):
         return None
 
     def blocks(self, problem: Problem) -> tuple[int, int]:
-        """Blocks, of a warp each: along the block rows, and along dense columns (spmm) or a block
-        row's vectors (sddmm), of which it has at most as many as A has columns."""
+        """The grid (x, y) of blocks of one warp: along the block rows, and along the dense columns
+        (spmm) or along the vectors of a block row (sddmm), of which there are at most k."""
         (m, k), vectors = problem.shape, problem.nnz // self.vector_length
         tiles = -(-problem.n // COLUMNS) if problem.op == "spmm" else -(-min(k, vectors) // VECTORS)
         return max(-(-m // self.vector_length), 1), min(max(tiles, 1), GRID_Y)
 
     def heading(self, problem: Problem) -> list[str]:
-        """What it is, the grid, and what a warp owns."""
+        """The first lines of an explanation: tile and problem, the grid, what a warp owns."""
         along, across = self.blocks(problem)
         (m, k), spmm = problem.shape, problem.op == "spmm"
         size = f"n = {problem.n}" if spmm else f"d = {problem.n}"
@@ -92,9 +92,10 @@ class PaperTile(VectorTile):
 class WarpTile(PaperTile):
     """The classic tiling on tensor cores: a warp computes V rows x 64 columns by wmma m8n32k16.
 
-    Vectors are the left operand and gathered rows the right one, both through shared memory; with
-    V < 8 rows of the tile are zeros. float16 and bfloat16, sums in float32, the same bits at each
-    call. A row to compare with, to repeat the paper's figures: `choose_schedule` never picks it.
+    Vectors are the left operand and gathered rows the right one, both through shared memory; if
+    V < 8, some rows of the wmma tile are zeros. float16 and bfloat16, sums in float32, the same
+    bits at each call. It is a baseline, to reproduce the paper's figures: `choose_schedule` never
+    picks it.
 
     Attributes:
       vector_length: V of the format, 2, 4 or 8.
@@ -148,23 +149,23 @@ _PARTIALS = ("registers", "shuffle")
 
 @dataclasses.dataclass(frozen=True)
 class PaperOctetTile(PaperTile):
-    """The octet tiling as the paper has it, on mma.m8n8k4: a warp computes V rows x 64 columns.
+    """The octet tiling exactly as in the paper, on mma.m8n8k4: a warp computes V rows x 64 columns.
 
-    Operands are exchanged: gathered rows are the left one, loaded as they come, 16 bytes a lane and
-    eight lanes a line of 128 bytes; vectors are the right one, of which V < 8 leaves a part idle.
-    float16, sums in float32, the same bits at each call. The instruction is Volta's: for sm_80 and
-    later it compiles to shuffles and multiply-adds, and no tensor core works. A row to compare
-    with, to repeat the paper's figures: `choose_schedule` never picks it, and `OctetTile` is the
-    same idea for the mma of sm_80 and later.
+    The operands are exchanged: gathered rows are the left one, loaded without a change of layout,
+    16 bytes for each lane and a line of 128 bytes for eight lanes; vectors are the right one, which
+    is partly idle if V < 8. float16, sums in float32, the same bits at each call. The instruction
+    is Volta's: for sm_80 and later it compiles to shuffles and multiply-adds, without tensor cores.
+    It is a baseline, to reproduce the paper's figures: `choose_schedule` never picks it, and
+    `OctetTile` is the same idea for the mma of sm_80 and later.
 
     Attributes:
       vector_length: V of the format, 2, 4 or 8.
       tile_k: vectors of a tile of spmm, a multiple of 4 from 4 to 64. sddmm takes 64 features a
         step.
-      partials: what sddmm does about half of the products, which come with the lanes of low and
-        high groups inverted. "registers": sums of their own, exchanged at the end, "mma (reg)" of
-        the paper's Figure 19. "shuffle": the lanes exchange the operands before, "mma (shfl)".
-        The third, "mma (arch)", needs a tensor core that was never built.
+      partials: how sddmm handles the half of the products whose sums end up with low and high
+        groups of lanes inverted. "registers": separate sums, exchanged at the end, "mma (reg)" in
+        the paper's Figure 19. "shuffle": the lanes exchange operands before, "mma (shfl)". The
+        paper's third way, "mma (arch)", needs a tensor core that was never built.
 
     Raises:
       ScheduleError: a field is out of its range.

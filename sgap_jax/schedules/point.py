@@ -1,5 +1,5 @@
-"""Points of the atomic-parallelism space: what makes one legal, what its lanes own, and which
-points have a kernel, operation by operation.
+"""Points of the atomic-parallelism space: which are legal, what their lanes own, and for each
+operation which have a kernel.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from sgap_jax.schedules.problem import ROW_OPS, TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
-_TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # beyond the paper's notation
-MOST_SHARE = 1024  # groups that share a row, and rows or windows that one group takes in turn
-_TILE_CHUNKS = 32  # at most so many lanes side by side along the dense columns of a block
+_TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # not part of the paper's notation
+MOST_SHARE = 1024  # limit on groups that share a row, and on rows or windows of a group in turn
+_TILE_CHUNKS = 32  # the most lanes side by side along the dense columns of a block
 
 _NUMBER = r"[0-9]+(?:/[0-9]+)?"
 _NOTATION = re.compile(
@@ -26,8 +26,9 @@ _NOTATION = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point(Schedule):
-    """A legal point, whether or not a kernel implements it: `AtomicParallelism`, which says what
-    the fields are, is the schedule. Source: Sgap, sections 3.2 and 3.3."""
+    """The fields and rules of a legal point, whether or not a kernel implements it. Its subclass
+    `AtomicParallelism` is the schedule and documents the fields. Source: Sgap, sections 3.2 and
+    3.3."""
 
     nnz: int | Fraction | None = None
     row: int | Fraction | None = None
@@ -65,7 +66,8 @@ class Point(Schedule):
 
     def _check_rules(self) -> None:
         """The three rules of section 3.3. Rule 2 as printed, r >= g, contradicts the paper's own
-        Table 1 (g = 32, r = 8): r > g or r not dividing g is what mixes rows in one reduction."""
+        Table 1 (g = 32, r = 8). What mixes rows in one reduction is an r that does not divide g, so
+        that is what rule 2 refuses here."""
         share, whole_col = self._row_share, max(Fraction(self.col), Fraction(1))
         if self.nnz is not None and (self.nnz < 1 or self.col < 1):
             broken = "rule 1: a nonzero and its product with one dense element cannot be divided"
@@ -114,23 +116,23 @@ class Point(Schedule):
 
     @property
     def _row_share(self) -> int:
-        """g: lanes that share a row."""
+        """g, the number of lanes that share a row."""
         return Fraction(self.row or 1).denominator
 
     @property
     def deterministic(self) -> bool:
-        """Whether a product has the same bits at each call: no output is added to by several
-        groups. (The other operations add nothing up across groups: theirs always has.)"""
+        """Whether a product has the same bits at each call, because no two groups add to the same
+        element of the output. (Other operations do not add across groups: they always have.)"""
         return self.row is not None and (self.row >= 1 or self._row_share == self.group)
 
     @property
     def workers_in_row(self) -> int:
-        """g / r: groups that share a row, and add into one output where there is one; else 1."""
+        """g / r, the number of groups that share a row; products add their sums to one element."""
         return max(self._row_share // self.group, 1)
 
     @property
     def walk(self) -> int:
-        """Rows (or windows of nonzeros) that a group takes one after the other."""
+        """How many rows (or windows of nonzeros) a group takes one after the other."""
         return Fraction(self.worker_dim_r).denominator
 
     def columns_of_block(self, n: int) -> int:
@@ -149,7 +151,7 @@ class Point(Schedule):
             groups = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
             groups *= self.workers_in_row
         else:
-            # The lanes of a group have nonzeros of their own, or features of the same ones.
+            # The lanes of a group have different nonzeros, or (sddmm) features of the same ones.
             group = self.group if tiled else 1
             groups = -(-problem.nnz // (int(self.nnz or 1) * group * self.walk))
         return max(-(-groups * chunks * self.group // self.block_size), 1)
@@ -174,7 +176,7 @@ class Point(Schedule):
         return cls(**numbers)
 
     def _point(self) -> str:
-        """As the paper writes it: without tunables."""
+        """The paper's notation, without tunables."""
         data = f"{self.nnz} nnz" if self.nnz is not None else f"{self.row} row"
         return f"{{<{data}, {self.col} col>, {self.group}}}"
 
@@ -194,24 +196,24 @@ def _is_power_of_two(value: Fraction) -> bool:
 def _number(word: str, text: str) -> int | Fraction:
     try:
         value = Fraction(word)
-    except (ZeroDivisionError, ValueError):  # of too many digits, too
+    except (ZeroDivisionError, ValueError):  # also raised for too many digits
         raise ScheduleError(f"{word} in {text!r} is not a number") from None
     return value.numerator if value.denominator == 1 else value
 
 
-COLUMNS = (1, 2, 4)  # dense columns (features) of a lane that kernels exist for
+COLUMNS = (1, 2, 4)  # the numbers of dense columns (features) of a lane that kernels exist for
 
 
 def algorithm(point: Point, op: str) -> str | None:
-    """The kernel of `op` for a legal point, or None where there is none.
+    """The kernel of `op` for a legal point, or None if there is none.
 
     spmm    row        {<x row, c col>, 1}      a lane owns x rows
             row_group  {<1/g row, c col>, r}    a parallel reduction
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
-    gspmm   row, row_group as above with g = r (a maximum has no atomic that keeps its place)
+    gspmm   row, row_group as above with g = r (no atomic maximum also stores its position)
     sddmm   nnz        {<g nnz, c col>, r}      r lanes share the features of g nonzeros
-            row        {<x row, c col>, r}, {<1/g row, c col>, r}: of a row's nonzeros
+            row        {<x row, c col>, r}, {<1/g row, c col>, r}: the same for a row's nonzeros
     on rows row        {<x row, 1 col>, 1}
             row_group  {<1/r row, 1 col>, r}
     """
@@ -233,7 +235,8 @@ def _product(point: Point) -> str | None:
 
 
 def side_by_side(length: int, group: int) -> int:
-    """Rows of a vector that groups of a warp take side by side (cuda/row_reduce/row_reduce.cuh)."""
+    """How many rows of a vector of `length` the groups of a warp take side by side
+    (cuda/row_reduce/row_reduce.cuh)."""
     side = 1
     while 2 * side * group <= 32 and length % (2 * side) == 0:
         side *= 2
@@ -241,7 +244,7 @@ def side_by_side(length: int, group: int) -> int:
 
 
 def nearest(point: Point, op: str) -> str:
-    """A point near a legal one that has a kernel of `op`."""
+    """The text of a point that is near a legal point and has a kernel of `op`."""
     col = max(c for c in COLUMNS if c <= max(point.col, 1)) if op not in ROW_OPS else 1
     if op not in ("spmm", "sddmm"):
         whole = point.row is not None and point.row >= 1

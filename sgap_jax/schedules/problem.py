@@ -1,9 +1,13 @@
-"""What is asked of an operation: all that the selector looks at."""
+"""`Problem`: the description of one call of an operation, on which the choice of a schedule
+depends."""
 
+import contextlib
 import dataclasses
 import re
 from numbers import Integral, Number
 from typing import Any
+
+from sgap_jax.formats.levels import CSR, Format
 
 _OPS = (
     "spmm",
@@ -19,14 +23,10 @@ ROW_OPS = ("row_sum", "row_max", "row_broadcast", "sparse_softmax")
 # Operations with dense columns that the lanes of a block divide among them.
 TILED = ("spmm", "gspmm")
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-# As dtypes and formats print; patterns, since neither NumPy nor JAX is here (see __post_init__).
+# The names of JAX's dtypes, as a regular expression: this module imports neither NumPy nor JAX (see
+# __post_init__).
 _DTYPES = re.compile(
     r"bool|u?int(2|4|8|16|32|64)|bfloat16|float(16|32|64)|float[468]_\w+|complex(64|128)"
-)
-_SIZE = "[1-9][0-9]*"
-_FORMATS = re.compile(
-    rf"CSR|CSC|COO(\(order=.+\))?|CSF\({_SIZE}(, order=.+)?\)|Format\(.+\)"
-    rf"|(CVS\({_SIZE}\)|BCSR\({_SIZE}, {_SIZE}\))(\.transposed)?"
 )
 
 
@@ -40,14 +40,14 @@ class Problem:
       shape: (m, k) of the sparse operand as the kernel walks it: for A^T B the shape of A^T.
       nnz: capacity of the index arrays (padding included).
       n: dense columns (spmm) or features that an entry reduces over (sddmm); else 1.
-      batch: products that share the structure.
-      dtype: the dtype of the values, or its name, which is kept.
-      format: the format of the sparse operand, or its name, which is kept.
-      platform: "cpu", "cuda", "rocm" or "tpu": "gpu" does not say which.
+      batch: size of the batch, which shares the structure.
+      dtype: the dtype of the values, or its name; the field holds the name.
+      format: the format of the sparse operand, or its text; the field holds the format.
+      platform: "cpu", "cuda", "rocm" or "tpu"; "gpu" would be ambiguous.
       permuted: the values are reached through a permutation, as in A^T B.
 
-    Raises ValueError for a name of none of these, and for a size that is not an integer from 0 on
-    (nor a symbol of `jax.export`).
+    Raises ValueError for an unknown name, and for a size that is neither a non-negative integer nor
+    a symbol of `jax.export`.
     """
 
     op: str
@@ -56,7 +56,7 @@ class Problem:
     n: int = 1
     batch: int = 1
     dtype: str = "float32"
-    format: str = "CSR"
+    format: Format = CSR
     platform: str = "cpu"
     permuted: bool = False
 
@@ -65,17 +65,19 @@ class Problem:
         known = self.platform in _PLATFORMS
         self._check("platform", known, f"one of {', '.join(_PLATFORMS)}")
         if not isinstance(self.dtype, str):
-            import numpy as np  # a wheel's build asks for schedules, and has none
+            import numpy as np  # here, because a wheel's build chooses schedules without NumPy
 
-            self._check("dtype", self.dtype is not None, "a dtype or its name")  # NumPy's: float64
+            # np.dtype(None) is float64.
+            self._check("dtype", self.dtype is not None, "a dtype or its name")
             try:
                 object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
             except TypeError:
                 self._check("dtype", False, "a dtype or its name")
         self._check("dtype", _DTYPES.fullmatch(self.dtype), "a dtype that JAX has, as 'float32'")
-        if not isinstance(self.format, str):
-            object.__setattr__(self, "format", str(self.format))
-        self._check("format", _FORMATS.fullmatch(self.format), "a Format or what it prints as")
+        if isinstance(self.format, str):
+            with contextlib.suppress(ValueError):
+                object.__setattr__(self, "format", Format.parse(self.format))
+        self._check("format", isinstance(self.format, Format), "a Format or what it prints as")
         pair = isinstance(self.shape, tuple) and len(self.shape) == 2
         self._check("shape", pair and all(map(_is_size, self.shape)), "(m, k)")
         for name in ("nnz", "n", "batch"):
@@ -89,19 +91,24 @@ class Problem:
 
     @property
     def symbolic(self) -> bool:
-        """Whether a size is a symbol of `jax.export`, which rules cannot compare."""
+        """Whether any size is a symbol of `jax.export`, which cannot be compared with a number."""
         sizes = (*self.shape, self.nnz, self.n, self.batch)
         return not all(isinstance(size, Integral) for size in sizes)
 
     @property
     def vector_length(self) -> int | None:
-        """V where the sparse operand is in CVS(V), r in BCSR(r, c), which runs as vectors."""
-        vectors = re.match(r"(?:CVS|BCSR)\((\d+)", self.format)
-        return int(vectors[1]) if vectors else None
+        """V for the format CVS(V), r for BCSR(r, c), which runs as vectors of r rows; else None."""
+        return self.format.block_shape[0] if self.format.block_shape else None
+
+    def __repr__(self) -> str:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["format"] = str(self.format)
+        return f"Problem({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
 def _is_size(size: Any) -> bool:
-    """Whether a size is one, or a symbol, of which it is known here that it can be divided."""
+    """Whether `size` is a non-negative integer or a symbol of `jax.export`; without JAX, a symbol
+    is anything that can be divided but is neither a number nor an array."""
     if isinstance(size, Integral):
         return int(size) >= 0
     number = isinstance(size, Number) or hasattr(size, "shape")

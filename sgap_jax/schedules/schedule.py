@@ -1,18 +1,20 @@
-"""A schedule says how an operation runs; it never changes what the operation means."""
+"""`Schedule`, the base class of schedules, and `Reference`. A schedule says how an operation runs;
+it never changes what the operation computes."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from sgap_jax.schedules.problem import Problem
 
-# The most blocks of a launch along each axis of its grid, and threads of a block, on every GPU.
+# Limits of every GPU: blocks of a launch along each axis of its grid, and threads of a block.
 GRID_X = 2**31 - 1
 GRID_Y = 65535
 GRID_Z = 65535
-THREADS = 1024  # of a block in all, and along x and y
+THREADS = 1024  # in a block altogether, and along x and y
 THREADS_Z = 64
 
 # The dtypes the kernels are built for, by name; all accumulate in float32 at least.
@@ -35,8 +37,8 @@ class Schedule:
         """The schedule that prints as `text`, such as {<1/8 row, 4 col>, 8}; else ScheduleError."""
         if not isinstance(text, str):
             raise ScheduleError(f"expected the text of a schedule, got {text!r}")
-        # A base that several classes complete explains nothing: no text is of that class alone.
-        # Of one name the class of this package comes last, and stays; else the last that was made.
+        # Classes without `explain` are abstract bases, which no text denotes. If two classes have
+        # the same name, that of this package wins, else the one defined last: it comes last here.
         kinds = {
             kind.__name__: kind
             for kind in sorted(_derived(Schedule), key=_is_ours)
@@ -52,8 +54,8 @@ class Schedule:
 
     @classmethod
     def _read(cls, text: str) -> Schedule | None:
-        """The schedule of this class that prints as `text`, None where none does: a call with
-        fields by name, as dataclasses print. A class with another `__str__` has another `_read`."""
+        """The schedule of this class that prints as `text`, or None. This reads a call with named
+        fields, as dataclasses print; a class with another `__str__` overrides it."""
         try:
             call = ast.parse(text.strip(), mode="eval").body
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -62,7 +64,7 @@ class Schedule:
                 return None
             fields = {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
         except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
-            return None  # no call, no constants, or nested too deep for Python's parser
+            return None  # not a call, not constants, or nested too deep for Python's parser
         if len(fields) < len(call.keywords):
             raise ScheduleError(f"a field twice in {text!r}")
         try:
@@ -77,7 +79,8 @@ class Schedule:
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
 
     def check_kernel(self, problem: Problem, platform: str) -> None:
-        """Raises NotImplementedError off the platform of its kernels, and for a dtype of none."""
+        """Raises NotImplementedError if the problem's platform is not `platform`, which has the
+        kernels, or if no kernel takes its dtype."""
         if problem.platform != platform:
             raise NotImplementedError(
                 f"{problem.op}: {self} runs on the platform {platform}, not on {problem.platform}; "
@@ -87,7 +90,7 @@ class Schedule:
             others = " or pass schedule=Reference()"
             if problem.op in ("spmm", "sddmm"):
                 others += ", or use einsum"
-            if problem.dtype == "bool":  # JAX adds and multiplies none
+            if problem.dtype == "bool":  # JAX cannot add and multiply them
                 others = ""
             raise NotImplementedError(
                 f"{problem.op}: no kernel for dtype {problem.dtype}; "
@@ -95,16 +98,34 @@ class Schedule:
             )
 
     def derived(self) -> Schedule | None:
-        """The schedule of another op that a derivative rule calls: tiles do not carry over."""
+        """The schedule for other operations that a derivative rule calls; None is the default, as
+        tiles do not carry over."""
         return None
 
     def transposed(self) -> Schedule | None:
-        """The schedule of the product with the transpose, likewise."""
+        """The schedule for the product with the transpose that a derivative rule calls."""
         return self
 
     def explain(self, problem: Problem) -> str:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
+
+    # A schedule may wrap another one and run its CUDA kernels elsewhere; `Emulated` does.
+
+    @property
+    def inner(self) -> Schedule | None:
+        """The schedule that kernels obey: the wrapped one, or this one."""
+        return self
+
+    def around(self, inner: Schedule | None) -> Schedule | None:
+        """This schedule with another `inner`."""
+        return inner
+
+    def host_launches(self) -> AbstractContextManager[Callable] | None:
+        """A context for lowering an operation. It yields a function (call, inputs, outputs) ->
+        arrays that runs launches of CUDA kernels on the host. None: the platform's own kernels
+        run."""
+        return None
 
 
 def _is_ours(kind: type[Schedule]) -> bool:
@@ -112,7 +133,7 @@ def _is_ours(kind: type[Schedule]) -> bool:
 
 
 def _derived(kind: type[Schedule]) -> Iterator[type[Schedule]]:
-    """All classes beneath; those of the package are there, since its __init__ names them."""
+    """All subclasses, direct or not; the package's __init__ has imported all of its own."""
     for below in kind.__subclasses__():
         yield below
         yield from _derived(below)
@@ -122,7 +143,7 @@ def _derived(kind: type[Schedule]) -> Iterator[type[Schedule]]:
 class Reference(Schedule):
     """Gather, multiply and segment-reduce in plain JAX: runs on every platform and for every dtype.
 
-    It materialises nnz x n products, so it is an oracle and a fallback, not a fast path.
+    It allocates nnz x n products, so it serves as an oracle and a fallback, not as a fast path.
     """
 
     def check(self, problem: Problem) -> None:

@@ -1,9 +1,13 @@
-"""Which schedule an operation gets when the caller names none."""
+"""`choose_schedule`: the default schedule, for calls that name none."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
+from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile
@@ -11,51 +15,55 @@ from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.tiles import BYTES, LENGTHS, OctetTile, SubwarpTile, widest_load
 
-_SMALL_SDDMM = 1 << 17  # nonzeros
-_SMALLER_SDDMM = 1 << 15
-_PACKED_BYTES = {"float32": 4, "float64": 8}
-_SLAB_ROW = 128  # bytes: columns of a packed tile
-_SLAB = 1280 << 10  # bytes of a packed tile
-_WIDE_ROW = 512  # bytes: columns of a packed tile under a permutation
-_BEYOND_L2 = 1280 << 10  # bytes
-_ROW_USES = 40  # nonzeros per row of the dense operand
-_ROW_LENGTH = 24  # nonzeros per row of the sparse operand
-_DENSE = 6  # one of so many entries is stored, or more
-_SMALL_SPMM = 1 << 15  # nonzeros and rows
-_MOST_COLUMNS = 1 << 20  # of tiles of 32, of which a launch has 65535
-_MOST_OF_VECTORS = 1 << 19  # of tiles of 16
+_SMALL_SDDMM = 1 << 17  # nonzeros: fewer take smaller chunks
+_SMALLER_SDDMM = 1 << 15  # nonzeros, for column vectors: fewer take the smallest chunks
+_PACKED_BYTES = {"float32": 4, "float64": 8}  # the dtypes that are packed, and their sizes
+_SLAB_ROW = 128  # bytes of a row of a packed tile
+_SLAB = 1280 << 10  # the most bytes of a packed tile
+_WIDE_ROW = 512  # bytes of a row of a packed tile, if values are reached through a permutation
+_BEYOND_L2 = 1280 << 10  # bytes of a dense operand that does not fit in L2
+_ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
+_ROW_LENGTH = 24  # packing needs so many nonzeros per row of the sparse operand
+_DENSE = 6  # packing narrow rows needs one of so many entries to be stored
+_SMALL_SPMM = 1 << 15  # nonzeros plus rows: fewer take smaller chunks
+_MOST_COLUMNS = 1 << 20  # dense columns in tiles of 32: a launch has 65535 tiles
+_MOST_OF_VECTORS = 1 << 19  # dense columns in tiles of 16
 _LINE = 128  # bytes that a gather reads at once
 
 
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array.
 
-    On CUDA a tile of column vectors where `_tile` has one, else a point of the atomic-parallelism
-    space, as `_point` says; on platforms other than these two the plain-JAX lowering.
+    On CUDA it is a tile of column vectors if `_tile` has one, else the point of the
+    atomic-parallelism space that `_point` describes. On platforms other than CPU and CUDA it is the
+    plain-JAX lowering.
 
-    On the CPU one tile of all columns serves most of spmm. A dense operand whose rows are used many
-    times is packed into tiles of 128 bytes where that brings it nearer: a slab of 96 KB is half in
-    the first-level cache, one of 1.25 MB about in the second. Measured on two Zen 5 cores (48 KB L1
-    and 1 MB L2 each, 32 MB L3), float32, against one tile:
+    On the CPU most calls of spmm have one tile with all columns. A dense operand whose rows are
+    used many times is packed into tiles of 128 bytes a row if that brings it into a nearer cache:
+    a slab of 96 KB is half in the first-level cache, one of 1.25 MB about in the second. Speed
+    relative to one tile, measured on two Zen 5 cores (48 KB L1 and 1 MB L2 each, 32 MB L3),
+    float32:
 
-    - where chosen, 1.0x to 1.6x for n = 128, 0.99x to 1.7x for 256, 1.1x to 1.6x for 512, and 1.05x
-      to 1.5x for 64 and 96; built for AVX2 0.93x to 1.2x for 64 and 96, 0.96x to 1.5x for more;
-    - where not: slabs of 128 to 192 KB 0.91x to 1.0x (n = 128); n = 64 with other slabs or fewer
-      entries 0.9x to 1.1x; rows of A of 10 nonzeros 0.6x to 1.1x; 10 uses of a row of B about 0.9x;
-      tiles that are not packed at most 1.15x;
-    - of A^T B, whose values are gathered through a permutation for each tile, rows of 512 bytes of
-      a B that is beyond L2: 1.02x to 1.24x for 192 columns and 256, 1.1x to 1.5x for 512 (float64
-      1.03x to 1.4x); B within L2 0.8x to 0.97x, more rows than chosen 0.6x to 1.0x;
-    - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller ones, so that
+    - where packing is chosen: 1.0x to 1.6x for n = 128, 0.99x to 1.7x for 256, 1.1x to 1.6x for
+      512, and 1.05x to 1.5x for 64 and 96; built for AVX2 0.93x to 1.2x for 64 and 96, 0.96x to
+      1.5x for more;
+    - where it is not chosen: slabs of 128 to 192 KB 0.91x to 1.0x (n = 128); n = 64 with other
+      slabs or fewer entries 0.9x to 1.1x; rows of A with 10 nonzeros 0.6x to 1.1x; 10 uses of a row
+      of B about 0.9x; tiles that are not packed at most 1.15x;
+    - for A^T B, where each tile gathers the values through a permutation, packed rows are 512
+      bytes, chosen if B does not fit in L2: 1.02x to 1.24x for 192 and 256 columns, 1.1x to 1.5x
+      for 512 (float64 1.03x to 1.4x); not chosen: B within L2 0.8x to 0.97x, more rows of B 0.6x to
+      1.0x;
+    - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller chunks, so that
       all cores get a share.
 
-    The kernels of column vectors walk narrow blocks of columns by themselves and pack nothing.
+    The kernels of column vectors walk narrow blocks of columns by themselves, without packing.
 
-    A small sddmm takes smaller chunks, so that both cores get an equal share. Measured there with
-    d = 64: 2048 nonzeros against 8192 gave 1.90x on 42,000 nonzeros and 1.21x, 1.01x and 0.94x on
-    about 100,000; from 200,000 on it lost 1 to 6%. Of column vectors, whose kernel does more at a
-    task's begin, 4096 from 33,000 nonzeros on: 1.05x to 1.11x of 2048 with d = 32, 0.98x to 1.07x
-    with d = 128 and 256.
+    A small sddmm takes smaller chunks, so that both cores get an equal share. Measured on the same
+    machine with d = 64, chunks of 2048 nonzeros against 8192: 1.90x on 42,000 nonzeros; 1.21x,
+    1.01x and 0.94x on about 100,000; a loss of 1 to 6% from 200,000 on. For column vectors, whose
+    kernel does more work at the start of a task, chunks are 4096 from 33,000 nonzeros on: 1.05x to
+    1.11x of 2048 with d = 32, 0.98x to 1.07x with d = 128 and 256.
     """
     if problem.op == "attention" and problem.platform != "cpu":
         tile = default_tile(problem) if problem.platform == "cuda" else None
@@ -73,20 +81,21 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and (row := _packed_row(problem)):
         return CpuTile(columns=row // _PACKED_BYTES[problem.dtype], packed=True)
     work = (problem.nnz + problem.shape[0]) * problem.batch
-    if problem.op == "spmm" and problem.format == "CSR" and problem.n >= 128 and work < _SMALL_SPMM:
+    if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < _SMALL_SPMM:
         return CpuTile(nonzeros=2048)
     return CpuTile()
 
 
 def _tile(problem: Problem) -> Schedule | None:
-    """The default of column vectors on CUDA; None where no kernel takes them: a point, of entries.
+    """The default for column vectors on CUDA; None if no kernel takes them: then the operation runs
+    on their entries, with a point.
 
     Not measured here yet.
 
-    - spmm of 16-bit numbers: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x of the CUDA
+    - spmm of 16-bit values: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x as fast as CUDA
       cores in the paper (vectorSparse, section 7.2.1, a V100).
-    - sddmm of them: likewise, 1.27x to 3.03x there (section 7.3.1).
-    - The rest, products with the transpose too: CUDA cores.
+    - sddmm of 16-bit values: the same, 1.27x to 3.03x there (section 7.3.1).
+    - All else, including products with the transpose: CUDA cores.
     """
     V = problem.vector_length
     if problem.op not in ("spmm", "sddmm") or problem.dtype not in KERNEL_DTYPES or V is None:
@@ -99,12 +108,14 @@ def _tile(problem: Problem) -> Schedule | None:
 
 
 def _octets(problem: Problem, length: int) -> OctetTile | None:
-    """64 columns a block, as in vectorSparse, section 5.4; None beyond the tiles of a grid.
+    """The tile for spmm on tensor cores: 64 columns, as in vectorSparse, section 5.4. None if there
+    are more tiles than a grid can have. Not from the paper:
 
-    - Two steps of 16 vectors under way: ours. One is 2 KB of gathered rows for each warp, and a
-      multiprocessor needs some 30 KB under way for its share of what the second-level cache gives.
-    - Four warps share a block row where it has two steps for each of them and there are too few
-      block rows to fill a device, 16 warps for each of 128 multiprocessors: ours.
+    - Two steps of 16 vectors are under way. One step is 2 KB of gathered rows for each warp, and a
+      multiprocessor needs some 30 KB under way to use its share of the second-level cache's
+      bandwidth.
+    - Four warps share a block row if it has two steps for each of them, and if there are too few
+      block rows to fill a device with 16 warps on each of 128 multiprocessors.
     """
     tile = OctetTile(length, stages=2)
     rows, tiles = -(-problem.shape[0] // length), -(-problem.n // tile.tile_n)
@@ -116,12 +127,14 @@ def _octets(problem: Problem, length: int) -> OctetTile | None:
 
 
 def _sampled_octets(problem: Problem, length: int) -> OctetTile:
-    """Windows and steps of vectorSparse, section 6.4, as far as rows and registers reach.
+    """The tile for sddmm on tensor cores: windows and steps of vectorSparse, section 6.4, as far as
+    row lengths, alignment and registers allow.
 
-    - 32 vectors a warp (TileN there); 16 where block rows have fewer than 32 on average: ours, as
-      a window takes each of its block rows in turn.
-    - 64 features a step (TileK there), a line of 128 bytes, in loads of 16 bytes; 48 where only
-      loads of 8 are aligned, 32 where none is. Half of that for the sums of V = 32.
+    - 32 vectors for each warp (the paper's TileN); 16 if block rows have fewer than 32 on average,
+      because a window takes its block rows one after the other (not from the paper).
+    - 64 features for each step (the paper's TileK), a line of 128 bytes, in loads of 16 bytes; 48
+      if only loads of 8 bytes are aligned, 32 if none is. 32, 16 and 16 for V = 32, whose sums
+      take more registers.
     """
     d = problem.n
     step, half = (64, 32) if d % 8 == 0 else (48, 16) if d % 4 == 0 else (32, 16)
@@ -130,12 +143,13 @@ def _sampled_octets(problem: Problem, length: int) -> OctetTile:
 
 
 def _subwarp(problem: Problem) -> SubwarpTile:
-    """On CUDA cores, the same bits at each call. Not measured here yet.
+    """The tile on CUDA cores, with the same bits at each call. Not measured here yet.
 
-    - A lane loads up to 16 bytes of a row of B at once, as they are aligned, and a subwarp a line
+    - A lane loads up to 16 bytes of a row of B at once, as alignment allows, and a subwarp a line
       of 128 bytes (vectorSparse, sections 5.1 and 6.1: 8 lanes of LDG.128, its guideline V).
-    - Where B has fewer columns, the lanes left share the vectors of a row, as many as these have on
-      average: ours, after `_point`. In sddmm fewer features have fewer lanes.
+    - If B has too few columns for all lanes, the remaining ones share the vectors of a row, at most
+      as many lanes as a row has vectors on average (not from the paper; as `_point` does). In sddmm
+      fewer features have fewer lanes.
     """
     V, n, load = problem.vector_length, problem.n, widest_load(problem)
     assert V is not None
@@ -150,30 +164,31 @@ def _subwarp(problem: Problem) -> SubwarpTile:
 
 
 def _point(problem: Problem) -> AtomicParallelism:
-    """The default on CUDA: the same bits at each call, as no two groups add to one output.
+    """The default point on CUDA. It has the same bits at each call, because no two groups add to
+    one output.
 
-    Not measured here yet. The rules are those of the papers, on what a problem says before its
-    index arrays are read; how even the rows are (DA-SpMM looks at the deviation too) is not known.
+    Not measured here yet. The rules are from the papers, restricted to what is known before the
+    index arrays are read: how much row lengths vary, which DA-SpMM uses too, is not known.
 
-    - A lane takes 4, 2 or 1 columns, as n divides: vector loads (dgSPARSE's coarsenSz; Sgap,
-      section 7.2).
-    - r lanes share a row, of 4, 8 and 32, and g = r. 4 and 8 are the best of Sgap's Tables 1 and 5,
-      32 is what dgSPARSE had (section 7.2). No more than the row has entries on average: ours, as
-      the rest would idle.
+    - A lane takes 4, 2 or 1 columns, the most that divide n: vector loads (dgSPARSE's coarsenSz;
+      Sgap, section 7.2).
+    - r = g lanes share a row, 4, 8 or 32. 4 and 8 are the best of Sgap's Tables 1 and 5, 32 is what
+      dgSPARSE had (section 7.2). At most as many lanes as a row has entries on average, as the rest
+      would idle (not from the papers).
     - n <= 4: a parallel reduction (dgSPARSE's rule), one row at a time: <8, 256, 8, 1> is the best
       static choice for N = 4 (Table 5, RTX 3090 and V100).
     - n <= 32: <8, 256, 8, 1/2>, a tile of 8 columns and two rows in turn, the best for N = 16
-      (Table 5, RTX 3090). dgSPARSE sums sequentially from N = 5 on, but has not the tuned
-      reduction, twice as fast as its own there (Table 4). The RTX 2080's <4, 256, 8, 1/2> lets two
-      groups add to one output; 4 lanes are for short rows here.
-    - n > 32: sequential sums (dgSPARSE's rule, there with rows cached in shared memory): a row's
-      lanes lie side by side along its columns and read the same entries at once. Beyond a million
-      columns as wide a tile as a block can have, for the limit of a grid: 65535 tiles.
-    - sddmm: as dgSPARSE's kernels (csrsddmm_ebalance.cuh): windows of 4 nonzeros, one search for a
-      row in each; 32 features a step, fewer lanes where there are fewer.
-    - The operations on rows: as n <= 4. Of column vectors V rows lie side by side in a warp, as far
-      as there is room for their groups: groups of at most 32/V lanes, so that a warp reads
-      consecutive numbers (ours).
+      (Table 5, RTX 3090). dgSPARSE sums sequentially from N = 5 on, but lacks the tuned reduction,
+      which is twice as fast as dgSPARSE's own there (Table 4). The RTX 2080's <4, 256, 8, 1/2> lets
+      two groups add to one output; here 4 lanes are used for short rows.
+    - n > 32: sequential sums (dgSPARSE's rule, there with rows cached in shared memory). The lanes
+      of a row lie side by side along the dense columns and read the same entries at once. Beyond a
+      million columns a block has its widest tile, because a grid has at most 65535 tiles.
+    - sddmm: as dgSPARSE's kernels (csrsddmm_ebalance.cuh): windows of 4 nonzeros, with one search
+      for a row in each; 32 features a step, fewer lanes if there are fewer features.
+    - The operations on rows: as n <= 4. For column vectors, the V rows lie side by side in a warp,
+      in groups of at most 32/V lanes, so that a warp reads consecutive values (not from the
+      papers).
     """
     n, row_length = problem.n, problem.nnz / max(problem.shape[0], 1)
     col = 4 if n % 4 == 0 else 2 if n % 2 == 0 else 1
@@ -193,7 +208,7 @@ def _point(problem: Problem) -> AtomicParallelism:
 
 
 def _lanes(work: float) -> int:
-    """Lanes of a group that has no more of them than work."""
+    """The most lanes, 1, 4, 8 or 32, that do not exceed `work`."""
     return max(lanes for lanes in (1, 4, 8, 32) if lanes <= max(work, 1))
 
 
@@ -203,8 +218,8 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
 
 
 def _packed_row(problem: Problem) -> int:
-    """Bytes of a row of a packed tile; 0 where packing does not pay."""
-    if problem.format != "CSR" or problem.dtype not in _PACKED_BYTES:
+    """Bytes of a row of a packed tile on the CPU; 0 if packing does not pay."""
+    if problem.format != CSR or problem.dtype not in _PACKED_BYTES:
         return 0
     (m, k), row = problem.shape, problem.n * _PACKED_BYTES[problem.dtype]
     if problem.permuted:
@@ -218,3 +233,21 @@ def _packed_row(problem: Problem) -> int:
     else:
         pays = row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10
     return _SLAB_ROW if pays else 0
+
+
+_chooser: ContextVar[Callable[[Problem], Schedule]] = ContextVar("chooser", default=choose_schedule)
+
+
+def default_schedule(problem: Problem) -> Schedule:
+    """`choose_schedule(problem)`, or the same of the function that `choosing` has set."""
+    return _chooser.get()(problem)
+
+
+@contextmanager
+def choosing(choose: Callable[[Problem], Schedule]) -> Iterator[None]:
+    """A context in which `choose` replaces `choose_schedule` for calls that name no schedule."""
+    token = _chooser.set(choose)
+    try:
+        yield
+    finally:
+        _chooser.reset(token)

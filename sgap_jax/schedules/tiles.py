@@ -1,5 +1,5 @@
-"""Tiles of column vectors after vectorSparse: on tensor cores (1-D octet tiling) and on CUDA cores
-(1-D subwarp tiling).
+"""Schedules for column vectors after vectorSparse: `OctetTile` on tensor cores (1-D octet tiling)
+and `SubwarpTile` on CUDA cores (1-D subwarp tiling).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sgap_jax.schedules.schedule import GRID_X, GRID_Y, Schedule, ScheduleError
 
 @dataclasses.dataclass(frozen=True)
 class VectorTile(Schedule):
-    """A tile of a product with column vectors, by kernels of CUDA; the classes beneath say which.
+    """The base class of the schedules of CUDA kernels for column vectors.
 
     Attributes:
       vector_length: V of the format.
@@ -27,7 +27,7 @@ class VectorTile(Schedule):
         return True
 
     def check_field(self, name: str, allowed: Sequence) -> None:
-        """Raises ScheduleError for a field whose value is none of the allowed, type and all."""
+        """Raises ScheduleError for a field that is not equal to an allowed value of its type."""
         value = getattr(self, name)
         if any(type(value) is type(one) and value == one for one in allowed):
             return
@@ -39,13 +39,15 @@ class VectorTile(Schedule):
         raise ScheduleError(f"{type(self).__name__}: {name} must be {words}, got {value!r}")
 
     def check_default(self, problem: Problem, name: str, why: str) -> None:
-        """Raises ScheduleError for a field that the problem's operation has no use for."""
+        """Raises ScheduleError for a field that the problem's operation does not use, if it is not
+        the default."""
         default = next(field.default for field in dataclasses.fields(self) if field.name == name)
         if getattr(self, name) != default:
             raise ScheduleError(f"{problem.op}: {self}: {why}; leave {name} out")
 
     def check_vectors(self, problem: Problem) -> None:
-        """Raises where the problem is not a product with vectors of the tile's length on a GPU."""
+        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm on "cuda"
+        with vectors of the tile's length."""
         if problem.op not in ("spmm", "sddmm"):
             raise NotImplementedError(
                 f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
@@ -73,19 +75,20 @@ class VectorTile(Schedule):
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _REGISTERS = 65536  # of a multiprocessor
-# spmm: a warp takes the vectors of a block row, by the quad (cuda/spmm/spmm_octet.cuh).
+# spmm: a warp takes the vectors of a block row in quads (cuda/spmm/spmm_octet.cuh).
 QUAD = 16  # vectors of a quad: four of each of 4 lanes
-_PANEL = 64  # columns of a tile come in multiples of this one
-_OF_LANE = 255
-# A lane's registers for a quad by a panel under way, more for each 8 rows of a vector beyond the
-# first, and for addresses and the like: as many as keep NVRTC 13 from spilling on sm_80 to sm_100.
+_PANEL = 64  # columns of a panel: tile_n is a multiple of it
+_OF_LANE = 255  # the most registers of a lane
+# Registers of a lane for a quad by a panel under way: (for the first 8 rows of a vector, for each
+# further 8 rows); _OTHERS are for addresses and the like. With these numbers NVRTC 13 does not
+# spill on sm_80 to sm_100.
 _OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
 _OTHERS = 40
-_SHARED_BYTES = 48 << 10
+_SHARED_BYTES = 48 << 10  # the most shared memory of a block
 # sddmm: a warp takes a window of vectors (cuda/sddmm/sddmm_octet.cuh).
-WARPS = 4  # of a block: windows that follow each other read the same rows of X
-_WARP_WINDOW = 128  # vectors, at most
-_HELD = 160  # registers of a lane for sums, what is under way and addresses: beyond them it spills
+WARPS = 4  # warps of a block: consecutive windows read the same rows of X
+_WARP_WINDOW = 128  # the most vectors of a window
+_HELD = 160  # registers of a lane for sums, loads under way and addresses; with more it spills
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +96,21 @@ class OctetTile(VectorTile):
     """One warp multiplies tiles of column vectors by gathered rows, on tensor cores.
 
     Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
-    and the vectors the 8-column one, so V = 8 wastes nothing, V = 16 and 32 share what was
-    gathered among 2 and 4 of them, and V < 8 leaves columns idle. float16 and bfloat16 use
-    m16n8k16, float32 m16n8k8 in tf32; sums are carried in float32.
+    and the vectors the 8-column one. So V = 8 wastes nothing, with V = 16 and 32 a gathered row
+    serves 2 and 4 mmas, and V < 8 leaves columns idle. float16 and bfloat16 use m16n8k16, float32
+    m16n8k8 in tf32; the accumulator is float32.
 
     Attributes:
       vector_length: V of the format, 2, 4, 8, 16 or 32.
-      tile_n: what a warp computes for a block row: dense columns (spmm, a multiple of 64) or
-        vectors (sddmm, a multiple of 16).
-      tile_k: of the reduction in one step, a multiple of 16: vectors (spmm), features (sddmm; a
-        lane loads 16 bytes of a row at once where 64 divide the bytes of a step, else 8).
+      tile_n: width of the tile that a warp computes for a block row: dense columns (spmm, a
+        multiple of 64) or vectors (sddmm, a multiple of 16).
+      tile_k: length of the reduction in one step, a multiple of 16: vectors (spmm) or features
+        (sddmm; a lane loads 16 bytes of a row at once if 64 divides the bytes of a step, else 8).
       stages: steps whose loads are under way at once, 1 to 4.
       row_warps: warps that share a block row, each taking every row_warps-th step (spmm); their
         sums are added in order, so the bits are the same at each call. 1, 2, 4, 8 or 16.
-      swizzle: block rows are taken longest first (spmm), for patterns with a few long ones; costs a
-        sort of the block rows at each call, and changes no bit of the result.
+      swizzle: take block rows longest first (spmm), for patterns with a few long ones; costs a sort
+        of the block rows at each call, and changes no bit of the result.
       tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
 
     Raises:
@@ -163,7 +166,8 @@ class OctetTile(VectorTile):
 
 
 def _check_spmm(tile: OctetTile, problem: Problem) -> None:
-    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    """Raises ScheduleError or NotImplementedError if spmm has no kernel for the tile; vectors and
+    dtype were checked before."""
     if problem.permuted:
         raise NotImplementedError(
             f"spmm: {tile} multiplies by A, whose vectors share the rows of B that they gather; "
@@ -193,12 +197,12 @@ def _check_spmm(tile: OctetTile, problem: Problem) -> None:
 
 
 def _sums(tile: OctetTile) -> int:
-    """float32 sums of a lane: 8 rows by 16 columns are four, V < 8 rows as many as 8."""
+    """How many float32 sums a lane has: four for 8 rows by 16 columns; V < 8 counts as 8 rows."""
     return tile.tile_n * max(tile.vector_length, 8) // 32
 
 
 def spmm_registers(tile: OctetTile, dtype: str) -> int:
-    """What a lane takes, more or less."""
+    """About how many registers a lane needs."""
     quads = tile.stages * (tile.tile_k // QUAD) * (tile.tile_n // _PANEL)
     of_first, of_others = _OF_QUAD[dtype]
     of_quad = of_first + of_others * (max(tile.vector_length // 8, 1) - 1)
@@ -206,18 +210,20 @@ def spmm_registers(tile: OctetTile, dtype: str) -> int:
 
 
 def blocks_of_multiprocessor(tile: OctetTile, dtype: str) -> int:
-    """Blocks that the compiler is to leave registers for: 16 warps' where that takes no spills."""
+    """How many blocks the compiler must let a multiprocessor run at once: as many as have 16 warps,
+    if their registers suffice without spills, else 1."""
     most = _REGISTERS // (32 * 16)
     return 16 // tile.row_warps if spmm_registers(tile, dtype) <= most else 1
 
 
 def shared_bytes(tile: OctetTile) -> int:
-    """Where half of the warps of a row leave their sums for the other half."""
+    """Bytes of shared memory through which half of the warps of a block row pass their sums to the
+    other half."""
     return tile.row_warps // 2 * 32 * 4 * _sums(tile)
 
 
 def spmm_grid(tile: OctetTile, problem: Problem) -> tuple[int, int]:
-    """Block rows, and tiles of columns."""
+    """The grid (x, y): block rows, and tiles of dense columns."""
     rows = -(-problem.shape[0] // tile.vector_length)
     return max(rows, 1), max(-(-problem.n // tile.tile_n), 1)
 
@@ -262,7 +268,8 @@ def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
 
 
 def _check_sddmm(tile: OctetTile, problem: Problem) -> None:
-    """Raises ScheduleError where no kernel obeys the tile; vectors and dtype are checked before."""
+    """Raises ScheduleError if sddmm has no kernel for the tile; vectors and dtype were checked
+    before."""
     if tile.row_warps != 1 or tile.swizzle:
         raise ScheduleError(
             f"sddmm: {tile}: row_warps and swizzle are of spmm; a warp has tile_n vectors here, "
@@ -281,20 +288,22 @@ def _check_sddmm(tile: OctetTile, problem: Problem) -> None:
 
 
 def features_of_load(tile: OctetTile, dtype: str) -> int:
-    """c: features that a lane loads at once: 16 bytes where four lanes' loads divide a step."""
+    """How many features a lane loads at once: those of 16 bytes if four lanes' loads divide a step,
+    else of 8 bytes."""
     in_16_bytes = 4 if dtype == "float32" else 8
     return in_16_bytes if tile.tile_k % (4 * in_16_bytes) == 0 else in_16_bytes // 2
 
 
 def sddmm_registers(tile: OctetTile, dtype: str) -> int:
-    """What a lane holds: sums, words of the steps under way, the address of each row."""
+    """How many registers a lane needs: for sums, words of the steps under way, and the address of
+    each row."""
     words = tile.tile_k // (8 if dtype == "float32" else 16) * 2
     columns = max(tile.vector_length // 8, 1)
     return tile.tile_n // 4 * columns + (tile.stages * words + 2) * (columns + tile.tile_n // 8)
 
 
 def sddmm_blocks(tile: OctetTile, problem: Problem) -> int:
-    """Blocks along the vectors: a function of their capacity only."""
+    """Blocks along the vectors; depends on their capacity only."""
     return max(-(-(problem.nnz // tile.vector_length) // (WARPS * tile.tile_n)), 1)
 
 
@@ -329,10 +338,10 @@ def _explain_sddmm(tile: OctetTile, problem: Problem) -> str:
     )
 
 
-LENGTHS = (1, 2, 4, 8, 16, 32)  # of vectors that kernels exist for
+LENGTHS = (1, 2, 4, 8, 16, 32)  # V of the vectors that kernels exist for
 BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_LOAD = 16  # bytes that one instruction loads
-_SUBWARP_WINDOW = 16  # vectors of a subwarp in sddmm
+_LOAD = 16  # the most bytes that one instruction loads
+_SUBWARP_WINDOW = 16  # vectors of a subwarp in sddmm, by default
 _POWERS = tuple(1 << i for i in range(11))
 _ALLOWED = {
     "vector_length": LENGTHS,
@@ -340,7 +349,7 @@ _ALLOWED = {
     "tile_k": (None, *_POWERS),
     "subwarp": _POWERS[:6],
     "split": _POWERS[:6],
-    "block_size": (32, 64, 128, 256, 512),  # cuda/common/types.cuh: kTileThreads
+    "block_size": (32, 64, 128, 256, 512),  # up to kTileThreads of cuda/common/types.cuh
 }
 
 
@@ -348,18 +357,18 @@ _ALLOWED = {
 class SubwarpTile(VectorTile):
     """A subwarp, neighbouring lanes of a warp, computes a tile of a product with column vectors.
 
-    In spmm a tile is the V rows of a block row times `tile_n` columns (of A^T B, one row times
-    these): each lane gathers its columns of a row of B in one load and keeps sums of V rows, or of
-    a part of them where all do not fit in registers. In sddmm the lanes share the features, and
-    reduce by shuffles what they have of `tile_n` vectors. Every dtype; the same bits at each call.
+    In spmm a tile is the V rows of a block row (for A^T B one row) times `tile_n` columns: each
+    lane gathers its columns of a row of B in one load and keeps sums of V rows, or of some of them
+    if all do not fit in registers. In sddmm the lanes share the features of `tile_n` vectors and
+    reduce their partial sums by shuffles. Every dtype; the same bits at each call.
 
     Attributes:
       vector_length: V of the format, 1, 2, 4, 8, 16 or 32.
-      tile_n: what a subwarp computes: dense columns (spmm) or vectors (sddmm), a power of two.
-        None: as many columns as are aligned loads of at most 16 bytes; 16 vectors.
-      tile_k: of the reduction in one step, a power of two: vectors, at most, as registers allow
-        (spmm), or features (sddmm). None: what registers allow; as many features as are aligned
-        loads of at most 16 bytes.
+      tile_n: width of the tile of a subwarp, a power of two: dense columns (spmm; None: one aligned
+        load of at most 16 bytes for each lane) or vectors (sddmm; None: 16).
+      tile_k: length of the reduction in one step, a power of two: the most vectors, fewer if
+        registers require it (spmm; None: as many as registers allow), or features (sddmm; None: one
+        aligned load of at most 16 bytes for each lane).
       subwarp: lanes of a tile, 1, 2, 4, 8, 16 or 32.
       split: lanes that share the columns of a tile, each taking every split-th vector, for narrow
         B; their sums are reduced by shuffles. A power of two up to `subwarp`; spmm only.
@@ -368,7 +377,8 @@ class SubwarpTile(VectorTile):
     Raises:
       ScheduleError: a field is out of its range.
 
-    Source: vectorSparse, sections 5.1 and 6.1 (extended there from Sputnik); `split` is ours.
+    Source: vectorSparse, sections 5.1 and 6.1 (extended there from Sputnik); `split` is not from
+    the paper.
     """
 
     tile_n: int | None = None
@@ -387,7 +397,7 @@ class SubwarpTile(VectorTile):
             )
 
     def lane_columns(self, problem: Problem) -> int:
-        """Dense columns (spmm) or features (sddmm) of one load of a lane."""
+        """How many dense columns (spmm) or features (sddmm) a lane loads at once."""
         lanes = self.subwarp // (self.split if problem.op == "spmm" else 1)
         tile = self.tile_n if problem.op == "spmm" else self.tile_k
         if tile is None:
@@ -405,8 +415,8 @@ class SubwarpTile(VectorTile):
         return self.lane_columns(problem) * self.subwarp // self.split
 
     def lane_rows(self, problem: Problem) -> int:
-        """Rows of a vector of which a lane has the sums: up to 8, and 32 registers; in sddmm 4, as
-        it has those of 4 vectors."""
+        """For how many rows of a vector a lane has sums: up to 8 rows, and 32 registers; in sddmm
+        up to 4 rows, because it has the sums of 4 vectors."""
         if problem.permuted:
             return 1
         if problem.op == "sddmm":
@@ -415,22 +425,22 @@ class SubwarpTile(VectorTile):
         return min(self.vector_length, 8, 32 // sums)
 
     def parts(self, problem: Problem) -> int:
-        """Subwarps that divide the rows of a vector among them."""
+        """How many subwarps share the rows of a vector."""
         return 1 if problem.permuted else self.vector_length // self.lane_rows(problem)
 
     def tiles_of_block(self, problem: Problem) -> int:
-        """Tiles side by side along the dense columns: those that fill a warp, whose lanes then have
-        equally many vectors."""
+        """How many tiles lie side by side along the dense columns: enough to fill a warp, so that
+        all its lanes have equally many vectors."""
         across = -(-max(problem.n, 1) // self.tile_columns(problem))
         fit = max(32 // (self.subwarp * self.parts(problem)), 1)
         return min(1 << (across - 1).bit_length(), fit)
 
     def windows(self) -> int:
-        """Vectors of a subwarp (sddmm)."""
+        """How many vectors a subwarp has (sddmm)."""
         return _SUBWARP_WINDOW if self.tile_n is None else self.tile_n
 
     def blocks(self, problem: Problem) -> tuple[int, int]:
-        """Blocks along the sparse operand, and along the dense columns."""
+        """The grid (x, y): blocks along the sparse operand, and along the dense columns."""
         if problem.op == "sddmm":
             tiles, across = -(-problem.nnz // self.vector_length // self.windows()), 1
         else:
@@ -460,8 +470,7 @@ class SubwarpTile(VectorTile):
 
 
 def widest_load(problem: Problem) -> int:
-    """The numbers of one load along the dense columns (features): up to 16 bytes, aligned in every
-    row."""
+    """How many dense columns (features) one load can take: up to 16 bytes, aligned in every row."""
     size = BYTES[problem.dtype]
     return next(c for c in (8, 4, 2, 1) if c * size <= _LOAD and problem.n % c == 0)
 

@@ -14,7 +14,8 @@ from tolerance import assert_within, sum_bound
 from sgap_jax import BCSR, COO, CSF, CSR, SparseArray, einsum
 from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.llvm import machine_code as llvm
-from sgap_jax.compiler.llvm import separate_sums as llvm_apart
+from sgap_jax.compiler.llvm import unroll_and_jam
+from sgap_jax.compiler.llvm.builder import Builder
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import (
     CPU_VECTOR,
@@ -210,14 +211,14 @@ def test_sums_of_other_loops_are_right(name, monkeypatch):
 
 
 def shared_by_none(loop, name):
-    return llvm_apart_factored(loop, name)[0], None
+    return right_factored(loop, name)[0], None
 
 
-llvm_apart_factored = llvm_apart.factored
+right_factored = unroll_and_jam.factored
 BUGS = {
     "a lane of another": ("fold_each", lambda right: lambda self, op, x: right(self, op, x[::-1])),
     "a store too few": (
-        "_first",
+        "first_lanes",
         lambda right: lambda self, n: right(self, self.binary("-", n, self.value(Int(1)))),
     ),
 }
@@ -226,11 +227,11 @@ BUGS = {
 @pytest.mark.parametrize("where", ["a factor", *BUGS])
 def test_planted_bugs_are_caught(where, monkeypatch):
     if where == "a factor":
-        monkeypatch.setattr(llvm_apart, "factored", shared_by_none)
+        monkeypatch.setattr(unroll_and_jam, "factored", shared_by_none)
     else:
         name, wrong = BUGS[where]
-        right = getattr(llvm_apart.SumsApart, name)
-        monkeypatch.setattr(llvm_apart.SumsApart, name, wrong(right))
+        right = getattr(Builder, name)
+        monkeypatch.setattr(Builder, name, wrong(right))
     llvm._keys.clear()
     with pytest.raises(AssertionError, match="out of bound"):
         check(32, "float32", seed=7)  # so that stale memory has other operands' values

@@ -17,7 +17,7 @@ from loop_interpreter import interp
 from sgap_jax import CSR, CVS
 from sgap_jax.compiler import Schedule, assign
 from sgap_jax.compiler.cuda.print_cuda import launch_plan
-from sgap_jax.compiler.llvm import expressions as llvm_expressions
+from sgap_jax.compiler.llvm import builder as llvm_builder
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir import batches
@@ -172,9 +172,9 @@ def test_a_part_is_an_array_of_its_own():
         assert "llvm.prefetch" in far and "llvm.prefetch" not in near
     index = Binary("+", Binary("*", Var("e"), Int(64_000)), Binary("*", Var("j"), Int(64)))
     index = Binary("+", Binary("+", Binary("*", Var("f"), Int(256_000)), index), Var("k"))
-    part, rest = llvm_expressions._first_addends(index, 64_000)
+    part, rest = llvm_builder._split_index(index, 64_000)
     assert str(part).count("Var") == 2 and "'j'" in str(rest) and "'k'" in str(rest)
-    assert llvm_expressions._first_addends(rest, 64_000) == (Int(0), rest)
+    assert llvm_builder._split_index(rest, 64_000) == (Int(0), rest)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_a_planted_bug_of_machine_code_is_caught(monkeypatch):
     """All elements use the first part."""
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(llvm, "_keys", OrderedDict())  # no cached code
-    right, first = llvm_expressions._first_addends, Binary("+", Int(0), Int(0))
-    monkeypatch.setattr(llvm_expressions, "_first_addends", lambda *of: (first, right(*of)[1]))
+    right, first = llvm_builder._split_index, Binary("+", Int(0), Int(0))
+    monkeypatch.setattr(llvm_builder, "_split_index", lambda *of: (first, right(*of)[1]))
     with pytest.raises(AssertionError):
         test_machine_code(False)
 

@@ -118,15 +118,15 @@ def test_filled_beforehand(schedule, positions):
 def test_planted_bugs_are_caught(bug, monkeypatch):
     expression = assign("ijk,kr->ijr", {"A": CSF(3)}, reduction="max")
     problem = problem_of(expression, ROWS["gaps"], monkeypatch)
-    right = clearing.Clearing._after
+    right = clearing._end_before
     step = {"a row too few": 1, "a row too many": -1}[bug]
 
-    def wrong(self, place):
-        begin = right(self, place)
-        shifted = clearing.add(begin.true, clearing.Int(step * self.size))
+    def wrong(ctx, place):
+        begin = right(ctx, place)
+        shifted = clearing.add(begin.true, clearing.Int(step * clearing._row_size(ctx)))
         return clearing.Select(begin.condition, shifted, begin.false)
 
-    monkeypatch.setattr(clearing.Clearing, "_after", wrong)
+    monkeypatch.setattr(clearing, "_end_before", wrong)
     with pytest.raises((AssertionError, evaluate.LoopFault)):
         first, _ = both(cpu(expression, 4), problem)
         np.testing.assert_array_equal(first, problem.want)

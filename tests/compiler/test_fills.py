@@ -11,8 +11,8 @@ from compiled_operands import own_cache  # noqa: F401
 
 from sgap_jax import CSF, SparseArray, einsum
 from sgap_jax.compiler import assign
-from sgap_jax.compiler.llvm import fills as llvm_fills
 from sgap_jax.compiler.llvm import machine_code as llvm
+from sgap_jax.compiler.llvm import stream_fill
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import Float, Int, Load, Store, Var
 from sgap_jax.compiler.loop_ir.widths import accumulator_of
@@ -30,7 +30,7 @@ NEVER = "  %there = icmp ne i8 0, 0"
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(llvm_fills, "_STREAMED_BYTES", 0)
+    monkeypatch.setattr(stream_fill, "_STREAMED_BYTES", 0)
     llvm._keys.clear()
     yield
     llvm._keys.clear()
@@ -76,12 +76,12 @@ def test_positions_of_64_bits(small):
 
 
 def test_pages_that_are_not_there(small, monkeypatch):
-    monkeypatch.setattr(llvm_fills.Fills, "asked", lambda *_: [NEVER])
+    monkeypatch.setattr(stream_fill, "page_check", lambda *_: [NEVER])
     check("float32")
 
 
 def test_planted_bug_is_caught(small, monkeypatch):
-    monkeypatch.setattr(llvm_fills.Fills, "_last", lambda *_, **__: None)
+    monkeypatch.setattr(stream_fill, "last_lanes", lambda *_, **__: None)
     with pytest.raises(AssertionError):
         check("float32")
 

@@ -12,8 +12,7 @@ from tolerance import assert_within, sum_bound
 
 from sgap_jax import CSF, Format, SparseArray, einsum
 from sgap_jax.compiler import assign
-from sgap_jax.compiler.llvm import fiber_lists as llvm_lists
-from sgap_jax.compiler.llvm import flatten as flat
+from sgap_jax.compiler.llvm import fiber_nest, flatten_fibers
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.llvm.print_llvm import print_llvm
 from sgap_jax.compiler.loop_ir.loopir import CPU_THREAD, For, If
@@ -26,7 +25,7 @@ pytest.importorskip("llvmlite")
 
 @pytest.fixture(autouse=True)
 def however_few(monkeypatch):
-    monkeypatch.setattr(llvm_lists, "_LEARNED", 0)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 0)
 
 
 MTTKRP = "ijk,jr,kr->ir"
@@ -87,8 +86,8 @@ def rows_of(function):
 def test_what_is_flat(monkeypatch):
     """Three levels become one loop: the factor of a fiber's sum is distributed over its entries."""
     function = lowered(cpu(assign(MTTKRP4, {"A": CSF(4)})), (70, 9, 6, 50), (70, 80, 90, 99))
-    found = flat.listed(rows_of(function))
-    assert [parent.scalar for parent in found.parents] == ["j", "k"]
+    found = fiber_nest.fiber_nest(rows_of(function))
+    assert [level.scalar for level in found.levels] == ["j", "k"]
     (guard,) = [s for s in found.loop.body if isinstance(s, If)]
     _, lanes = [s for s in guard.then if isinstance(s, For)]  # the gap before the row, then the row
     (run,) = [s for s in lanes.body if isinstance(s, For)]
@@ -96,7 +95,7 @@ def test_what_is_flat(monkeypatch):
     text = str(run.body[-1])
     assert all(f"array='{name}'" in text for name in ("A_vals", "B", "C", "D"))
     assert "flat" in print_llvm(function).text
-    monkeypatch.setattr(llvm_lists, "_LEARNED", 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 99)
     assert "flat" not in print_llvm(function).text
 
 
@@ -114,7 +113,7 @@ def test_what_is_not(subscripts, format):
     if Dense() in format.levels[1:]:
         nodes = (70, 70 * 9, 700)
     function = lowered(cpu(assign(subscripts, {"A": format})), SHAPE, nodes)
-    assert flat.listed(rows_of(function)) is None
+    assert fiber_nest.fiber_nest(rows_of(function)) is None
     assert "flat" not in print_llvm(function).text
 
 
@@ -123,7 +122,7 @@ def test_max_is_not_distributed():
     e = assign(MTTKRP, {"A": CSF(3)}, reduction="max")
     assert "where" not in str(cpu(e)) and "where" in str(cpu(dataclasses.replace(e, reduction="+")))
     function = lowered(cpu(e), SHAPE, (70, 80, 99))
-    found = flat.listed(rows_of(function))
+    found = fiber_nest.fiber_nest(rows_of(function))
     assert found is not None and "max" in str(found.loop)
 
 
@@ -144,14 +143,14 @@ def test_planted_bugs_are_caught(where, monkeypatch):
 
         monkeypatch.setattr(llvm, "print_llvm", wrong)
     else:
-        distributed = flat._distributed
+        distributed = fiber_nest._distributed
 
         def without_factor(*given):
             *body, total = distributed(*given)
             term = dataclasses.replace(total.value, right=total.value.right.left)
             return *body, dataclasses.replace(total, value=term)
 
-        monkeypatch.setattr(flat, "_distributed", without_factor)
+        monkeypatch.setattr(fiber_nest, "_distributed", without_factor)
     llvm._keys.clear()
     with pytest.raises(AssertionError, match="out of bound"):
         check(MTTKRP, CSF(3), 11)
@@ -173,7 +172,7 @@ def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
     """Prefetches rows of a table larger than a cache: rows of four vectors, or where fibers are
     flattened."""
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, 9, 20_000), (70, 80, 99), rank)
-    monkeypatch.setattr(llvm_lists, "_LEARNED", 0 if short else 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 0 if short else 99)
     assert ("llvm.prefetch" in print_llvm(function).text) == asks
 
 
@@ -182,7 +181,7 @@ def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
 )
 def test_fibers_ask_ahead_for_rows_of_their_own(rows, kinds, monkeypatch):
     """Each row spans four cache lines; no prefetch reads beyond the coordinates."""
-    monkeypatch.setattr(llvm_lists, "_LEARNED", 99)
+    monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 99)
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, *rows), (70, 80, 99), 64)
     lines = print_llvm(function).text.splitlines()
     calls = [n for n, line in enumerate(lines) if "call void @llvm.prefetch" in line]

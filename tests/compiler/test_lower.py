@@ -20,12 +20,16 @@ from lowered_chains import (
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, AtomicParallelism, ScheduleError
 from sgap_jax.compiler.loop_ir import loopir
-from sgap_jax.compiler.lowering.guards import Tiles
+from sgap_jax.compiler.lowering import (
+    derived_variables,
+    loop_nest,
+    parent_positions,
+    segment_loops,
+)
+from sgap_jax.compiler.lowering.context import Context
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.lowering.movement import Movement
-from sgap_jax.compiler.lowering.recovery import Recovery
+from sgap_jax.compiler.lowering.output_loops import OutputLoops
 from sgap_jax.compiler.lowering.relations import Relations
-from sgap_jax.compiler.lowering.tracking import Tracking
 from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.expr import assign
 from sgap_jax.compiler.presets import cpu, cpu_entries, cpu_fibers, spmm_point
@@ -87,7 +91,7 @@ def test_blocks_that_go_beyond_the_matrix(format):
 def test_block_rows_that_only_a_guard_needs():
     """The walk over entries does not need the row, but entries past the matrix are still left
     out."""
-    needed = Tracking._needed_vars
+    needed = parent_positions._with_blocks
     for reduction in ("+", "max"):
         expression = assign("ij,j->j", {"A": CVS(4)}, reduction=reduction)
         walk = Schedule(expression).split("i", "i0", "i1", 4).reorder("i0", "j", "i1")
@@ -96,8 +100,8 @@ def test_block_rows_that_only_a_guard_needs():
         tiles = walk.split("fpos", "p0", "p1", 8).parallelize("p0", loopir.CPU_THREAD, cin.ATOMICS)
         check(tiles, SMALL | {"i": 11}, density=0.5, spare=3)
         with pytest.MonkeyPatch.context() as patch:
-            dense = lambda self, used: needed(self, tuple(v for v in used if v.name != "i0"))
-            patch.setattr(Tracking, "_needed_vars", dense)
+            dense = lambda ctx, used: needed(ctx, tuple(v for v in used if v.name != "i0"))
+            patch.setattr(parent_positions, "_with_blocks", dense)
             with pytest.raises(AssertionError):
                 check(walk, SMALL | {"i": 11}, density=0.5, spare=3)
 
@@ -293,33 +297,48 @@ def test_wide_indices():
 # Planted bugs of lowering are found by these tests.
 
 PLANTED = {
-    "no guards": (Recovery, "guard", lambda *_: None, "1"),
-    "segments that do not end": (Tracking, "_advance", lambda *_: [], "a dense level between"),
+    "no guards": (derived_variables, "_guard_range", lambda *_: None, "1"),
+    "segments that do not end": (
+        parent_positions,
+        "_advance",
+        lambda *_: [],
+        "a dense level between",
+    ),
     "a sum that is not stored where its segment ends": (
-        Tracking,
+        parent_positions,
         "_ends_sum",
         lambda *_: False,
         "15 MTTKRP",
     ),
-    "every store owned": (Movement, "owned", lambda *_: True, "2"),
-    "lanes that leave": (Recovery, "by_lane", lambda *_: False, "S4"),
-    "steps of one in strides": (Relations, "steps", lambda _, *ends: [*ends], "strided"),
-    "runs that are not cut": (Tracking, "store", lambda *x, **_: STORE(*x, alone=True), "2"),
-    "runs that all threads own": (Movement, "owns_runs", lambda *_: True, "runs of every column"),
-    "tiles that are not cut": (Tiles, "trim", lambda tiles, *x: not_cut(tiles, *x), "4"),
-    "all tiles whole": (Tiles, "of", lambda self, loop, scope: whole_tile(self, loop, scope), "4"),
+    "every store owned": (OutputLoops, "owned", lambda *_: True, "2"),
+    "lanes that leave": (Context, "by_lane", lambda *_: False, "S4"),
+    "steps of one in strides": (Relations, "unit_steps", lambda _, *ends: [*ends], "strided"),
+    "segments that are not cut": (
+        segment_loops,
+        "store_sum",
+        lambda *x, **_: STORE(*x, exclusive=True),
+        "2",
+    ),
+    "segments that all threads own": (
+        OutputLoops,
+        "owns_segments",
+        lambda *_: True,
+        "runs of every column",
+    ),
+    "tiles that are not cut": (loop_nest, "trim", lambda ctx, *x: not_cut(ctx, *x), "4"),
+    "all tiles whole": (loop_nest, "opened_tile", lambda ctx, loop: whole_tile(ctx, loop), "4"),
 }
-TILE, TRIM, STORE = Tiles.of, Tiles.trim, Tracking.store
+TILE, TRIM, STORE = loop_nest.opened_tile, loop_nest.trim, segment_loops.store_sum
 
 
-def not_cut(tiles, body, parent, scope):
-    trimmed = TRIM(tiles, body, parent, scope)
-    scope.ranges.clear()
+def not_cut(ctx, body, parent):
+    trimmed = TRIM(ctx, body, parent)
+    ctx.scope.ranges.clear()
     return trimmed
 
 
-def whole_tile(tiles, loop, scope):
-    found = TILE(tiles, loop, scope)
+def whole_tile(ctx, loop):
+    found = TILE(ctx, loop)
     return found and (found[0], loopir.Binary("<", loopir.Int(0), loopir.Int(1)))
 
 

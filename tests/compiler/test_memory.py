@@ -106,7 +106,7 @@ def test_two_thousand_shapes(tmp_path):
     """In a process of its own, whose memory is measured: the first program works to the end."""
     script = """
         import gc, resource
-        import test_compiler_memory as t
+        import test_memory as t
         from sgap_jax.compiler.llvm import machine_code as llvm
 
         def megabytes():

@@ -64,7 +64,7 @@ def test_machine_code_is_kept(tmp_path, monkeypatch):
     assert kept.name.startswith(key)
     program = (
         "import sys, compiled_loops as loops\n"
-        "from sgap_jax.compiler import llvm\n"
+        "from sgap_jax.compiler.llvm import machine_code as llvm\n"
         "from sgap_jax.launch.cache import CubinCache\n"
         "from pathlib import Path\n"
         "import numpy as np\n"

@@ -119,9 +119,18 @@ def test_fields_exist_where_they_are_stored(format):
 )
 def test_formats_are_values(format, text):
     assert str(format) == repr(format) == text
+    assert Format.parse(text) == format
     assert (
         hash(format) == hash(copy.deepcopy(format)) and pickle.loads(pickle.dumps(format)) == format
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ELL", "CVS", "CVS(0)", "CVS(1, 2)", "CSR.ndim", "Format((3,))", "(CSR,)", "1 +"]
+)
+def test_what_is_no_text_of_a_format_is_refused(text):
+    with pytest.raises(ValueError):
+        Format.parse(text)
 
 
 def test_spelling_of_formats():

@@ -346,7 +346,7 @@ def test_candidates_are_legal_and_few_and_the_default_is_first(problem):
     assert set(same_bits) <= set(every)
     for schedule in every:
         schedule.check(problem)
-    atomics = problem.platform == "cuda" and problem.op == "spmm" and problem.format == "CSR"
+    atomics = problem.platform == "cuda" and problem.op == "spmm" and problem.format == CSR
     assert (len(same_bits) < len(every)) == atomics
 
 

@@ -1,1 +1,1 @@
-"""The loop IR as one CUDA kernel and its launch."""
+"""Prints the loop IR as one CUDA kernel, and makes its launch plan."""

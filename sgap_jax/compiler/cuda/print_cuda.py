@@ -1,7 +1,7 @@
-"""The loop IR as one CUDA kernel, and its launch.
+"""Prints the loop IR as one CUDA kernel, and makes its launch plan.
 
-Sizes are constants of the text, so the program of a kernel is keyed by its content as all others
-are (launch/launch.py), and its grid never depends on what is in an array.
+Sizes are constants of the text, so a compiled kernel is cached by its content, as all others are
+(launch/launch.py), and its grid never depends on the contents of an array.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sgap_jax.compiler.loop_ir.print_c import INDENT, INTEGER, NUMBER, CText, he
 from sgap_jax.compiler.loop_ir.widths import integer
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
 
-# Words of C++ that may be identifiers of Python, and names that a kernel uses.
+# Names that variables may not have: words of C++ that are identifiers in Python, and names that the
+# text of a kernel uses.
 RESERVED = frozenset(
     """
     alignas alignof and_eq asm atomicAdd auto bitand bitor blockIdx bool case catch char compl const
@@ -36,11 +37,12 @@ WRAPPED = {"+": "sgap::WrappedSum", "*": "sgap::WrappedProduct"}
 
 
 def launch_plan(function: Function) -> KernelCall:
-    """The launch of a function: its operands are the inputs, then those of `started`, full of what
-    these start as; its results are the outputs, in order, all with the elements of `rooms`.
+    """The launch plan of a function. Its operands are the inputs, then an array full of the initial
+    value for each output of `started`; its results are the outputs, in order, with the padded sizes
+    of `rooms`.
 
     Raises:
-      NotImplementedError: no single launch does it: see `print_cuda`.
+      NotImplementedError: the function is not one launch: see `print_cuda`.
       ValueError: see `print_cuda`.
     """
     text = CudaText(function)
@@ -58,15 +60,15 @@ def launch_plan(function: Function) -> KernelCall:
 
 
 def started(function: Function) -> dict[Array, float]:
-    """The outputs that start as another number than zero, and that number."""
+    """The outputs whose initial value is not zero, and that value."""
     fills = {array: array.fill for array in function.outputs if array.fill}
     whole = {array for array in fills if array.dtype in loopir.INTEGERS}
     return {x: integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
 
 
 def rooms(function: Function) -> tuple[int, ...]:
-    """How many elements a launch has room for in each output: whole words of 32 bits where threads
-    meet in fewer, because an atomic update takes such a word."""
+    """The padded size of each output, in elements. Outputs of 8-bit integers with atomic updates
+    are padded to whole words of 32 bits, because an atomic update takes such a word."""
     atomic = any(
         isinstance(s, loopir.SegReduce) or getattr(s, "atomic", False)
         for s in statements(function.body)
@@ -78,17 +80,17 @@ def rooms(function: Function) -> tuple[int, ...]:
 def print_cuda(function: Function) -> str:
     """The function as CUDA C++ with the kernel `function.name`.
 
-    A loop of GPUBlock is the grid, loops of GPUWarp and GPUThread the threads of a block; all loops
-    of a unit have one extent. Where tensor cores work there is no loop of threads: all lanes of a
-    warp run the same statements. Of an output that starts as another number than zero there are
-    two pointers, to the same memory: a launch gives it as an operand and as a result.
+    A loop of GPUBlock is the grid, loops of GPUWarp and GPUThread are the threads of a block; all
+    loops of a unit have the same extent. With tensor cores there is no loop of threads: all lanes
+    of a warp execute the same statements. An output whose initial value is not zero has two
+    pointers to the same memory, as an operand and as a result of the launch.
 
     Raises:
-      NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ; a store
-        beside the loops of threads; a workspace that threads share; a unit of the CPU; tiles of
-        tensor cores that leave too few registers, or beside loops of threads.
-      ValueError: more threads than a block has, a group that does not divide them, an update of an
-        array that is narrower than the accumulator, or a name that is a word of C++.
+      NotImplementedError: no loop of blocks, or more than one; loops of a unit with different
+        extents; a store outside of the loops of threads; a workspace that threads share; a unit of
+        the CPU; tiles of tensor cores that leave too few registers, or beside loops of threads.
+      ValueError: more threads than a block may have, a group that does not divide them, an update
+        of an array that is narrower than the accumulator, or a name that is a word of C++.
     """
     return CudaText(function).source()
 
@@ -104,7 +106,7 @@ class CudaText(CText):
         for name in (function.name, *self.dtypes, *_names(function)):
             if name in RESERVED:
                 raise ValueError(f"{function.name}: {name} is a word of CUDA C++, not a name")
-        self.paths: dict[str, list[str]] = {}  # units around the Let of a scalar
+        self.paths: dict[str, list[str]] = {}  # scalar -> units of the loops around its Let
         self.tile: TileText | None = None
         if mmas:
             if GPU_THREAD in self.units.extents or len(mmas) > 1:
@@ -142,7 +144,7 @@ class CudaText(CText):
         return self.wraps and self.kind(expr) == NUMBER
 
     def literal(self, value: float) -> str:
-        if "char" in self.number:  # templates tell a literal, which is an int, from those
+        if "char" in self.number:  # a literal is an int, which templates distinguish from char
             return f"({self.number}){super().literal(value)}"
         if self.wraps or math.isfinite(value):
             return super().literal(value)
@@ -282,7 +284,7 @@ class CudaText(CText):
 
 
 def _names(function: Function) -> Iterator[str]:
-    """Of scalars, workspaces and loops."""
+    """The names of scalars, workspaces and loop variables."""
     for statement in statements(function.body):
         match statement:
             case loopir.Let(name=name) | loopir.Workspace(name=name) | loopir.For(var=name):

@@ -1,4 +1,5 @@
-"""Tensor cores in CUDA C++: tiles of cuda/loops/loops_octet.cuh, and what fills and stores them."""
+"""Tensor cores in CUDA C++: the tiles of cuda/loops/loops_octet.cuh, and the calls that add to and
+store them."""
 
 from __future__ import annotations
 
@@ -6,19 +7,19 @@ from sgap_jax.compiler.loop_ir.loopir import Expr, Int, Mma, MmaStore
 from sgap_jax.compiler.loop_ir.print_c import CText
 from sgap_jax.schedules.tiles import OctetTile, features_of_load, sddmm_registers
 
-# Threads of a multiprocessor that must fit: then a lane has 64, 128 or 255 registers, which is room
-# for steps of so many vectors (a product), or for so much that a lane holds (a sampled product),
-# such that NVRTC 13 keeps from spilling on sm_80 to sm_100.
+# Threads that must fit on a multiprocessor -> (largest step in vectors of a product, most registers
+# that a lane's values of a sampled product take). A lane then has 64, 128 or 255 registers; up to
+# these limits NVRTC 13 does not spill on sm_80 to sm_100.
 _ROOM = {1024: (0, 34), 512: (64, 80), 256: (128, 160)}
 
 
 class TileText:
-    """The tile of an Mma whose right side gathers: rows of B for C = A B, or columns for the
-    sampled product, which are rows where their features lie side by side.
+    """The text of the tile of an Mma whose right matrix gathers: rows of B for the product C = A B,
+    or columns (rows of Y, if its features are contiguous) for the sampled product.
 
     Raises:
-      NotImplementedError: more registers than a lane has where a block has so many warps.
-      ValueError: operands that no tile of the header is for.
+      NotImplementedError: the tile needs more registers than a lane has with so many warps.
+      ValueError: operands for which the header has no tile.
     """
 
     def __init__(self, text: CText, mma: Mma, warps: int):
@@ -43,13 +44,13 @@ class TileText:
                 f"{length} x {columns} in steps of {depth}; split by less, or give a block fewer "
                 "warps"
             )
-        self.blocks = max(fitting) // (32 * max(warps, 1))  # of a multiprocessor
+        self.blocks = max(fitting) // (32 * max(warps, 1))  # blocks on a multiprocessor
         name = "SampledTile" if self.sampled else "ProductTile"
         written = [str(c).lower() if isinstance(c, bool) else str(c) for c in constants]
         self.type = f"sgap::{name}<{', '.join([text.numbers[self.dtype], *written])}>"
 
     def line(self, statement: Mma | MmaStore) -> str:
-        """The call of a statement."""
+        """The C++ call for a statement."""
         return self._multiply(statement) if isinstance(statement, Mma) else self._store(statement)
 
     def _multiply(self, mma: Mma) -> str:

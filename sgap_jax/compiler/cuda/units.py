@@ -1,4 +1,4 @@
-"""Loops of GPUBlock, GPUWarp and GPUThread as the grid and the threads of one launch."""
+"""Maps loops of GPUBlock, GPUWarp and GPUThread to the grid and the threads of one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU = (GPU_BLOCK, GPU_WARP, GPU_THREAD)
 LANES = 32
 MOST_THREADS = 1024
 
-# The units that may be around a loop of one, from the outermost on.
+# For each unit the lists of units that may be around its loop, from the outermost on.
 AROUND: dict[str, tuple[list[str], ...]] = {
     GPU_BLOCK: ([],),
     GPU_WARP: ([GPU_BLOCK],),
@@ -22,13 +22,14 @@ AROUND: dict[str, tuple[list[str], ...]] = {
 
 
 class Units:
-    """What a kernel's loops of units are launched as.
+    """The launch dimensions of a kernel's parallel loops.
 
     Attributes:
-      blocks, warps: how many; 1 warp where there is no loop of these.
+      blocks, warps: their numbers; 1 warp if there is no loop of warps.
       threads: of a block.
-      stride: threads from one warp to the next: fewer than 32 fill the rest with other warps.
-      path: the units of the loops around the statement that is printed.
+      stride: threads from one GPUWarp iteration to the next; if it is less than 32, a hardware warp
+        has several of them.
+      path: the units of the loops around the statement that is being printed.
 
     Raises:
       NotImplementedError: no loop of blocks, or more than one; loops of a unit that differ.
@@ -36,7 +37,8 @@ class Units:
     """
 
     def __init__(self, function: Function, whole_warps: bool):
-        """`whole_warps`: the lanes of a warp run the same statements, without a loop of threads."""
+        """`whole_warps`: all lanes of a warp execute the same statements, without a loop of
+        threads (tensor cores)."""
         self.function = function
         self.extents = self._extents()
         self.path: list[str] = []
@@ -49,7 +51,7 @@ class Units:
             raise ValueError(f"{function.name}: {self.warps} warps of {lanes} threads in a block")
 
     def _extents(self) -> dict[str, int]:
-        """The one extent of the loops of each unit."""
+        """The extent of each unit's loops, which must be the same for all loops of a unit."""
         name, body, found = self.function.name, self.function.body, dict[str, int]()
         blocks = [s for s in body if isinstance(s, For) and s.unit == GPU_BLOCK]
         if len(blocks) != 1:
@@ -68,7 +70,7 @@ class Units:
         return found
 
     def fits(self, loop: For) -> bool:
-        """Whether a loop is where one of its unit can be."""
+        """Whether a loop is in a place where its unit is allowed."""
         top = bool(self.path) or loop in self.function.body
         return top and self.path in AROUND[loop.unit or ""]
 
@@ -80,11 +82,11 @@ class Units:
 
     @property
     def innermost(self) -> bool:
-        """Whether loops of all units are around."""
+        """Whether the current statement is inside loops of all units of the kernel."""
         return set(self.path) == set(self.extents)
 
     def index(self, unit: str) -> str:
-        """The iteration that a thread has of the loops of a unit."""
+        """C++ text of a thread's iteration of the loops of a unit."""
         alone = GPU_WARP not in self.extents
         return {
             GPU_BLOCK: "blockIdx.x",

@@ -1,10 +1,10 @@
 """Loop IR to machine code of this CPU with LLVM (llvmlite), and its name for XLA.
 
 A program names what it runs by content (`sgap_compiled_v1`, cpu/compiled/compiled_ffi.cc): the hash
-of the LLVM IR, of the CPU and of LLVM itself. Machine code is kept on disk beside the CUDA kernels.
+of the LLVM IR, of the CPU and of LLVM itself. Machine code is cached on disk beside CUDA kernels.
 
-In memory it belongs to the executables of XLA that run it, and goes with them. What was asked for
-last is kept for executables to come: `SGAP_COMPILED_IN_MEMORY` kernels, 256 where it is not set.
+In memory it belongs to the executables of XLA that run it, and is freed with them. The functions
+compiled last stay in memory for executables to come: `SGAP_COMPILED_IN_MEMORY` of them, or 256.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ TARGET = "sgap_compiled_v1"
 
 _BYTES = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 _BYTES |= {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-# Kernels that no executable has taken yet may be about to be: a program may have many. So many
-# times the others are kept of them.
+# A function that no executable has taken yet may belong to a program on its way to XLA, which may
+# have many of them. So many times more of these stay in memory than of the others.
 _WAITING = 16
 
 
 class _Recent(NamedTuple):
-    """A kernel that was asked for lately."""
+    """A function that was compiled or found lately."""
 
-    hold: Any  # of the native library: while it lives, programs find the kernel
-    taken: int  # by how many executables, when it was last asked for
+    hold: Any  # an object of the native library: while it lives, programs find the machine code
+    taken: int  # by how many executables, at that time
 
     @property
     def waits(self) -> bool:
-        """Whether the program that asked for it is maybe still on its way to XLA."""
+        """Whether the program that has it may still be on its way to XLA."""
         return bool(self.hold.taken == self.taken)
 
 
 _lock = threading.Lock()
-_recent: OrderedDict[str, _Recent] = OrderedDict()  # by key, what was asked for last at the end
-_keys: OrderedDict[Function, str] = OrderedDict()  # of functions that were printed lately
-_engines: dict[int, Any] = {}  # machine code, for as long as the native library has use for it
-_numbers = itertools.count()
+_recent: OrderedDict[str, _Recent] = OrderedDict()  # by key, the latest at the end
+_keys: OrderedDict[Function, str] = OrderedDict()  # of functions compiled lately
+_engines: dict[int, Any] = {}  # machine code by number, while the native library uses it
+_engine_numbers = itertools.count()
 
 
 class LlvmMissing(ImportError):
@@ -64,7 +64,7 @@ def call_attributes(function: Function, *, chunk: int = 0, work: int | None = No
     Args:
       chunk: iterations of a CPUThread loop that one task runs; 0 lets the handler choose.
       work: multiply-adds of a call, about: small ones stay on the thread that calls. None takes
-        the numbers in all arrays.
+        the elements of all arrays.
 
     Raises:
       LlvmMissing: names the extra that brings llvmlite. What `print_llvm` raises.
@@ -78,7 +78,7 @@ def compile(function: Function, cache: CubinCache | None = None) -> str:
     """The key of `function`, which this process can run from now on.
 
     Args:
-      cache: where machine code is kept; None for the user's.
+      cache: of machine code on disk; None for the user's.
 
     Raises:
       LlvmMissing, NotImplementedError: as `call_attributes`.
@@ -87,31 +87,31 @@ def compile(function: Function, cache: CubinCache | None = None) -> str:
         key = _keys.get(function, "")
         found = native_library.native.find_compiled(key)
         if found is None:
-            key, found = _made(function, _user_cache() if cache is None else cache)
+            key, found = _found_or_made(function, _user_cache() if cache is None else cache)
         _keys[function] = key
         _keys.move_to_end(function)
         _recent[key] = _Recent(found, found.taken)
         _recent.move_to_end(key)
-        _let_go()
+        _free()
         return key
 
 
 def in_memory() -> int:
-    """How many kernels have their machine code in memory."""
+    """How many functions have their machine code in memory."""
     with _lock:
-        _let_go()
+        _free()
         return len(_engines)
 
 
 def assembly(function: Function) -> str:
-    """What this CPU runs, for reading."""
+    """The assembly that this CPU runs, to be read."""
     _, machine, _ = _host()
     return machine.emit_assembly(_optimized(print_llvm(function, _vector_bytes()).text))
 
 
 @functools.cache
 def available() -> bool:
-    """Whether llvmlite is there."""
+    """Whether llvmlite is installed and loads."""
     try:
         _host()
     except LlvmMissing:
@@ -119,8 +119,9 @@ def available() -> bool:
     return True
 
 
-def _made(function: Function, cache: CubinCache) -> tuple[str, Any]:
-    """The key, and the native library's hold on machine code that is there, is read or made."""
+def _found_or_made(function: Function, cache: CubinCache) -> tuple[str, Any]:
+    """The key of a function and its hold (`_Recent.hold`). Its machine code is in memory, or comes
+    from the cache, or from LLVM."""
     arrays = (*function.inputs, *function.outputs)
     _check_conversions({array.dtype for array in arrays})
     module = print_llvm(function, _vector_bytes())
@@ -130,7 +131,7 @@ def _made(function: Function, cache: CubinCache) -> tuple[str, Any]:
     if found is not None:
         return key, found
     code = cache.get(key, lambda: Cubin(function.name, _machine_code(module.text))).code
-    engine, number = _load(code), next(_numbers)
+    engine, number = _load(code), next(_engine_numbers)
     hold = native_library.native.register_compiled(
         key,
         [engine.get_function_address(kernel) for kernel in module.kernels],
@@ -143,23 +144,24 @@ def _made(function: Function, cache: CubinCache) -> tuple[str, Any]:
     return key, hold
 
 
-def _let_go() -> None:
-    """Of kernels that were asked for longest ago, and of machine code that nobody runs any more."""
-    most = _most()
-    if len(_recent) > most:
-        idle = [key for key, kernel in _recent.items() if not kernel.waits]
-        for key in idle[: len(_recent) - most]:
+def _free() -> None:
+    """Forgets the functions that were used longest ago, beyond the limit, and frees machine code
+    that no executable runs any more."""
+    limit = _limit()
+    if len(_recent) > limit:
+        idle = [key for key, recent in _recent.items() if not recent.waits]
+        for key in idle[: len(_recent) - limit]:
             del _recent[key]
-    while len(_recent) > _WAITING * most:
+    while len(_recent) > _WAITING * limit:
         _recent.popitem(last=False)
-    while len(_keys) > most:
+    while len(_keys) > limit:
         _keys.popitem(last=False)
     for number in native_library.native.take_unused():
         _engines.pop(number).close()
 
 
-def _most() -> int:
-    """How many kernels are kept that no executable may run any more."""
+def _limit() -> int:
+    """How many functions stay in memory that no executable may run any more."""
     text = os.environ.get("SGAP_COMPILED_IN_MEMORY", "256")
     if not text.isdecimal():
         raise ValueError(f"SGAP_COMPILED_IN_MEMORY: expected a number of kernels, got {text!r}")
@@ -167,7 +169,7 @@ def _most() -> int:
 
 
 def _check_conversions(dtypes: set[str]) -> None:
-    """Without the instruction, LLVM calls a function that no process has to have."""
+    """Without an instruction for it, LLVM calls a function of a library that may not be loaded."""
     llvm, machine, _ = _host()
     x86 = machine.triple.startswith(("x86_64", "i686"))
     if "float16" in dtypes and x86 and not llvm.get_host_cpu_features().get("f16c"):
@@ -217,7 +219,7 @@ def _vector_bytes() -> int:
 
 
 def _machine(llvm: Any) -> Any:
-    """For this CPU."""
+    """An LLVM target machine for this CPU."""
     cpu, features = _cpu(llvm)
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=features, opt=3, jit=True
@@ -231,7 +233,7 @@ def _cpu(llvm: Any) -> tuple[str, str]:
 
 @functools.cache
 def _host() -> tuple[Any, Any, str]:
-    """llvmlite, the machine, and what machine code depends on beside the text."""
+    """llvmlite, the target machine, and what machine code depends on beside the LLVM IR."""
     try:
         import llvmlite
         import llvmlite.binding as llvm

@@ -1,166 +1,103 @@
-"""Loops that store a sum over lanes in each iteration, in LLVM IR: several such sums at a time.
+"""Loops in which each iteration stores a sum over lanes of its own, in LLVM IR.
 
 To add up the lanes of one vector takes more instructions than a short sum itself. The vectors of
-several sums, side by side, take fewer, and one instruction stores them all.
+several sums, side by side, take fewer, and one instruction stores the results. Here are the pattern
+and the strategy for CPUVector loops of this kind; unroll_and_jam.py has the one for serial loops.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from sgap_jax.compiler.llvm.code import INT, NUMBER, Cell, Value
-from sgap_jax.compiler.llvm.lanes import Lanes
-from sgap_jax.compiler.llvm.patterns import Apart, factored, sums_apart
-from sgap_jax.compiler.llvm.statements import ROLLED
-from sgap_jax.compiler.loop_ir.arithmetic import names_in
-from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, For, Int, Search, Var
-from sgap_jax.compiler.loop_ir.patterns import gathers, parts
-
-# Sums at a time, as in cpu/sddmm/sddmm_dots.h: rows of a few entries have not many more.
-_TOGETHER = 4
-
-# Vectors of a sum, at most. Of a longer one the last additions are a small part, and of a table
-# beyond a cache, four rows at a time are slower than one after the other (of 8 vectors up to 1.2x;
-# of 4 vectors 0.9x to 1.0x; Zen 5).
-_MOST, _MOST_FAR = 16, 4
+from sgap_jax.compiler.llvm import memory
+from sgap_jax.compiler.llvm.accumulators import lane_sums
+from sgap_jax.compiler.llvm.builder import Builder, NotVector
+from sgap_jax.compiler.llvm.instructions import INDEX, NUMBER, ROLLED, Cell, Value, constant
+from sgap_jax.compiler.llvm.vectorize import last_lanes, whole_vectors
+from sgap_jax.compiler.loop_ir.loopir import CPU_VECTOR, Float, For, Int, Let, Store, Var
+from sgap_jax.compiler.loop_ir.patterns import gathers, only_sums
 
 
-class SumsApart(Lanes):
-    def vector_loop(self, loop: For) -> None:
-        if not self._by_lanes(loop):
-            super().vector_loop(loop)
+@dataclasses.dataclass(frozen=True)
+class SeparateSum:
+    """What one iteration of such a loop does.
 
-    def serial(self, loop: For, begin: Value, end: Value) -> None:
-        plain = self.width == 1 and loop.unit is None and loop.step == 1
-        found = sums_apart(loop) if plain else None
-        if found is None or not self._may_group(found, loop):
-            return super().serial(loop, begin, end)
-        self._groups(found, loop.var, begin, end)
+    Attributes:
+      lets: constants, which come first.
+      initial: the mutable scalar of the sum, with its initial value.
+      op: of the reduction: +, max or min.
+      inner: the CPUVector loop that reduces into the scalar.
+      store: of the result.
+    """
 
-    def _by_lanes(self, loop: For) -> bool:
-        """Lanes with sums over lanes of their own: one lane after the other, and what their vectors
-        have is put together in the end. Whether the loop is of this kind."""
-        found = sums_apart(loop)
-        if found is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
-            return False
-        count, inner, outer = loop.end.value, found.inner, dict(self.scalars)
-        if count not in (2, 4, 8) or count > self.native_lanes:
-            return False
-        vectors = []
-        for lane in range(count):
-            self._constants(found, outer | {loop.var: _int(lane)})
-            begin, end = self.value(inner.begin), self.value(inner.end)
-            self.width = self.native_lanes
-            self.scalars[found.start.name] = cell = self._start(found)
-            self._last(inner, self._whole(inner, begin, end, ROLLED), end, always=True)
-            vectors.append(self.read(cell))
-            self.width = 1
-        self.width = self.native_lanes
-        total = self.fold_each(found.op, vectors)
-        self.width = count
-        self._constants(found, outer | {loop.var: Value(INT, "0", stride=1)})
-        self._store_each(found, total)
-        self.width, self.scalars = 1, outer
-        return True
+    lets: tuple[Let, ...]
+    initial: Let
+    op: str
+    inner: For
+    store: Store
 
-    def _may_group(self, found: Apart, loop: For) -> bool:
-        """Neighbours in the output, all of one number of terms: a part of a vector at least."""
-        match found.inner.begin, found.inner.end:
-            case Int(begin), Int(end) if self._together <= end - begin:
-                terms = dataclasses.replace(loop, body=(*found.lets, *found.inner.body))
-                far = any(self.is_far(self.arrays[load.array]) for load in gathers(terms))
-                few = end - begin <= (_MOST_FAR if far else _MOST) * self.native_lanes
-                searched = any(isinstance(part, Search) for part in parts(found.lets))
-                return few and _next_to_each_other(found.store.index, loop.var) and not searched
+
+def separate_sum(loop: For) -> SeparateSum | None:
+    match loop.body:
+        case (*lets, Let(name, Float(), True) as initial, For() as inner, Store() as store):
+            constants = [s for s in lets if isinstance(s, Let) and not s.mutable]
+            summed = inner.unit == CPU_VECTOR and only_sums(inner) and not gathers(inner)
+            stored = (store.value, store.op) == (Var(name), None)
+            if len(constants) == len(lets) and summed and stored:
+                with contextlib.suppress(NotVector):
+                    sums = lane_sums(inner)
+                    if list(sums) == [name]:
+                        return SeparateSum(tuple(constants), initial, sums[name], inner, store)
+    return None
+
+
+def separate_sums(builder: Builder, loop: For) -> bool:
+    """Takes a CPUVector loop of 2, 4 or 8 iterations that each store a sum over lanes: a row of a
+    block of a sampled product (SDDMM). The iterations run one after another, in vectors of their
+    own, until each has one vector of partial sums. Then these are added up together."""
+    separate = separate_sum(loop) if builder.vectorizable(loop) else None
+    if separate is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
         return False
-
-    @property
-    def _together(self) -> int:
-        return min(_TOGETHER, self.native_lanes)
-
-    def _groups(self, found: Apart, var: str, begin: Value, end: Value) -> None:
-        """Whole groups, and one more of what is left."""
-        count, position = self._together, self.cell(INT, begin)
-        full = self.binary("-", end, _int(count - 1))
-        head, body, rest, some, none = (self.fresh("group") for _ in range(5))
-        self.branch(head)
-        self.place(head)
-        now = self.read(position)
-        self.branch_if(self.binary("<", now, full).text, body, rest)
-        self.place(body)
-        self._group(found, var, now, None)
-        self.write(position, self.binary("+", now, _int(count)))
-        self.branch(head, ROLLED)
-        self.place(rest)
-        self.branch_if(self.binary("<", now, end).text, some, none)
-        self.place(some)
-        self._group(found, var, now, end)
-        self.branch(none)
-        self.place(none)
-
-    def _group(self, found: Apart, var: str, now: Value, end: Value | None) -> None:
-        """`end`: fewer iterations are left than a group has. The last of them stands in for those
-        that are missing, which costs less than branches that are mispredicted at every short row,
-        and the store leaves these out."""
-        outer, each = dict(self.scalars), []
-        inner, factor = factored(found.inner, found.start.name)
-        for lane in range(self._together):
-            place = self.binary("+", now, _int(lane))
-            if end is not None and lane > 0:
-                place = self.binary("min", place, self.binary("-", end, _int(1)))
-            self._constants(found, outer | {var: place})
-            each.append(dict(self.scalars))
-        total = self.fold_each(found.op, self._vectors(found, inner, each))
-        self.width = self._together
-        if end is not None:
-            self.mask = self._first(self.binary("-", end, now))
-        self._constants(found, outer | {var: Value(INT, now.text, stride=1)})
-        if factor is not None:
-            total = self.binary("*", self.value(factor), total)
-        self._store_each(found, total)
-        self.width, self.mask, self.scalars = 1, None, outer
-
-    def _vectors(
-        self, found: Apart, inner: For, each: Sequence[Mapping[str, Value | Cell]]
-    ) -> list[Value]:
-        """A vector of each sum. They go on together, so that what they share is loaded once. Leaves
-        the width that the vectors have."""
-        assert isinstance(inner.begin, Int) and isinstance(inner.end, Int)
-        begin, end, self.width = inner.begin.value, inner.end.value, self.native_lanes
-        while self.width // 2 >= max(end - begin, self._together):
-            self.width //= 2
-        cells = [self._start(found) for _ in each]
-        for at in range(begin, end, self.width):
-            if end - at < self.width:
-                self.mask = self._first(_int(end - at))
-            for scalars, cell in zip(each, cells, strict=True):
-                place = Value(INT, str(at), stride=1)
-                self.scalars = {**scalars, inner.var: place, found.start.name: cell}
-                self.statements(inner.body)
-        self.mask = None
-        return [self.read(cell) for cell in cells]
-
-    def _constants(self, found: Apart, scalars: dict[str, Value | Cell]) -> None:
-        self.scalars = scalars
-        for let in found.lets:
-            self.statement(let)
-
-    def _start(self, found: Apart) -> Cell:
-        return self.cell(NUMBER, self.neutral(found.op, NUMBER), True)
-
-    def _store_each(self, found: Apart, total: Value) -> None:
-        total = self.binary(found.op, self.value(found.start.value), total)
-        self.store(*self.place_in(found.store.array, found.store.index), total, None, False)
+    count, width = loop.end.value, builder.native_lanes
+    if count not in (2, 4, 8) or count > width:
+        return False
+    inner, outer, vectors = separate.inner, builder.scalars, []
+    with builder.scope():
+        for lane in range(count):
+            write_constants(builder, separate, {**outer, loop.var: constant(lane)})
+            begin, end = builder.bounds(inner)
+            with builder.in_lanes(width):
+                cell = initial_cell(builder, separate)
+                builder.scalars[separate.initial.name] = cell
+                rest = whole_vectors(builder, inner, begin, end, ROLLED)
+                last_lanes(builder, inner, rest, end, always=True)
+                vectors.append(builder.read(cell))
+        with builder.in_lanes(width):
+            total = builder.fold_each(separate.op, vectors)
+        with builder.in_lanes(count):
+            write_constants(builder, separate, {**outer, loop.var: Value(INDEX, "0", stride=1)})
+            store_sums(builder, separate, total)
+    return True
 
 
-def _next_to_each_other(index: Expr, var: str) -> bool:
-    """The places of neighbouring iterations."""
-    match index:
-        case Binary("+", base, Var(name)) if var not in names_in(base):
-            return name == var
-    return index == Var(var)
+def write_constants(
+    builder: Builder, separate: SeparateSum, scalars: Mapping[str, Value | Cell]
+) -> None:
+    """`separate.lets`, in the scope of `scalars` and no other; the builder stays in it."""
+    builder.scalars = dict(scalars)
+    for let in separate.lets:
+        builder.statement(let)
 
 
-def _int(value: int) -> Value:
-    return Value(INT, str(value))
+def initial_cell(builder: Builder, separate: SeparateSum) -> Cell:
+    """The partial sums of the lanes, before the first term."""
+    return builder.cell(NUMBER, builder.neutral(separate.op, NUMBER), True)
+
+
+def store_sums(builder: Builder, separate: SeparateSum, totals: Value) -> None:
+    """Stores the sums of several iterations, one in each lane, with their initial value."""
+    totals = builder.binary(separate.op, builder.value(separate.initial.value), totals)
+    array, place = builder.element(separate.store.array, separate.store.index)
+    memory.store(builder, array, place, totals, None, False)

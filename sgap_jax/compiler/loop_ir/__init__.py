@@ -1,1 +1,1 @@
-"""The loop IR: its nodes, expressions folded as they are made, passes, and its text as C."""
+"""The loop IR: nodes, constructors of expressions with constant folding, passes, and C text."""

@@ -1,4 +1,4 @@
-"""Expressions of the loop IR, folded as they are made."""
+"""Constructors of loop IR expressions that fold constants, and queries of expressions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def multiply(left: Expr, right: Expr) -> Expr:
 
 
 def divide(left: Expr, size: int) -> Expr:
-    """Rounded down."""
+    """left // size, rounded down."""
     if isinstance(left, Int):
         return Int(left.value // size)
     return left if size == 1 else Binary("//", left, Int(size))
@@ -79,7 +79,7 @@ def both(left: Expr | None, right: Expr | None) -> Expr | None:
 
 
 def linear(coordinates: list[Expr], extents: list[int]) -> Expr:
-    """The place of an element in an array stored row by row."""
+    """The position of an element in an array in row-major order."""
     place: Expr = ZERO
     for coordinate, extent in zip(coordinates, extents, strict=True):
         place = add(multiply(place, Int(extent)), coordinate)

@@ -1,4 +1,4 @@
-"""What vmap makes of a function: the loops of one element, for all elements of a batch."""
+"""Adds a batch to a function: makes the loops for one element loops for all of them (vmap)."""
 
 from __future__ import annotations
 
@@ -35,28 +35,27 @@ from sgap_jax.compiler.loop_ir.widths import index_dtype
 _OUTERMOST = (CPU_THREAD, GPU_BLOCK)
 _NOBODY = Int(-1)  # the index of a lane that takes no part in a SegReduce
 
-# Elements that take turns at a task: what they share is in the L1 cache for all but the first, and
-# so are its branches learned. Measured on one thread (Zen 5, MTTKRP of rank 32, 40,000 entries in
-# short fibers, a batch of 8): two at a time take 0.85x, four 0.78x, eight 0.73x of the time of one
-# after another.
+# The most elements of a batch that run each task in turn, before any runs the next task: for all
+# but the first, shared data are in the L1 cache and branches are predicted. Measured on one thread
+# (Zen 5, MTTKRP of rank 32, 40,000 entries in short fibers, a batch of 8): groups of two elements
+# take 0.85x, of four 0.78x, of eight 0.73x of the time of whole elements one after another.
 _TURNS = 8
 
-# Numbers that they have to themselves and read in any order: 384 KiB of float32, a part of an L2
-# cache. With 1 MiB of these between them SpMM takes 1.0x to 1.4x and SDDMM 1.0x to 1.05x of the
-# time of one after another, with 2 MiB 0.9x to 1.5x and 1.0x to 1.7x.
+# The most values that the dense operands of such a group may have in all, since they are read in
+# any order: 384 KiB of float32, a part of an L2 cache. With 1 MiB SpMM takes 1.0x to 1.4x and SDDMM
+# 1.0x to 1.05x of the time of elements one after another, with 2 MiB 0.9x to 1.5x and 1.0x to 1.7x.
 _NEAR = 3 << 15
 
 
 def of_batch(function: Function, length: int, arrays: Collection[str], turns: int = 1) -> Function:
-    """`function` for each of `length` elements. `arrays` have a part for each, one after another;
-    what else is read all elements share.
+    """`function` for a batch of `length` elements. The arrays named in `arrays` have a part for
+    each element, one after another; all elements share the other inputs.
 
-    Where the output has parts, tasks or blocks are of all elements: the loop over these is a part
-    of the outermost parallel loop. `turns` elements, of which `length` is a multiple, follow each
-    other at each task, then at the next one; when these are done, so many other elements do. Else
-    the output is the sum of what all elements give, in the accumulator's dtype: the loop over them
-    is within the outermost parallel one, whose iterations add up what they have. Without a parallel
-    loop it is around everything.
+    If the output is among them, the loop over elements becomes a part of the outermost parallel
+    loop. `turns` elements, of which `length` is a multiple, run the first task in turn, then the
+    next one, and so on; after the last task the next `turns` elements do so. Otherwise the output
+    is the sum over all elements, in the accumulator's dtype: the loop over elements is inside the
+    outermost parallel loop, and stores add. Without a parallel loop it is around everything.
     """
     (output,) = function.outputs
     taken, element = _names(function), "element"
@@ -101,8 +100,8 @@ def of_batch(function: Function, length: int, arrays: Collection[str], turns: in
 
 
 def in_turns(function: Function, length: int, dense: Collection[str]) -> int:
-    """How many of `length` elements are to take turns at a task. `dense`: inputs that have a part
-    for each and are not read in order."""
+    """The value of `turns` for `of_batch`: a divisor of `length`. `dense` names the inputs that
+    have a part for each element and are not read in order."""
     own = sum(array.size for array in function.inputs if array.name in dense)
     most = min(_TURNS, length, _NEAR // max(own, 1))
     return next((turns for turns in range(most, 1, -1) if length % turns == 0), 1)
@@ -123,8 +122,8 @@ def _names(function: Function) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Moved:
-    """Statements and expressions with the part of `element` of each array of `sizes` in place of
-    the whole, in which stores to `total` add."""
+    """Rewrites statements and expressions: accesses to the arrays in `sizes` go to the part of
+    `element`, and stores to `total` add."""
 
     element: Var
     sizes: dict[str, int]
@@ -159,7 +158,7 @@ class _Moved:
         return add(multiply(self.element, Int(self.sizes[array])), index)
 
     def _part(self, array: str, index: Expr) -> Expr:
-        """Of lanes of which some may take no part."""
+        """Like `_index`, for a SegReduce: the index of lanes that take no part stays negative."""
         match index:
             case Select(live, place, nobody) if nobody == _NOBODY:
                 return Select(live, self._index(array, place), nobody)

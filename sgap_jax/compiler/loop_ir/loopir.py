@@ -1,9 +1,10 @@
 """The loop IR: what a scheduled expression becomes before it is printed as C, CUDA or LLVM.
 
-Scalars are of two kinds. Integers (coordinates, positions) are as wide as `Function.index` says.
-Numbers are of `Function.accumulator`: a load from a narrower array widens, a store rounds once.
-Where that is an integer dtype, numbers are all of it and wrap; infinities are its ends.
-Arrays are flat; an array of a narrow dtype is never read back after a rounded store.
+Scalars are of two kinds. Integers (coordinates, positions) have the dtype `Function.index`.
+Numbers (values) have the dtype `Function.accumulator`: a load from a narrower array widens, a store
+rounds once. With an integer accumulator all arrays of values have its dtype, arithmetic wraps, and
+infinities are its limits. Arrays are flat; an array of a narrow dtype is never read back after a
+rounded store.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GPU_WARP = "GPUWarp"  # of a block, at most one such loop
 GPU_THREAD = "GPUThread"  # of a warp (at most 32) where there is a loop of warps, else of a block
 UNITS = (CPU_THREAD, CPU_VECTOR, GPU_BLOCK, GPU_WARP, GPU_THREAD)
 
-INTEGERS = ("int8", "uint8", "int32", "int64")  # that numbers may be of
+INTEGERS = ("int8", "uint8", "int32", "int64")  # integer dtypes of values
 
 
 # Expressions: immutable trees.
@@ -36,7 +37,7 @@ class Float:
 
 @dataclasses.dataclass(frozen=True)
 class Var:
-    """A loop variable or what a Let names."""
+    """A loop variable, or the scalar of a Let."""
 
     name: str
 
@@ -68,9 +69,11 @@ class Select:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The largest p in [low, high) with array[p] <= target; the array does not decrease, and
-    array[low] <= target. Of equal elements the last (rows without entries are passed over).
-    `low` where the range is empty."""
+    """The largest p in [low, high) with array[p] <= target, `low` if the range is empty.
+
+    The array does not decrease, and array[low] <= target. Of equal elements it finds the last one,
+    so that rows without entries are skipped.
+    """
 
     array: str
     low: Expr
@@ -87,7 +90,7 @@ Expr = Int | Float | Var | Load | Binary | Select | Search
 @dataclasses.dataclass(frozen=True)
 class Let:
     """A new scalar of the kind of `value`. Only a mutable one may be `Set`. Names are unique in a
-    Function, but for those in clones of one loop body."""
+    Function, except in copies of one loop body."""
 
     name: str
     value: Expr
@@ -102,8 +105,8 @@ class Set:
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """A new array of `size` numbers, private to an iteration of the innermost loop around it that
-    has a unit other than CPUVector; every element starts as `fill`."""
+    """A new array of `size` values, private to an iteration of the innermost loop around it with a
+    unit other than CPUVector; `fill` is the initial value of its elements."""
 
     name: str
     size: int
@@ -113,7 +116,7 @@ class Workspace:
 @dataclasses.dataclass(frozen=True)
 class For:
     """for (var = begin; var < end; var += step). `unit`: of UNITS, "unroll" or None (serial).
-    `stream`: little of what it stores is used soon."""
+    `stream`: little of what the loop stores is read again soon."""
 
     var: str
     begin: Expr
@@ -153,11 +156,12 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class GroupReduce:
-    """Each `size` consecutive threads: array[index] = array[index] op all their values, once.
+    """Each group of `size` consecutive threads does array[index] = array[index] op (their values,
+    reduced), once.
 
-    All threads of the group reach it, in one control flow, with one index. size is a power of two,
-    at most 32. `atomic`: other groups may meet the same element. atomicAddGroup<T, G> of Sgap,
-    section 5.
+    All threads of the group reach it in one control flow and with the same index. size is a power
+    of two, at most 32. `atomic`: other groups may update the same element. atomicAddGroup<T, G> of
+    Sgap, section 5.
     """
 
     array: str
@@ -170,12 +174,12 @@ class GroupReduce:
 
 @dataclasses.dataclass(frozen=True)
 class SegReduce:
-    """Each `size` consecutive threads: values of neighbours with one index are put together, and
-    the first of each run does array[index] = array[index] op (sum), atomically.
-    segReduceGroup<T, G> of Sgap, section 5.
+    """In each group of `size` consecutive threads, values of neighbours with the same index are
+    reduced by op, and the first thread of each such run updates array[index] with the result,
+    atomically. segReduceGroup<T, G> of Sgap, section 5.
 
-    All threads of the group reach it; a negative index takes no part. Indices that take part do not
-    decrease from thread to thread, and threads with one index are neighbours.
+    All threads of the group reach it; a thread with a negative index takes no part. The other
+    indices do not decrease from thread to thread, and threads with equal indices are neighbours.
     """
 
     array: str
@@ -187,8 +191,8 @@ class SegReduce:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One index of a matrix: its number x is of `stride` * (first + x), or of `stride` *
-    gather[first + x]."""
+    """The offsets along one side of a matrix: row or column x is at `stride` * (first + x), or at
+    `stride` * gather[first + x]."""
 
     first: Expr
     stride: int
@@ -197,8 +201,8 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A part of an array: (r, c) is array[offset + row + column], where the sides say which these
-    are."""
+    """A matrix in an array: element (r, c) is array[offset + rows(r) + columns(c)], where a side
+    gives the offset of a row or column."""
 
     array: str
     rows: Side
@@ -209,10 +213,11 @@ class Matrix:
 @dataclasses.dataclass(frozen=True)
 class Mma:
     """tile(r, c) += sum over s of left(r, s) * right(s, c), on tensor cores, by the 32 lanes of a
-    warp together: a GPUBlock loop is around it, maybe a GPUWarp loop, and no GPUThread loop.
+    warp together: it is inside a GPUBlock loop, perhaps a GPUWarp loop, and no GPUThread loop.
 
-    `tile`: a Workspace that only Mma and MmaStore use, row by row. `shape`: of r, c and s; only the
-    first `columns` of c and the first `depth` of s exist. `loops` are names of r, c and s.
+    `tile`: a Workspace in row-major order that only Mma and MmaStore use. `shape`: extents of r, c
+    and s; only the first `columns` of c and the first `depth` of s exist. `loops`: names of r, c
+    and s.
     """
 
     tile: str
@@ -226,9 +231,11 @@ class Mma:
 
 @dataclasses.dataclass(frozen=True)
 class MmaStore:
-    """target(r, c) = tile(r, c), or op= it, times what `scale` has from `offset` on in the place
-    that the target has from its own on, where that is given; where an Mma may be, of the columns
-    that exist."""
+    """target(r, c) = tile(r, c), or op= it, for the columns that exist; allowed where an Mma is.
+
+    With `scale`, the tile is multiplied by that array: element (r, c) by scale[offset + p], where
+    target(r, c) is the element target.offset + p of its array.
+    """
 
     tile: str
     target: Matrix
@@ -264,10 +271,10 @@ Stmt = (
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """`dtype`: a NumPy name or "bfloat16". `fill`, of outputs: what every element holds before the
-    function starts; None where the function stores each element first. An array of int32 has
-    coordinates or positions, but for one of `numbers`. `parts`: it is so many arrays of one size,
-    one after another, of which a place says by its first addends which one it is in."""
+    """`dtype`: a NumPy name or "bfloat16". `fill`, of outputs: the initial value of all elements;
+    None where the function stores each element first. An array of int32 has coordinates or
+    positions unless it has `numbers` (values). `parts`: the array is that many arrays of one size,
+    one after another; the first addends of an index select the part."""
 
     name: str
     dtype: str
@@ -294,7 +301,7 @@ class Function:
 
 
 def extent(loop: For) -> int:
-    """The iterations of a loop that has a unit other than CPUVector."""
+    """The number of iterations of a loop with a unit other than CPUVector."""
     match loop:
         case For(begin=Int(0), end=Int(end), step=1) if end >= 0:
             return end

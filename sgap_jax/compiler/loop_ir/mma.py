@@ -1,4 +1,4 @@
-"""What the statements of tensor cores mean, as loops: for reading, and for the interpreter."""
+"""The meaning of the statements for tensor cores as loops, for the C text and the interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
 
 
 def declared(statement: Mma | MmaStore) -> For:
-    """The same, element by element."""
+    """Loops that compute the same, element by element."""
     r, c = map(Var, statement.loops[:2])
     place = add(multiply(r, Int(statement.shape[1])), c)
     body: Stmt
@@ -47,7 +47,7 @@ def declared(statement: Mma | MmaStore) -> For:
 
 
 def integers(statement: Mma | MmaStore) -> Iterator[Expr]:
-    """The expressions of a statement."""
+    """The integer expressions of a statement."""
     yield statement.columns
     matrices: tuple[Matrix, ...]
     if isinstance(statement, Mma):

@@ -25,7 +25,7 @@ Body = tuple[Stmt, ...]
 
 
 def without_unused(body: Body) -> Body:
-    """The statements without scalars that nothing else reads, and blocks without statements."""
+    """Dead code elimination: removes scalars that nothing else reads, and blocks without effect."""
     used: set[str] = set()
     while True:
         more = used | _used(body, used)
@@ -35,7 +35,7 @@ def without_unused(body: Body) -> Body:
 
 
 def copies(body: Body) -> int:
-    """How often the innermost statement stands in the text when loops are unrolled."""
+    """The largest number of copies of one statement after unrolling."""
     most = 1
     for statement in body:
         match statement:
@@ -74,7 +74,7 @@ def _used(body: Body, used: set[str]) -> set[str]:
 
 
 def _acts(body: Body, used: set[str]) -> bool:
-    """Whether a block changes anything that is used."""
+    """Whether a block stores, or sets a scalar that is used."""
     for statement in body:
         match statement:
             case Store() | GroupReduce() | SegReduce() | Mma() | MmaStore():

@@ -1,4 +1,4 @@
-"""What loops of the loop IR gather and sum up, and what may be evaluated where it is not needed."""
+"""Traversal of the loop IR, and queries: gathers of a loop, loops of sums, pure expressions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
 
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Each statement, followed by those within it."""
+    """Each statement, followed by the statements inside it."""
     for statement in body:
         yield statement
         for field in ("body", "then", "otherwise"):
@@ -31,14 +31,14 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
 
 @functools.cache
 def _fields(kind: type) -> tuple[str, ...] | None:
-    """The names of what a node of the IR is made of; None for what is none."""
+    """The names of the fields of a kind of IR node; None if `kind` is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def parts(node: Any) -> Iterator[Any]:
-    """A statement or an expression and all that it is made of."""
+    """A statement or an expression, followed by all nodes inside it."""
     if isinstance(node, tuple):
         for child in node:
             yield from parts(child)
@@ -49,7 +49,8 @@ def parts(node: Any) -> Iterator[Any]:
 
 
 def pure(expr: Expr) -> bool:
-    """It reads no memory and does not divide: to evaluate it is harmless."""
+    """Whether an expression reads no memory and does not divide, so that it may be evaluated
+    anywhere."""
     return not any(
         isinstance(part, (Load, Search)) or (isinstance(part, Binary) and part.op in ("//", "%"))
         for part in parts(expr)
@@ -57,7 +58,7 @@ def pure(expr: Expr) -> bool:
 
 
 def replaced(node: Any, old: Expr, new: Expr) -> Any:
-    """`node` with `new` wherever `old` is in it."""
+    """`node` with every occurrence of `old` replaced by `new`."""
     if node == old:
         return new
     changed = {}
@@ -69,17 +70,18 @@ def replaced(node: Any, old: Expr, new: Expr) -> Any:
 
 
 def only_sums(loop: For) -> bool:
-    """Its body has nothing but constants and the scalars that it adds to."""
+    """Whether the body of a loop only defines constants and updates scalars."""
     return all(
         isinstance(s, (Set, Comment)) or (isinstance(s, Let) and not s.mutable) for s in loop.body
     )
 
 
-@functools.lru_cache(maxsize=64)  # asked again for each copy that is printed of a loop
+@functools.lru_cache(maxsize=64)  # called again for each copy of a loop that is printed
 def gathers(loop: For) -> Mapping[Load, Load]:
-    """Loads of the body at a place that another load, at the loop's variable, decides: that one.
+    """Maps each gather of the body to the load that decides its place: B[crd[p] * n] to crd[p], p
+    the loop's variable.
 
-    Scalars of the body are put in, so that only those of outside are left.
+    Scalars that the body defines are substituted, so that only scalars from outside are left.
     """
     lets: list[tuple[Var, Expr]] = []
     found: dict[Load, Load] = {}

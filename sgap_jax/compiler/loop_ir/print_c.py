@@ -1,5 +1,5 @@
-"""The loop IR as C: for reading, and to compile as a second oracle of it (with -fwrapv, where its
-numbers are integers)."""
+"""Prints the loop IR as C: for reading, and to compile as a second oracle of the loop IR (with
+-fwrapv, where its values are integers)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, Function, Stmt
 from sgap_jax.compiler.loop_ir.mma import declared
 from sgap_jax.compiler.loop_ir.widths import integer
 
-# What the text needs to compile as C99. A maximum is NaN where one side is.
+# Definitions that the text needs to compile as C99. A maximum is NaN if one side is.
 PRELUDE = """\
 #include <math.h>
 #include <stdbool.h>
@@ -51,14 +51,15 @@ def print_c(function: Function) -> str:
 
 
 def headline(function: Function, statement: Stmt, kinds: Mapping[str, str] | None = None) -> str:
-    """The first line of one statement, to name it; `kinds` of the scalars in it."""
+    """The first line of a statement's text, for messages; `kinds`: of the scalars in it."""
     text = CText(function)
     text.kinds.update(kinds or {})
     return next(iter(text.lines(statement))).strip().removesuffix(" {")
 
 
 class CText:
-    """Expressions and statements of one function as C. Other languages change what differs."""
+    """Expressions and statements of one function as C. Printers of other languages override the
+    methods that differ."""
 
     numbers = {"float32": "float", "float64": "double", "float16": "_Float16"}
     numbers |= {"bfloat16": "__bf16", "int32": "int", "int64": "long long"}
@@ -108,7 +109,7 @@ class CText:
         return {INTEGER: self.integer, NUMBER: self.number, TRUTH: "bool"}[kind]
 
     def expr(self, expr: Expr, binding: int = 0) -> str:
-        """The text, in parentheses where it binds less than what is around it."""
+        """The text, in parentheses where its operator binds less than the one around it."""
         match expr:
             case loopir.Int(value):
                 return str(value)
@@ -124,11 +125,11 @@ class CText:
                 mine, symbol = BINDING[op], SPELLING.get(op, op)
                 first, second = self.expr(left, mine), self.expr(right, mine + 1)
                 if self.integer != "int" and isinstance(left, loopir.Int):
-                    first += "LL"  # all others are wide already
+                    first += "LL"  # other operands are 64 bits wide already
                 text = f"{first} {symbol} {second}"
-                if "char" in self.number and self.kind(expr) == NUMBER:  # C takes it for an int
+                if "char" in self.number and self.kind(expr) == NUMBER:  # C promotes it to int
                     return f"({self.number})({text})"
-                # C compilers warn of && in ||, readers of == in ==.
+                # Parentheses for && in ||, of which compilers warn, and for == in ==, for readers.
                 return f"({text})" if mine < binding or (binding in (1, 2) and mine < 3) else text
             case loopir.Select(condition, true, false):
                 text = f"{self.expr(condition, 1)} ? {self.expr(true, 1)} : {self.expr(false, 1)}"
@@ -150,7 +151,8 @@ class CText:
         return f"{value!r}{'f' if self.number == 'float' else ''}"
 
     def load(self, array: str, index: str) -> str:
-        """Widened, so that what it is multiplied by is not rounded or cut off."""
+        """The load, cast to the accumulator's or the index dtype, so that products are formed
+        there."""
         dtype = self.dtypes.get(array, self.function.accumulator)
         wide = self.function.index if array in self.indices else self.function.accumulator
         text = f"{array}[{index}]"

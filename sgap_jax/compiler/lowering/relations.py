@@ -1,5 +1,5 @@
-"""What the relations of a statement mean: which loops an index comes from, and which of its
-variables run over stored positions."""
+"""The relations between index variables (the provenance graph; Senanayake et al., OOPSLA 2020,
+section 4), with the storage of the sparse operand that its position variables refer to."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 class Relations:
-    """The relations of one statement, and the storage of its sparse factor."""
+    """The relations of one statement, and the storage of its sparse operand."""
 
-    def __init__(self, relations: tuple[Relation, ...], storage: Storage | None):
+    def __init__(self, relations: tuple[Relation, ...], storage: Storage):
         self.storage = storage
-        self.all = (*relations, *(storage.splits if storage else ()))
-        self.tiles: dict[IndexVar, IndexVar] = {}  # position variable: innermost coordinate tile
+        self.all = (*relations, *storage.splits)
+        # Position variable: the innermost tile variable, where a loop over positions stands for one
+        # over a tile of coordinates.
+        self.tiles: dict[IndexVar, IndexVar] = {}
 
     @property
     def levels(self) -> tuple[IndexVar, ...]:
-        return () if self.storage is None else self.storage.variables
+        return self.storage.variables
 
     def is_stored(self, var: IndexVar) -> bool:
-        """Whether it is an index of a level that stores its coordinates."""
-        return (
-            self.storage is not None
-            and var in self.levels
-            and not self.storage.is_dense(self.levels.index(var))
-        )
+        """Whether it is the variable of a level that stores its coordinates."""
+        return var in self.levels and not self.storage.is_dense(self.levels.index(var))
 
     def source(self, var: IndexVar) -> Relation | None:
-        """The relation that makes a variable."""
+        """The relation that derives a variable."""
         return next((relation for relation in self.all if var in children(relation)), None)
 
     def derived(self, var: IndexVar) -> list[IndexVar]:
-        """The variables that one is made into."""
+        """The variables that are derived from one."""
         return [child for made in self.all if var in parents(made) for child in children(made)]
 
-    def leaves(self, var: IndexVar, loops: set[IndexVar]) -> set[IndexVar]:
-        """The loops that a variable's value comes from."""
+    def loops_of(self, var: IndexVar, loops: set[IndexVar]) -> set[IndexVar]:
+        """Those of `loops` that the value of a variable comes from."""
         if var in loops:
             return {var}
-        return {leaf for below in self.derived(var) for leaf in self.leaves(below, loops)}
+        return {loop for below in self.derived(var) for loop in self.loops_of(below, loops)}
 
-    def steps(self, var: IndexVar, position: IndexVar) -> list[IndexVar]:
-        """The variables from the one to the other, if each steps by one with that before; or []."""
+    def unit_steps(self, var: IndexVar, position: IndexVar) -> list[IndexVar]:
+        """The variables from the one to the other, if each steps by one as that before does.
+
+        For split(p, p0, p1, 16): [p1, p] from p1 to p; [] from p0, which steps by 16.
+        """
         found = [var]
         while var != position:
             match self.source(var):
@@ -67,20 +68,20 @@ class Relations:
             found.append(var)
         return found
 
-    def flat(self, var: IndexVar) -> tuple[IndexVar, ...]:
-        """The variables that are fused in one, from the outermost on."""
+    def fused(self, var: IndexVar) -> tuple[IndexVar, ...]:
+        """The variables that are fused in one, from the outermost on; without fusion, itself."""
         match self.source(var):
             case Fuse(outer, inner):
-                return (*self.flat(outer), *self.flat(inner))
+                return (*self.fused(outer), *self.fused(inner))
         return (var,)
 
     def is_sparse(self, fused: IndexVar) -> bool:
-        return any(self.is_stored(var) for var in self.flat(fused))
+        return any(self.is_stored(var) for var in self.fused(fused))
 
     def levels_of(self, pos: Pos) -> tuple[int, int]:
         """The first and the last level that a position variable runs over."""
-        variables = self.flat(pos.coordinate)
-        if self.storage is not None and all(var in self.levels for var in variables):
+        variables = self.fused(pos.coordinate)
+        if all(var in self.levels for var in variables):
             numbers = [self.levels.index(var) for var in variables]
             first, last = numbers[0], numbers[-1]
             if numbers == list(range(first, last + 1)) and not self.storage.is_dense(last):

@@ -1,4 +1,11 @@
-"""The levels of a sparse tensor, as the lowering sees them: arrays, positions, coordinates."""
+"""The levels of the sparse operand as lowering sees them: arrays, capacities, index variables.
+
+Level l of an operand A has the arrays of TACO (Kjolstad et al., OOPSLA 2017, section 3), whose
+names count from 1. CSR has a dense level and a compressed one, with offsets and coordinates:
+
+    A2_pos[i], A2_pos[i + 1]    the positions of row i in A2_crd and A_vals
+    A2_crd[p]                   the column at position p
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,17 @@ from sgap_jax.compiler.loop_ir.arithmetic import ZERO, multiply
 from sgap_jax.compiler.loop_ir.loopir import Array, Expr, Int, Load
 from sgap_jax.compiler.notation.cin import Relation, Split
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
-from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
+from sgap_jax.formats.levels import Compressed, Dense, Format, Level, Singleton
 
 
 def capacities(format: Format, sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
-    """Positions that each level has room for: `sizes` of the modes in stored order, `counts` the
-    lengths of the coordinate arrays."""
+    """The number of positions that each level has memory for.
+
+    Args:
+      format: of the sparse operand.
+      sizes: of the modes, in stored order.
+      counts: the lengths of the coordinate arrays.
+    """
     sides = (*format.block_shape, *[1] * len(sizes))
     extents = iter([-(-n // side) for n, side in zip(sizes, sides, strict=False)])
     found, lengths, above = [], iter(counts), 1
@@ -27,42 +39,47 @@ def capacities(format: Format, sizes: Sequence[int], counts: Sequence[int]) -> t
 
 
 def array_name(access: Access, expression: Assign) -> str:
-    """Of the numbers of an operand, or of the output."""
+    """The name of the array with the values of an operand, or of the output."""
     return f"{access.tensor}_vals" if access == expression.sparse else access.tensor
 
 
 class Storage:
-    """A sparse access, level by level (numbered from 0; array names count from 1, as in TACO).
+    """The sparse operand, level by level from 0 on; without levels where all operands are dense.
 
-    An index with a trailing block is two: of the blocks and within the block, as if it were split
-    by the block's size. Where the schedule splits it so, these are the schedule's variables.
+    An index with a trailing block has two levels, one for the blocks and one within the block, as
+    if it were split by the size of the block. Where the schedule splits it so, the variables of
+    these levels are those of the schedule.
     """
 
     def __init__(
         self,
-        access: Access,
+        access: Access | None,
         sizes: dict[str, int],
         positions: tuple[int, ...],
         relations: tuple[Relation, ...],
         repeated: tuple[int, ...] = (),
     ):
-        assert access.format is not None
-        format = access.format
-        self.name = access.tensor
-        self.access = access
-        self.levels = format.levels
+        self._access = access
+        self.levels: tuple[Level, ...] = ()
+        self.splits: list[Split] = []  # by blocks, where the schedule has no such split
+        self.ragged: list[IndexVar] = []  # the last block is partly outside: that part is no entry
+        self.modes: list[IndexVar] = []  # in stored order
+        self.extents: list[int] = []
+        self.variables: tuple[IndexVar, ...] = ()  # of the levels
+        self.repeats: list[bool] = []  # a coordinate may come more than once under one parent
         self.positions = positions
+        if access is None:
+            return
+        assert access.format is not None
+        format, self.levels = access.format, access.format.levels
         if len(positions) != len(self.levels):
             raise ValueError(
                 f"lower: positions: expected one capacity for each of the {len(self.levels)} "
                 f"levels of {access}, got {positions}"
             )
-        self.splits: list[Split] = []
-        self.ragged: list[IndexVar] = []  # whose last block is partly outside: nothing of it counts
-        self.modes = [access.indices[mode] for mode in format.modes]  # in stored order
-        outer = list(self.modes)
-        self.extents = [sizes[var.name] for var in outer]
-        inner = []
+        self.modes = [access.indices[mode] for mode in format.modes]
+        self.extents = [sizes[var.name] for var in self.modes]
+        outer, inner = list(self.modes), []
         for level, size in enumerate(format.block_shape):
             split = self._split(outer[level], size, relations)
             if self.extents[level] % size:
@@ -72,7 +89,6 @@ class Storage:
             outer[level] = split.outer
             inner.append(split.inner)
         self.variables = (*outer, *inner)
-        # Coordinates of a level may come more than once under one parent.
         repeats = [
             isinstance(level, Compressed) and not level.unique or number in repeated
             for number, level in enumerate(self.levels)
@@ -84,19 +100,23 @@ class Storage:
             match relation:
                 case Split(parent=parent, size=same) if parent == var and same == size:
                     return relation
-        names = (IndexVar(f"{var}_block"), IndexVar(f"{var}_within"))
-        self.splits.append(Split(var, *names, size))
+        self.splits.append(Split(var, IndexVar(f"{var}_block"), IndexVar(f"{var}_within"), size))
         return self.splits[-1]
 
+    @property
+    def access(self) -> Access:
+        assert self._access is not None
+        return self._access
+
     def offsets(self, level: int) -> str:
-        return f"{self.name}{level + 1}_pos"
+        return f"{self.access.tensor}{level + 1}_pos"
 
     def coordinates(self, level: int) -> str:
-        return f"{self.name}{level + 1}_crd"
+        return f"{self.access.tensor}{level + 1}_crd"
 
     @property
     def values(self) -> str:
-        return f"{self.name}_vals"
+        return f"{self.access.tensor}_vals"
 
     def is_dense(self, level: int) -> bool:
         return isinstance(self.levels[level], Dense)
@@ -104,16 +124,22 @@ class Storage:
     def is_compressed(self, level: int) -> bool:
         return isinstance(self.levels[level], Compressed)
 
+    @property
+    def sparse_modes(self) -> set[IndexVar]:
+        """The indices of which not every coordinate is stored."""
+        return {var for level, var in enumerate(self.modes) if not self.is_dense(level)}
+
     def descend(self, parent: Expr, first: int, last: int) -> Expr:
         """The first position at level `last` below position `parent` of level `first` - 1."""
         for level in range(first, last + 1):
-            if isinstance(self.levels[level], Dense):
+            if self.is_dense(level):
                 parent = multiply(parent, Int(self.extents[level]))
-            elif isinstance(self.levels[level], Compressed) and parent != ZERO:
+            elif self.is_compressed(level) and parent != ZERO:
                 parent = Load(self.offsets(level), parent)
         return parent
 
     def arrays(self, dtype: str) -> list[Array]:
+        """Of the levels, then that of the values unless only the pattern is asked for."""
         arrays, parents = [], 1
         for number, level in enumerate(self.levels):
             if isinstance(level, Compressed):
@@ -121,8 +147,6 @@ class Storage:
             if isinstance(level, Compressed | Singleton):
                 arrays.append(Array(self.coordinates(number), "int32", self.positions[number]))
             parents = self.positions[number]
-        return (
-            arrays
-            if self.access.pattern
-            else [*arrays, Array(self.values, dtype, parents, numbers=True)]
-        )
+        if not self.access.pattern:
+            arrays.append(Array(self.values, dtype, parents, numbers=True))
+        return arrays

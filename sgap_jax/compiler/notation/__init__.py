@@ -1,4 +1,4 @@
-"""Index notation and concrete index notation: what is computed, and in which loops.
+"""Index notation (what is computed) and concrete index notation (in which loops).
 
-Pure descriptions: nothing here knows of arrays, machines or the loop IR.
+These are pure descriptions: nothing here depends on arrays, machines or the loop IR.
 """

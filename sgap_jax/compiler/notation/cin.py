@@ -1,5 +1,5 @@
-"""Concrete index notation: which loops, in which order (Kjolstad et al., CGO 2019, section 3), and
-the relations between its variables (Senanayake et al., OOPSLA 2020, section 4)."""
+"""Concrete index notation: a statement's loops in their order (Kjolstad et al., CGO 2019, section
+3), and the relations between their variables (Senanayake et al., OOPSLA 2020, section 4)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sgap_jax.compiler.notation.expr import Access, Factor, IndexVar
 
 # Race strategies (Senanayake et al., section 5.3): what makes the parallel loop safe.
 NO_RACES = "NoRaces"  # every store is owned by one iteration
-IGNORE_RACES = "IgnoreRaces"  # claimed by the user
+IGNORE_RACES = "IgnoreRaces"  # the user claims that there are no races
 ATOMICS = "Atomics"  # the reduction's store is atomic
 TEMPORARY = "Temporary"  # each iteration has its own sum; the sums are added afterwards
-PARALLEL_REDUCTION = "ParallelReduction"  # lanes add up together
+PARALLEL_REDUCTION = "ParallelReduction"  # lanes reduce together
 RACES = (NO_RACES, IGNORE_RACES, ATOMICS, TEMPORARY, PARALLEL_REDUCTION)
 
 # Strategies of a group (Sgap, section 5.2).
@@ -22,8 +22,8 @@ GROUP_STRATEGIES = (PARALLEL_REDUCTION, SEGMENT)
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """target = product of factors, or target op= it. A temporary is an Access without indices, or
-    with those of its dimensions."""
+    """target = product of factors, or target op= product. A temporary is an Access too: without
+    indices (a scalar), or with the indices of its dimensions."""
 
     target: Access
     factors: tuple[Factor, ...]
@@ -62,8 +62,7 @@ class Where:
 
 @dataclasses.dataclass(frozen=True)
 class Intrinsic:
-    """`body`, run by the instruction of that name (one of intrinsics.INTRINSICS), which computes
-    the same."""
+    """`body` is computed by the intrinsic `name` (one of intrinsics.INTRINSICS)."""
 
     name: str
     body: Body
@@ -75,7 +74,7 @@ class Intrinsic:
 Body = Assignment | Forall | Where | Intrinsic
 
 
-# Relations. Each derives variables from others; together they are the provenance graph.
+# Relations: each derives variables from others. Together they form the provenance graph.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +105,8 @@ class Divide:
 
 @dataclasses.dataclass(frozen=True)
 class Fuse:
-    """fused runs over the pairs (outer, inner): outer = fused / extent(inner), inner = fused % it;
-    over stored pairs only where `inner` (or what it stands for) is a sparse level."""
+    """`fused` goes over the pairs (outer, inner): outer = fused / extent(inner), inner = fused %
+    extent(inner). Where `inner` is the index of a stored level, it goes over stored pairs only."""
 
     outer: IndexVar
     inner: IndexVar
@@ -119,8 +118,8 @@ class Fuse:
 
 @dataclasses.dataclass(frozen=True)
 class Pos:
-    """position runs over the stored positions that `coordinate` (an index of the access, or a
-    fusion of its leading ones) has in it: coordinate = crd[position]."""
+    """`position` goes over the positions at which the access stores `coordinate` (one of its
+    indices, or a fusion of leading ones): coordinate = crd[position]."""
 
     coordinate: IndexVar
     position: IndexVar
@@ -132,7 +131,7 @@ class Pos:
 
 @dataclasses.dataclass(frozen=True)
 class Coord:
-    """The way back: coordinate = crd[position]; the loop runs over the coordinates."""
+    """The inverse of Pos: coordinate = crd[position], and the loop goes over the coordinates."""
 
     position: IndexVar
     coordinate: IndexVar
@@ -143,7 +142,7 @@ class Coord:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """bounded = parent, whose extent is exactly `size`, said at compile time."""
+    """bounded = parent, whose extent is declared to be exactly `size` at compile time."""
 
     parent: IndexVar
     bounded: IndexVar
@@ -168,7 +167,7 @@ Relation = Split | Divide | Fuse | Pos | Coord | Bound | Precompute
 
 
 def parents(relation: Relation) -> tuple[IndexVar, ...]:
-    """What a relation derives variables from."""
+    """The variables from which a relation derives others."""
     match relation:
         case Split() | Divide() | Bound():
             return (relation.parent,)
@@ -183,7 +182,7 @@ def parents(relation: Relation) -> tuple[IndexVar, ...]:
 
 
 def children(relation: Relation) -> tuple[IndexVar, ...]:
-    """The variables that it derives."""
+    """The variables that a relation derives."""
     match relation:
         case Split() | Divide():
             return (relation.outer, relation.inner)
@@ -201,7 +200,8 @@ def children(relation: Relation) -> tuple[IndexVar, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SuchThat:
-    """A whole statement: the loops, and how their variables derive from those of the expression."""
+    """A whole statement: its loops, and the relations that derive their variables from those of the
+    expression."""
 
     body: Body
     relations: tuple[Relation, ...] = ()

@@ -1,4 +1,4 @@
-"""The expressions that derivatives of an expression are, and when two expressions are one."""
+"""The expressions of gradients, and the comparison of expressions up to names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 def gradient(expression: Assign, tensor: str) -> Assign:
-    """What the cotangent of an operand is: that operand and the output change places.
+    """The expression of an operand's cotangent: the operand and the output change places.
 
     `gradient(assign("ij,jk->ik", {"A": CSR}), "B")` is B(j,k) += A(i,j) * C(i,k), in which C is the
-    cotangent of the result. In the sparse operand, its output shares that one's structure; where no
-    factor has the entries then, there is one of ones.
+    cotangent of the result. The gradient in the sparse operand has an output with that operand's
+    structure; where no factor is stored at the entries then, a pattern (a factor of ones) is added.
 
     Raises:
       TypeError: not an expression.
       ValueError: no operand of that name, or one with an index that nothing else has.
-      NotImplementedError: of a maximum or minimum, whose gradient is several sums.
+      NotImplementedError: the expression is a maximum or minimum, whose gradient is several sums.
     """
     if not isinstance(expression, Assign):
         raise TypeError(f"gradient: expected an Assign, as assign() makes, got {expression!r}")
     _check_multilinear(expression)
-    read = [x for x in operands(expression) if not x.pattern]  # in the order that einsum has
+    read = [x for x in operands(expression) if not x.pattern]  # einsum has the same order
     chosen = next((x for x in read if x.tensor == tensor), None)
     if chosen is None:
         there = ", ".join(x.tensor for x in read)
@@ -40,11 +40,11 @@ def gradient(expression: Assign, tensor: str) -> Assign:
 
 
 def check_gradient(expression: Assign, of: Assign) -> None:
-    """Raises ScheduleError unless an expression is a gradient of another."""
+    """Raises ScheduleError unless `expression` is a gradient of `of`."""
     _check_multilinear(of)
     gradients = []
     for operand in of.accesses:
-        with contextlib.suppress(ValueError):  # an index of it alone: there is no expression
+        with contextlib.suppress(ValueError):  # no gradient if only this operand has an index
             gradients += [] if operand.pattern else [gradient(of, operand.tensor)]
     if not any(same(expression, each) for each in gradients):
         known = ", ".join(map(str, gradients)) or "none"
@@ -60,9 +60,13 @@ def _check_multilinear(expression: Assign) -> None:
 
 
 def sharing(factors: Sequence[Access], pattern: Access) -> list[Access]:
-    """Factors of which the first in the format of `pattern` has the structure, or else that pattern
-    does, and all others with a format share it. These come first: they are multiplied before
-    anything that lanes have."""
+    """The factors with one of them as the holder of the structure, `along` for the other sparse
+    ones, which share it.
+
+    The holder is the first factor in the format of `pattern`, or `pattern` itself, which is then
+    put first. Factors that share the structure come before dense ones, so that products of scalars
+    are formed before those of vector lanes.
+    """
     each = [dataclasses.replace(x, along=False) for x in factors]
     whole = next((x for x in each if x.format == pattern.format), pattern)
     each = [x if x == whole else dataclasses.replace(x, along=x.format is not None) for x in each]
@@ -71,12 +75,12 @@ def sharing(factors: Sequence[Access], pattern: Access) -> list[Access]:
 
 
 def operands(expression: Assign) -> list[Access]:
-    """What is read, the sparse factor first."""
+    """The accesses that are read, the sparse factor first."""
     return sorted(expression.accesses, key=lambda access: access != expression.sparse)
 
 
 def same(one: Assign, other: Assign) -> bool:
-    """Whether two expressions differ in nothing but names, and the place of the sparse factor."""
+    """Whether two expressions are equal up to names and the position of the sparse factor."""
     return _form(one) == _form(other)
 
 

@@ -1,4 +1,4 @@
-"""The provenance graph as text and as SVG (as figures 10 and 13 of Senanayake et al. draw it)."""
+"""Draws the provenance graph as text and as SVG (as figures 10 and 13 of Senanayake et al.)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 from sgap_jax.compiler.notation.cin import Pos, Relation, children, parents
 from sgap_jax.compiler.notation.expr import IndexVar
 
-_WIDTH, _HEIGHT, _GAP = 96, 34, 56  # of a box, and between rows, in pixels
+_WIDTH, _HEIGHT, _GAP = 96, 34, 56  # width and height of a box, gap between rows, in pixels
 _BLUE = "#cfe2ff"
 
 
 def word(relation: Relation) -> str:
-    """What a relation does, without its variables: split 16, pos A(i,j), fuse."""
+    """The label of a relation, without its variables: split 16, pos A(i,j), fuse."""
     name = type(relation).__name__.lower()
     number = next((getattr(relation, f) for f in ("size", "parts") if hasattr(relation, f)), None)
     what = relation.access if isinstance(relation, Pos) else number
@@ -23,7 +23,7 @@ def word(relation: Relation) -> str:
 def text(
     originals: Sequence[IndexVar], relations: Sequence[Relation], positions: Collection[IndexVar]
 ) -> str:
-    """A line for each relation, under the variables of the expression; (pos) marks variables of
+    """The variables of the expression, then a line for each relation; (pos) marks variables in
     position space."""
 
     def marked(variables: Sequence[IndexVar]) -> str:
@@ -39,7 +39,7 @@ def text(
 def svg(
     originals: Sequence[IndexVar], relations: Sequence[Relation], positions: Collection[IndexVar]
 ) -> str:
-    """Boxes in rows, each below all that it derives from; arrows with the relations on them."""
+    """A box for each variable, below all that it derives from; arrows labelled with relations."""
     place = _places(originals, relations)
     columns = max((x for x, _ in place.values()), default=0.0) + 1
     rows = max((y for _, y in place.values()), default=0) + 1
@@ -85,8 +85,8 @@ def _centre(place: tuple[float, int]) -> tuple[float, float]:
 def _places(
     originals: Sequence[IndexVar], relations: Sequence[Relation]
 ) -> dict[IndexVar, tuple[float, int]]:
-    """Column and row of each variable: rows by the longest way from the expression; in a row what
-    one relation makes stays together, below what it is made from where there is room."""
+    """(column, row) of each variable. The row is the longest path from the expression's variables;
+    in a row the children of one relation stay together, below their parents if there is room."""
     used = [var for relation in relations for var in parents(relation)]
     first = sorted(originals, key=lambda var: [*used, var].index(var))
     place: dict[IndexVar, tuple[float, int]] = {var: (float(n), 0) for n, var in enumerate(first)}

@@ -26,9 +26,9 @@ def index_vars(names: str) -> tuple[IndexVar, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """A[i, j]: a tensor at indices. `format` is None for a dense tensor, stored row by row.
-    `pattern`: of a sparse one only where its entries are counts; each is one, no values are read.
-    `along`: it shares the structure of another factor, its values alone are its own.
+    """A[i, j]: a tensor at indices. `format` is None for a dense tensor in row-major order.
+    `pattern`: only the structure is read; the value of each entry is 1.
+    `along`: it has the structure of another factor, and only values of its own.
     """
 
     tensor: str
@@ -49,7 +49,7 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A name to index: `A, B, C = Tensor("A", CSR), Tensor("B"), Tensor("C")` and then
+    """A name that can be indexed: `A, B, C = Tensor("A", CSR), Tensor("B"), Tensor("C")` and then
     `Assign(C[i, k], A[i, j] * B[j, k])`. `C[()]` is a scalar."""
 
     name: str
@@ -62,8 +62,9 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Attained:
-    """A factor: 1 where the product of `factors` attains `best`, the maximum or minimum (what
-    `reduction` says) of such products, else 0, whatever it is multiplied by. All attain NaN.
+    """A factor that is 1 where the product of `factors` attains `best`, the maximum or minimum
+    (`reduction`) of such products, and 0 elsewhere; 0 times NaN or infinity is 0 here. If `best` is
+    NaN, all products attain it.
 
     Raises:
       ValueError: no factors, or another reduction.
@@ -102,7 +103,7 @@ Factor = Access | Attained
 
 
 def accesses(factors: Sequence[Factor]) -> tuple[Access, ...]:
-    """What is read of factors, in order; an `Attained` reads its factors, then `best`."""
+    """The accesses of factors, in order; those of an `Attained` are its factors, then `best`."""
     each = ((*f.factors, f.best) if isinstance(f, Attained) else (f,) for f in factors)
     return tuple(access for some in each for access in some)
 
@@ -112,11 +113,11 @@ class Assign:
     """output = the product of `factors`, reduced over the indices that the output lacks.
 
     At most one factor is sparse. The output is dense, or has the format and the indices of the
-    sparse factor: then it shares that factor's structure. Or it shares that of the outer levels,
-    with dense ones under them: TTM in CSF(3) has an output in (Compressed, Compressed, Dense), with
-    the indices in the order of the levels, and an element for each fiber and dense index. Entries
-    that are not stored take no part in a reduction; over nothing "+" gives 0, "max" -infinity and
-    "min" infinity.
+    sparse factor: then it shares that factor's structure. Or it shares the structure of the outer
+    levels, with dense levels under them: TTM in CSF(3) has an output in (Compressed, Compressed,
+    Dense), with the indices in the order of the levels, and an element for each fiber and dense
+    index. Entries that are not stored take no part in a reduction; the reduction of no entries is 0
+    for "+", -infinity for "max" and infinity for "min".
 
     Raises:
       ValueError: not an expression, or an index or a format that does not fit its access.
@@ -166,11 +167,13 @@ class Assign:
 
     @property
     def shared(self) -> int:
-        """How many levels of the sparse factor the output shares; 0: it is dense, or cannot."""
+        """The number of the sparse factor's levels that the output shares; 0 if it is dense, or if
+        its format cannot share them."""
         return self.shares(self.output)
 
     def shares(self, access: Access) -> int:
-        """How many levels of the sparse factor an access shares; 0: it is dense, or cannot."""
+        """The number of the sparse factor's levels that an access shares; 0 if it is dense, or if
+        its format cannot share them."""
         sparse = self.sparse
         if access.format is None or sparse is None or sparse.format is None:
             return 0
@@ -186,7 +189,7 @@ class Assign:
         return count if same and each_once and not sparse.format.block_shape else 0
 
     def dense_indices(self, access: Access) -> tuple[IndexVar, ...]:
-        """Of an access that shares levels, those of what it has at each position."""
+        """The indices of the dense levels of an access that shares outer levels; () for others."""
         own = access.format is not None and access.format != getattr(self.sparse, "format", None)
         count = access.format.dense_modes if own and access.format is not None else 0
         return access.indices[len(access.indices) - count :]
@@ -198,12 +201,13 @@ class Assign:
 
     @property
     def is_multilinear(self) -> bool:
-        """Whether a factor may be multiplied with a sum over the others."""
+        """Whether the expression is a sum of products, so that a factor may be multiplied with a
+        sum over the others."""
         return self.reduction == "+" and all(isinstance(x, Access) for x in self.factors)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """Of all operands, in order."""
+        """The accesses of all operands, in order."""
         return accesses(self.factors)
 
     @property
@@ -231,8 +235,8 @@ def assign(
 
     Args:
       subscripts: as for `jnp.einsum`, with the output written out: letters, no ellipsis.
-      formats: of the sparse operand, by name, and of the output where it is to share its structure;
-        everything else is dense. COO is taken for any number of indices.
+      formats: by name, of the sparse operand, and of the output if it shares its structure; all
+        other tensors are dense. COO stands for COO of any number of indices.
       names: of the operands, then of the output, such as "A x y"; default A, B, C, ... in order.
       reduction: "+", "max" or "min", over the indices that the output lacks.
 
@@ -271,7 +275,7 @@ def assign(
 
 
 def _of_rank(format: Format | None, ndim: int) -> Format | None:
-    """COO, said of any number of modes."""
+    """The format; COO becomes COO of `ndim` modes."""
     if format != COO or ndim < 1:
         return format
     return Format((Compressed(unique=False),) + (Singleton(),) * (ndim - 1))

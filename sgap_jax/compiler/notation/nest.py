@@ -1,4 +1,4 @@
-"""Walking and changing the loops of a statement."""
+"""Traversal and rewriting of the loops of a statement."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sgap_jax.formats.levels import Format
 
 
 def initial(expression: Assign) -> SuchThat:
-    """The loops of an expression that nobody has scheduled: `Assign.indices` in order, but that an
-    index of the sparse factor comes after those of the levels above its own."""
+    """The loops of an expression before any transformation: one for each of `Assign.indices` in
+    order, except that an index of the sparse factor comes after those of outer levels."""
     above: dict[IndexVar, tuple[IndexVar, ...]] = {}
     if (sparse := expression.sparse) is not None and sparse.format is not None:
         levels = level_indices(sparse.format, sparse.indices)
@@ -28,14 +28,14 @@ def initial(expression: Assign) -> SuchThat:
 
 
 def level_indices(format: Format, indices: tuple[IndexVar, ...]) -> tuple[IndexVar, ...]:
-    """The index of each level, from the outermost on; trailing blocks left out."""
+    """The index of each level, from the outermost on, without the levels inside a block."""
     return tuple(indices[mode] for mode in format.modes)
 
 
 def paths(
     body: Body, above: tuple[Forall, ...] = ()
 ) -> Iterator[tuple[tuple[Forall, ...], Assignment]]:
-    """Each assignment with the loops around it, from the outermost on."""
+    """Each assignment, and the loops around it from the outermost on."""
     match body:
         case Assignment():
             yield above, body
@@ -49,7 +49,7 @@ def paths(
 
 
 def loops(body: Body) -> list[Forall]:
-    """Every loop, each before those that it encloses."""
+    """All loops, each before those inside it."""
     return list(dict.fromkeys(loop for around, _ in paths(body) for loop in around))
 
 
@@ -69,7 +69,7 @@ def find(body: Body, var: IndexVar) -> Forall | None:
 
 
 def replace(body: Body, var: IndexVar, change: Callable[[Forall], Body]) -> Body:
-    """The loop of `var` becomes `change` of it."""
+    """`body` with the loop of `var` replaced by `change(loop)`."""
     match body:
         case Forall():
             if body.var == var:
@@ -83,7 +83,7 @@ def replace(body: Body, var: IndexVar, change: Callable[[Forall], Body]) -> Body
 
 
 def chain(loop: Forall) -> tuple[list[Forall], Body]:
-    """The perfect nest that starts at a loop, and what is inside of it."""
+    """The loops of the perfect nest that starts at `loop`, and the body of the innermost one."""
     nest: list[Forall] = []
     body: Body = loop
     while isinstance(body, Forall):
@@ -93,7 +93,8 @@ def chain(loop: Forall) -> tuple[list[Forall], Body]:
 
 
 def perfect(around: tuple[Forall, ...]) -> list[Forall]:
-    """Of the loops around an assignment those that enclose nothing but each other and it."""
+    """The innermost of the loops around an assignment that form a perfect nest: they enclose only
+    each other and the assignment."""
     first = len(around)
     while first and isinstance(chain(around[first - 1])[1], Assignment):
         first -= 1
@@ -101,7 +102,7 @@ def perfect(around: tuple[Forall, ...]) -> list[Forall]:
 
 
 def wrap(nest: list[Forall] | tuple[Forall, ...], body: Body) -> Body:
-    """`body` inside of loops like those of a nest."""
+    """`body` inside copies of the loops of a nest."""
     for loop in reversed(nest):
         body = dataclasses.replace(loop, body=body)
     return body

@@ -1,5 +1,5 @@
-"""How the variables of the loops derive from those of the expression: the provenance graph
-(Senanayake et al., section 4.2)."""
+"""The provenance graph: how the variables of loops derive from those of the expression (Senanayake
+et al., section 4.2)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """The graph over the variables of an expression (`originals`) and all that derive from them.
+    """The graph of the variables of an expression (`originals`) and all that derive from them.
 
-    `str()` draws it as text, `svg()` as a picture; a notebook shows the latter.
+    `str()` draws it as text, `svg()` as a picture, which notebooks show.
     """
 
     originals: tuple[IndexVar, ...]
@@ -45,12 +45,12 @@ class Provenance:
         return (*self.originals, *every)
 
     def origin(self, var: IndexVar) -> Relation | None:
-        """The relation that made a variable; None for one of the expression."""
+        """The relation that derived a variable; None for a variable of the expression."""
         return self._origin.get(var)
 
     def lineage(self, var: IndexVar) -> list[tuple[IndexVar, Relation]]:
-        """(variable, what made it), from `var` up to a variable of the expression or to a fusion's
-        result, which is the last."""
+        """The derivation of `var`: pairs (variable, relation that derived it) from `var` upwards,
+        up to a variable of the expression, or up to a fusion, which is the last pair."""
         line = []
         while (relation := self.origin(var)) is not None:
             line.append((var, relation))
@@ -60,14 +60,14 @@ class Provenance:
         return line
 
     def roots(self, var: IndexVar) -> tuple[IndexVar, ...]:
-        """The variables of the expression that one derives from, in the order of its iteration."""
+        """The variables of the expression from which `var` derives, the outermost first."""
         relation = self.origin(var)
         if relation is None:
             return (var,)
         return tuple(root for parent in parents(relation) for root in self.roots(parent))
 
     def position(self, var: IndexVar) -> Pos | None:
-        """The relation that took a variable to position space; None for one of coordinates."""
+        """The relation that took a variable to position space; None in coordinate space."""
         for _, relation in self.lineage(var):
             if isinstance(relation, Pos):
                 return relation
@@ -76,7 +76,7 @@ class Provenance:
         return None
 
     def by_position(self, var: IndexVar) -> bool:
-        """Whether a variable is of position space, or of the coordinates found there."""
+        """Whether a variable is in position space, or was brought back from it by `coord`."""
         return any(isinstance(relation, Pos | Coord) for _, relation in self.lineage(var))
 
     def fuses_positions(self, var: IndexVar) -> bool:
@@ -88,8 +88,9 @@ class Provenance:
         return any(self.position(side) or self.fuses_positions(side) for side in sides)
 
     def whole(self, var: IndexVar) -> bool:
-        """A variable whose values are neighbours: no outer part of a split or divide is above it,
-        up to the expression, a fusion or position space."""
+        """Whether consecutive values of a variable are consecutive coordinates or positions: it is
+        not, and does not derive from, the outer part of a split or divide, up to the expression, a
+        fusion or a `pos`."""
         for derived, relation in self.lineage(var):
             if isinstance(relation, Split | Divide) and derived == relation.outer:
                 return False
@@ -98,7 +99,7 @@ class Provenance:
         return True
 
     def constant(self, var: IndexVar) -> int | None:
-        """The extent of a variable that is the same for all operands; None where it is not."""
+        """The extent of a variable if the schedule fixes it, else None."""
         relation = self.origin(var)
         match relation:
             case Bound():
@@ -121,8 +122,8 @@ class Provenance:
         return None
 
     def block(self, var: IndexVar, access: Access) -> str | None:
-        """ "outer" or "inner" for the parts of an index of a blocked mode that is split by exactly
-        the side of the block (and what derives from these); else None."""
+        """ "outer" or "inner" if `var` is that part of the split of a blocked mode's index by
+        exactly the side of the block, or derives from it; else None."""
         sides = block_sides(access)
         while (relation := self.origin(var)) is not None:
             if isinstance(relation, Split) and sides.get(relation.parent) == relation.size:
@@ -151,8 +152,8 @@ class Provenance:
 def segment_loops(
     expression: Assign, graph: Provenance, nest: Sequence[Forall], leaf: Assignment
 ) -> list[Forall]:
-    """The loops of a scalar's producer over which the element of the output changes: the scalar is
-    the sum of a run of positions, and goes to the output where the run ends."""
+    """The loops of a scalar's producer over which the element of the output changes. The scalar is
+    then the sum over consecutive positions of one element, and is stored where these end."""
     if leaf.target.indices or leaf.target == expression.output:
         return []
     moving = set(expression.output.indices)

@@ -1,4 +1,4 @@
-"""Schedules: the transformations of a statement, what makes one legal, and presets by name.
+"""Schedules: the transformations of a statement, and the rules that make them legal.
 
-The top room of the compiler: a `Schedule` prints itself through lowering and the printers.
+This is the topmost package of the compiler: `Schedule.source` calls lowering and the printers.
 """

@@ -1,5 +1,5 @@
-"""Calls of transformations as a caller writes them: what their arguments mean, and how an error
-repeats them."""
+"""The arguments of transformations as a caller writes them: converts them to variables and
+accesses, and prints the call for an error message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def variables(given: Vars) -> tuple[IndexVar, ...]:
 
 
 def access_of(expression: Assign, access: Access | Tensor | str) -> Access:
-    """An access, which may be given as the name of an operand."""
+    """The access that an argument stands for; it may be an access or the name of an operand."""
     if isinstance(access, Access):
         return access
     if not isinstance(access, str | Tensor):

@@ -1,4 +1,4 @@
-"""What the threads of a group must obey to reduce together (Sgap, sections 3.3 and 5.2)."""
+"""The rules for groups of threads that reduce together (Sgap, sections 3.3 and 5.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sgap_jax.schedules.schedule import ScheduleError
 def check_group(
     expression: Assign, graph: Provenance, loop: Forall, size: int, strategy: str
 ) -> None:
-    """That a loop of threads can be divided into groups of `size`."""
+    """Raises ScheduleError unless a loop of threads can be divided into groups of `size` that
+    reduce by this strategy."""
     if strategy not in cin.GROUP_STRATEGIES:
         known = ", ".join(cin.GROUP_STRATEGIES)
         raise ScheduleError(f"no strategy {strategy!r}; there are {known}")
@@ -59,7 +60,8 @@ def check_group(
 def check_segments(
     expression: Assign, graph: Provenance, lanes: Forall, inside: tuple[Forall, ...]
 ) -> None:
-    """Runs of equal elements are among neighbouring lanes, at one step of all of them."""
+    """Raises ScheduleError unless, at each step, lanes with equal output elements are neighbours:
+    no loop inside that of the lanes may change the element."""
     moving = set(graph.roots(lanes.var)) & set(expression.output.indices)
     if own := [loop.var for loop in inside if moving & set(graph.roots(loop.var))]:
         raise ScheduleError(

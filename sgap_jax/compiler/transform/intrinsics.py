@@ -1,4 +1,4 @@
-"""Nests that one instruction computes, as declarations: what `Schedule.bind` may replace."""
+"""Declarations of the loop nests that an intrinsic computes, which `Schedule.bind` may replace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sgap_jax.compiler.notation.provenance import Provenance
 
 OCTET_MMA = "octet_mma"
 _VECTORS = (2, 4, 8)
-_COLUMNS = 64  # of C, a warp's
+_COLUMNS = 64  # columns of C that a warp computes
 
 _DECLARED = {
     OCTET_MMA: (
@@ -28,7 +28,8 @@ _DECLARED = {
 
 
 def check_nest(graph: Provenance, loop: Forall, name: str) -> None:
-    """Raises NotImplementedError unless the nest at `loop` is the declared one of an intrinsic."""
+    """Raises NotImplementedError unless the nest at `loop` is the one that the intrinsic `name`
+    declares."""
     if name not in INTRINSICS:
         raise NotImplementedError(
             f"no intrinsic {name!r}; there are {', '.join(INTRINSICS)}: "
@@ -40,7 +41,7 @@ def check_nest(graph: Provenance, loop: Forall, name: str) -> None:
 
 
 def _octet(graph: Provenance, loop: Forall) -> str | None:
-    """How a nest differs from the declared one; None where it does not."""
+    """How a nest differs from the declared one, as text; None if it does not."""
     loops, leaf = chain(loop)
     if not isinstance(leaf, Assignment) or len(loops) != 3:
         return f"the nest from {loop.var} inwards is not of three loops around an assignment"
@@ -70,7 +71,8 @@ def _octet(graph: Provenance, loop: Forall) -> str | None:
 
 
 def _roles(leaf: Assignment, sparse: Factor) -> list[tuple] | None:
-    """(index, extent or 0 for a step t, whether in position space) of the three loops."""
+    """For each of the three loops (index, extent or 0 for the step t, whether in position space);
+    None if the assignment is neither an SpMM nor an SDDMM."""
     vector = sparse.format.vector_length if sparse.format is not None else None
     row, column = sparse.indices
     if leaf.op != "+" or len(leaf.target.indices) != 2:

@@ -1,7 +1,7 @@
-"""What a schedule must obey (Senanayake et al., section 5; Sgap, sections 3.3 and 5).
+"""The rules for schedules (Senanayake et al., section 5; Sgap, sections 3.3 and 5).
 
-`check_statement` holds of every statement; the rest are of one transformation each. All raise
-ScheduleError with the reason alone: `Schedule` adds the call and the statement.
+`check_statement` has the rules for every statement; the other checks are for one transformation
+each. All raise ScheduleError with only the reason: `Schedule` adds the call and the statement.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
 
 _GPU = (loopir.GPU_BLOCK, loopir.GPU_WARP, loopir.GPU_THREAD)
-# Who can add up together, and who has atomic stores.
+# Units whose iterations can reduce together.
 _COLLECTIVE = (loopir.CPU_VECTOR, loopir.GPU_WARP, loopir.GPU_THREAD)
 
 
 def check_statement(expression: Assign, statement: SuchThat) -> None:
-    """The rules that no transformation may break."""
+    """Checks the rules that every statement obeys."""
     graph = Provenance(expression.indices, statement.relations)
     for around, leaf in paths(statement.body):
         check_levels(expression, graph, around)
@@ -47,7 +47,8 @@ def check_statement(expression: Assign, statement: SuchThat) -> None:
 
 
 def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ...]) -> None:
-    """No loop over stored coordinates lies above one that says whose children they are."""
+    """Checks that a loop over stored coordinates is inside the loops that determine their parent
+    node."""
     access = expression.sparse
     if access is None or access.format is None:
         return
@@ -67,7 +68,7 @@ def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ..
                 f"the loop of {walked[0]} runs over positions of level {depth + 1} of {access}, "
                 f"but no loop around it says of which {missing}"
             )
-        # Tiles of coordinates only filter; what walks the stored ones is the innermost loop.
+        # Loops over tiles of coordinates only filter; the innermost loop goes over stored ones.
         first = min(walked or of_level[depth][-1:], key=place.__getitem__)
         tiles = [v for v in of_level[depth] if walked and v not in walked]
         above = [v for upper in of_level[:depth] for v in upper if v not in of_level[depth]]
@@ -80,7 +81,8 @@ def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ..
 
 
 def check_units(around: tuple[Forall, ...]) -> None:
-    """Each unit once; not of two machines; blocks around warps around threads."""
+    """Checks that nested loops have each unit once, do not mix CPU and GPU, and that blocks are
+    around warps and warps around threads."""
     units = [loop.unit for loop in around if loop.unit is not None]
     twice = [unit for unit in units if units.count(unit) > 1]
     if twice:
@@ -99,7 +101,8 @@ def check_units(around: tuple[Forall, ...]) -> None:
 
 
 def check_race(expression: Assign, graph: Provenance, loop: Forall) -> None:
-    """NoRaces: no two iterations meet in one element of the output."""
+    """Checks a claim of NoRaces: no two iterations of the loop store to one element of the
+    output."""
     if loop.race != cin.NO_RACES:
         return
     roots = graph.roots(loop.var)
@@ -123,7 +126,7 @@ def check_race(expression: Assign, graph: Provenance, loop: Forall) -> None:
 
 
 def serial_loop(statement: SuchThat, var: IndexVar) -> Forall:
-    """The loop of a variable that can still be transformed."""
+    """The loop of a variable, which must not be parallel or unrolled: it can be transformed."""
     loop = loop_of(statement, var)
     if loop.unit is not None or loop.unroll:
         how = loop.unit or "unrolled"
@@ -169,8 +172,8 @@ def check_fuse(graph: Provenance, statement: SuchThat, outer: IndexVar, inner: I
 
 
 def check_pos(expression: Assign, graph: Provenance, var: IndexVar, access: Access) -> None:
-    """Senanayake et al., section 5: what `var` derives from are consecutive levels of an argument,
-    the deepest of them stored."""
+    """Checks that `var` derives from consecutive levels of an argument, of which the deepest is a
+    stored one (Senanayake et al., section 5)."""
     if access not in expression.factors:
         there = ", ".join(map(str, expression.factors))
         raise ScheduleError(f"{access} is not an argument of the expression; there are {there}")
@@ -211,7 +214,8 @@ def check_pos(expression: Assign, graph: Provenance, var: IndexVar, access: Acce
 
 
 def check_constant(expression: Assign, graph: Provenance, var: IndexVar, what: str) -> None:
-    """The extent of a loop does not depend on the entries: it is known when the loops are made."""
+    """Checks that the extent of a loop does not depend on the entries, so that it is known when the
+    loops are made."""
     access = expression.sparse
     if access is None or access.format is None:
         return
@@ -222,11 +226,11 @@ def check_constant(expression: Assign, graph: Provenance, var: IndexVar, what: s
     if not stored or fixed and graph.constant(var) is not None:
         return
     if graph.position(var) or not graph.lineage(var):
-        # All positions of leading levels: as many as there is room for.
+        # All positions of leading levels: their number is the capacity.
         if graph.roots(var)[0] == indices[0]:
             return
     elif not graph.whole(var):
-        return  # tiles of a dimension
+        return  # tiles of coordinates: their number follows from the dimension
     raise ScheduleError(
         f"{what} needs a loop whose extent is known beforehand; that of {var} depends on what "
         f"{access} stores: pos and split it, and take the inner part"
@@ -247,7 +251,7 @@ def check_parallel(
         raise ScheduleError(
             f"iterations on {unit} cannot add up together; give {cin.ATOMICS} or {cin.TEMPORARY}"
         )
-    if unit != loopir.CPU_VECTOR:  # lanes take what there is
+    if unit != loopir.CPU_VECTOR:  # a vector loop may have any extent
         check_constant(expression, graph, var, unit)
 
 

@@ -1,4 +1,4 @@
-"""Points of the atomic-parallelism space as chains (Sgap, section 6)."""
+"""Points of the atomic-parallelism space as schedules of the compiler (Sgap, section 6)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sgap_jax.compiler.notation.cin import (
     SEGMENT,
 )
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.transform.schedule import Schedule
+from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.schedule import ScheduleError
 
 _WARP = 32
 
 
-def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Schedule:
-    """The chain of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
+def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> LoopSchedule:
+    """The schedule of a point of Sgap's space for C(i,k) += A(i,j) * B(j,k)::
 
-        {<g nnz, c col>, 1}    Listing 3: each thread walks g nonzeros
+        {<g nnz, c col>, 1}    Listing 3: each thread processes g nonzeros
         {<g nnz, c col>, r}    Listing 6 (there g = 1): r threads reduce by segments, g times
-        {<x row, c col>, 1}    Listing 4: each thread walks x rows
+        {<x row, c col>, 1}    Listing 4: each thread processes x rows
         {<1/g row, c col>, r}  Listing 5: g threads share a row, r reduce together
 
-    Threads of a block are those of `point.block_size`, or fewer where the dense columns do not fill
-    them. Where a block does not cover all `columns`, its threads go over them in tiles.
+    A block has `point.block_size` threads, or fewer where the dense columns do not fill them. Where
+    a block does not cover all `columns`, its threads go over them in tiles.
 
     Args:
       expression: of that form, A in a format whose levels are (i, j): CSR, COO, CSF(2). By rows i
@@ -37,8 +37,8 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
       columns: extent of k, at least 1.
 
     Raises:
-      ScheduleError: another expression, or a format that the chain cannot walk.
-      NotImplementedError: a legal point without a chain; names the nearest that has one.
+      ScheduleError: another expression, or a format to which the transformations do not apply.
+      NotImplementedError: a legal point without a schedule here; names the nearest that has one.
 
     Source: Sgap, section 6.
     """
@@ -46,17 +46,17 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Sc
     _check_point(point)
     lanes = _lanes(columns, int(point.col))
     if point.row is not None and point.row < 1:
-        return _shared_row(Schedule(expression), (i, j, k, sparse), point)
+        return _shared_row(LoopSchedule(expression), (i, j, k, sparse), point)
     if point.row is not None:
-        return _whole_rows(Schedule(expression), (i, j, k), point, lanes, columns)
-    s = Schedule(expression).reorder(i, j, k).fuse(i, j, "f").pos("f", "fpos", sparse)
+        return _whole_rows(LoopSchedule(expression), (i, j, k), point, lanes, columns)
+    s = LoopSchedule(expression).reorder(i, j, k).fuse(i, j, "f").pos("f", "fpos", sparse)
     if point.group == 1:
         return _nonzeros(s, k, point, lanes, columns)
     return _segments(s, k, point, columns)
 
 
 def _product(expression: Assign) -> tuple[IndexVar, IndexVar, IndexVar, Access]:
-    """i, j, k and A of C(i,k) += A(i,j) * B(j,k)."""
+    """(i, j, k, A) of the expression C(i,k) += A(i,j) * B(j,k)."""
     sparse, dense = expression.sparse, expression.factors[-1]
     if (
         sparse is not None
@@ -92,7 +92,9 @@ def _lanes(columns: int, col: int) -> int:
     return min(1 << (-(-columns // col) - 1).bit_length(), _WARP)
 
 
-def _nonzeros(s: Schedule, k: IndexVar, point: AtomicParallelism, lanes: int, n: int) -> Schedule:
+def _nonzeros(
+    s: LoopSchedule, k: IndexVar, point: AtomicParallelism, lanes: int, n: int
+) -> LoopSchedule:
     size, each = point.block_size, int(point.nnz or 1)
     if lanes == 1:
         s = s.split("fpos", "block", "fpos1", size * each).split("fpos1", "thread", "nnz", each)
@@ -107,12 +109,12 @@ def _nonzeros(s: Schedule, k: IndexVar, point: AtomicParallelism, lanes: int, n:
 
 
 def _whole_rows(
-    s: Schedule,
+    s: LoopSchedule,
     indices: tuple[IndexVar, IndexVar, IndexVar],
     point: AtomicParallelism,
     lanes: int,
     n: int,
-) -> Schedule:
+) -> LoopSchedule:
     (i, j, k), size, each = indices, point.block_size, int(point.row or 1)
     s = s.split(i, "block", "block_row", size // lanes * each)
     if lanes == 1:
@@ -127,9 +129,9 @@ def _whole_rows(
 
 
 def _strided(
-    s: Schedule, k: IndexVar, lanes: int, col: int, n: int
-) -> tuple[Schedule, tuple[str, ...]]:
-    """k in tiles of `lanes` threads with `col` columns each, `lanes` apart."""
+    s: LoopSchedule, k: IndexVar, lanes: int, col: int, n: int
+) -> tuple[LoopSchedule, tuple[str, ...]]:
+    """k in tiles of `lanes` threads with `col` columns each, at a distance of `lanes`."""
     if n == lanes * col:
         return s.split(k, "strides", "thread", lanes).bound("strides", "col", col), ()
     s = s.split(k, "tile", "tile_col", lanes * col)
@@ -137,8 +139,8 @@ def _strided(
 
 
 def _shared_row(
-    s: Schedule, of: tuple[IndexVar, IndexVar, IndexVar, Access], point: AtomicParallelism
-) -> Schedule:
+    s: LoopSchedule, of: tuple[IndexVar, IndexVar, IndexVar, Access], point: AtomicParallelism
+) -> LoopSchedule:
     (i, j, k, sparse), col = of, int(point.col)
     share = Fraction(point.row or 1).denominator
     s = s.fuse(i, k, "io").split("io", "block", "ki", max(point.block_size // share, 1) * col)
@@ -153,14 +155,14 @@ def _shared_row(
     return s.group("jpos1", point.group, PARALLEL_REDUCTION)
 
 
-def _segments(s: Schedule, k: IndexVar, point: AtomicParallelism, n: int) -> Schedule:
+def _segments(s: LoopSchedule, k: IndexVar, point: AtomicParallelism, n: int) -> LoopSchedule:
     each, col = int(point.nnz or 1), int(point.col)
     warps = min(_lanes(n, col), point.block_size // _WARP)
     lanes = point.block_size // warps // _WARP * _WARP
     walk: tuple[str, ...] = ()
     s, lane = s.split("fpos", "block", "fpos1", lanes * each), "fpos1"
     if each > 1:
-        # Neighbours have neighbouring nonzeros at each step: they reduce then, so none waits.
+        # At each step neighbouring lanes have neighbouring nonzeros, which they reduce at once.
         s, lane, walk = s.split("fpos1", "nnz", "thread", lanes), "thread", ("nnz",)
     tiles: tuple[str, ...] = ()
     if n != warps * col:

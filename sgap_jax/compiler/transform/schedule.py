@@ -1,4 +1,4 @@
-"""Schedules as chains of transformations of the loops of an expression."""
+"""`Schedule`: a chain of transformations of the loops of an expression."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule(schedules.Schedule):
-    """The loops of an expression, transformed one call at a time; each gives a new schedule::
+class LoopSchedule(schedules.Schedule):
+    """The loops of an expression, transformed one call at a time; each call returns a new one::
 
         i, j, f, fpos, block, fpos1 = index_vars("i j f fpos block fpos1")
         s = Schedule(assign("ij,j->i", {"A": CSR}))
@@ -35,13 +35,13 @@ class Schedule(schedules.Schedule):
         print(s)
 
     Variables are of type `IndexVar`, or names. A schedule says in which order the entries are
-    visited and by whom, never what is computed. It prints as concrete index notation.
+    visited and on which unit, never what is computed. It prints as concrete index notation.
 
     Attributes:
       expression: what is computed.
-      statement: the loops, and how their variables derive from those of the expression; without
-        it one loop for each index, the output's first, the sparse operand's in order of level.
-      derivatives: chains of other expressions, see `with_derivatives`.
+      statement: the loops, and how their variables derive from those of the expression; by default
+        one loop for each index, the output's first, the sparse operand's in order of level.
+      derivatives: schedules of the gradients' expressions, see `with_derivatives`.
 
     Raises:
       ScheduleError: each method, where its precondition does not hold; the message shows the
@@ -52,7 +52,7 @@ class Schedule(schedules.Schedule):
 
     expression: Assign
     statement: SuchThat = None  # type: ignore[assignment]  # made from the expression
-    derivatives: tuple[Schedule, ...] = ()
+    derivatives: tuple[LoopSchedule, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, Assign):
@@ -65,19 +65,19 @@ class Schedule(schedules.Schedule):
         return "\n".join([str(self.statement), *(f"derivative: {s}" for s in self.derivatives)])
 
     def provenance(self) -> Provenance:
-        """How the variables derive from each other: `print` it, or take its `svg()`."""
+        """The graph of how variables derive from each other: `print` it, or draw its `svg()`."""
         return Provenance(self.expression.indices, self.statement.relations)
 
-    def with_derivatives(self, *chains: Schedule) -> Schedule:
-        """The same with schedules for gradients. A tangent is of the same expression and runs as
-        this schedule says; a gradient is of another, which one of `chains` may be of. It runs as
-        without a schedule where none is::
+    def with_derivatives(self, *chains: LoopSchedule) -> LoopSchedule:
+        """The same schedule with schedules for gradients added. A tangent has the same expression
+        and runs by this schedule; a gradient has another expression, and runs by the one of
+        `chains` that has it, or as without a schedule if there is none::
 
             dB = Schedule(gradient(s.expression, "B")).parallelize("k", "CPUVector", "NoRaces")
             s = s.with_derivatives(dB)
         """
         for chain in chains:
-            if not isinstance(chain, Schedule):
+            if not isinstance(chain, LoopSchedule):
                 raise ScheduleError(f"with_derivatives: expected schedules, got {chain!r}")
             check_gradient(chain.expression, self.expression)
         every = (*self.derivatives, *(dataclasses.replace(s, derivatives=()) for s in chains))
@@ -86,25 +86,25 @@ class Schedule(schedules.Schedule):
                 raise ScheduleError(f"with_derivatives: two chains for {other.expression}")
         return dataclasses.replace(self, derivatives=every)
 
-    def of(self, expression: Assign) -> Schedule | None:
-        """This schedule or that of a gradient, whichever is of an expression; the others are then
-        there for derivatives. None where none is."""
+    def of(self, expression: Assign) -> LoopSchedule | None:
+        """The one among this schedule and those of its gradients that has `expression`, with the
+        others as its `derivatives`; None if there is none."""
         family = (dataclasses.replace(self, derivatives=()), *self.derivatives)
         for n, chain in enumerate(family):
             if same(chain.expression, expression):
                 return dataclasses.replace(chain, derivatives=(*family[:n], *family[n + 1 :]))
         return None
 
-    def reorder(self, *order: Var) -> Schedule:
-        """The loops of a perfect nest, in another order; those not named stay where they are."""
+    def reorder(self, *order: Var) -> LoopSchedule:
+        """Reorders loops of a perfect nest; loops that are not named stay where they are."""
 
         def change() -> SuchThat:
             return transformations.reorder(self.statement, [variable(var) for var in order])
 
         return self._step("reorder", order, change)
 
-    def split(self, var: Var, outer: Var, inner: Var, size: int) -> Schedule:
-        """var = outer * size + inner, with 0 <= inner < size: tiles of one size."""
+    def split(self, var: Var, outer: Var, inner: Var, size: int) -> LoopSchedule:
+        """var = outer * size + inner, with 0 <= inner < size: tiles of a fixed size."""
 
         def change() -> SuchThat:
             legality.check_size("the size of a tile", size)
@@ -112,8 +112,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("split", (var, outer, inner, size), change)
 
-    def divide(self, var: Var, outer: Var, inner: Var, parts: int) -> Schedule:
-        """var = outer * ceil(extent / parts) + inner, with 0 <= outer < parts: so many tiles."""
+    def divide(self, var: Var, outer: Var, inner: Var, parts: int) -> LoopSchedule:
+        """var = outer * ceil(extent / parts) + inner, with 0 <= outer < parts: a fixed number of
+        tiles."""
 
         def change() -> SuchThat:
             legality.check_size("the number of parts", parts)
@@ -121,7 +122,7 @@ class Schedule(schedules.Schedule):
 
         return self._step("divide", (var, outer, inner, parts), change)
 
-    def fuse(self, outer: Var, inner: Var, fused: Var) -> Schedule:
+    def fuse(self, outer: Var, inner: Var, fused: Var) -> LoopSchedule:
         """Two directly nested loops become one over the pairs, in the same order."""
 
         def change() -> SuchThat:
@@ -130,9 +131,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("fuse", (outer, inner, fused), change)
 
-    def pos(self, coordinate: Var, position: Var, access: Access | Tensor | str) -> Schedule:
-        """The loop runs over the positions at which `access` stores its coordinates: one level, or
-        several that were fused. `access` may be given as the name of the operand."""
+    def pos(self, coordinate: Var, position: Var, access: Access | Tensor | str) -> LoopSchedule:
+        """Makes a loop go over the positions at which `access` stores the coordinates of one level,
+        or of several fused ones. `access` may be given as the name of the operand."""
 
         def change() -> SuchThat:
             legality.serial_loop(self.statement, variable(coordinate))
@@ -142,8 +143,8 @@ class Schedule(schedules.Schedule):
 
         return self._step("pos", (coordinate, position, access), change)
 
-    def coord(self, position: Var, coordinate: Var) -> Schedule:
-        """The way back from `pos`: the loop runs over coordinates again."""
+    def coord(self, position: Var, coordinate: Var) -> LoopSchedule:
+        """The inverse of `pos`: the loop goes over coordinates again."""
 
         def change() -> SuchThat:
             graph = self.provenance()
@@ -153,8 +154,8 @@ class Schedule(schedules.Schedule):
 
         return self._step("coord", (position, coordinate), change)
 
-    def bound(self, var: Var, bounded: Var, size: int) -> Schedule:
-        """The extent of a loop is exactly `size`, said now; checked when shapes are known."""
+    def bound(self, var: Var, bounded: Var, size: int) -> LoopSchedule:
+        """Declares that the extent of a loop is exactly `size`; checked when shapes are known."""
 
         def change() -> SuchThat:
             legality.check_size("the extent", size)
@@ -166,8 +167,8 @@ class Schedule(schedules.Schedule):
 
         return self._step("bound", (var, bounded, size), change)
 
-    def unroll(self, var: Var) -> Schedule:
-        """The body, once for each iteration, without a loop."""
+    def unroll(self, var: Var) -> LoopSchedule:
+        """Unrolls a loop: its body is repeated for each iteration."""
 
         def change() -> SuchThat:
             loop = legality.serial_loop(self.statement, variable(var))
@@ -176,9 +177,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("unroll", (var,), change)
 
-    def parallelize(self, var: Var, unit: str, race: str) -> Schedule:
-        """The iterations run on `unit`, one of loopir.UNITS; `race`, one of cin.RACES, says why
-        their stores are safe."""
+    def parallelize(self, var: Var, unit: str, race: str) -> LoopSchedule:
+        """Runs the iterations of a loop on `unit`, one of loopir.UNITS; `race`, one of cin.RACES,
+        says why their stores are safe."""
 
         def change() -> SuchThat:
             loop = legality.serial_loop(self.statement, variable(var))
@@ -189,9 +190,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("parallelize", (var, unit, race), change)
 
-    def group(self, var: Var, size: int, strategy: str) -> Schedule:
-        """Each `size` neighbouring threads of a loop add up together: into one element
-        (ParallelReduction), or into one for each run of equal elements (Segment)."""
+    def group(self, var: Var, size: int, strategy: str) -> LoopSchedule:
+        """Makes each `size` neighbouring threads of a loop reduce together: to one element
+        (ParallelReduction), or to one for each run of threads with equal elements (Segment)."""
 
         def change() -> SuchThat:
             loop = legality.loop_of(self.statement, variable(var))
@@ -208,9 +209,10 @@ class Schedule(schedules.Schedule):
         var: Vars,
         fresh: Vars,
         workspace: str,
-    ) -> Schedule:
-        """The product of some factors goes to a workspace over `var`, which the producer calls
-        `fresh`; where only they need a loop that is reduced over, the sum does.
+    ) -> LoopSchedule:
+        """Computes the product of some factors in a workspace over `var`, which the producer calls
+        `fresh`. Loops of the reduction that only these factors need move to the producer: the
+        workspace then holds sums.
 
         `factors` are accesses or names of operands ("A B"); `var` and `fresh` are one variable, or
         a tuple of them: () makes the workspace a scalar.
@@ -227,9 +229,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("precompute", (factors, var, fresh, workspace), change)
 
-    def scalar_promote(self, var: Var, name: str | None = None) -> Schedule:
-        """What the loops from `var` inwards add to one element goes to a scalar first; over fused
-        positions, to one for each run of positions that share their element."""
+    def scalar_promote(self, var: Var, name: str | None = None) -> LoopSchedule:
+        """Sums in a scalar what the loops from `var` inwards add to one element; over fused
+        positions, in one for each run of positions of the same element."""
 
         def change() -> SuchThat:
             loop = legality.loop_of(self.statement, variable(var))
@@ -239,9 +241,9 @@ class Schedule(schedules.Schedule):
 
         return self._step("scalar_promote", (var,), change)
 
-    def bind(self, var: Var, intrinsic: str) -> Schedule:
-        """The nest from the loop of `var` inwards is run by an intrinsic: "octet_mma" is tensor
-        cores, in a schedule with a loop of GPUBlock; in one for the CPU the nest stays as it is.
+    def bind(self, var: Var, intrinsic: str) -> LoopSchedule:
+        """Runs the nest from the loop of `var` inwards by an intrinsic: "octet_mma" uses tensor
+        cores in a schedule with a loop of GPUBlock; in one for the CPU the nest stays as it is.
 
         Raises NotImplementedError where the nest is not the one that the intrinsic computes.
         """
@@ -263,14 +265,14 @@ class Schedule(schedules.Schedule):
         """The loop nest as C-like text, for reading.
 
         Args:
-          sizes: extents of indices, by name; of the others 1000, or what `bound` says.
+          sizes: extents of indices, by name; others are 1000, or what `bound` declares.
           nnz: stored entries; None: 10,000.
-          dtype: of the numbers.
+          dtype: of the values.
           batch: operands that have a batch under `vmap`, by name, and its length: the loops are
             those of all its elements, and the output has one part for each.
 
         Raises ValueError for an index or an operand that the expression lacks, ScheduleError or
-        NotImplementedError where the chain has no loops.
+        NotImplementedError where the schedule cannot be lowered.
         """
         return self.source("c", sizes, nnz, dtype, batch)
 
@@ -283,7 +285,7 @@ class Schedule(schedules.Schedule):
         batch: Mapping[str, int] | None = None,
     ) -> str:
         """The text that is compiled for "cuda" (CUDA C++) or for the CPU ("llvm", LLVM IR); "c" is
-        that of `loops`. Otherwise as `loops`.
+        the text of `loops`. Arguments are those of `loops`.
 
         Raises ValueError for another target, and as `loops`.
         """
@@ -304,8 +306,9 @@ class Schedule(schedules.Schedule):
     def _with(self, var: IndexVar, change: Callable[[Forall], Body]) -> SuchThat:
         return transformations.changed(self.statement, var, change)
 
-    def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> Schedule:
-        """The next schedule, or the error with the call, the reason and the statement."""
+    def _step(self, name: str, arguments: tuple, change: Callable[[], SuchThat]) -> LoopSchedule:
+        """The next schedule; an error of `change` gets the call and the statement added to its
+        message."""
         try:
             statement = change()
             kept = nest.intrinsics(statement.body)
@@ -316,3 +319,7 @@ class Schedule(schedules.Schedule):
         except (ScheduleError, NotImplementedError) as error:
             call = written(name, arguments)
             raise type(error)(f"{call}: {error}\nin {self}") from None
+
+
+# Its name before there was another public class of that name (sgap_jax.Schedule).
+Schedule = LoopSchedule

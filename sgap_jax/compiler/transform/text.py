@@ -1,4 +1,4 @@
-"""A schedule as text to read: loops, CUDA C++, LLVM IR."""
+"""The text of a schedule: loops as C, CUDA C++ or LLVM IR."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def source(
     dtype: str,
     batch: Mapping[str, int] | None,
 ) -> str:
-    """The text of a target, for these sizes."""
+    """The text for a target and sizes; see `Schedule.source`."""
     if target not in PRINTERS:
         names = ", ".join(map(repr, PRINTERS))
         raise ValueError(f"Schedule.source: target: expected one of {names}, got {target!r}")
@@ -41,7 +41,8 @@ def source(
 
 
 def _of_batch(expression: Assign, function: Function, batch: Mapping[str, int]) -> Function:
-    """With one part for each element of the operands that have a batch, and of the output."""
+    """The function for a batch: the operands named in `batch`, and the output, have one part for
+    each element."""
     accesses = {x.tensor: x for x in expression.accesses if not x.pattern}
     if unknown := sorted(set(batch) - set(accesses)):
         raise ValueError(
@@ -59,7 +60,8 @@ def _of_batch(expression: Assign, function: Function, batch: Mapping[str, int]) 
 def function(
     schedule: Scheduled, sizes: Mapping[str, int] | None, nnz: int | None, dtype: str
 ) -> Function:
-    """The loops for these sizes; None: an example's, that fit what the schedule bounds."""
+    """The function for these sizes; sizes that are not given are those of an example, which agree
+    with the schedule's `bound`s."""
     relations, sparse = schedule.statement.relations, schedule.expression.sparse
     every = {
         index.name: _extent(index, relations) or EXAMPLE_SIZE
@@ -86,7 +88,8 @@ def function(
 
 
 def _extent(var: IndexVar, relations: tuple[Relation, ...]) -> int | None:
-    """What `bound` says that the extent is, of the variable or of the tiles that it is split in."""
+    """The extent of a variable that follows from a `bound` of it or of the outer part of its split;
+    None if there is none."""
     for relation in relations:
         match relation:
             case Bound(parent=parent, size=size) if parent == var:

@@ -1,5 +1,5 @@
 """Transformations that change which loops there are and their order (Senanayake et al., section 5),
-as functions of a statement. `Schedule` has a method for each, and says in which call one fails."""
+as functions of a statement. `Schedule` has a method for each, which adds the call to an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 
 def reorder(statement: SuchThat, wanted: list[IndexVar]) -> SuchThat:
-    """The loops of a perfect nest; those not named stay where they are."""
+    """Reorders loops of a perfect nest; loops that are not named stay where they are."""
     if len(set(wanted)) < len(wanted) or not wanted:
         raise ScheduleError("expected variables, each once")
     for var in wanted:
@@ -58,7 +58,7 @@ def fuse(graph: Provenance, statement: SuchThat, relation: cin.Fuse) -> SuchThat
 def rename(
     graph: Provenance, statement: SuchThat, relation: cin.Pos | cin.Coord | cin.Bound
 ) -> SuchThat:
-    """One variable for another."""
+    """Replaces the variable of a loop by the one that a relation derives from it."""
     (old,), (new,) = parents(relation), children(relation)
     legality.check_fresh(graph, new)
     return changed(statement, old, lambda loop: Forall(new, loop.body), relation)
@@ -67,6 +67,6 @@ def rename(
 def changed(
     statement: SuchThat, var: IndexVar, change: Callable[[Forall], Body], *relations: Relation
 ) -> SuchThat:
-    """With `change` of the loop of `var` in its place, and more relations."""
+    """The statement with the loop of `var` replaced by `change(loop)`, and with more relations."""
     body = nest.replace(statement.body, var, change)
     return SuchThat(body, (*statement.relations, *relations))

@@ -1,4 +1,5 @@
-"""Statements that go through a temporary (Kjolstad et al., CGO 2019, section 4)."""
+"""Transformations that introduce a temporary: precompute and scalar_promote (Kjolstad et al., CGO
+2019, section 4)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def precompute(
     fresh: tuple[IndexVar, ...],
     name: str,
 ) -> SuchThat:
-    """`where(target op= workspace * others, workspace = factors)`, as far out as it can stand: each
-    loop inside it is the producer's alone, the consumer's alone, or one of `var`."""
+    """Makes `where(target op= workspace * others, workspace = factors)`, as far out as possible:
+    each loop inside it belongs only to the producer, only to the consumer, or is one of `var`."""
     if len(var) != len(fresh):
         raise ScheduleError("expected as many fresh variables as variables")
     _check_name(expression, statement, name)
@@ -86,7 +87,7 @@ def precompute(
 def promote(
     expression: Assign, graph: Provenance, statement: SuchThat, loop: Forall, name: str | None
 ) -> SuchThat:
-    """`where(target op= scalar, forall(..., scalar op= factors))` at a loop."""
+    """Makes `where(target op= scalar, forall(..., scalar op= factors))` of a loop."""
     inside, leaf = chain(loop)
     if not isinstance(leaf, Assignment):
         raise ScheduleError(f"the loops from {loop.var} inwards are not a perfect nest")
@@ -152,7 +153,7 @@ def _placed(
     where: Where,
     relations: tuple[Precompute, ...],
 ) -> SuchThat:
-    """`where` in place of what is inside of the first `depth` loops of a nest."""
+    """The statement with `where` as the body of the first `depth` loops of a nest."""
     if not nest:
         raise ScheduleError("the assignment is inside no loop of its own: nothing to precompute")
     whole = wrap(nest[:depth], where)

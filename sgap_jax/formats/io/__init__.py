@@ -1,4 +1,5 @@
-"""Files: `read` and `write`, by suffix. Bad content is a ValueError with the file and line."""
+"""`read` and `write` of sparse arrays: the file's suffix chooses the file format. Bad content is a
+ValueError that names the file and the line."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from sgap_jax.formats.io.number_tables import Contents, open_source
 from sgap_jax.formats.levels import COO, CSR, Format, require_stored
 
 _TEXT: dict[str, Any] = {".mtx": matrix_market, ".smtx": smtx, ".tns": tns}
-# A line of text can declare a shape whose offsets alone would fill the memory. Far more rows and
-# columns than entries, and many of them, is not what a file of nonzeros is for.
+# A line of text can declare a shape whose offsets alone would fill the memory. So rows + columns
+# may exceed the entries by this factor only, unless they are fewer than _FREE_OFFSETS.
 _FREE_OFFSETS = 1 << 24
 _OFFSETS_PER_ENTRY = 64
 
@@ -34,14 +35,16 @@ def read(
     """Reads .mtx, .smtx, .tns (each also .gz) and .npz; pattern files get values of one (float32).
 
     Args:
-      path: the suffix decides. Matrix Market: coordinate files of any field and symmetry. .npz:
-        arrays data, indices, indptr, shape, or `scipy.sparse.save_npz`'s; never pickles.
-      format: None is CSR for matrices and COO for tensors of any other order.
+      path: its suffix chooses the file format. .mtx: Matrix Market coordinate files of any field
+        and symmetry. .npz: arrays data, indices, indptr, shape, or those of
+        `scipy.sparse.save_npz`; never pickles.
+      format: of the result; None is CSR for matrices and COO for tensors of any other order.
       dtype: of the values; None keeps the file's as `jnp.asarray` would (float32 without x64).
       duplicates: "sum" adds entries with equal coordinates, "error" refuses them.
 
     Raises:
-      ValueError: unknown suffix; truncated, corrupt, contradictory or bomb-like content.
+      ValueError: unknown suffix; truncated, corrupt or contradictory content, or a decompression
+        bomb.
       OSError: the file cannot be opened.
     """
     path = os.fspath(path)
@@ -55,13 +58,13 @@ def read(
 
 
 def write(path: str | os.PathLike[str], A: SparseArray) -> None:
-    """Writes A, without padding, in the format that the suffix names (see `read`).
+    """Writes A, without padding, in the file format that the suffix names (see `read`).
 
     Text files hold enough digits to read the same float32 and float64 back. bfloat16 and float16
     become float32 there; .npz keeps them. The file appears complete or not at all.
 
-    Raises ValueError for an unknown suffix, traced arrays, and what the format cannot hold: .mtx
-    and .smtx hold matrices, .smtx values of one, .tns real values.
+    Raises ValueError for an unknown suffix, traced arrays, and arrays that the file format cannot
+    hold: .mtx and .smtx hold only matrices, .smtx only values of one, .tns only real values.
     """
     path = os.fspath(path)
     suffix = _suffix(path, "write")
@@ -74,7 +77,8 @@ def write(path: str | os.PathLike[str], A: SparseArray) -> None:
     if suffix == ".smtx" or (A.format.block_shape and not interop.is_bsr(A)):
         A = A.asformat(CSR)
     values, coordinates = interop.to_numpy(A, "write")
-    # Built aside and renamed: a reader never sees half a file, and a failure leaves the old one.
+    # Written under a temporary name and renamed: a reader never sees half a file, and a failure
+    # leaves the old one.
     temporary = f"{path}.{uuid.uuid4().hex}.part"
     try:
         with open(temporary, "xb") as stream:

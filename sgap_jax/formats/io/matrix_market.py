@@ -17,14 +17,15 @@ import scipy.sparse
 from sgap_jax.formats.checks import INT32_MAX
 from sgap_jax.formats.io.number_tables import Contents, Source
 
-# Numbers after the two indices.
+# How many numbers follow the two indices, by field.
 _WIDTH = {"real": 1, "double": 1, "integer": 1, "complex": 2, "pattern": 0}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 _EXACT = 2.0**53  # float64 holds every integer up to here
 
 
 def read(source: Source) -> Contents:
-    """Symmetric, skew-symmetric and Hermitian files are expanded to both triangles."""
+    """The contents of a file; symmetric, skew-symmetric and Hermitian ones are expanded to both
+    triangles."""
     field, symmetry = _banner(source)
     m, k, nnz = _sizes(source, symmetry, bytes_each=4 + 2 * _WIDTH[field])
     expected = "two indices" + ("", " and a number", " and two numbers")[_WIDTH[field]]
@@ -103,7 +104,7 @@ def _values(source: Source, rows: np.ndarray, block: bytes, field: str) -> np.nd
         source.fail("an integer value", text.split()[2], line)
     if (np.abs(values) < _EXACT).all():
         return values.astype(np.int64)
-    try:  # rare: integers that float64 would round
+    try:  # rare: parse again as int64, because float64 rounds integers this large
         return np.array([int(line.split()[2]) for line in block.split(b"\n") if line.strip()], "i8")
     except (ValueError, OverflowError) as error:
         source.fail("integer values within int64", error, source.line_number + 1)
@@ -129,7 +130,8 @@ def _expand(
 def write(
     stream: BinaryIO, values: np.ndarray, coordinates: list[np.ndarray], shape: tuple[int, ...]
 ) -> None:
-    """`coordinate <field> general`, with digits enough to read the same values back."""
+    """Writes a file `coordinate <field> general`, with enough digits to read the same values
+    back."""
     if values.dtype == bool:
         values = values.astype(np.int32)
     matrix = scipy.sparse.coo_array((values, tuple(coordinates)), shape=shape)

@@ -1,8 +1,8 @@
-"""NumPy archives: arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout
+"""NumPy archives: the arrays data, indices, indptr, shape of CSR, or scipy.sparse.save_npz's layout
 (csr, csc, coo; bsr for vectors and blocks).
 
-Never a pickle. The header of every member is compared with the size of the file before its data
-are read.
+Pickles are refused. The size that each member's header declares is compared with the member's
+actual size before its data are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(path: str) -> Contents:
             return _contents(path, {n: _array(path, archive, n) for n in _wanted(path, names)})
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    except Exception as error:  # zipfile meets hostile bytes with a dozen exception types
+    except Exception as error:  # zipfile raises a dozen exception types for hostile bytes
         if isinstance(error, ValueError) and path in str(error):
             raise
         raise ValueError(f"{path}: expected a whole .npz archive, got {error!r}") from error
@@ -122,7 +122,7 @@ def _dtype(path: str, arrays: dict[str, np.ndarray]) -> Any:
 def _bsr_entries(
     path: str, arrays: dict[str, np.ndarray], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Coordinates and values of every number of the blocks."""
+    """Coordinates (rows, columns) and values of all elements of the blocks of a BSR archive."""
     data, names = arrays["data"], ("indptr", "indices")
     sides = data.shape[1:]
     if len(sides) != 2 or len(shape) != 2 or 0 in sides or np.any(np.array(shape) % sides):
@@ -134,7 +134,7 @@ def _bsr_entries(
     if not len(values) == len(indices) == len(corners[0]):
         _fail(path, f"data and indptr[-1] of {len(indices)} blocks as in indices", len(values))
     checks.check_range(corners[1], blocks[1], "indices", path)
-    # Without blocks their sides can be any size, in an array of no bytes.
+    # An empty array of blocks [0, r, c] can declare any r and c: do not allocate by them.
     lanes = np.ogrid[: sides[0], : sides[1]] if data.size else np.ogrid[:1, :1]
     places = [
         corner[:, None, None] * side + lane.astype(np.int32)
@@ -144,7 +144,8 @@ def _bsr_entries(
 
 
 def write(stream: BinaryIO, A: Any) -> None:
-    """As scipy.sparse.save_npz; narrow floats are widened to float32, and `dtype` names them."""
+    """Writes the layout of scipy.sparse.save_npz. Floats narrower than float32 are widened to it,
+    and a member `dtype` names their dtype."""
     values, coordinates = interop.to_numpy(A, "write")
     arrays: dict[str, Any] = {"data": interop.widen(values), "shape": np.array(A.shape, np.int64)}
     if A.format in (CSR, CSC):

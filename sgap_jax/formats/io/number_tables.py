@@ -1,8 +1,8 @@
-"""Reading number tables from untrusted text: in blocks, by NumPy's C parser, with line numbers.
+"""Reads tables of numbers from untrusted text: in blocks, with NumPy's C parser, and with line
+numbers for errors.
 
-Memory stays in proportion to what the file truly holds: declared counts are compared with the size
-of the file before anything is allocated for them, and gzip streams are cut off where they expand
-beyond belief.
+Memory use is proportional to the file: declared counts are compared with the size of the file
+before anything is allocated for them, and gzip streams that expand too much are cut off.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from sgap_jax.formats.checks import INT32_MAX
 BLOCK_BYTES = 1 << 23
 LINE_BYTES = 1 << 16
 HEADER_LINES = 1 << 20
-# Text of sparse matrices shrinks 2 to 30 times under gzip. A small file that grows a thousandfold
-# is an attack; files of up to 64 MiB of text are read whatever their ratio.
+# gzip shrinks the text of sparse matrices 2 to 30 times; a small file that grows a thousandfold is
+# an attack. Up to 64 MiB of text are read at any ratio.
 MAX_EXPANSION = 256
 FREE_EXPANSION_BYTES = 1 << 26
 
 
 class Contents(NamedTuple):
-    """What a file holds: one index array per dimension, and values (None: a pattern)."""
+    """The contents of a file: one index array per dimension, and values (None: a pattern)."""
 
     shape: tuple[int, ...]
     coordinates: list[np.ndarray]
     values: np.ndarray | None
-    dtype: Any = None  # that the file asks for, where NumPy has no name for it
+    dtype: Any = None  # the values' dtype if the file names one, for dtypes that NumPy lacks
 
 
 class Source:
-    """A text file being read, and the place in it that an error should name."""
+    """A text file that is being read, and the current line number, which errors name."""
 
     def __init__(self, stream: io.BufferedIOBase, path: str, capacity: int):
         self.stream, self.path, self.capacity = stream, path, capacity
@@ -69,7 +69,7 @@ class Source:
         return data
 
     def line(self) -> bytes | None:
-        """The next line of the header without its end; None after the last."""
+        """The next line of the header without its line end; None at the end of the file."""
         data = self._count(self.stream.readline(LINE_BYTES))
         if not data:
             return None
@@ -81,7 +81,7 @@ class Source:
         return data.rstrip(b"\r\n")
 
     def unread(self, line: bytes) -> None:
-        """Puts back the line just read, in front of the blocks."""
+        """Puts the line just read back, so that the blocks start with it."""
         self._unread = line + b"\n"
         self.line_number -= 1
 
@@ -93,7 +93,7 @@ class Source:
         return None
 
     def _blocks(self, ends: bytes) -> Iterator[bytes]:
-        """The rest of the file in blocks that are cut behind one of the bytes `ends`."""
+        """The rest of the file in blocks, each cut after one of the bytes in `ends`."""
         left, self._unread = self._unread, b""
         while data := self._count(self.stream.read(BLOCK_BYTES)):
             cut = max(data.rfind(end) for end in (ends[i : i + 1] for i in range(len(ends)))) + 1
@@ -108,14 +108,14 @@ class Source:
             yield left
 
     def rows(self, width: int, comment: bytes, expected: str) -> Iterator[tuple[np.ndarray, bytes]]:
-        """The rest of the file as (float64 [rows, width], its bytes), block by block.
+        """Yields the rest of the file as (float64 [rows, width], the block's bytes).
 
-        Until the next block is asked for, `line_number` is the line before the block.
+        Until the next block is requested, `line_number` is that of the line before the block.
         """
         comments = re.compile(rb"(?m)^[ \t]*" + re.escape(comment) + rb".*$")
         for block in self._blocks(b"\n"):
             if comment in block:
-                block = comments.sub(b"", block)  # the line ends stay, and with them the numbers
+                block = comments.sub(b"", block)  # keeps the line ends, and so the line numbers
             if block.strip():
                 yield self._parse(block, width, expected), block
             self.line_number += block.count(b"\n")
@@ -128,7 +128,7 @@ class Source:
             problem = f"{rows.shape[1]} columns"
         except ValueError as error:
             problem = str(error)
-        # Only now, to name the line, does Python look at lines one by one.
+        # Go through the lines in Python only to name the one that is wrong.
         for number, line in enumerate(block.split(b"\n"), self.line_number + 1):
             if line.strip() and not _is_row(line, width):
                 self.fail(expected, line.strip(), number)
@@ -154,7 +154,7 @@ class Source:
         return [column.astype(np.int32) - 1 for column in index.T]
 
     def integers(self) -> Iterator[np.ndarray]:
-        """The rest of the file as int64 arrays, whatever its lines."""
+        """Yields the rest of the file as int64 arrays; line breaks have no meaning."""
         for block in self._blocks(b" \n\t"):
             strange = block.translate(None, b"0123456789- \t\r\n")
             if strange:
@@ -179,7 +179,7 @@ def _is_row(line: bytes, width: int) -> bool:
 
 @contextmanager
 def open_source(path: str) -> Iterator[Source]:
-    """Opens plain or gzip text, by suffix. ValueError for what is wrong with the compression."""
+    """Opens plain or, by its suffix, gzip text. ValueError if the gzip stream is damaged."""
     size = os.path.getsize(path)
     with open(path, "rb") as raw:
         if not path.lower().endswith(".gz"):

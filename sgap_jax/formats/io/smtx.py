@@ -1,4 +1,4 @@
-"""The pattern files of the Deep Learning Matrix Collection (Gale et al., SC20).
+""".smtx, the pattern files of the Deep Learning Matrix Collection (Gale et al., SC20).
 
 % comments
 m, k, nnz
@@ -55,7 +55,8 @@ def read(source: Source) -> Contents:
 def write(
     stream: BinaryIO, values: np.ndarray, coordinates: list[np.ndarray], shape: tuple[int, ...]
 ) -> None:
-    """Row-major sorted coordinates; the values must be ones: the format has no place for them."""
+    """Writes coordinates that are sorted in row-major order. All values must be 1, as the file
+    format does not store them."""
     if not (values == 1).all():
         raise ValueError(
             "write: A: .smtx holds a pattern only, expected values of one, got others; "

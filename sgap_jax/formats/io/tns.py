@@ -1,7 +1,7 @@
 """FROSTT tensor files (Smith et al., 2017): a line per entry, 1-based coordinates and a value.
 
-The format has no header; the shape is the largest coordinate in each mode, unless a comment
-`# shape: 3 4 5` says more, which `write` leaves.
+The format has no header: the shape is the largest coordinate in each mode, unless a comment
+`# shape: 3 4 5`, which `write` adds, gives it.
 """
 
 from __future__ import annotations

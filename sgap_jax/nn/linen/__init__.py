@@ -1,7 +1,7 @@
 """The layers of `sgap_jax.nn` for Flax linen: the same arguments, names of parameters and results.
 
 A structure is a variable of the collection "structure", beside "params": give both to `apply`, and
-"params" alone to the optimizer.
+only "params" to the optimizer.
 """
 
 from sgap_jax.nn.linen.attention import SparseMultiHeadAttention as SparseMultiHeadAttention

@@ -18,11 +18,11 @@ from sgap_jax.schedules import Schedule
 class SparseMultiHeadAttention(linen.Module):
     """Multi-head attention over a sparse pattern: see `sgap_jax.nn.SparseMultiHeadAttention`.
 
-    The parameters are those of `linen.MultiHeadDotProductAttention`, and so are the names, defaults
-    and order of the arguments, of which `attention_fn` and what belongs to dense attention are
-    missing. The pattern is given with each call: pass it into `jit` as an argument. With `decode`
-    the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes it in
-    the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
+    Parameters, and names, defaults and order of the arguments, are those of
+    `linen.MultiHeadDotProductAttention`, without `attention_fn` and the arguments of dense
+    attention only. The pattern is given with each call: pass it into `jit` as an argument. With
+    `decode` the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes
+    it in the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
     """
 
     num_heads: int
@@ -104,7 +104,7 @@ class SparseMultiHeadAttention(linen.Module):
         return linen.DenseGeneral(features, axis=(-2, -1), name="out", **inits, **options)(x)
 
     def _cache(self, key: jax.Array, value: jax.Array) -> list[linen.Variable[Any]]:
-        """The cache, made in the shape of these keys and values if there is none."""
+        """The cache; if there is none, it is made in the shape of these keys and values."""
         made = [
             self.variable("cache", name, jnp.zeros, x.shape, x.dtype)
             for name, x in (("cached_key", key), ("cached_value", value))
@@ -113,7 +113,8 @@ class SparseMultiHeadAttention(linen.Module):
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):
-    """`SparseMultiHeadAttention` of a sequence with itself: (inputs) and its keywords."""
+    """`SparseMultiHeadAttention` with one input for queries, keys and values: called with (inputs)
+    and keywords."""
 
     @linen.compact
     def __call__(self, inputs: Any, **options: Any) -> jax.Array:  # type: ignore[override]

@@ -86,7 +86,7 @@ class GraphAttention(linen.Module):
             (numbers(x), kernel, to, frm, bias), dtype=self.dtype
         )
         rates = (self.dropout_rate, self.feature_dropout_rate)
-        if any(rates):  # as in linen, only dropout asks whether it is to be
+        if any(rates):  # as in linen, `deterministic` is required only where there is dropout
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
         else:
             deterministic = True

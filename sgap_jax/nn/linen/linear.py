@@ -62,15 +62,16 @@ class SparseLinear(linen.Module):
     def variables_from_dense(
         params: Any, sparsity: float | None = None, *, format: Format = CSR, mask: Any = None
     ) -> dict[str, Any]:
-        """The variables of a SparseLinear that keeps the largest weights of a `linen.Dense`, or
-        those that the mask of a `MaskedLinear` keeps.
+        """The variables of a SparseLinear with the largest weights of a `linen.Dense`, or with the
+        weights that the mask of a `MaskedLinear` keeps.
 
         Args:
           params: of the dense layer: kernel [in_features, features] and perhaps bias, concrete. A
             bias in a box (`linen.with_partitioning`) stays in it; the values are plain.
-          sparsity, format: which to keep, see `sgap_jax.prune`; the layer has the same ones.
-          mask: bool [in_features, features]; without a sparsity all that it keeps is kept, whole
-            groups of `format`.
+          sparsity, format: which weights to keep, see `sgap_jax.prune`; give the same ones to the
+            layer.
+          mask: bool [in_features, features], made of whole groups of `format`; without a sparsity
+            all weights that it keeps are kept.
 
         Returns:
           {"params": {values, bias}, "structure": {index_arrays}}.
@@ -80,7 +81,7 @@ class SparseLinear(linen.Module):
             or traced arrays.
         """
         op = "SparseLinear.variables_from_dense"
-        # What a box says of the axes of a kernel is not true of the values.
+        # The box of a kernel names the kernel's axes, which the values do not have.
         kernel = linen.meta.unbox(params["kernel"])
         W = pruned_weight(op, kernel, mask, sparsity, check_format(op, format))
         kept = {name: value for name, value in params.items() if name != "kernel"}
@@ -126,19 +127,19 @@ def prune_step(
     format: Format = CSR,
     variable_axes: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
-    """The variables of a model with the mask of every `MaskedLinear` set anew, each by its own
-    magnitudes; see `sgap_jax.nn.prune_step`. Also under jit, where `sparsity` may be traced. Layers
-    that `linen.scan` or `linen.vmap` stacked are pruned each by itself; parameters in boxes
+    """The variables of a model with a new mask for every `MaskedLinear`, each from its own
+    magnitudes; see `sgap_jax.nn.prune_step`. Works under jit, where `sparsity` may be traced.
+    Layers stacked by `linen.scan` or `linen.vmap` are pruned separately; parameters in boxes
     (`linen.with_partitioning`) stay in them.
 
     Args:
       variables: {"params": ..., "structure": ...}, of one layer or of a whole model.
       sparsity: share of the groups to drop.
-      format: whose groups: that of the layers.
-      variable_axes: along which axes layers are stacked, as given to `linen.scan` or `linen.vmap`;
-        of several, one in the other, each has the same. None as the axis of a collection: not
-        stacked. None: {"params": 0, "structure": 0}. A wrong axis shows in the shapes: of layers
-        without a bias, or where sizes are equal, it is not noticed.
+      format: of the layers; it defines the groups.
+      variable_axes: the axis along which layers are stacked, for each collection, as given to
+        `linen.scan` or `linen.vmap` (nested ones must have the same axes). An axis None: that
+        collection is not stacked. Default {"params": 0, "structure": 0}. A wrong axis is detected
+        by shapes only: not in layers without a bias, or where sizes are equal.
 
     Raises:
       TypeError: `variable_axes` is no mapping of names of collections to integers or None.
@@ -160,7 +161,7 @@ def prune_step(
 
 
 def _variable_axes(given: Any) -> dict[str, int | None]:
-    """Those of the parameters and the masks, 0 where none is given."""
+    """The axes of "params" and "structure", after checks; 0 where none is given."""
     if given is None:
         given = {}
     what = "prune_step: variable_axes"
@@ -182,7 +183,7 @@ def _variable_axes(given: Any) -> dict[str, int | None]:
             raise TypeError(
                 f"{what}: expected an integer or None for {name!r}, got {axis!r}"
             ) from None
-        if axis not in (None, *range(-3, 3)):  # of a kernel and the layers
+        if axis not in (None, *range(-3, 3)):  # a stacked kernel has three axes
             raise ValueError(f"{what}: expected an integer in -3 .. 2 for {name!r}, got {axis}")
     return axes
 
@@ -190,10 +191,13 @@ def _variable_axes(given: Any) -> dict[str, int | None]:
 def _stacked_masks(
     name: str, kernel: Any, given: dict, sparsity: Any, format: Format, axes: dict[str, int | None]
 ) -> jax.Array:
-    """Of a kernel, stacked as the mask is. The shapes `given` are checked: from that of a kernel
-    nobody can tell the axis of its layers."""
+    """The new masks of a stacked kernel, stacked as the old mask is.
+
+    The shapes `given` (of mask and bias) are checked, since the kernel's shape alone does not tell
+    which of its axes is that of the layers.
+    """
     if kernel.ndim == 2:
-        axes = {"params": 0, "structure": 0}  # no layers: any axis will do
+        axes = {"params": 0, "structure": 0}  # not stacked: the axes do not matter
     along, masks_along = axes["params"], axes["structure"]
     if along is None or masks_along is None:
         raise ValueError(
@@ -215,11 +219,14 @@ def _stacked_masks(
             )
     masks = kernel_mask(jnp.transpose(kernel, order), sparsity, format)
     order = _layers_first(masks.ndim, masks_along)
-    return jnp.transpose(masks, sorted(range(masks.ndim), key=order.__getitem__))  # back
+    return jnp.transpose(masks, sorted(range(masks.ndim), key=order.__getitem__))  # the inverse
 
 
 def _layers_first(ndim: int, axis: int) -> list[int]:
-    """The axes of stacked kernels, of which transforms put each at `axis`, the outermost last."""
+    """The permutation of a stacked kernel's axes that puts those of layers first.
+
+    Each stacking transformation inserted its axis at `axis`, the outermost transformation last.
+    """
     left = list(range(ndim))
     return [left.pop(axis) for _ in range(ndim - 2)] + left
 

@@ -1,0 +1,30 @@
+"""CPU kernels without XLA: any instruction set that the processor has, and nothing to compile."""
+
+import numpy as np
+
+from sgap_jax.runtime.native import native
+
+# XLA_FFI_DataType of the FFI's C API.
+TYPES = {"int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
+
+
+def _described(array):
+    return array.ctypes.data, TYPES[str(array.dtype)], list(array.shape)
+
+
+def run(target, operands, results, attributes, isa, threads=1):
+    """The results of an FFI target, as arrays of these (shape, dtype), filled with ones before.
+
+    ValueError where the handler refuses. More threads than one share the work of large calls only.
+    """
+    operands = [np.ascontiguousarray(x) for x in operands]
+    results = [np.ones(shape, dtype) for shape, dtype in results]
+    native._test_call(
+        native.targets()[target],
+        [_described(x) for x in operands],
+        [_described(x) for x in results],
+        attributes,
+        isa,
+        threads,
+    )
+    return results

@@ -1,0 +1,122 @@
+"""Every CPU instruction set in one process: matrix x dtype x instruction set, on the handlers."""
+
+import numpy as np
+import pytest
+from battery import BATTERY, cast, from_row_lengths
+from native_call import run
+from row_oracle import row_sum_oracle, softmax_oracle
+from sddmm_oracle import operands
+from sddmm_oracle import oracle as sddmm_oracle
+from spmm_oracle import dense_operand
+from spmm_oracle import oracle as spmm_oracle
+from tolerance import DTYPES, assert_within
+from vector_cases import encoded
+
+from sgap_jax.runtime.native import native
+
+NONE = np.zeros(0, np.int32)
+TILES = dict(tile_columns=0, chunk_nonzeros=64, pack=False)
+
+isas = pytest.mark.parametrize("isa", native.supported_isas())
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def spmm(case, dtype, n, isa, **changes):
+    B = dense_operand(case, n)
+    values, x = cast(case.values, dtype)[None], cast(B, dtype)[None]
+    arrays = (values, case.row_offsets, case.column_indices, NONE, x)
+    threads = changes.pop("threads", 1)
+    result = ((1, case.shape[0], n), x.dtype)
+    (y,) = run("sgap_spmm_csr_v1", arrays, [result], TILES | changes, isa, threads)
+    return y[0], *spmm_oracle(case, dtype, B)
+
+
+def sddmm(case, dtype, d, isa, target="sgap_sddmm_csr_v1"):
+    X, Y = operands(case, d)
+    x, y = cast(X, dtype)[None], cast(Y, dtype)[None]
+    absent = cast(np.zeros((1, 0)), dtype)
+    scale = absent.astype("float64" if dtype == "float64" else "float32")
+    arrays = (case.row_offsets, case.column_indices, x, y, absent, scale)
+    result = ((1, case.nnz), x.dtype)
+    (values,) = run(target, arrays, [result], dict(chunk_nonzeros=64), isa)
+    return values[0], *sddmm_oracle(case, dtype, X, Y)
+
+
+@isas
+@dtypes
+@pytest.mark.parametrize("name", BATTERY)
+def test_entries(name, dtype, isa):
+    case = BATTERY[name]
+    for n in (1, 3, 8, 33, 130):
+        assert_within(*spmm(case, dtype, n, isa))
+        assert_within(*spmm(case, dtype, n, isa, tile_columns=16, pack=True))
+        assert_within(*sddmm(case, dtype, n, isa))
+    values, chunk = cast(case.values, dtype)[None], dict(chunk_nonzeros=64)
+    arrays, rows = (values, case.row_offsets), (values.shape[:1] + case.shape[:1], values.dtype)
+    (sums,) = run("sgap_row_sum_csr_v1", arrays, [rows], chunk, isa)
+    assert_within(sums[0], *row_sum_oracle(case, dtype))
+    like = (values.shape, values.dtype)
+    attributes = chunk | dict(scale=0.5)
+    (softmax,) = run("sgap_sparse_softmax_csr_v1", arrays, [like], attributes, isa)
+    assert_within(softmax[0], *softmax_oracle(case, dtype, 0.5))
+
+
+@isas
+@dtypes
+@pytest.mark.parametrize("length", [1, 3, 8])
+@pytest.mark.parametrize("name", BATTERY)
+def test_vectors(name, length, dtype, isa):
+    (offsets, indices, values), case, place = encoded(BATTERY[name], length)
+    tiles, absent = TILES | dict(transpose=False), cast(np.zeros((1, 0)), dtype)
+    scale = absent.astype("float64" if dtype == "float64" else "float32")
+    for n in (1, 3, 40):
+        B = dense_operand(case, n)
+        x = cast(B, dtype)[None]
+        arrays = (cast(values, dtype)[None], offsets, indices, NONE, x)
+        result = ((1, case.shape[0], n), x.dtype)
+        (y,) = run("sgap_spmm_cvs_v1", arrays, [result], tiles, isa)
+        assert_within(y[0], *spmm_oracle(case, dtype, B))
+        X, Y = operands(case, n)
+        arrays = (offsets, indices, cast(X, dtype)[None], cast(Y, dtype)[None], absent, scale)
+        result = ((1, *values.shape), x.dtype)
+        (sampled,) = run("sgap_sddmm_cvs_v1", arrays, [result], dict(chunk_nonzeros=64), isa)
+        expected, bound = np.zeros((2, values.size))
+        expected[place], bound[place] = sddmm_oracle(case, dtype, X, Y)
+        assert_within(sampled.reshape(-1), expected, bound)  # what is no entry is exactly zero
+
+
+@isas
+def test_threads_change_no_bits(isa):
+    case = from_row_lengths("large", 500, [40, 3, 500, 0, 17] * 60)
+    results = [spmm(case, "float32", 64, isa, threads=threads)[0] for threads in (1, 2, 5)]
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_targets_of_one_handler_are_aliases():
+    case, isa = BATTERY["every_length"], native.isa()
+    entries, vectors = (
+        sddmm(case, "float32", 16, isa, f"sgap_sddmm_{kind}_v1")[0] for kind in ("csr", "cvs")
+    )
+    np.testing.assert_array_equal(entries, vectors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(chunk_nonzeros=0), "spmm: chunk_nonzeros: expected 1 to 2147483647, got 0"),
+        (dict(tile_columns=-1), "spmm: tile_columns: expected >= 0, got -1"),
+        (dict(pack=1), "spmm: pack"),  # an int, not a bool
+        (dict(pieces=1), "spmm: expected 3 attributes, got 4"),
+        (dict(transpose=False), "spmm: values: expected type"),  # of vectors, but rank 2
+    ],
+)
+def test_the_handler_refuses_attributes(changes, words):
+    with pytest.raises(ValueError, match=words):
+        spmm(BATTERY["full"], "float32", 4, native.isa(), **changes)
+    assert native.isa() in native.supported_isas()
+
+
+def test_an_instruction_set_that_cannot_run_here_is_refused():
+    with pytest.raises(ValueError, match="this build on this processor supports"):
+        spmm(BATTERY["full"], "float32", 4, "sse9")
