@@ -11,9 +11,8 @@
 // transposed by movmatrix, so gathered rows are read once. p and ds are rounded to 16 bits for
 // these products; dbias is not.
 //
-// kSteps, kValueSteps  features of q and k, and of v and dout, in units of 32; with kFull the
-// depths
-//                      are exactly these. The other parameters are those of attention_octet.cuh
+// kSteps, kValueSteps  features of q and k, and of v and dout, in units of 32; with kFull exactly
+//                      these. The other parameters are those of attention_octet.cuh
 //
 // Each element of a result is summed in one fixed order: deterministic.
 #pragma once

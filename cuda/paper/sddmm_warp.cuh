@@ -23,10 +23,7 @@ namespace sgap {
 template <class T, int kVectorLength>
 struct SddmmWarpTile {
   enum { kRows = 8, kTileN = 32, kTileK = 64, kChunk = 8, kDepth = 16 };
-  enum {
-    kPitch = kTileK + 8,
-    kSumPitch = kTileN + 4
-  };  // neighbouring rows begin at different banks
+  enum { kPitch = kTileK + 8, kSumPitch = kTileN + 4 };  // rows begin at different banks
 
   T left[kRows * kPitch];
   T right[kTileN * kPitch];

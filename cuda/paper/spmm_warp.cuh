@@ -21,10 +21,7 @@ namespace sgap {
 template <class T, int kVectorLength, int kTileK>
 struct SpmmWarpTile {
   enum { kRows = 8, kTileN = 64, kChunk = 8, kHalf = 32, kDepth = 16 };
-  enum {
-    kRowPitch = kTileN + 8,
-    kSumPitch = kTileN + 4
-  };  // neighbouring rows begin at different banks
+  enum { kRowPitch = kTileN + 8, kSumPitch = kTileN + 4 };  // rows begin at different banks
 
   T left[kTileK * kRows];  // the vectors, one after the other
   union {

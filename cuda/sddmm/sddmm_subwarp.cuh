@@ -5,8 +5,7 @@
 // shuffles.
 //
 // kLength    V
-// kRows      rows of X that a lane multiplies: V, or a divisor where the sums of all V do not fit
-// in
+// kRows      rows of X that a lane multiplies: V, or a divisor of V where all sums do not fit in
 //            registers. Neighbouring subwarps then take the parts, and gather the same rows of Y
 // kWindow    vectors of a subwarp, whatever their block rows
 // kColumns   features of one load; kVector: d is a multiple of it, so they are one vector
@@ -57,8 +56,7 @@ struct VectorDots {
   __device__ void StoreSums(Sums& sums, const Factors& factors, T* out, unsigned rows,
                             unsigned left) const {
     constexpr int kCount = kAtOnce * kRows;
-    constexpr int kLanes =
-        kSubwarp > kCount ? kSubwarp / kCount : 1;  // lanes that end with the same sums
+    constexpr int kLanes = kSubwarp > kCount ? kSubwarp / kCount : 1;  // lanes with the same sums
     constexpr int kOwn = kSubwarp > kCount ? 1 : kCount / kSubwarp;
     constexpr int kWidth = kOwn < kRows ? kOwn : kRows;  // sums of a lane in one vector
     group.ReduceSpread(sums);

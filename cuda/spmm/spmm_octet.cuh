@@ -2,13 +2,13 @@
 // 5.3, re-derived for the mma of sm_80 and later (the paper uses m8n8k4 of sm_70).
 //
 // kLength  V, rows of a vector: 2, 4, 8, 16 or 32
-// kPanels  tile_n in panels; of a panel 8 lanes load 16 bytes each of a row: 64 columns, 32 of
-// float kQuads   tile_k in quads of 16 vectors; a lane loads the rows of four of them kStages steps
-// of tile_k vectors whose gathered rows are in registers or in flight kWarps   warps of a block,
-// which is one block row by one tile_n: each takes every kWarps-th step kBlocks  blocks that must
-// fit on a multiprocessor: without this bound ptxas spills to fit more kVector  n is a multiple of
-// the columns in 16 bytes kOrdered block rows are taken in the order of `order`; else `order` is
-// not read
+// kPanels  tile_n in panels of 64 columns (32 of float): 8 lanes load 16 bytes each of a row
+// kQuads   tile_k in quads of 16 vectors; a lane loads the rows of four of them
+// kStages  steps of tile_k vectors whose gathered rows are in registers or in flight
+// kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
+// kBlocks  blocks that must fit on a multiprocessor: without this bound ptxas spills to fit more
+// kVector  n is a multiple of the columns in 16 bytes
+// kOrdered block rows are taken in the order of `order`; else `order` is not read
 //
 // Operands are swapped: C^T (16 columns x 8 rows) += B^T (16 columns x k) A^T (k x 8 rows), so that
 // V = 8 fills an mma, and longer vectors share the gathered rows. A lane, g = lane / 4 and t = lane
@@ -274,8 +274,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   const unsigned first = row_offsets[block_row], last = row_offsets[block_row + 1];
   constexpr unsigned kStep = kQuads * O::kQuad;
   const unsigned start = first + warp * kStep;
-  const unsigned count =
-      start < last ? last - start : 0;  // vectors in the warp's steps and between them
+  const unsigned count = start < last ? last - start : 0;  // of the warp's steps and between them
   const int own = (count + kWarps * kStep - 1) / (kWarps * kStep);
   // Steps that have all their vectors, in a block that has all its columns. Only for at most two
   // quads: with more the compiler would issue all loads at once, and spill.

@@ -57,8 +57,7 @@ template <bool kVector, int kRows, int kColumns, int kSplit, class T>
 __device__ inline void StoreTile(T* c, unsigned n, Size rows, unsigned left,
                                  Accumulator<T> (&sums)[kRows * kColumns]) {
   constexpr int kCount = kRows * kColumns;
-  constexpr int kLanes =
-      kSplit > kCount ? kSplit / kCount : 1;  // lanes that end with the same sums
+  constexpr int kLanes = kSplit > kCount ? kSplit / kCount : 1;  // lanes with the same sums
   constexpr int kOwn = kSplit > kCount ? 1 : kCount / kSplit;
   constexpr int kWidth = kOwn < kColumns ? kOwn : kColumns;  // sums of a lane in one row
   const Group<kSplit> group;
@@ -177,8 +176,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;
   const unsigned left = inside ? unsigned(n) - place.column : 0;
-  const unsigned width =
-      kVector ? unsigned(kColumns) : left;  // a lane without columns has no vectors either
+  const unsigned width = kVector ? unsigned(kColumns) : left;  // without columns: no vectors
   for (Size product = blockIdx.z; product < products; product += gridDim.z) {
     const T *numbers = values + product * values_stride,
             *rows = b + product * b_stride + place.column;

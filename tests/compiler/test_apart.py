@@ -1,4 +1,4 @@
-"""Sums over lanes that are stored entry by entry: several of them added up at a time."""
+"""Sums over vector lanes, one for each entry: the sums of several entries are reduced at a time."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ from sgap_jax.compiler.presets import cpu
 
 pytest.importorskip("llvmlite")
 
-LENGTHS = (0, 1, 4, 2, 0, 3, 5, 9, 0, 0, 8, 7, 1, 12, 6, 0, 4, 11, 0, 3)  # of rows, in two tasks
+LENGTHS = (0, 1, 4, 2, 0, 3, 5, 9, 0, 0, 8, 7, 1, 12, 6, 0, 4, 11, 0, 3)  # of the rows of two tasks
 SAMPLED = "ij,ik,jk->ij"
 PADDING = 3
 
@@ -45,7 +45,7 @@ def sampled(format=CSR, reduction="+", subscripts=SAMPLED):
 
 
 def operands(d, dtype, seed=0):
-    """Rows of these lengths and padding, rows of numbers, and all of them as float64 or int64."""
+    """Rows of these lengths with padding, dense rows, and all operands as float64 or int64."""
     rng = np.random.default_rng(seed)
     m, k = len(LENGTHS), 13
     crd = np.concatenate([np.sort(rng.permutation(k)[:n]) for n in LENGTHS])
@@ -55,7 +55,7 @@ def operands(d, dtype, seed=0):
     draw = (lambda *n: rng.integers(0, 99, n)) if integers else (lambda *n: rng.standard_normal(n))
     given = [jnp.asarray(draw(*shape)).astype(dtype) for shape in ((nnz,), (m, d), (k, d), (k,))]
     values = jnp.concatenate([given[0], jnp.ones(PADDING, dtype)])
-    # Coordinates of the padding are never followed: a group that did would read far away.
+    # Coordinates of the padding must not be followed: a group that did would read far away.
     crd = jnp.asarray(np.concatenate([crd, [1 << 30] * PADDING]), jnp.int32)
     A = SparseArray.from_arrays(values, pos, crd, shape=(m, k))
     exact = np.int64 if integers else np.float64
@@ -63,7 +63,7 @@ def operands(d, dtype, seed=0):
 
 
 def check(d, dtype, subscripts="ij,ik,jk,j->ij", reduction="sum", seed=0):
-    """x(j) is gathered, and shared by all terms of a sum as A is."""
+    """x(j) is gathered, and a factor that all terms of a sum share, as A is."""
     given, (rows, columns), (values, X, Y, x) = operands(d, dtype, seed)
     schedule = sampled(CSR, {"sum": "+"}.get(reduction, reduction), subscripts)
     options = {"schedule": schedule, "reduction": reduction}
@@ -98,7 +98,7 @@ def check(d, dtype, subscripts="ij,ik,jk,j->ij", reduction="sum", seed=0):
     ],
 )
 def test_rows_of_any_length(d, dtype):
-    """Groups of four, what is left of them, rows of none; vectors, and parts of one."""
+    """Groups of four entries, remainders, empty rows; full vectors and parts of one."""
     check(d, dtype)
 
 
@@ -130,21 +130,22 @@ def test_which_sums_are_added_up_together():
     serial = Schedule(assign(SAMPLED, {"A": CSR, "D": CSR}))
     assert not grouped(serial)  # no lanes
     entries = serial.fuse("i", "j", "f").pos("f", "p", "A")
-    assert not grouped(entries.parallelize("k", CPU_VECTOR, "ParallelReduction"))  # rows tracked
-    assert not grouped(sampled(BCSR(2, 2)), positions=(10, 9, 18, 36))  # an entry of two loops
+    assert not grouped(entries.parallelize("k", CPU_VECTOR, "ParallelReduction"))  # rows advance
+    assert not grouped(sampled(BCSR(2, 2)), positions=(10, 9, 18, 36))  # an entry is in two loops
     assert not grouped(cpu(assign("ij,jk->ik", {"A": CSR})))  # no sums over lanes
 
 
 def test_what_all_terms_share_is_multiplied_with_their_sum():
-    """A maximum stays one of the products, which a negative factor turns round."""
+    """Not for a maximum: a negative factor would turn it into a minimum."""
     text = [print_llvm(lowered(sampled(CSR, reduction))).text for reduction in ("+", "max")]
     found = [len([s for s in t.splitlines() if "fmul contract <16 x float>" in s]) for t in text]
-    # Two groups of four sums of two vectors each, and a product of three.
+    # Two groups of four sums of two vectors each, where each term is a product of three factors.
     assert found == [2 * 4 * 2, 2 * 2 * 4 * 2]
 
 
 def test_an_entry_is_the_same_in_any_place():
-    """Bit by bit: first or last of a group, alone or not; a NaN beside it stays there."""
+    """Bitwise equal: first or last in a group, in a group or not; a NaN in another entry does not
+    spread."""
     (A, X, Y, _), (rows, columns), _ = operands(50, "float32")
     product = jax.jit(lambda *x: einsum(SAMPLED, *x, schedule=sampled()).values)
     A = A.with_values(jnp.ones_like(A.values))
@@ -157,7 +158,7 @@ def test_an_entry_is_the_same_in_any_place():
 
 
 def test_as_the_interpreter():
-    """Small integers, so that all orders give one sum."""
+    """Like the interpreter's; small integers, so that sums are exact in any order."""
     (A, X, Y, _), (rows, columns), _ = operands(20, "int32")
     arrays = [*jax.tree.leaves(A.index_arrays), A.values, X, Y]
     f = lower(sampled(), {"i": 20, "j": 13, "k": 20}, (20, A.nnz), "int32")
@@ -166,7 +167,7 @@ def test_as_the_interpreter():
     np.testing.assert_array_equal(found, interp.run(f, given)["D"])
 
 
-# (the loop over sums, bytes of a vector): what is not added up in groups of four.
+# (the loop over sums, bytes of a vector): sums that are not reduced in groups of four.
 OTHERS = {
     "lanes from another": (For("p", Int(1), Int(5), (), unit=CPU_VECTOR), 64),
     "lanes in steps": (For("p", Int(0), Int(4), (), 2, CPU_VECTOR), 64),
@@ -182,8 +183,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_sums_of_other_loops_are_right(name, monkeypatch):
-    """out[p] = <X[p], y>, or of the row that a search finds, or in every second place; in lanes
-    the rows are shifted by theirs."""
+    """out[p] = <X[p], y>, or with the row found by a search, or at every second place; in lanes
+    rows are shifted by the lane."""
     loop, width = OTHERS[name]
     monkeypatch.setattr(llvm, "_vector_bytes", lambda: width)
     d, row, place, lane = Int(24), Var("p"), Var("p"), Var("r")
@@ -233,5 +234,5 @@ def test_planted_bugs_are_caught(where, monkeypatch):
         monkeypatch.setattr(Builder, name, wrong(right))
     llvm._keys.clear()
     with pytest.raises(AssertionError, match="out of bound"):
-        check(32, "float32", seed=7)  # what memory may still hold is of other operands
+        check(32, "float32", seed=7)  # so that stale memory has other operands' values
     llvm._keys.clear()

@@ -1,5 +1,5 @@
-"""Sums over the products that attain an extremum, which the gradients of maxima are: every sum that
-a gradient asks for, by all that runs loops, against its meaning in plain JAX."""
+"""Sums over the products that attain an extremum, as in the gradients of maxima: every such sum of
+a gradient, on every backend of the compiler, against its meaning in plain JAX."""
 
 import dataclasses
 
@@ -30,10 +30,10 @@ SIZES = {"i": 7, "j": 5, "k": 4, "l": 3, "r": 19}
 CASES = [
     ("ij,jr->ir", CSR, "max"),
     ("ij,j->i", COO, "max"),
-    ("ij,jr->", CVS(4), "max"),  # the last vector goes beyond the matrix
+    ("ij,jr->", CVS(4), "max"),  # the last vector ends past the matrix
     ("ij,ir->jr", BCSR(3, 2), "min"),
     ("ij,ik,jk->ij", CSR, "max"),
-    ("ij,kl->ki", CSC, "min"),  # an index of one factor alone
+    ("ij,kl->ki", CSC, "min"),  # an index that only one factor has
     ("ijk,jr,kr->ir", CSF(3), "max"),
     ("ijk,kr->ijr", CSF(3), "fibers"),
 ]
@@ -63,8 +63,8 @@ def loss(subscripts, format, reduction, schedule=None):
 
 
 def sums(subscripts, format, reduction):
-    """The sums over products that attain an extremum that a gradient is made of, their index
-    arrays, and which entries are stored."""
+    """The sums over attaining products that make up a gradient, their index arrays, and the mask of
+    stored entries."""
     A, dense = operands(subscripts, format)
     gradient = jax.grad(loss(subscripts, format, reduction), (0, *range(2, 2 + len(dense))))
     found = dict.fromkeys(
@@ -77,7 +77,7 @@ def sums(subscripts, format, reduction):
 
 
 def data(expression, stored, seed=1):
-    """Small integers, of which many attain; NaN in the extremum, and beyond what is stored."""
+    """Small integers, many of which attain; NaN in the extremum and past the stored entries."""
     random, given = np.random.default_rng(seed), []
     for place, word in enumerate(expression.words):
         x = random.integers(1, 4, expression.shape(word)).astype(np.float32)
@@ -102,7 +102,7 @@ def inputs(function, expression, schedule, given, indices):
 
 
 def meaning(expressions, given, indices):
-    """Of each expression, what plain JAX and what machine code computes."""
+    """The results of each expression by plain JAX and by machine code."""
 
     def each(given, indices):
         for e, x in zip(expressions, given, strict=True):
@@ -116,7 +116,7 @@ def meaning(expressions, given, indices):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_all_that_runs_loops_agrees(case, tmp_path):
-    """The interpreter, which finds races and faults, machine code and C."""
+    """The interpreter (which finds races and faults), machine code and C agree."""
     pytest.importorskip("llvmlite")
     expressions, indices, stored = sums(*case)
     assert len(expressions) >= 2 + case[0].count(",")
@@ -164,7 +164,7 @@ def test_a_comparison_that_is_wrong_is_caught(wrong, monkeypatch):
 
 
 def columns(e):
-    """A thread for each column, or for each row where columns are summed over."""
+    """A GPU schedule: a thread for each column, or for each row if columns are summed over."""
     (k,) = [index for index in e.indices if index not in e.sparse.indices]
     s, over = Schedule(e).reorder(k, *e.sparse.indices), k
     if k not in e.output.indices:
@@ -174,7 +174,7 @@ def columns(e):
 
 
 def test_on_a_gpu():
-    """The text computes the same, in registers."""
+    """The CUDA text gives the same results, without spills."""
     require_nvrtc()
     expressions, indices, stored = sums(*CASES[0])
     for expression, arch in zip(expressions, ("sm_80", "sm_90", "sm_100"), strict=True):
@@ -189,7 +189,7 @@ def test_on_a_gpu():
 
 
 def test_gradients_hold_no_product_of_each_entry():
-    """n numbers for each entry would be more than all else; plain JAX holds them."""
+    """n values for each entry would be more than all else; plain JAX holds them."""
     pytest.importorskip("llvmlite")
     random = np.random.default_rng(0)
     dense = random.standard_normal((64, 64)) * (random.random((64, 64)) < 0.5)

@@ -1,5 +1,5 @@
-"""einsum under vmap of the stored values, or with a chain of transformations: compiled loops, which
-are of one element of the batch, for all of them."""
+"""einsum under vmap of the stored values, or with a schedule: compiled loops for one element of the
+batch, run for all of them."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ CASES = [
 
 
 def problem(subscripts, format, dtype="float32", batch=3, seed=0):
-    """Small integers, so that all orders give one sum and products tie; of each in a batch."""
+    """A batch of small integers, so that sums are exact in any order and products tie."""
     random = np.random.default_rng(seed)
     words = subscripts.partition("->")[0].split(",")
     sizes = [[SIZES[i] for i in word] for word in words]
@@ -49,7 +49,7 @@ def product(subscripts, A, reduction, schedule=None):
 
 
 def with_gradient(f):
-    """A function, its value and its gradient in all that it takes."""
+    """Wraps a function to return its value and its gradient in all operands."""
 
     def both(*given):
         out, pull = jax.vjp(f, *given)
@@ -60,7 +60,7 @@ def with_gradient(f):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_is_as_alone(case, monkeypatch):
-    """The product and its gradient: the values and one operand have a batch, others have none."""
+    """The product and its gradient: values and one operand are batched, the others are not."""
     A, values, dense = problem(case[0], case[1])
     made, loops = [], einsum_loops.cpu_loops
 
@@ -71,7 +71,7 @@ def test_each_is_as_alone(case, monkeypatch):
     monkeypatch.setattr(einsum_loops, "cpu_loops", compiled)
     monkeypatch.setattr(
         "sgap_jax.primitives.einsum.plain", lambda *x, **y: 1 / 0
-    )  # it does not run
+    )  # plain JAX does not run
     f, (first, *rest) = with_gradient(product(case[0], A, case[2])), dense
     dims = (0, 0, *[None] * len(rest))
     found = jax.jit(jax.vmap(f, dims))(values, first, *[x[0] for x in rest])
@@ -86,8 +86,8 @@ def test_each_is_as_alone(case, monkeypatch):
 
 @pytest.mark.parametrize("r", [4, 8])
 def test_a_batch_of_dense_operands(r, monkeypatch):
-    """Rows of eight numbers have the loops of one element, and its bits; others one index more, as
-    has what is added up over the batch."""
+    """With rows of eight values, batched loops are those of one element, with its bits; with other
+    rows, and in sums over the batch, they have one more index."""
     A, _, (X, Y) = problem("ijk,jr,kr->ir", CSF(3))
     X, y = (jnp.concatenate([x, x / 3], -1)[..., :r] for x in (X, Y[0]))
     loops, made = einsum_loops.cpu_loops, []
@@ -103,8 +103,8 @@ def test_a_batch_of_dense_operands(r, monkeypatch):
     monkeypatch.setattr(einsum_loops, "cpu_loops", compiled)
     out, *gradients = each(None)
     wide = [bool(e.batch) for e in made if len(e.output) == 3]
-    assert len(wide) == 2 and all(wide) == any(wide) == (r == 8)  # the product, and to X
-    assert not any(e.batch for e in made if len(e.output) < 3)  # to the values, and to y
+    assert len(wide) == 2 and all(wide) == any(wide) == (r == 8)  # the product, X's gradient
+    assert not any(e.batch for e in made if len(e.output) < 3)  # gradients of values and y
     expected, *plain = each(Reference())
     for ours, theirs in zip((out, *gradients), (expected, *plain), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
@@ -114,7 +114,7 @@ def test_a_batch_of_dense_operands(r, monkeypatch):
 
 @pytest.mark.parametrize("subscripts", ["ij,ji->i", "ij,jk->ik"])
 def test_a_dimension_of_one(subscripts):
-    """Coordinates, which differ between lanes, are then multiplied by the size of a part."""
+    """Coordinates, which differ between lanes, are then multiplied by the size of one part."""
     A = SparseArray.from_dense(np.ones((20, 1), np.float32))
     values = jnp.arange(60.0, dtype="float32").reshape(3, 20)
     X = jnp.arange(60.0, dtype="float32").reshape(3, 1, 20)
@@ -126,7 +126,8 @@ def test_a_dimension_of_one(subscripts):
 
 
 def test_batches_of_batches():
-    """Of unlike lengths, with the axes anywhere, one of them the values' alone."""
+    """Nested batches of different lengths, with the axes anywhere; one of them only in the
+    values."""
     A, values, (x, y) = problem("ij,jk,k->ik", CSR, batch=6)
     f = product("ij,jk,k->ik", A, "max")
     values, x = values.reshape(2, 3, -1), x[:3]
@@ -138,7 +139,7 @@ def test_batches_of_batches():
 
 
 def test_derivatives_of_second_order():
-    """Of a batch, some of whose operands all elements share."""
+    """Derivatives of a batch, some of whose operands all elements share."""
     A, values, (x, y) = problem("ij,jk,k->ik", CSR)
 
     def second(schedule):
@@ -153,7 +154,7 @@ def test_derivatives_of_second_order():
 
 
 def shared_gradient():
-    """Of an operand that 300 elements share: each adds one."""
+    """The gradient of an operand that 300 elements share: each adds one."""
     A = SparseArray.from_dense(np.ones((1, 1))).astype(jnp.bfloat16)
     values, ones = jnp.ones((300, 1), jnp.bfloat16), jnp.ones(1, jnp.bfloat16)
     f = lambda x: jax.vmap(lambda v: einsum("ij,j,j->i", A.with_values(v), x, ones))(values)
@@ -172,7 +173,7 @@ def test_one_element_for_all_is_caught(monkeypatch):
 
 
 def test_no_product_of_each_entry_is_held():
-    """n numbers for each entry would be more than all else; plain JAX holds them."""
+    """n values for each entry would be more than all else; plain JAX holds them."""
     random = np.random.default_rng(0)
     dense = random.standard_normal((64, 64)) * (random.random((64, 64)) < 0.5)
     A = SparseArray.from_dense(dense.astype(np.float32))

@@ -1,5 +1,5 @@
 """Scheduled loops for all elements of a batch, as vmap makes them: each element has its own sums,
-or they are added up; by the interpreter, machine code and CUDA kernels."""
+or the sums are added up over the batch; by the interpreter, machine code and CUDA kernels."""
 
 import dataclasses
 from collections import OrderedDict
@@ -36,12 +36,12 @@ EXTENTS = {"12": {"k": 128}, "14": {"j": 128}} | {
 }
 EXTENTS |= {name: {"i": 16, "k": 66} for name in ("V1", "V2")}
 SUMS = cpu(assign("ik,ij,jk->ik", {"A": CSR, "D": CSR}))
-FACTORS = (1, -2, 3, 4)  # of the elements of a batch, which are otherwise alike
+FACTORS = (1, -2, 3, 4)  # batch elements differ by these factors only
 LENGTH = len(FACTORS)
 
 
 def batched(schedule, name, summed, dtype="float32", turns=1):
-    """A function of a batch of the stored values, its inputs, and what is right."""
+    """A function of batched values, its inputs, and the right result."""
     sizes = SIZES | EXTENTS.get(name, {})
     problem = Problem(schedule.expression, sizes, density=0.4, spare=3, dtype=dtype)
     function = lower(schedule, sizes, problem.positions, dtype, "kernel")
@@ -74,19 +74,20 @@ def test_every_chain_of_the_conformance_list(summed):
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_machine_code(summed):
-    """Entries to tasks with atomics, vectors, workspaces; sums over lanes side by side."""
+    """Entries in tasks with atomics, vectors, workspaces; sums over lanes that are reduced
+    together."""
     pytest.importorskip("llvmlite")
     for n, name in enumerate(("2", "3 positions", "4", "8 workspace", "sums")):
         turns = (1, 2, LENGTH)[n % 3]
         function, inputs, want = batched(CHAINS.get(name, SUMS), name, summed, turns=turns)
         (found,) = call(function, *inputs.values())
         np.testing.assert_array_equal(np.float64(found), want)
-    assert ("group" in print_llvm(function).text) != summed  # side by side, and where they follow
+    assert ("group" in print_llvm(function).text) != summed  # together, or one by one
 
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_on_a_gpu(summed):
-    """One launch; nothing of the chains needs more than registers."""
+    """One launch, without spills."""
     require_nvrtc()
     octets = {name: octets_on_gpu()[name] for name in ("V1 columns", "V2 rows")}
     gpu = {name: CHAINS[name] for name in ON_GPU} | octets
@@ -111,7 +112,7 @@ def test_tasks_and_blocks_are_of_all_elements():
     blocks = lambda f: next(s for s in f.body if getattr(s, "unit", None) == GPU_BLOCK)
     assert blocks(function).end.value == LENGTH * blocks(one).end.value
     (store,) = (s for s in statements(function.body) if isinstance(s, SegReduce))
-    assert isinstance(store.index, Select)  # a lane that takes no part is of no element
+    assert isinstance(store.index, Select)  # a lane that takes no part belongs to no element
     plain = dataclasses.replace(store, index=store.index.true)
     moved = batches._Moved(store.index.false, {"C": 8}, None)(plain)
     assert isinstance(moved.index.condition, Binary) and moved.index.condition.op == "<"
@@ -136,25 +137,27 @@ def test_indices_are_as_wide_as_all_elements_need():
     function, _, _ = batched(CHAINS["2"], "2", False)
     assert function.index == "int32"
     assert of_batch(function, 2**26, {"A_vals", "y"}).index == "int64"
-    # Few numbers and many tasks: 2**16 of one element.
+    # Few values and many tasks: 2**16 for one element.
     schedule = cpu_entries(assign("ij,j->i", {"A": CSR}), entries=64)
     function = lower(schedule, {"i": 1, "j": 4}, (1, 2**22), "float32")
     assert of_batch(function, 2**15, {"B", "C"}).index == "int64"
-    assert of_batch(function, 2**15, {"B"}).index == "int32"  # each task of all elements
+    assert of_batch(function, 2**15, {"B"}).index == "int32"  # each task covers all elements
 
 
 def test_how_many_take_turns():
-    """As many as divide the batch, up to eight; fewer where each has large operands of its own."""
+    """The largest divisor of the batch up to eight; fewer if each element has large operands of its
+    own."""
     function = lower(SUMS, {"i": 64, "j": 64, "k": 256}, (64, 300), "float32")
     turns = lambda length, *dense: batches.in_turns(function, length, dense)
     assert [turns(n) for n in (1, 6, 8, 11, 12, 64)] == [1, 6, 8, 1, 6, 8]
-    assert [turns(n, "C") for n in (4, 9, 64)] == [4, 3, 4]  # 16,384 numbers each
+    assert [turns(n, "C") for n in (4, 9, 64)] == [4, 3, 4]  # 16,384 values each
     wide = lower(SUMS, {"i": 64, "j": 64, "k": 2048}, (64, 300), "float32")
     assert [batches.in_turns(wide, 64, names) for names in ((), ("B",), ("B", "C"))] == [8, 8, 1]
 
 
 def test_a_part_is_an_array_of_its_own():
-    """Machine code finds it once, and asks ahead for what it gathers only if a part is large."""
+    """Machine code computes the part's address once, and prefetches gathered rows only if a part is
+    large."""
     schedule = cpu(assign("ij,jk->ik", {"A": CSR}))
 
     def text(rows):
@@ -177,8 +180,8 @@ def test_a_part_is_an_array_of_its_own():
 @pytest.mark.parametrize(
     "right, wrong, summed",
     [
-        ("_index", lambda self, array, index: index, False),  # all elements are the first
-        ("_part", batches._Moved._index, False),  # lanes that take no part are of an element
+        ("_index", lambda self, array, index: index, False),  # all elements use the first
+        ("_part", batches._Moved._index, False),  # lanes that take no part belong to an element
         ("__call__", lambda self, node: node, True),  # the last element overwrites the others
     ],
 )
@@ -190,9 +193,9 @@ def test_planted_bugs_are_caught(right, wrong, summed, monkeypatch):
 
 
 def test_a_planted_bug_of_machine_code_is_caught(monkeypatch):
-    """Of parts that all are the first."""
+    """All elements use the first part."""
     pytest.importorskip("llvmlite")
-    monkeypatch.setattr(llvm, "_keys", OrderedDict())  # not what is there
+    monkeypatch.setattr(llvm, "_keys", OrderedDict())  # no cached code
     right, first = llvm_builder._split_index, Binary("+", Int(0), Int(0))
     monkeypatch.setattr(llvm_builder, "_split_index", lambda *of: (first, right(*of)[1]))
     with pytest.raises(AssertionError):
@@ -211,7 +214,7 @@ def test_the_text_of_a_batch():
         "C[element * 4 + i] = sum;",
     ):
         assert line in text
-    # An element has its own B. Two take turns, lest too many of these are read at a time.
+    # Each element has its own B. Only two run interleaved, so that few of these are read at a time.
     text = s.loops({"i": 4, "j": 1 << 15}, nnz=5, batch={"A": 8, "B": 8})
     for line in (
         "const int element = element_i0 / 2 / 2 * 2 + element_i0 % 2;",

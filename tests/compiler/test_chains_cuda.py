@@ -1,4 +1,4 @@
-"""The schedules of the papers for GPUs, lowered and printed as CUDA: exact sums, in registers."""
+"""The papers' GPU schedules, lowered and printed as CUDA: exact sums, without spills."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,8 @@ POINTS += ["{<1/8 row, 1 col>, 2}", "{<1 nnz, 2 col>, 8}"]
 
 @pytest.mark.parametrize("point", POINTS)
 def test_maxima_and_minima_start_from_infinity(point):
-    """By atomics, by threads of their own, by groups and by segments; rows without entries."""
+    """By atomics, by threads that own elements, by groups and by segments; some rows have no
+    entries."""
     for i, (reduction, dtype) in enumerate([("max", "float32"), ("min", "float64")]):
         expression = assign("ij,jk->ik", {"A": CSR}, reduction=reduction)
         schedule = spmm_point(expression, AtomicParallelism.parse(point), SIZES["k"])
@@ -90,7 +91,7 @@ FORMATS = {"CSC": CSC, "COO": COO, "CSF(2)": CSF(2), "CVS(4)": CVS(4), "BCSR(2, 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name):
-    """A thread for each column, which walks over all that is stored."""
+    """A thread for each column, which walks over all stored entries."""
     schedule = (
         Schedule(assign("ij,jk->ik", {"A": FORMATS[name]}))
         .split("k", "block", "thread", 8)

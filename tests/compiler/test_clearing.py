@@ -1,4 +1,5 @@
-"""Dense outputs of which some elements are stored: cleared row by row, or filled beforehand."""
+"""Dense outputs of which only some elements are stored: cleared row by row, or filled
+beforehand."""
 
 import compiler_tensors
 import numpy as np
@@ -30,7 +31,7 @@ CASES = {
     "a vector": ("ij,j->i", CSF(2), {"reduction": "min"}),
     "entries": ("ij->ij", CSR, {"reduction": "max"}),
 }
-# Rows with entries: gaps before, between and behind them; none; no row at all.
+# Rows with entries: gaps before, between and after them; no gaps; no rows with entries.
 ROWS = {"gaps": [2, 3, 5, 6, 7, 10], "none": range(12), "all": []}
 
 
@@ -43,8 +44,8 @@ def problem_of(expression, rows, monkeypatch, **options):
 
 
 def both(schedule, problem, fill=None):
-    """What the interpreter and machine code make of it, on memory that is not clear but for what
-    `fill` says."""
+    """The results of the interpreter and of machine code, on memory that is cleared only where
+    `fill` says so."""
     f = lower(schedule, SIZES, problem.positions, "float32")
     (output,) = f.outputs
     assert output.fill == fill
@@ -58,7 +59,7 @@ def test_gaps(name, monkeypatch):
     subscripts, format, options = CASES[name]
     expression = assign(subscripts, {"A": format}, **options)
     for there, rows in ROWS.items():
-        spare = {"gaps": 3, "none": 0, "all": 9}[there]  # enough that rows are not few
+        spare = {"gaps": 3, "none": 0, "all": 9}[there]  # so that rows do not count as few
         problem = problem_of(expression, rows, monkeypatch, spare=spare)
         for found in both(cpu(expression, 4), problem):
             np.testing.assert_array_equal(found, problem.want)
@@ -81,7 +82,7 @@ def runs_of_rows():
 
 
 def rows_with_columns(subscripts, format):
-    """One loop over the pairs of a row and a dense index: a row in as many iterations."""
+    """One loop over pairs of a row and a dense index: each row spans several iterations."""
     expression = assign(subscripts, {"A": format})
     stored = [index for index in expression.sparse.indices if index.name != "i"]
     s = Schedule(expression).reorder("i", "r", *stored).fuse("i", "r", "f")
@@ -100,7 +101,7 @@ def test_rows_fused_with_a_dense_index(subscripts, format, monkeypatch):
     "schedule,positions",
     [
         (cpu(assign("ijk,kr->ijr", {"A": CSF(3)})), (5, 20, 40)),  # few rows
-        (cpu(assign("ij->ij", {"A": COO})), (20, 20)),  # rows that come again
+        (cpu(assign("ij->ij", {"A": COO})), (20, 20)),  # rows that occur again later
         (rows_in_lanes(), (12, 20, 40)),
         (columns_outside(), (12, 20, 40)),
         (runs_of_rows(), (12, 20, 40)),

@@ -1,4 +1,4 @@
-"""The loop IR as CUDA: what the emulator computes is what the interpreter does."""
+"""The loop IR printed as CUDA: the emulator's results equal the interpreter's."""
 
 import dataclasses
 
@@ -149,7 +149,7 @@ VALUES = {"x": np.int32([3, 1, 0, 2, 7, 5, 6, 4]), "v": np.float32(np.arange(8) 
 
 
 def statements(y):
-    """By name; each leaves what it does in the output y."""
+    """Statements by name; each stores its result in the output y."""
     return {
         "a maximum of integers": store(y, op("max", op("min", at("x", "t"), 6), 1), 1.0, "+", True),
         "integers": store(y, op("%", op("//", add(mul("t", 9), 2), 3), 8), at("v", "t"), "+", True),

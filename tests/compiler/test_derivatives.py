@@ -1,4 +1,4 @@
-"""Which schedule a derivative runs by."""
+"""The schedules that derivatives run by."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def product(A, schedule):
 
 
 def schedules(function, *operands):
-    """Of each einsum of a function: its expression's output, and by which chain it runs."""
+    """For each einsum in a function: its expression's output, and its schedule."""
     of = [e.params for e in equations(function, *operands) if e.primitive.name == "einsum"]
     return [(p["expression"].output, p["schedule"]) for p in of]
 
@@ -132,7 +132,8 @@ ENTRIES = ENTRIES.split("p", "p0", "p1", 8).parallelize("p0", "CPUThread", "Atom
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
 def test_vmap_runs_each_element_by_the_schedule_and_by_those_of_its_gradients(given, axes):
-    """Operands that elements share have a gradient that is a sum over the batch, to order 2."""
+    """Operands that batch elements share have gradients that are sums over the batch, up to order
+    2."""
     A, x, dense = given
     given = [
         y if axis is None else jnp.stack([y, 2 * y, -y])
@@ -176,13 +177,13 @@ def test_a_gpu_launches_the_gradients_that_have_a_schedule(given):
     np.testing.assert_array_equal(dx, dense.T @ cotangent)
     want = (cotangent @ np.asarray(x).T)[np.nonzero(dense)]
     np.testing.assert_array_equal(dv, want)
-    assert len(launched) == 2  # that in A is plain JAX
+    assert len(launched) == 2  # the gradient in A is plain JAX
 
     each = lambda v, x: jnp.sum(jax.vmap(f)(v, x) ** 2)
     slopes = jax.jit(jax.grad(each, (0, 1)))(jnp.stack([A.values, A.values]), jnp.stack([x, 2 * x]))
     for n, (slope, want) in enumerate([(slopes[0], dv), (slopes[1], dx)]):
         np.testing.assert_array_equal(slope, jnp.stack([want, [4, 2][n] * want]))
-    assert len(launched) == 4  # one of all elements
+    assert len(launched) == 4  # one launch for all elements
 
 
 def test_chains_that_are_of_no_gradient_are_refused():

@@ -41,7 +41,7 @@ EXTENTS = {"12": {"k": 128}, "14": {"j": 128}} | {n: {"k": 4} for n in ("S1", "S
 
 
 def problem(expression, sizes=SIZES, density=0.3, dtype="float32", seed=0):
-    """Subscripts, operands and the exact result, of small integers."""
+    """Subscripts, operands and the exact result, all small integers."""
     rng = np.random.default_rng(seed)
     words, given, whole = [], [], []
     for access in expression.factors:
@@ -112,7 +112,7 @@ def test_without_a_schedule_the_loops_are_compiled(subscripts, format, monkeypat
     given = problem(assign(subscripts, {"A": format}))[1]
     monkeypatch.setattr(
         "sgap_jax.primitives.einsum._kernel", lambda *x: None
-    )  # nor spmm's, sddmm's
+    )  # nor the target of spmm or sddmm
     out = jax.jit(lambda *x: einsum(subscripts, *x))(*given)
     plain = einsum(subscripts, *given, schedule=Reference())
     np.testing.assert_array_equal(dense_of(out), dense_of(plain))
@@ -133,7 +133,7 @@ def test_few_slices_are_several_tasks_all_the_same(slices, rows, output, fiber):
 
 
 def test_what_vectors_hold_beyond_the_matrix_reaches_nothing():
-    expression = assign("ij,jk->ik", {"A": CVS(5)})  # of 16 rows
+    expression = assign("ij,jk->ik", {"A": CVS(5)})  # for 16 rows
     _, (A, B), want = problem(expression)
     A = A.with_values(A.values.at[A.row_offsets[-2] :, 1:].set(jnp.nan))
     run = lambda A, B: (
@@ -222,7 +222,8 @@ def test_the_sparse_operand_may_stand_anywhere_and_indices_may_have_any_name():
 
 
 def test_products_of_halves_that_overflow_do_so_in_no_sum(monkeypatch):
-    """The derivative multiplies the values by their cotangent before it adds."""
+    """The derivative multiplies the values by their cotangent before it adds: no sum may get the
+    overflow."""
     monkeypatch.setattr("sgap_jax.primitives.einsum._kernel", lambda *x: None)
     A = SparseArray.from_dense(np.full((2, 2), 300, np.float16), format=CSF(2))
     x, small = jnp.ones((2, 3), jnp.float16), jnp.full((2, 3), 1e-3, jnp.float16)
@@ -257,7 +258,7 @@ def test_schedules_of_something_else_are_refused():
 
 
 def test_without_llvm_plain_jax_runs_and_a_schedule_says_what_is_missing(monkeypatch):
-    sizes = SIZES | {"k": 11}  # nobody has compiled it yet
+    sizes = SIZES | {"k": 11}  # not compiled before
     _, (A, B), want = problem(BALANCED.expression, sizes)
 
     def missing():

@@ -1,4 +1,4 @@
-"""Index notation from subscripts and from tensors, and what is refused."""
+"""Index notation from subscripts and from tensors, and the expressions that are refused."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What clears large arrays past the caches: which loops, and what they store."""
+"""Clearing large arrays with stores that bypass the caches: in which loops, and what they store."""
 
 import dataclasses
 import sys
@@ -22,7 +22,7 @@ from sgap_jax.compiler.presets import cpu
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plain stores there")
 
-ROWS, WIDTH = 60, 85  # rows begin at any place of a vector
+ROWS, WIDTH = 60, 85  # rows begin anywhere within a vector
 BEGINS = np.arange(ROWS) % 19
 LENGTHS = np.array([0, 1, 3, 15, 16, 17, 31, 32, 40, 66])[np.arange(ROWS) // 6]
 NEVER = "  %there = icmp ne i8 0, 0"
@@ -37,7 +37,7 @@ def small(monkeypatch):
 
 
 def cleared(dtype, index="int32"):
-    """Each row is 7, but for a part that is cleared."""
+    """Each row is filled with 7, except for a part that is cleared."""
     row = times(Var("i"), Int(WIDTH))
     first, last = (add(row, Load(name, Var("i"))) for name in ("begin", "end"))
     part = lanes(last, Store("out", Var("e"), Float(0.0)), begin=first)
@@ -121,7 +121,7 @@ def test_large_results_of_few_fibers(rows, fibers, streams):
 
 
 def test_rows_that_are_stored_whole():
-    """Only what is between them is cleared, and little of it."""
+    """Only the gaps between stored rows are cleared, which is little."""
     e = assign("ijk,jr,kr->ir", {"A": CSF(3)})
     sizes = {"i": 2_000_000, "j": 30, "k": 50, "r": 16}
     f = lower(cpu(e), sizes, (2_000_000, 2_000_000, 2_000_000), "float32")

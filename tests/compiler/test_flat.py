@@ -1,4 +1,4 @@
-"""Fibers of a few entries, whose coordinates are listed: the nest over them as one loop."""
+"""Short fibers, whose coordinates are listed: the loop nest over them becomes one loop."""
 
 import dataclasses
 import re
@@ -35,8 +35,8 @@ CHUNK = 16  # rows of a task
 
 
 def tensor(format, dtype="float32", shape=SHAPE, seed=0):
-    """Rows of short fibers and a long one, of long ones, of more entries than a list holds, and of
-    none."""
+    """Rows of short fibers and one long one, of long fibers, of more entries than a list holds, and
+    empty rows."""
     rng = np.random.default_rng(seed)
     few = rng.random(shape) < 0.01
     few[2, 1] = True
@@ -84,12 +84,12 @@ def rows_of(function):
 
 
 def test_what_is_flat(monkeypatch):
-    """Three levels are one loop: what a fiber sums up is distributed over its entries."""
+    """Three levels become one loop: the factor of a fiber's sum is distributed over its entries."""
     function = lowered(cpu(assign(MTTKRP4, {"A": CSF(4)})), (70, 9, 6, 50), (70, 80, 90, 99))
     found = fiber_nest.fiber_nest(rows_of(function))
     assert [level.scalar for level in found.levels] == ["j", "k"]
     (guard,) = [s for s in found.loop.body if isinstance(s, If)]
-    _, lanes = [s for s in guard.then if isinstance(s, For)]  # the gap before the row, then it
+    _, lanes = [s for s in guard.then if isinstance(s, For)]  # the gap before the row, then the row
     (run,) = [s for s in lanes.body if isinstance(s, For)]
     assert run.var == "l_pos" and not any(isinstance(s, For) for s in run.body)
     text = str(run.body[-1])
@@ -102,10 +102,10 @@ def test_what_is_flat(monkeypatch):
 @pytest.mark.parametrize(
     "subscripts, format",
     [
-        ("ijk,kr->ijr", CSF(3)),  # an element for each fiber
-        ("ijk,jr->ikr", CSF(3)),  # and for each entry
+        ("ijk,kr->ijr", CSF(3)),  # an output element for each fiber
+        ("ijk,jr->ikr", CSF(3)),  # an output element for each entry
         ("ij,jr->ir", CSF(2)),  # one level
-        (MTTKRP, Format((Compressed, Dense, Compressed))),  # all coordinates
+        (MTTKRP, Format((Compressed, Dense, Compressed))),  # a dense level: all coordinates
     ],
 )
 def test_what_is_not(subscripts, format):
@@ -128,7 +128,7 @@ def test_max_is_not_distributed():
 
 def wrong_text(text):
     text, count = re.subn(r"store <(\d+) x i32> %v\d+", r"store <\1 x i32> zeroinitializer", text)
-    assert count == 2  # the first vector of a fiber, and the others
+    assert count == 2  # for the first vector of a fiber, and for the others
     return text
 
 
@@ -158,7 +158,7 @@ def test_planted_bugs_are_caught(where, monkeypatch):
 
 
 def test_lanes_idle_rather_than_walk_again():
-    """40 columns are one walk of 64 lanes, as 64 are; not one of 32 and one of 8."""
+    """40 columns take one walk of 64 lanes, as 64 columns do; not one of 32 and one of 8."""
     e = assign("ijk,kr->ijr", {"A": CSF(3)})
     one, other = (
         print_llvm(lowered(cpu(e), SHAPE, (70, 80, 99), rank)).text.count('ptr %"A3_crd", ')
@@ -169,7 +169,8 @@ def test_lanes_idle_rather_than_walk_again():
 
 @pytest.mark.parametrize("rank, short, asks", [(32, 0, 0), (64, 0, 1), (32, 8, 1)])
 def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
-    """Rows of a table beyond a cache: of four vectors, or where fibers are walked flat."""
+    """Prefetches rows of a table larger than a cache: rows of four vectors, or where fibers are
+    flattened."""
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, 9, 20_000), (70, 80, 99), rank)
     monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 0 if short else 99)
     assert ("llvm.prefetch" in print_llvm(function).text) == asks
@@ -179,7 +180,7 @@ def test_what_a_fiber_asks_for_ahead(rank, short, asks, monkeypatch):
     "rows, kinds", [((9, 20_000), "C"), ((20_000, 9), "B"), ((5000,) * 2, "BC")]
 )
 def test_fibers_ask_ahead_for_rows_of_their_own(rows, kinds, monkeypatch):
-    """Each row of four lines, and no place beyond the coordinates."""
+    """Each row spans four cache lines; no prefetch reads beyond the coordinates."""
     monkeypatch.setattr(flatten_fibers, "_PREDICTED_FIBERS", 99)
     function = lowered(cpu(assign(MTTKRP, {"A": CSF(3)})), (70, *rows), (70, 80, 99), 64)
     lines = print_llvm(function).text.splitlines()

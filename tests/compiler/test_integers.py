@@ -1,4 +1,4 @@
-"""Loops over integers: in their own dtype, in which sums and products wrap as NumPy's do."""
+"""Loops over integers compute in the operands' dtype; sums and products wrap like NumPy's."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ OF = {dtype: CASES[n % 2 :: 2] for n, dtype in enumerate(INTEGERS)}
 
 
 def problem(subscripts, format, dtype, seed=0):
-    """Of all numbers that the dtype has: nearly every product wraps. Row 3 is empty."""
+    """Operands over the whole range of the dtype: nearly every product wraps. Row 3 is empty."""
     random, limits = np.random.default_rng(seed), np.iinfo(dtype)
     words = subscripts.partition("->")[0].split(",")
     whole = [
@@ -65,7 +65,7 @@ def meaning(subscripts, format, whole, reduction):
 
     product = functools.reduce(np.multiply, map(spread, words, whole)).astype(dtype)
     stored = whole[0] != 0
-    if format == CVS(4):  # zeros too, beside another number
+    if format == CVS(4):  # vectors with stored zeros too
         starts = np.arange(0, len(stored), 4)
         stored = np.repeat(np.logical_or.reduceat(stored, starts), 4, 0)[: len(stored)]
     there = np.broadcast_to(spread(words[0], stored), product.shape)
@@ -170,12 +170,12 @@ def test_other_integers_run_in_plain_jax_and_a_schedule_for_them_is_refused(monk
         einsum("ij,j->i", A, x, schedule=cpu_entries(SPMV))
 
 
-ROWS = ("{<1 row, 2 col>, 1}", "{<1/4 row, 1 col>, 4}")  # each of which is stored once
-ENTRIES = ("{<2 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 8}")  # by atomics, of threads or segments
+ROWS = ("{<1 row, 2 col>, 1}", "{<1/4 row, 1 col>, 4}")  # points that store each element once
+ENTRIES = ("{<2 nnz, 1 col>, 1}", "{<1 nnz, 2 col>, 8}")  # atomics, by threads or segments
 
 
 def on_a_gpu(dtype, reduction, point, change=lambda source: source):
-    """The kernel of a point for SpMM, its result and the right one."""
+    """The kernel of a point for SpMM, its result and the expected one."""
     require_nvrtc()
     e = assign("ij,jk->ik", {"A": CSR}, reduction=reduction.replace("sum", "+"))
     schedule = spmm_point(e, AtomicParallelism.parse(point), SIZES["k"])
@@ -189,7 +189,7 @@ def on_a_gpu(dtype, reduction, point, change=lambda source: source):
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_on_a_gpu(dtype):
-    """Exact, in registers."""
+    """Exact results, without spills."""
     for n, point in enumerate((*ROWS, *ENTRIES)):
         for reduction in ("sum", ("max", "min")[n % 2]):
             call, found, want = on_a_gpu(dtype, reduction, point)
@@ -227,7 +227,7 @@ def test_planted_bugs_of_kernels_are_caught(right, wrong, reduction, dtype):
 
 @pytest.mark.parametrize("dtype", ["int32", "int8"])
 def test_launches_start_from_the_ends_of_a_dtype(dtype):
-    """Of 8 bits in whole words, more than the result has."""
+    """8-bit outputs are allocated in whole words, more than the result has."""
     require_nvrtc()
     A, (x,), whole = problem("ij,jk->ik", CSR, dtype)
     e = assign("ij,jk->ik", {"A": CSR}, reduction="max")

@@ -1,4 +1,4 @@
-"""The interpreter of the loop IR: right results, and a fault for what no function may do."""
+"""The interpreter of the loop IR: right results, and a fault for every forbidden action."""
 
 import dataclasses
 

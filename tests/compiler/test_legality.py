@@ -296,7 +296,7 @@ def test_illegal(name):
     with pytest.raises(ScheduleError, match=re.escape(reason)) as error:
         call()
     said = str(error.value)
-    # The call, the reason, and the statement that it was asked of.
+    # The message has the call, the reason, and the statement it was applied to.
     assert re.match(r"\w+\(.*\): ", said) and re.search(r"\nin .* =|\nin .* \S+=", said)
 
 

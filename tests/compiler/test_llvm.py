@@ -43,7 +43,7 @@ pytest.importorskip("llvmlite")
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels(dtype):
-    """SpMV, SpMM, SDDMM: rows by threads, lanes over columns, entries or features."""
+    """SpMV, SpMM, SDDMM: rows over threads; vector lanes over columns, entries or features."""
     operands, A, terms = matrix(M, K, dtype)
     x = numbers(2, K, dtype)
     for unit in (None, CPU_VECTOR):
@@ -79,13 +79,13 @@ def test_entries_with_atomics(dtype, n):
 
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_atomics_that_meet(lanes):
-    """Threads that add to the same elements at once lose nothing."""
+    """No update is lost if threads add to the same elements at once."""
     n, element = 1 << 18, Store("y", Var("e"), Float(1.0), "+", atomic=True)
     body = (loops.threads(n, loops.lanes(lanes, element)),)
     f = Function("meet", (), (Array("y", "float32", lanes, 0.0),), body)
     (counts,) = call(f, chunk=1 << 14, work=1 << 30)
     np.testing.assert_array_equal(counts, n)
-    assert "cmpxchg" in print_llvm(f).text  # they may not have met
+    assert "cmpxchg" in print_llvm(f).text  # the threads may not have collided in this run
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -132,7 +132,7 @@ def test_empty_and_single(m, k, n):
 
 @pytest.mark.parametrize("n", [1, 3, 7, 8, 13, 16, 31, 100, 255, 300])
 def test_widths(n):
-    """A loop over lanes of any extent: whole vectors, several at once, parts of one."""
+    """Loops over lanes of any extent: whole vectors, several at once, parts of a vector."""
     i = Var("e")
     sum_up = Set("sum", add(Var("sum"), Load("x", i)))
     body = (
@@ -152,7 +152,7 @@ def test_widths(n):
 
 
 def test_lanes_that_differ():
-    """Branches, loops and selects that lanes take differently; gathers, scatters, int division."""
+    """Branches, loops and selects that differ between lanes; gathers, scatters, int division."""
     n, e, t, acc, count = 23, Var("e"), Var("t"), Var("acc"), Var("count")
     before = Load("x", Binary("-", t, Int(1)))
     large = Binary("and", Binary(">", t, Int(0)), Binary(">", before, Float(3.0)))
@@ -162,7 +162,7 @@ def test_lanes_that_differ():
         Let("t", Load("turns", e)),
         Let("count", Int(0), mutable=True),
         Let("acc", Float(0.0), mutable=True),
-        While(  # as often as the lane says
+        While(  # as many iterations as the lane's value
             Binary("<", count, t),
             (Set("acc", add(acc, Load("x", count))), Set("count", add(count, Int(1)))),
         ),
@@ -191,7 +191,7 @@ def test_lanes_that_differ():
 
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 def test_random_loops(vector_bytes, monkeypatch):
-    """Loops over lanes, of everything that a body may have: as the interpreter runs them."""
+    """Loops over lanes with everything that a body may have: results equal the interpreter's."""
     f = Loops(vector_bytes, 6).function
     rng = np.random.default_rng(0)
     x = rng.integers(-5, 9, SIZE).astype(np.float32)
@@ -227,7 +227,7 @@ def test_what_lanes_cannot_do_is_done_one_by_one():
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("atomic", [False, True])
 def test_extremes_keep_nan(op, atomic):
-    """Reduced by lanes into one element, and lane by lane into elements that may coincide."""
+    """Reduced over lanes into one element, and lane by lane into elements that may coincide."""
     n, e = 37, Var("e")
     lane = (
         Store("one", Int(0), Load("x", e), op, atomic),
@@ -254,7 +254,7 @@ def test_extremes_keep_nan(op, atomic):
 
 @pytest.mark.parametrize("size", [64, 1 << 15])
 def test_workspaces(size):
-    """Of each iteration of threads: on the stack, and large ones in memory of the call."""
+    """Workspaces of each thread iteration: on the stack; large ones in memory of the call."""
     e, i = Var("e"), Var("i")
     body = (
         Workspace("w", size, fill=1.0),
@@ -328,12 +328,12 @@ def test_rounding(dtype):
     "right, wrong",
     [
         (r"fadd contract <16 x float>", "fsub contract <16 x float>"),  # a partial sum
-        (r"add nsw i32 (%v\d+), 3\b", r"add nsw i32 \1, 2"),  # an entry of a chain
+        (r"add nsw i32 (%v\d+), 3\b", r"add nsw i32 \1, 2"),  # the offset of an entry
         (r"(icmp) slt (<16 x i32> %v\d+), %v\d+", r"\1 eq \2, zeroinitializer"),  # a mask
     ],
 )
 def test_planted_bugs_are_caught(right, wrong, monkeypatch):
-    """A kernel that is wrong in one place fails the oracle."""
+    """A kernel with one wrong instruction fails the oracle."""
     operands, A, terms = matrix(M, K + 40, "float32", 0.8)
     n = 13
     f = loops.spmm(M, K + 40, n, operands[1].size, "float32")

@@ -1,5 +1,5 @@
 """Lowered expressions, run by the interpreter (which finds races, faults and broken collectives),
-are the dense einsum: the conformance list and every format."""
+equal the dense einsum: for the conformance list and every format."""
 
 import compiler_chains as chains
 import numpy as np
@@ -47,7 +47,7 @@ TRANSPOSED = Format((Compressed, Compressed), order=(1, 0))
 def test_conformance_list(name):
     schedule, sizes = ROWS[name], LISTED_SIZES[name]
     check(schedule, sizes, density=0.2)
-    check(schedule, sizes, density=0, spare=3)  # nothing but room
+    check(schedule, sizes, density=0, spare=3)  # only unused capacity
 
 
 @pytest.mark.parametrize("name", ["2", "4", "6", "11", "12", "15 MTTKRP", "S3", "S4"])
@@ -80,7 +80,7 @@ BEYOND = [CVS(4), CVS(3).transposed, BCSR(4, 3), BCSR(3, 5).transposed]
 
 @pytest.mark.parametrize("format", BEYOND, ids=str)
 def test_blocks_that_go_beyond_the_matrix(format):
-    """What the last ones hold there is NaN in these tests."""
+    """Elements of the last blocks outside the matrix are NaN in these tests."""
     sizes = {"i": 11, "j": 7, "k": 3}
     for subscripts, sparse in MATRIX.values():
         expression = assign(subscripts, dict.fromkeys(["A", *sparse], format))
@@ -89,7 +89,8 @@ def test_blocks_that_go_beyond_the_matrix(format):
 
 
 def test_block_rows_that_only_a_guard_needs():
-    """Entries are walked without a row being asked for: those beyond the matrix are left out."""
+    """The walk over entries does not need the row, but entries past the matrix are still left
+    out."""
     needed = parent_positions._with_blocks
     for reduction in ("+", "max"):
         expression = assign("ij,j->j", {"A": CVS(4)}, reduction=reduction)
@@ -142,7 +143,7 @@ def test_other_reductions(reduction):
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 def test_dtypes(dtype):
-    """A narrow output is stored once; what is added in memory comes in the accumulator's dtype."""
+    """A narrow output is stored once; sums in memory are returned in the accumulator's dtype."""
     wide = "float64" if dtype == "float64" else "float32"
     for schedule, outer in [(Schedule(SPMV), dtype), (ROWS["2"], wide)]:
         problem = Problem(SPMV, SMALL, dtype=dtype)
@@ -283,17 +284,17 @@ def test_no_elements():
             if "bound" not in str(ROWS[name]):
                 check(ROWS[name], sizes, density=1)
         check(Schedule(SPMM), sizes, density=1)
-        check(UNIT_CASES["runs in parts"], sizes, density=1)  # of no position
+        check(UNIT_CASES["runs in parts"], sizes, density=1)  # no positions
 
 
 def test_wide_indices():
-    """Where a product of sizes leaves int32."""
+    """Indices are int64 where a product of sizes exceeds int32."""
     sizes = {"i": 1 << 16, "j": 4, "k": 1 << 16}
     assert lower(Schedule(SPMM), sizes, (1 << 16, 8), "float32").index == "int64"
     assert lower(Schedule(SPMM), sizes | {"k": 8}, (1 << 16, 8), "float32").index == "int32"
 
 
-# The tests find what lowering could get wrong.
+# Planted bugs of lowering are found by these tests.
 
 PLANTED = {
     "no guards": (derived_variables, "_guard_range", lambda *_: None, "1"),

@@ -1,5 +1,5 @@
-"""A schedule never changes what is computed: chains and random transformations, run as concrete
-index notation by brute force, give what the expression gives."""
+"""A schedule never changes what is computed: schedules and random transformations, run as concrete
+index notation by brute force, give the value of the expression."""
 
 import dataclasses
 import itertools
@@ -115,7 +115,7 @@ def test_points():
 
 
 def step(schedule, rng):
-    """A random transformation of random loops, legal or not."""
+    """A random transformation of random loops, whether legal or not."""
     names = [loop.var.name for loop in loops(schedule.statement.body)]
     var, fresh = str(rng.choice(names)), [f"v{rng.integers(10**6)}" for _ in range(2)]
     size = int(rng.integers(1, 4))
@@ -156,7 +156,7 @@ def test_random_chains(seed):
 
 
 def test_a_wrong_workspace_is_caught():
-    """What the checks refuse would be wrong, and this file would see it."""
+    """A transformation that the checks refuse gives wrong results, and these tests detect it."""
     schedule = CHAINS["mttkrp workspace"]()
     body = str(schedule)
     assert "w(jw) += A(i,k,l) * B(l,j)" in body

@@ -1,4 +1,5 @@
-"""Machine code in memory belongs to the programs that run it: what none of them has goes."""
+"""Machine code in memory is owned by the programs that run it, and freed when no program is
+left."""
 
 import gc
 import os
@@ -37,7 +38,7 @@ def plus(n):
 
 
 def program(n):
-    """A jitted function that names the kernel, as einsum's do."""
+    """A jitted function that names the kernel, as einsum's programs do."""
 
     @jax.jit
     def run(x):
@@ -59,19 +60,19 @@ def test_executables_keep_their_code_and_nothing_else_does(monkeypatch):
     for n, run in enumerate(runs):
         check(run, n)
     held = llvm.in_memory()
-    assert held >= 12  # an executable has each
+    assert held >= 12  # each is held by an executable
     for n, run in enumerate(runs):
         check(run, n)
     del run, runs
     jax.clear_caches()
     gc.collect()
     assert llvm.in_memory() <= min(held - 8, before + 4)
-    again = program(3)  # from the disk, or still there
+    again = program(3)  # from the disk cache, or still in memory
     check(again, 3)
 
 
 def test_a_program_of_more_kernels_than_are_kept(monkeypatch):
-    """All are lowered before XLA takes the first."""
+    """All kernels are lowered before XLA loads the first."""
     monkeypatch.setenv("SGAP_COMPILED_IN_MEMORY", "2")
 
     @jax.jit
@@ -102,7 +103,7 @@ def test_a_setting_that_is_no_number(monkeypatch):
 
 
 def test_two_thousand_shapes(tmp_path):
-    """In a process of its own, whose memory is looked at: the first program is right to the end."""
+    """In a process of its own, whose memory is measured: the first program works to the end."""
     script = """
         import gc, resource
         import test_memory as t

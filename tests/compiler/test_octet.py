@@ -1,4 +1,5 @@
-"""Nests bound to octet_mma: tensor cores of a GPU run them, elsewhere they are plain loops."""
+"""Loop nests bound to octet_mma: a GPU runs them on tensor cores, elsewhere they are plain
+loops."""
 
 import dataclasses
 import re
@@ -48,7 +49,7 @@ def check(schedule, sizes, dtype, **problem):
     np.testing.assert_array_equal(emulate(launch_plan(function), given.values(), result)[0], want)
 
 
-# Rows, columns and vectors that fill no tile; those that do; room for vectors, and none in it.
+# Rows, columns and vectors that do not fill a tile; that do; capacity without any vector.
 SETTINGS = [(SIZES, 0.4, 5), ({"i": 16, "j": 64, "k": 64}, 1, 0), ({"i": 8, "j": 9, "k": 3}, 0, 4)]
 
 
@@ -113,7 +114,7 @@ def test_the_kernels_are_of_tensor_cores_and_the_steps_what_was_split():
             function, _ = lowered(on_blocks(octet_product(8, vectors)), dtype=dtype)
             source = launch_plan(function).source
             assert f"<sgap::{dtype}, 8, 64, {vectors}, false>" in source
-            # Four mma for each 16 vectors: 16 of 64 columns by 8 rows each.
+            # Four mma for each 16 vectors: each covers 16 of the 64 columns, and 8 rows.
             multiplies = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.f32"
             assert ptx(source).count(multiplies) == vectors // 4
 
@@ -160,7 +161,7 @@ def test_einsum_runs_them_and_what_no_entry_names_is_not_read(name):
 
 
 def test_rounding_is_that_of_float32_sums_and_derivatives_are_of_the_expression():
-    """Random numbers, against the same nest as loops in float64; products that float16 has not."""
+    """Random values, against the same nest as float64 loops; products that overflow float16."""
     rng = np.random.default_rng(0)
     subscripts, (A, B) = operands(CHAINS["V1"], "float16")
     A = A.with_values(jnp.asarray(rng.uniform(150, 300, A.values.shape), "float16"))
@@ -168,7 +169,7 @@ def test_rounding_is_that_of_float32_sums_and_derivatives_are_of_the_expression(
     schedule = Emulated(emulate, schedule=CHAINS["V1"])
     C = einsum(subscripts, A, B, schedule=schedule)
     exact = dense_of(A) @ np.asarray(B, np.float64)
-    assert np.abs(exact).max() > 65504  # more than float16 has
+    assert np.abs(exact).max() > 65504  # beyond float16's range
     exact = np.where(np.abs(exact) < 65504, exact, np.copysign(np.inf, exact))
     np.testing.assert_allclose(dense_of(C), exact, rtol=2**-11 + 1e-6, atol=0)
     B = B / 300
@@ -210,7 +211,7 @@ BIG = [blocks(s.bind("i1", "octet_mma"), ("i0", NO_RACES), ("w", ATOMICS)) for s
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_they_stay_in_registers(arch):
-    """Each chain, and the largest steps that a block of so many warps may have."""
+    """Each schedule, and the largest steps that a block of that many warps may have."""
     turn = ("sm_80", "sm_90", "sm_100").index(arch)
     for i, schedule in enumerate([*CHAINS.values(), *BIG]):
         if i % 3 == turn or schedule in (CHAINS["V1"], CHAINS["V2"]):
@@ -280,7 +281,7 @@ def test_einsum_says_why_float32_is_refused():
         einsum(subscripts, *given, schedule=Emulated(emulate, schedule=CHAINS["V1"]))
 
 
-# What no schedule makes, but a function may say.
+# Functions that no schedule produces, but that can be written.
 
 
 def mma_of(function):

@@ -1,4 +1,4 @@
-"""What is not lowered: races, groups and extents that do not hold, loops that nobody runs."""
+"""What lowering refuses: races, groups and extents that do not hold, units without a backend."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def test_races_are_refused():
     refused(with_loop(columns, "j", unit=loopir.CPU_THREAD, race=cin.NO_RACES), "not owned")
     vectors = with_loop(Schedule(SPMV), "j", unit=loopir.CPU_VECTOR, race=cin.NO_RACES)
     refused(vectors, "not owned")
-    # No two threads at once, but no order between one column and the next.
+    # No two threads run at once, but columns have no order between them.
     columns = with_loop(
         columns.split("j", "b", "c", 4), "b", unit=loopir.GPU_BLOCK, race=cin.ATOMICS
     )
@@ -66,7 +66,8 @@ def test_races_are_refused():
         "nearest is Atomics",
         NotImplementedError,
     )
-    # The same loops, claimed or atomic, are lowered: a task's first run and its last are shared.
+    # The same loops are lowered if the race is claimed or atomic: a task shares its first and last
+    # rows.
     for race, atomic in [(cin.IGNORE_RACES, 0), (cin.ATOMICS, 2)]:
         claimed = with_loop(tiled, "p0", unit=loopir.CPU_THREAD, race=race)
         function = lower(claimed, SMALL, Problem(SPMV, SMALL).positions, "float32")
@@ -74,8 +75,8 @@ def test_races_are_refused():
 
 
 def test_claimed_races_are_real():
-    """The interpreter agrees with the analysis: what it calls owned is not raced for, and what is
-    claimed falsely is found."""
+    """The interpreter agrees with the analysis: elements analysed as owned have no races, and a
+    false claim is found."""
     claimed = with_loop(
         POSITIONS.split("fpos", "p0", "p1", 4), "p0", unit=loopir.CPU_THREAD, race=cin.IGNORE_RACES
     )
@@ -95,13 +96,13 @@ def test_groups_are_checked():
     rows = Schedule(SPMV).split("i", "b", "t", 8)
     rows = with_loop(rows, "t", unit=loopir.GPU_THREAD, race=cin.NO_RACES)
     refused(rows, "t .* in no GPUBlock loop")
-    # Of two faults the outer loop's is named, whatever objects hash to.
+    # Of two faults the outer loop's is reported, independent of hash order.
     refused(with_loop(rows, "j", unit=loopir.GPU_BLOCK, race=cin.ATOMICS), "t .* in no GPUBlock")
 
 
 @pytest.mark.parametrize("group", [0, 4])
 def test_threads_reduce_together_where_all_of_them_are(group):
-    """Each with entries of its own below a dense level, or all along the same ones."""
+    """Each thread has entries of its own below a dense level, or all walk the same entries."""
 
     def on_threads(s):
         s = s.parallelize("b", loopir.GPU_BLOCK, cin.ATOMICS)
@@ -118,7 +119,7 @@ def test_threads_reduce_together_where_all_of_them_are(group):
 
 
 def test_rows_that_are_stored_twice_have_no_run_to_themselves():
-    """A run within a task, and another of the same row in the next one."""
+    """A row may have entries within one task, and more in the next task."""
     format = Format((Compressed(unique=False), Compressed))
     s = over(Schedule(assign("ij->i", {"A": format})), "i", "j").split("fpos", "b", "p", 4)
     s = s.parallelize("b", loopir.CPU_THREAD, cin.ATOMICS)

@@ -1,5 +1,5 @@
-"""Every row of the conformance list: its loops as written down, and exact sums on the battery and
-on real tensors, by the interpreter, machine code and CUDA kernels."""
+"""Every row of the conformance list: its loops as specified, and exact sums on the battery and on
+real tensors, by the interpreter, machine code and CUDA kernels."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def test_golden(golden):
 
 
 def on_cpu(schedule):
-    """The loops of a GPU's schedule in their order, the outermost one on threads."""
+    """The loops of a GPU's schedule in their order, with the outermost one over CPU threads."""
 
     def serial(body):
         match body:
@@ -109,7 +109,7 @@ def test_battery(name):
 
 @functools.cache
 def pattern(file, most):
-    """Where a tensor of the data set has entries, in its first coordinates."""
+    """The pattern of a tensor of the data set, restricted to its first coordinates."""
     A = read(file, format=COO)
     shape = [min(size, n) for size, n in zip(A.shape, most, strict=True)]
     there = np.zeros(shape, bool)
@@ -118,7 +118,7 @@ def pattern(file, most):
     return there
 
 
-# name of the file -> as much of it as machine code runs, and as the others do
+# name of the file -> the sizes that machine code runs, and that the others run
 REAL = {
     3: ("parti_3D_12031", (100, 80, 60), (40, 16, 16)),
     4: ("splatt_small4", (9,) * 4, (9,) * 4),

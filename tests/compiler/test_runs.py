@@ -1,4 +1,5 @@
-"""Runs of entries as machine code: rows of unlike lengths, in lanes, staged, several at a time."""
+"""Machine code for runs of consecutive entries: rows of different lengths, in lanes, staged,
+several at a time."""
 
 import dataclasses
 import re
@@ -26,7 +27,7 @@ SPMV = assign("ij,j->i", {"A": CSR})
 
 
 def operands():
-    """Whole vectors, several partial sums of them, and what is left; nothing at all."""
+    """Lengths with whole vectors, several partial sums, remainders, and no entries."""
     rng = np.random.default_rng(0)
     lengths = np.concatenate([rng.integers(0, 5, 31), rng.integers(0, 90, 26), [600, 0, 333, 1]])
     A, x = np.zeros((M, K)), rng.integers(-2, 3, K).astype(float)
@@ -36,7 +37,7 @@ def operands():
 
 
 def schedules(expression):
-    """Tasks within a row, of several rows, and of all."""
+    """Schedules with tasks within a row, of several rows, and of all rows."""
     staged = [cpu_entries(expression, size, staged=True) for size in (64, 1000, 4096)]
     return [cpu(expression, 7), cpu_entries(expression, 100), *staged]
 
@@ -53,7 +54,7 @@ def test_rows_of_unlike_lengths(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_slices_of_unlike_lengths(dtype):
-    """Tasks within a slice, of several, and of all; of a matrix, whose rows may be empty."""
+    """Tasks within a slice, of several slices, and of all; also for a matrix with empty rows."""
     rng = np.random.default_rng(0)
     A = rng.choice([-1, 1], (9, 30, 7)) * (rng.random((9, 30, 7)) < 0.05)
     A[4], A[6] = rng.integers(-1, 2, (30, 7)), 0
@@ -76,7 +77,7 @@ def test_slices_of_unlike_lengths(dtype):
 
 
 def function(schedule, A, x, dtype):
-    """Loops, and their inputs by name."""
+    """A lowered function, and its inputs by name."""
     stored = SparseArray.from_dense(A.astype(dtype))
     ((), (offsets, columns)) = stored.index_arrays
     sizes, room = {"i": M, "j": K}, (M, stored.nnz)
@@ -88,7 +89,7 @@ def function(schedule, A, x, dtype):
 @pytest.mark.parametrize("vector_bytes,dtype", [(16, "float32"), (32, "float64"), (64, "float32")])
 @pytest.mark.parametrize("reduction", ["+", "max"])
 def test_vectors_of_any_size(vector_bytes, dtype, reduction, monkeypatch):
-    """As the interpreter runs the loops."""
+    """Results equal the interpreter's."""
     A, x = operands()
     monkeypatch.setattr(llvm, "_vector_bytes", lambda: vector_bytes)
     llvm._keys.clear()

@@ -1,4 +1,4 @@
-"""How machine code is kept, called, and refused."""
+"""How machine code is cached, called, and refused."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ pytest.importorskip("llvmlite")
 
 
 def test_two_threads_at_once():
-    """Two compile and call together; one program runs from both."""
+    """Two threads compile and call concurrently; one program runs from both."""
     operands, A, _ = matrix(300, 200, "float32", 0.05)
     results, errors = {}, []
 
@@ -44,7 +44,7 @@ def test_two_threads_at_once():
                 for _ in range(5):
                     (C,) = call(f, *operands, B.ravel(), chunk=8, work=1 << 30)
                     results[worker, n] = np.asarray(C).reshape(300, n) - A @ wide(B)
-        except Exception as error:  # reported by the test, not lost with the thread
+        except Exception as error:  # the test reports it; else it ends with the thread
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(w,)) for w in (1, 2)]

@@ -1,4 +1,4 @@
-"""Every chain of the conformance list can be said, and prints as written down."""
+"""Every schedule of the conformance list can be expressed, and prints as specified."""
 
 import pickle
 import re
@@ -66,7 +66,7 @@ def test_fibers_are_those_of_slices(subscripts, formats, reason):
 
 
 def test_presets_find_names_for_their_loops():
-    """Indices, and a tensor, named as these are otherwise."""
+    """The presets' loop names must not clash with an expression's indices or tensor."""
     f, task, within, fiber = index_vars("f task within fiber")
     A, x, y = Tensor("A", CSF(3)), Tensor("product"), Tensor("products")
     text = str(cpu_fibers(Assign(y[f, within], A[f, task, fiber] * x[fiber, within])))

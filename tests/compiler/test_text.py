@@ -1,4 +1,4 @@
-"""The loop IR as C: what it reads like, and that it computes what the interpreter does."""
+"""The loop IR printed as C: its text, and its results, which equal the interpreter's."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ DOUBLE = dataclasses.replace(EMPTY, accumulator="float64", index="int64")
 
 
 def cases(A, n):
-    """Functions of one translation unit, with the accumulator that a maximum is of, and a sum."""
+    """Yields (combine, accumulator's dtype, function) for the functions of one translation unit."""
     for name, build in (
         CPU | {"rows_on_gpu": rows_on_gpu, "nonzeros_on_gpu": nonzeros_on_gpu}
     ).items():

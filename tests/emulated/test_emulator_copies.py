@@ -93,8 +93,8 @@ def test_ldmatrix_of_rows_by_the_lanes_that_give_their_addresses(launch, caught)
 
 
 def test_a_thread_reads_what_it_copies_before_the_wait(launch, caught):
-    """Odd threads have committed one more, empty group, so that for them the same wait leaves one
-    pending."""
+    """Odd threads also commit an empty group after the copy, so wait_group 1 suffices for them
+    only."""
     source = """
 extern "C" __global__ void k(const int4* x, int4* y) {
   __shared__ int4 tile[64];
