@@ -86,9 +86,9 @@ def test_the_points_are_those_of_rows():
         assert list(legal_points(problem_of(op))) == POINTS
         for text in ("{<1 nnz, 1 col>, 8}", "{<1/32 row, 1 col>, 8}", "{<1 row, 2 col>, 1}"):
             with pytest.raises(NotImplementedError, match="no kernel for the legal point"):
-                PLANS[op](problem_of(op), Schedule.parse(text))
+                Schedule.parse(text).check(problem_of(op))
         with pytest.raises(ScheduleError, match="leave tile_size out"):
-            PLANS[op](problem_of(op), Schedule.parse("{<1/8 row, 1 col>, 8} tile_size=2"))
+            Schedule.parse("{<1/8 row, 1 col>, 8} tile_size=2").check(problem_of(op))
 
 
 @pytest.mark.parametrize("op", PLANS)
