@@ -89,25 +89,26 @@ def golden(request):
     return golden_files.Golden(request.path.parent / "golden", request.config.option.write_golden)
 
 
-SHARE = 8
+# Of a test's variants those that a matrix of the battery meets on a backend: one of so many. On the
+# emulator each dtype is another kernel, and slow; no code of the reference depends on a size.
+SHARES = {"emulated": 8, "emulated-sampled": 8, "reference": 4}
 
 
 def pytest_collection_modifyitems(config, items):
-    """Selects the tests of the tier. The emulator is slow, and each dtype is another kernel: on it,
-    a matrix of the battery meets an eighth of a test's variants, the next matrix the next
-    eighth."""
+    """Selects the tests of the tier; of a backend with a share, for each matrix another share."""
     groups = {}
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "name" in params and str(params.get("backend")).startswith("emulated"):
-            of_test = groups.setdefault((params["backend"], item.function), {})
+        backend = params.get("backend")
+        if "name" in params and isinstance(backend, str) and backend in SHARES:
+            of_test = groups.setdefault((backend, item.function), {})
             of_test.setdefault(params["name"], []).append(item)
     left = {
         item
-        for of_test in groups.values()
+        for (backend, _), of_test in groups.items()
         for turn, variants in enumerate(of_test.values())
         for i, item in enumerate(variants)
-        if i % SHARE != turn % min(SHARE, len(variants))
+        if i % SHARES[backend] != turn % min(SHARES[backend], len(variants))
     }
     left |= tiers.left_out([item for item in items if item not in left], config.option.tier)
     left |= golden_files.left_out(items) if config.option.write_golden else set()

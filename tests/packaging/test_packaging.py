@@ -22,8 +22,8 @@ from sgap_jax.launch import nvrtc
 from sgap_jax.launch.precompiled import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
-# One worker only: the fixtures build once.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+# One worker only: the fixtures build a wheel once, which takes minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging"), pytest.mark.tier("all")]
 
 
 def run(*command, check=True, **keywords):
