@@ -1,3 +1,5 @@
+// Helper threads that have ended a call spin for kStandby, so that the next call gets them without
+// waking threads.
 #include "cpu/common/parallel.h"
 
 #include <atomic>
@@ -38,7 +40,7 @@ Slot* Claim() {
 std::shared_ptr<Work> Await(Slot& slot) {
   const auto given = [&] { return slot.state.load(std::memory_order_acquire) == kGiven; };
   if (!SpinUntil(given, kStandby) && Become(slot, kWaiting, kFree)) return nullptr;
-  while (!given()) Pause();  // the caller is about to
+  while (!given()) Pause();  // taken: a caller is about to write `work`
   std::shared_ptr<Work> work = std::move(slot.work);
   slot.state.store(kFree, std::memory_order_release);
   return work;

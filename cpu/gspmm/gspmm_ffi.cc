@@ -147,9 +147,9 @@ std::string BadBatch(const char* name, ffi::AnyBuffer buffer, int64_t batch) {
          ShapeString(buffer.dimensions()) + " for " + std::to_string(batch);
 }
 
-// Checks the operands that both gathers have and writes them to `args`; returns what is wrong. The
-// matrix is [i, j]: x [batch or 1, sources, n] has its columns (transposed: rows) as sources, arg
-// [batch or 1, m, n] its rows (transposed: columns).
+// Checks the operands that the gathers of derivatives share and writes them to `args`; returns what
+// is wrong. x [batch or 1, sources, n] has a row for each column of the matrix, arg [batch or 1, m,
+// n] one for each row; if `transposed`, the other way round.
 std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
                    ffi::AnyBuffer arg, bool transposed, int64_t batch, PickArgs* args) {
   const ffi::DataType type = x.element_type();

@@ -1,10 +1,12 @@
+// SpMM of column vectors: a task in passes, each of some rows of a vector and as many columns as
+// registers hold.
 #include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
 
-// Rows of a vector that one pass takes: the largest power of two up to this many.
+// A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
 constexpr int64_t kMaxRows = 8;
 
 template <typename T>
@@ -17,7 +19,7 @@ struct Pass {
   int64_t rows, columns;
 };
 
-// Vectors of columns that a pass over `rows` rows has registers for, a power of two.
+// SIMD registers of columns that a pass over `rows` rows has registers for, a power of two.
 int64_t VectorsOfPass(int64_t rows, int64_t most) {
   int64_t vectors = 1;
   while (2 * vectors * rows <= kSumRegisters && vectors < 8) vectors *= 2;

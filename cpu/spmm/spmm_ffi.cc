@@ -85,7 +85,7 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, bool vectors, const St
   args.permutation = structure.permutation;
   const size_t element = DtypeBytes(args.dtype);
   if (compact && vectors && !args.transpose) {
-    // Only the transpose of vectors reads a permutation: here the values move.
+    // The kernel of vectors reads values in order: copies those that compaction kept.
     const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
     call->values = TakeEntries(args.values, batch, args.length * element, *compact);
     args.values = call->values.get();
@@ -102,15 +102,16 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, bool vectors, const St
   return call;
 }
 
-// The batch of a product of checked values and x; -1, with an error, where there is none.
+// The batch of a product of checked values and x; -1, with an error, if theirs do not agree.
 int64_t CommonBatch(ffi::AnyBuffer values, ffi::AnyBuffer x, std::string* error) {
   const int64_t value_batch = values.dimensions()[0], x_batch = x.dimensions()[0];
   *error = UnlikeBatches("values and x", value_batch, x_batch);
   return !error->empty() ? -1 : value_batch == 1 ? x_batch : value_batch;
 }
 
-// Of entries (rank 2) offsets say how many rows y has, and a permutation may be there; of vectors
-// (rank 3) y says so itself, and a permutation belongs to the transpose.
+// What is wrong with the operands; empty if nothing. Entries: values have rank 2, y has as many
+// rows as offsets say, and the permutation is optional. Vectors: values have rank 3, y's own shape
+// says how many rows it has, and the transpose, and only that, needs a permutation.
 std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                       ffi::AnyBuffer permutation, ffi::AnyBuffer x, ffi::AnyBuffer y, bool vectors,
                       bool transpose) {

@@ -16,7 +16,7 @@ struct RowBlock {
   int64_t rows;
   const int32_t* indices;
   int64_t last_entry;            // of the whole matrix: how far prefetching may look
-  const Accumulator<T>* values;  // values[p - first_entry] is entry p's; products in NarrowTile
+  const Accumulator<T>* values;  // values[p - first_entry] is entry p's
   int64_t first_entry;
   const T* x;
   T* y;
@@ -70,8 +70,9 @@ struct Tile {
 
   template <bool kPrefetch>
   static void Run(const RowBlock<T>& block) {
-    // Chains of dependent additions short enough to hide the latency of a multiply-add (4 cycles,
-    // two a cycle); rows too short for that overlap with their neighbours instead.
+    // Independent chains of sums, so that some 8 multiply-adds are under way (a latency of 4
+    // cycles, two begin in each). Rows of fewer entries than 4 * kChains have one chain: there the
+    // processor overlaps neighbouring rows.
     constexpr int kChains = (kVectors <= 2 ? 4 : kVectors <= 4 ? 2 : 1);
     const T* const x = block.x;
     const int32_t* const indices = block.indices;

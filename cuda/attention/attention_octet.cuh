@@ -11,19 +11,22 @@
 // kVector   both depths are multiples of 8
 // kFull     the depths are 32 * kSteps and 64 * kPanels: the loop has no bounds checks for features
 //
-// Operands are swapped, so that the vectors' rows are the 8 columns of an mma and the 16 vectors of
-// a step its 16 rows. With g = lane / 4 and t = lane % 4, and own(r) = r / 2 * 4 + r % 2:
+// S are the scores, P = exp(S - maximum), O the output; A and B are the operands of an mma, of m x
+// k and k x n. They are swapped, so that the vectors' rows are the 8 columns of an mma and the 16
+// vectors of a step its 16 rows. With g = lane / 4 and t = lane % 4, and own(r) = r / 2 * 4 + r %
+// 2:
 //
 //   S^T += K Q^T   A rows g, g + 8 = vectors own(g), own(g) + 2; k = features 8t to 8t + 7 of each
 //                  32, in an order that K and Q share: both load 16 bytes of a row
 //   P^T            a lane has rows 2t and 2t + 1 of these two vectors: packed and turned by
 //                  movmatrix, they are rows k = vectors 4t to 4t + 3 of the next mma's B
-//   O^T += V^T P^T A = columns 8g to 8g + 7 of each 64, of the rows of v that vectors 4t to 4t + 3
-//                  name: one line of 128 bytes each, halves joined by PRMT
+//   O^T += V^T P^T A: a lane loads columns 8g to 8g + 7, of each 64, of the four rows of v that
+//                  vectors 4t to 4t + 3 name, so that eight lanes read a line of 128 bytes; PRMT
+//                  pairs the 16-bit values of two rows into a register
 //
 // Shuffles: six for the columns of a step, three for each maximum. Shared memory is used only to
-// merge warps. In a vector of which some rows are masked (is_causal), NaN and infinity in its row
-// of v reach these rows too.
+// merge warps. If is_causal masks only some rows of a vector, NaN or infinity in the row of v that
+// it names reaches the masked rows too (0 * NaN).
 #pragma once
 
 #include "attention.cuh"

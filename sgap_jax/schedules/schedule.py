@@ -37,8 +37,9 @@ class Schedule:
         """The schedule that prints as `text`, such as {<1/8 row, 4 col>, 8}; else ScheduleError."""
         if not isinstance(text, str):
             raise ScheduleError(f"expected the text of a schedule, got {text!r}")
-        # Classes without `explain` are abstract bases, which no text denotes. If two classes have
-        # the same name, that of this package wins, else the one defined last: it comes last here.
+        # Classes without `explain` are abstract bases, which no text denotes. Of two classes with
+        # one name the dict keeps the last: that of this package, which sorts last, else the one
+        # defined last.
         kinds = {
             kind.__name__: kind
             for kind in sorted(_derived(Schedule), key=_is_ours)
@@ -98,8 +99,8 @@ class Schedule:
             )
 
     def derived(self) -> Schedule | None:
-        """The schedule for other operations that a derivative rule calls; None is the default, as
-        tiles do not carry over."""
+        """The schedule that a derivative rule passes to the other operations it calls. None lets
+        `choose_schedule` pick, since a tile of one operation does not suit another."""
         return None
 
     def transposed(self) -> Schedule | None:
@@ -118,7 +119,7 @@ class Schedule:
         return self
 
     def around(self, inner: Schedule | None) -> Schedule | None:
-        """This schedule with another `inner`."""
+        """A wrapper gives itself around `inner`; a schedule that wraps none gives `inner`."""
         return inner
 
     def host_launches(self) -> AbstractContextManager[Callable] | None:
@@ -133,7 +134,8 @@ def _is_ours(kind: type[Schedule]) -> bool:
 
 
 def _derived(kind: type[Schedule]) -> Iterator[type[Schedule]]:
-    """All subclasses, direct or not; the package's __init__ has imported all of its own."""
+    """All subclasses, direct or not: the package's __init__ has imported every schedule of its
+    own."""
     for below in kind.__subclasses__():
         yield below
         yield from _derived(below)

@@ -31,7 +31,8 @@ def libraries(tmp_path_factory):
     """A folder with libcuda.so.1 (the fake driver), core.so and cpu_stream.so."""
     folder = tmp_path_factory.mktemp("launch")
     compile_library(folder / "libcuda.so.1", HERE / "standin_driver.cc")
-    core = [HERE / "core_api.cc", ROOT / "cuda" / "launch_core.cc", ROOT / "cuda" / "driver.cc"]
+    sources = ROOT / "cuda" / "launch"
+    core = [HERE / "core_api.cc", sources / "launch_core.cc", sources / "driver.cc"]
     compile_library(folder / "core.so", *core)
     compile_library(folder / "cpu_stream.so", HERE / "cpu_stream.cc")
     return folder

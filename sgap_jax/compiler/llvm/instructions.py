@@ -33,8 +33,9 @@ MEMORY = {
     "float16": "i16",
 }
 
-# What a function's instructions refer to by number, and the endings that do: of a loop's last
-# branch, that LLVM is to unroll the loop fully or never; of a store, that it bypasses the caches.
+# Metadata nodes, and below the suffixes that attach them to an instruction: UNROLLED and ROLLED go
+# after a loop's last branch (LLVM unrolls the loop fully, or never), NONTEMPORAL after a store,
+# which then bypasses the caches.
 METADATA = """\
 !0 = distinct !{!0, !1}
 !1 = !{!"llvm.loop.unroll.full"}

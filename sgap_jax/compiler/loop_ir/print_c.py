@@ -129,7 +129,8 @@ class CText:
                 text = f"{first} {symbol} {second}"
                 if "char" in self.number and self.kind(expr) == NUMBER:  # C promotes it to int
                     return f"({self.number})({text})"
-                # Parentheses for && in ||, of which compilers warn, and for == in ==, for readers.
+                # Beside those that C needs, parentheses for && in ||, of which compilers warn, and
+                # for && and || inside another of them.
                 return f"({text})" if mine < binding or (binding in (1, 2) and mine < 3) else text
             case loopir.Select(condition, true, false):
                 text = f"{self.expr(condition, 1)} ? {self.expr(true, 1)} : {self.expr(false, 1)}"
@@ -142,8 +143,9 @@ class CText:
         if self.wraps:
             number = integer(value, self.function.accumulator)
             suffix = "LL" if self.function.accumulator == "int64" else ""
-            lowest = f"({number + 1}{suffix} - 1)"  # a sign is no part of a literal
-            return lowest if number < 0 else f"{number}{suffix}"
+            # -2147483648 in C negates 2147483648, which no int holds: n < 0 is (n + 1) - 1.
+            negative = f"({number + 1}{suffix} - 1)"
+            return negative if number < 0 else f"{number}{suffix}"
         if math.isnan(value):
             return "NAN"
         if math.isinf(value):

@@ -27,8 +27,8 @@ from sgap_jax.compiler.notation.expr import IndexVar
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """low <= value < high. `bound`: what high is at most, known when the loops are made, where low
-    is zero; else None."""
+    """low <= value < high. `bound`: a constant that `high` never exceeds, if low is zero and one is
+    known; else None."""
 
     low: Expr
     high: Expr
@@ -46,7 +46,8 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class TrackedParents:
-    """Scalars with the positions above the current one, which a loop over positions advances."""
+    """Scalars that hold the positions of the current entry's parents; the loop over positions
+    advances them."""
 
     pos: Pos
     scalars: tuple[tuple[int, str], ...]  # (level, scalar with the position above), inner first
@@ -73,7 +74,8 @@ class OctetTile:
     count: Expr = ZERO  # of columns
 
 
-# Fields of a Scope that a block inside of it has for itself, as they are when it is opened.
+# Fields of a Scope that are copied when a block is opened inside of it, so that what the block adds
+# to them ends with it.
 _COPIED = ("known", "positions", "ranges", "tracked", "temporaries")
 
 
@@ -161,8 +163,9 @@ class Context:
 
     @contextlib.contextmanager
     def reusable_names(self) -> Iterator[set[str]]:
-        """The names that are taken inside may be taken again afterwards, as clones of one body do;
-        the result has them, to be added to `names` after the last clone."""
+        """For lowering one body several times with the same names: names that are taken inside are
+        free again afterwards. Gives the set of them; after the last clone the caller adds it to
+        `names`."""
         outer, self.names = self.names, set(self.names)
         try:
             yield self.names
@@ -182,8 +185,9 @@ class Context:
         return unique
 
     def let(self, name: str, value: Expr, by_lane: bool = True) -> Expr:
-        """A scalar with a value, unless that is one or a constant. Where the lanes of a group have
-        different values, one that takes no part reads no memory for it."""
+        """Emits `let name = value` and returns the variable; a variable or a constant is returned
+        as it is. If the value reads memory and differs by lane (`by_lane`) while lanes are masked,
+        it is 0 in lanes that take no part, so that these read nothing."""
         if isinstance(value, Var | Int):
             return value
         if self.scope.live is not None and by_lane and reads_memory(value):
@@ -202,8 +206,9 @@ class Context:
         return group is None or self.nest.depends(var, group.var)
 
     def guard(self, var: IndexVar, condition: Expr | None) -> None:
-        """What follows is done only if a condition on a variable holds: under an `if`, or where a
-        collective follows, and lanes may differ, by lanes that are live."""
+        """What follows is done only if a condition on a variable holds: under an `if`; or, if lanes
+        may differ and a collective follows, which every lane must reach, by masking lanes
+        (`live`)."""
         scope = self.scope
         if condition is None:
             return

@@ -1,8 +1,9 @@
 """What a loop variable makes known (Senanayake et al., OOPSLA 2020, section 6.2).
 
 An index from its parts, a coordinate from its position, a position from its parent's: each is
-defined as soon as it can be. What is defined may be out of range: it is guarded there and then, or
-masked where a collective follows and lanes may differ. In the loop of i1 of split(i, i0, i1, 16):
+defined as soon as it can be. A value defined here may be out of range. What follows then goes under
+an `if`; but before a group reduction, which every lane must reach, a lane with such a value is
+masked instead. In the loop of i1 of split(i, i0, i1, 16):
 
     i = i0 * 16 + i1
     if (i < m) ...
@@ -78,7 +79,7 @@ def define_derived(ctx: Context, loop: Forall) -> None:
 
 
 def _apply(ctx: Context, relation: Relation, loop: Forall) -> bool:
-    """Defines what a relation says beyond what is known; False where that is nothing."""
+    """Defines the variables that a relation gives from known ones; whether there were any."""
     known, positions = ctx.scope.known, ctx.scope.positions
     match relation:
         case Split(parent, outer, inner, size):
@@ -120,7 +121,8 @@ def _apply(ctx: Context, relation: Relation, loop: Forall) -> bool:
 
 
 def _guard_range(ctx: Context, var: IndexVar, size: int) -> None:
-    """What is put together from tiles of a size, or from so many parts, may be beyond the range."""
+    """Guards a variable that is put together from tiles of `size` (or from `size` equal parts) and
+    so may pass the end of its range."""
     if var in ctx.scope.unguarded:
         return
     extent, value = range_of(ctx, var), ctx.scope.known[var]
@@ -130,7 +132,8 @@ def _guard_range(ctx: Context, var: IndexVar, size: int) -> None:
 
 
 def _locate(ctx: Context, level: int) -> bool:
-    """A level's position from its parent's, or its coordinate from its position, as `_apply`."""
+    """Defines a level's position from its parent's, or its coordinate from its position; whether it
+    defined anything."""
     storage, known, positions = ctx.storage, ctx.scope.known, ctx.scope.positions
     var, parent = storage.variables[level], ZERO if level == 0 else positions.get(level - 1)
     if level in positions:

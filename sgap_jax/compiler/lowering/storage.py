@@ -46,9 +46,9 @@ def array_name(access: Access, expression: Assign) -> str:
 class Storage:
     """The sparse operand, level by level from 0 on; without levels where all operands are dense.
 
-    An index with a trailing block has two levels, one for the blocks and one within the block, as
-    if it were split by the size of the block. Where the schedule splits it so, the variables of
-    these levels are those of the schedule.
+    In CVS(V) and BCSR(r, c) an index has two levels, its block and its place in the block: it is
+    split by the size of the block. If the schedule has that split, its variables are those of the
+    levels; else new ones are made (`splits`).
     """
 
     def __init__(
@@ -62,11 +62,12 @@ class Storage:
         self._access = access
         self.levels: tuple[Level, ...] = ()
         self.splits: list[Split] = []  # by blocks, where the schedule has no such split
-        self.ragged: list[IndexVar] = []  # the last block is partly outside: that part is no entry
+        self.ragged: list[IndexVar] = []  # of blocks whose last one is partly outside the matrix
         self.modes: list[IndexVar] = []  # in stored order
         self.extents: list[int] = []
         self.variables: tuple[IndexVar, ...] = ()  # of the levels
-        self.repeats: list[bool] = []  # a coordinate may come more than once under one parent
+        # By level: whether the same coordinates, of it and all levels above, may be stored twice.
+        self.repeats: list[bool] = []
         self.positions = positions
         if access is None:
             return
