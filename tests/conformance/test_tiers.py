@@ -62,6 +62,8 @@ class Item:
     ],
 )
 def test_the_time_of_a_function_limits_its_variants(monkeypatch, each, mark, tier, kept):
+    monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0})
+    monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
     monkeypatch.setattr(tiers, "seconds", lambda: {"tests/oracle/test_x.py::test_a": each})
     mark = mark and types.SimpleNamespace(kwargs=mark)
     items = [
