@@ -31,8 +31,8 @@ NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packagin
 
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
 # runs.
-BUDGET = {"check": 0.8, "test": 1.4}
-ALONE = {"check": 1.0, "test": 4.0}
+BUDGET = {"check": 0.5, "test": 1.2}
+ALONE = {"check": 0.7, "test": 3.5}
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
 _QUICK = 0.5  # functions quicker than this are not listed
