@@ -37,7 +37,7 @@ endif()
 
 if(sgap_precompiles)
   file(GLOB_RECURSE sgap_cubin_sources CONFIGURE_DEPENDS cuda/*.cuh sgap_jax/schedules/*.py
-       sgap_jax/launch/*.py)
+       sgap_jax/launch/*.py sgap_jax/formats/levels.py)
   set(sgap_cubins_for "")
   if(SGAP_CUBINS_FOR)
     set(sgap_cubins_for --for "${SGAP_CUBINS_FOR}")

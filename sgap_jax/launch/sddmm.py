@@ -25,7 +25,8 @@ def launch_plan(problem: Problem, schedule: Schedule, shapes: OperandShapes = PL
       schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       shapes: those of the operands of `sddmm_call`.
     """
-    return PLANS[type(schedule)](problem, schedule, shapes)
+    plan = next(plan for kind, plan in PLANS.items() if isinstance(schedule, kind))
+    return plan(problem, schedule, shapes)
 
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}

@@ -34,7 +34,8 @@ def launch_plan(
       schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       batches: the leading axes of A's values and of B, each 1 or the batch of the result.
     """
-    return PLANS[type(schedule)](problem, schedule, batches)
+    plan = next(plan for kind, plan in PLANS.items() if isinstance(schedule, kind))
+    return plan(problem, schedule, batches)
 
 
 def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:

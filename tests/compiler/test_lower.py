@@ -253,6 +253,25 @@ UNIT_CASES = {
 }
 
 
+def test_threads_of_a_warp_are_not_named_as_an_operand():
+    """The loop of a warp and that of its threads become one loop of threads."""
+
+    def source(warp):
+        s = (
+            Schedule(SPMM)
+            .split("i", "block", "row", 64)
+            .split("row", warp, "i1", 4)
+            .split("k", "k0", "thread", 2)
+            .bound("k0", "k1", 2)
+            .reorder("block", warp, "i1", "thread", "k1", "j")
+        )
+        s = chains.blocks(s, *((var, "NoRaces") for var in ("block", warp, "thread")))
+        return s.source("cuda", {"i": 128, "j": 9, "k": 4}, nnz=30)
+
+    assert "const int other = " in source("other")
+    assert "const int B_2 = " in source("B") and "const int B = " not in source("B")
+
+
 @pytest.mark.parametrize("name", UNIT_CASES)
 def test_unit_cases(name):
     check(UNIT_CASES[name], SMALL, density=0.4, spare=5)

@@ -1,6 +1,7 @@
 """The SpMM kernels compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
+import gc
 import itertools
 import re
 import zlib
@@ -9,8 +10,8 @@ import pytest
 from cuda_sources import INCLUDE, require_nvrtc, resources
 from tolerance import DTYPES
 
-from sgap_jax import Problem, Schedule, legal_points
-from sgap_jax.launch import nvrtc
+from sgap_jax import AtomicParallelism, Problem, Schedule, choose_schedule, legal_points
+from sgap_jax.launch import nvrtc, sddmm
 from sgap_jax.launch.spmm import launch_plan, output_dtype
 from sgap_jax.schedules.point import algorithm
 
@@ -106,6 +107,23 @@ def test_spmv_reads_as_many_values_and_indices_at_once_as_are_aligned():
     # The values of the next batch member start where those of the first end.
     assert spmv_loads("{<4 nnz, 1 col>, 32}", batch=2, nnz=20_002) == (2, 2)
     assert spmv_loads("{<4 nnz, 1 col>, 32}", batch=2, nnz=20_001) == (1, 1)
+
+
+def test_a_schedule_of_a_derived_class_has_the_launch_of_its_class():
+    class Named(AtomicParallelism):
+        pass
+
+    try:
+        for op, plan in (("spmm", launch_plan), ("sddmm", sddmm.launch_plan)):
+            problem = dataclasses.replace(PROBLEM, op=op)
+            point = choose_schedule(problem)
+            named = Named(
+                **{field.name: getattr(point, field.name) for field in dataclasses.fields(point)}
+            )
+            assert plan(problem, named) == plan(problem, point)
+    finally:
+        del Named, named
+        gc.collect()  # `Schedule.parse` reads a text as a class of the caller's, while there is one
 
 
 def test_launches():
