@@ -1,10 +1,10 @@
 // Messages along the entries p of row r, and what a row keeps of them. Entry p has the position
 // q(p) in the values and the message x[b, indices[p], :] * values[b, q(p)], or the sum of the two.
 //
-//   extremum: y[b, r, :] is the greatest (least) message, arg[b, r, :] the position of the first
-//             entry that attains it; 0 and -1 in a row without entries
-//   kPicked:  y[b, r, :] is the sum of the products of those entries p for which
-//             picked[b, indices[p], :], the arg of an extremum, is q(p): an arg-extremum gather
+//   extremum:    y[b, r, :] is the greatest (least) message, arg[b, r, :] the position of the first
+//                entry that attains it; 0 and -1 in a row without entries
+//   kArgGather:  y[b, r, :] is the sum of the products of those entries p for which
+//                given_arg[b, indices[p], :], the arg of an extremum, is q(p)
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace sgap {
 
-enum class Fold : uint8_t { kMaxProduct, kMinProduct, kMaxSum, kMinSum, kPicked };
+enum class Fold : uint8_t { kMaxProduct, kMinProduct, kMaxSum, kMinSum, kArgGather };
 
 struct GspmmArgs : RowTasks {
   Dtype dtype;
@@ -24,11 +24,11 @@ struct GspmmArgs : RowTasks {
   const int32_t* indices;      // [nnz]
   const int32_t* permutation;  // [nnz], or null: q(p) = p
   const void* x;               // [batch or 1, k, n]
-  const int32_t* picked;       // [batch or 1, k, n], for kPicked
+  const int32_t* given_arg;    // [batch or 1, k, n], for kArgGather
   void* y;                     // [batch, m, n]
   int32_t* arg;                // [batch, m, n], of an extremum; null where not wanted
   int64_t m, k, n, nnz;
-  int64_t values_stride, x_stride, picked_stride;  // from one batch to the next, 0 where shared
+  int64_t values_stride, x_stride, given_arg_stride;  // from one batch to the next, 0 where shared
 
   // task = batch * row_tasks + row task
   // partials: [batch, pieces, n]; remaining: [batch, split_rows]
@@ -38,7 +38,7 @@ struct GspmmArgs : RowTasks {
 // Arg-extremum gathers: what the derivatives of an extremum need at the entries that attained it,
 // by their positions in the values (arg). Entry q is at (i, j) of the matrix; row and source are i
 // and j, or j and i with `transposed`.
-struct PickArgs {
+struct ArgGatherArgs {
   Dtype dtype;
   bool transposed;
   const int32_t* offsets;  // [rows of the matrix + 1], valid
@@ -48,16 +48,17 @@ struct PickArgs {
   int64_t matrix_rows, m, sources, n, nnz;
   int64_t x_stride, arg_stride;  // elements from one batch to the next, 0 where shared
 
-  // task = batch * chunks + chunk; a chunk is chunk_size consecutive rows (GspmmPick), or entries
+  // task = batch * chunks + chunk; a chunk is chunk_size consecutive rows (GspmmArgGather), or
+  // entries
   int64_t chunk_size, chunks;
 
-  // GspmmPick: y[b, row, :] = values[b, q] * x[b, source, :], q = arg[b, row, :]
+  // GspmmArgGather: y[b, row, :] = values[b, q] * x[b, source, :], q = arg[b, row, :]
   const void* values;  // [batch or 1, nnz]
   int64_t values_stride;
   void* y;  // [batch, m, n]
 
-  // GspmmPickToValues: out[b, q] = sum over l with arg[b, row, l] = q of x[b, source, l] * d[b,
-  // row, l]
+  // GspmmArgGatherToValues: out[b, q] = sum over l with arg[b, row, l] = q of x[b, source, l] *
+  // d[b, row, l]
   const void* d;  // [batch or 1, m, n]
   int64_t d_stride;
   void* out;  // [batch, nnz]

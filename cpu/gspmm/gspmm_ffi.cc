@@ -1,5 +1,5 @@
-// FFI targets sgap_gspmm_csr_v1 and, for its derivatives, the gathers sgap_gspmm_pick_csr_v1,
-// sgap_gspmm_pick_to_x_csr_v1 and sgap_gspmm_pick_to_values_csr_v1.
+// FFI targets sgap_gspmm_csr_v1 and, for its derivatives, the gathers sgap_gspmm_arg_gather_csr_v1,
+// sgap_gspmm_arg_gather_to_x_csr_v1 and sgap_gspmm_arg_gather_to_values_csr_v1.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -119,12 +119,13 @@ ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBu
   return Run(pool, args, StructureOf(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
 }
 
-ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                                ffi::AnyBuffer indices, ffi::AnyBuffer permutation,
-                                ffi::AnyBuffer d, ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
-                                int64_t chunk_nonzeros) {
+ffi::Future GspmmArgGatherToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
+                                     ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+                                     ffi::AnyBuffer permutation, ffi::AnyBuffer d,
+                                     ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
+                                     int64_t chunk_nonzeros) {
   std::string error = CheckGspmm(values, offsets, indices, permutation, d, *y, chunk_nonzeros);
-  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  if (!error.empty()) return Failed("gspmm_arg_gather_to_x: " + error);
   const auto shape = d.dimensions();
   error = Mismatch("arg", arg, ffi::S32, {kAnySize, shape[1], shape[2]});
   const int64_t batch = y->dimensions()[0], m = y->dimensions()[1];
@@ -132,11 +133,11 @@ ffi::Future GspmmPickToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi
     error =
         "arg: expected a batch of 1 or that of the result, got " + ShapeString(arg.dimensions());
   }
-  if (!error.empty()) return Failed("gspmm_pick_to_x: " + error);
+  if (!error.empty()) return Failed("gspmm_arg_gather_to_x: " + error);
   if (batch == 0 || m == 0 || shape[2] == 0) return Finished();
-  GspmmArgs args = Operands(Fold::kPicked, values, d, *y);
-  args.picked = Ints(arg);
-  args.picked_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
+  GspmmArgs args = Operands(Fold::kArgGather, values, d, *y);
+  args.given_arg = Ints(arg);
+  args.given_arg_stride = arg.dimensions()[0] == 1 ? 0 : shape[1] * shape[2];
   return Run(pool, args, StructureOf(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
 }
 
@@ -151,7 +152,7 @@ std::string BadBatch(const char* name, ffi::AnyBuffer buffer, int64_t batch) {
 // is wrong. x [batch or 1, sources, n] has a row for each column of the matrix, arg [batch or 1, m,
 // n] one for each row; if `transposed`, the other way round.
 std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                   ffi::AnyBuffer arg, bool transposed, int64_t batch, PickArgs* args) {
+                   ffi::AnyBuffer arg, bool transposed, int64_t batch, ArgGatherArgs* args) {
   const ffi::DataType type = x.element_type();
   if (!ToDtype(type)) return "x: expected float32, float64, bfloat16 or float16";
   std::string error;
@@ -179,19 +180,19 @@ std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffe
   return "";
 }
 
-ffi::Future RunPick(ffi::ThreadPool& pool, PickArgs args, Kernel<PickArgs> kernel,
-                    const int32_t* offsets, int64_t tasks, int64_t work) {
+ffi::Future RunArgGather(ffi::ThreadPool& pool, ArgGatherArgs args, Kernel<ArgGatherArgs> kernel,
+                         const int32_t* offsets, int64_t tasks, int64_t work) {
   const auto valid = std::make_shared<ValidOffsets>(offsets, args.matrix_rows, args.nnz);
   args.offsets = valid->data();
   return ParallelTasks(pool, tasks, work,
                        [args, kernel, valid](int64_t task) { kernel(args, task); });
 }
 
-ffi::Future GspmmPickHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                             ffi::AnyBuffer indices, ffi::AnyBuffer x, ffi::AnyBuffer arg,
-                             ffi::Result<ffi::AnyBuffer> y, bool transposed,
-                             int64_t chunk_nonzeros) {
-  PickArgs args = {};
+ffi::Future GspmmArgGatherHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
+                                  ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                                  ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
+                                  bool transposed, int64_t chunk_nonzeros) {
+  ArgGatherArgs args = {};
   const int64_t batch = y->dimensions().size() == 3 ? y->dimensions()[0] : -1;
   std::string error = BadChunk(chunk_nonzeros);
   if (error.empty()) error = Common(offsets, indices, x, arg, transposed, batch, &args);
@@ -199,22 +200,23 @@ ffi::Future GspmmPickHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::A
   if (error.empty()) error = Mismatch("values", values, type, {kAnySize, args.nnz});
   if (error.empty()) error = BadBatch("values", values, batch);
   if (error.empty()) error = Mismatch("y", *y, type, {batch, args.m, args.n});
-  if (!error.empty()) return Failed("gspmm_pick: " + error);
+  if (!error.empty()) return Failed("gspmm_arg_gather: " + error);
   args.values = values.untyped_data();
   args.values_stride = values.dimensions()[0] == 1 ? 0 : args.nnz;
   args.y = y->untyped_data();
   // A task takes chunk_nonzeros values of y.
   args.chunk_size = std::max<int64_t>(1, chunk_nonzeros / std::max<int64_t>(args.n, 1));
   args.chunks = (args.m + args.chunk_size - 1) / args.chunk_size;
-  return RunPick(pool, args, Kernels().GspmmPick, Ints(offsets), batch * args.chunks,
-                 batch * args.m * args.n * 4);
+  return RunArgGather(pool, args, Kernels().GspmmArgGather, Ints(offsets), batch * args.chunks,
+                      batch * args.m * args.n * 4);
 }
 
-ffi::Future GspmmPickToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets,
-                                     ffi::AnyBuffer indices, ffi::AnyBuffer x, ffi::AnyBuffer d,
-                                     ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> out,
-                                     bool transposed, int64_t chunk_nonzeros) {
-  PickArgs args = {};
+ffi::Future GspmmArgGatherToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets,
+                                          ffi::AnyBuffer indices, ffi::AnyBuffer x,
+                                          ffi::AnyBuffer d, ffi::AnyBuffer arg,
+                                          ffi::Result<ffi::AnyBuffer> out, bool transposed,
+                                          int64_t chunk_nonzeros) {
+  ArgGatherArgs args = {};
   const int64_t batch = out->dimensions().size() == 2 ? out->dimensions()[0] : -1;
   std::string error = BadChunk(chunk_nonzeros);
   if (error.empty()) error = Common(offsets, indices, x, arg, transposed, batch, &args);
@@ -222,14 +224,14 @@ ffi::Future GspmmPickToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offset
   if (error.empty()) error = Mismatch("d", d, type, {kAnySize, args.m, args.n});
   if (error.empty()) error = BadBatch("d", d, batch);
   if (error.empty()) error = Mismatch("values", *out, type, {batch, args.nnz});
-  if (!error.empty()) return Failed("gspmm_pick_to_values: " + error);
+  if (!error.empty()) return Failed("gspmm_arg_gather_to_values: " + error);
   args.d = d.untyped_data();
   args.d_stride = d.dimensions()[0] == 1 ? 0 : args.m * args.n;
   args.out = out->untyped_data();
   args.chunk_size = chunk_nonzeros;
   args.chunks = (args.nnz + chunk_nonzeros - 1) / chunk_nonzeros;
-  return RunPick(pool, args, Kernels().GspmmPickToValues, Ints(offsets), batch * args.chunks,
-                 2 * batch * args.nnz * std::max<int64_t>(args.n, 1));
+  return RunArgGather(pool, args, Kernels().GspmmArgGatherToValues, Ints(offsets),
+                      batch * args.chunks, 2 * batch * args.nnz * std::max<int64_t>(args.n, 1));
 }
 
 }  // namespace
@@ -248,7 +250,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmFfi, GspmmHandler,
                                   .Attr<bool>("minimum")
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickToXFfi, GspmmPickToXHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToXFfi, GspmmArgGatherToXHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
@@ -260,7 +262,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickToXFfi, GspmmPickToXHandler,
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickFfi, GspmmPickHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherFfi, GspmmArgGatherHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
@@ -272,7 +274,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickFfi, GspmmPickHandler,
                                   .Attr<bool>("transposed")
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmPickToValuesFfi, GspmmPickToValuesHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToValuesFfi, GspmmArgGatherToValuesHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // offsets [rows of the matrix + 1]

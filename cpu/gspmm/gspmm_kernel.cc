@@ -48,7 +48,7 @@ struct ExtremumFold {
   using Number = T;
   using Messages = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kPicks = false, kNotes = kPositions;
+  static constexpr bool kGathers = false, kNotes = kPositions;
 
   Messages kept = {};
   Positions at = Positions{} - 1;
@@ -103,21 +103,21 @@ struct ExtremumFold {
 
 // The sum of value * x over the entries that attained the extremum (an arg-extremum gather).
 template <typename T>
-struct PickedFold {
+struct ArgGatherFold {
   using Number = T;
   using Sums = Vector<Accumulator<T>, kLanes<T>>;
   using Positions = Vector<Lane<T>, kLanes<T>>;
-  static constexpr bool kPicks = true, kNotes = false;
+  static constexpr bool kGathers = true, kNotes = false;
 
   Sums kept = {};
 
   void Start() { kept = Sums{}; }
 
-  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Sums x, Positions picked) {
-    kept += picked == position ? value * x : Sums{};
+  SGAP_INLINE void Take(Accumulator<T> value, Lane<T> position, Sums x, Positions attaining) {
+    kept += attaining == position ? value * x : Sums{};
   }
 
-  void Merge(const PickedFold& other) { kept += other.kept; }
+  void Merge(const ArgGatherFold& other) { kept += other.kept; }
 };
 
 // Vectors of columns of one pass over the entries: with their positions half of the registers.
@@ -135,7 +135,7 @@ struct Operands {
   const int32_t* indices;
   const int32_t* permutation;
   const T* x;
-  const int32_t* picked;
+  const int32_t* given_arg;
   T* y;
   int32_t* arg;
   Accumulator<T>* partials;
@@ -151,7 +151,7 @@ struct Operands {
         indices(args.indices),
         permutation(args.permutation),
         x(static_cast<const T*>(args.x) + batch * args.x_stride),
-        picked(args.picked ? args.picked + batch * args.picked_stride : nullptr),
+        given_arg(args.given_arg ? args.given_arg + batch * args.given_arg_stride : nullptr),
         y(static_cast<T*>(args.y) + batch * args.m * args.n),
         arg(args.arg ? args.arg + batch * args.m * args.n : nullptr),
         partials(static_cast<Accumulator<T>*>(args.partials) + batch * args.pieces * args.n),
@@ -179,7 +179,7 @@ struct Block {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
       Prefetch(at.x + row + i * kSize);
-      if constexpr (F::kPicks) Prefetch(at.picked + row + i * kSize);
+      if constexpr (F::kGathers) Prefetch(at.given_arg + row + i * kSize);
     }
   }
 
@@ -191,9 +191,9 @@ struct Block {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
       const auto x = LoadCount(at.x + row + i * kSize, Count(at));
-      if constexpr (F::kPicks) {
-        const auto picked = LoadPositions<T>(at.picked + row + i * kSize, Count(at));
-        folds[i].Take(value, position, x, picked);
+      if constexpr (F::kGathers) {
+        const auto attaining = LoadPositions<T>(at.given_arg + row + i * kSize, Count(at));
+        folds[i].Take(value, position, x, attaining);
       } else {
         folds[i].template Take<kTaking>(value, position, x);
       }
@@ -205,7 +205,7 @@ struct Block {
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) folds[i].Start();
     int64_t p = begin;
-    if (!F::kPicks && p < end) Entry<Taking::kFirst>(at, p++, folds);
+    if (!F::kGathers && p < end) Entry<Taking::kFirst>(at, p++, folds);
     for (; p < end; ++p) {
       if (at.prefetch) PrefetchRow(at, p);
       Entry<kTaking>(at, p, folds);
@@ -236,7 +236,7 @@ struct Block {
         StoreTo(at, r, folds, at.y, at.arg);
       }
     }
-    if constexpr (F::kPicks) {
+    if constexpr (F::kGathers) {
       return false;
     } else {
       auto check = folds[0].check;
@@ -302,7 +302,7 @@ void GspmmTask(const GspmmArgs& args, int64_t task) {
   ForBlocks<F, kMaxVectors>(args, batch, [&](auto tag, const auto& at) {
     again |= decltype(tag)::type::template Run<Taking::kFast>(at, args.offsets, rows);
   });
-  if constexpr (!F::kPicks) {
+  if constexpr (!F::kGathers) {
     if (again) {
       ForBlocks<F, 1>(args, batch, [&](auto tag, const auto& at) {
         decltype(tag)::type::template Run<Taking::kExactly>(at, args.offsets, rows);
@@ -324,10 +324,10 @@ void ExtremumTask(const GspmmArgs& args, int64_t task) {
 }
 
 // Columns of the matrix.
-int64_t ColumnsOf(const PickArgs& args) { return args.transposed ? args.m : args.sources; }
+int64_t ColumnsOf(const ArgGatherArgs& args) { return args.transposed ? args.m : args.sources; }
 
 template <typename T>
-void PickTask(const PickArgs& args, int64_t task) {
+void ArgGatherTask(const ArgGatherArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_size;
   const int64_t end = args.m - begin < args.chunk_size ? args.m : begin + args.chunk_size;
   const T* values = static_cast<const T*>(args.values) + batch * args.values_stride;
@@ -352,17 +352,17 @@ void PickTask(const PickArgs& args, int64_t task) {
 
 // The sum of x * d where arg is q, over n columns.
 template <typename T>
-Accumulator<T> PickedDot(const T* x, const T* d, const int32_t* arg, int64_t n, int32_t q) {
+Accumulator<T> AttainedDot(const T* x, const T* d, const int32_t* arg, int64_t n, int32_t q) {
   const OneRow<T> all = {n};
   return Reduce(all, Accumulator<T>(0), Add(), [&](int64_t c, int count) {
-    const auto picked = LoadPositions<T>(arg + c, count) == Lane<T>(q);
+    const auto attaining = LoadPositions<T>(arg + c, count) == Lane<T>(q);
     const auto product = LoadCount(x + c, count) * LoadCount(d + c, count);
-    return picked ? product : decltype(product){};
+    return attaining ? product : decltype(product){};
   })[0];
 }
 
 template <typename T>
-void PickToValuesTask(const PickArgs& args, int64_t task) {
+void ArgGatherToValuesTask(const ArgGatherArgs& args, int64_t task) {
   const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_size;
   const int64_t stop = args.nnz - begin < args.chunk_size ? args.nnz : begin + args.chunk_size;
   const T* x = static_cast<const T*>(args.x) + batch * args.x_stride;
@@ -384,7 +384,7 @@ void PickToValuesTask(const PickArgs& args, int64_t task) {
       }
       const int64_t row = (args.transposed ? j : i) * args.n;
       const int64_t source = (args.transposed ? i : j) * args.n;
-      StoreScalar(out + q, PickedDot(x + source, d + row, arg + row, args.n, int32_t(q)));
+      StoreScalar(out + q, AttainedDot(x + source, d + row, arg + row, args.n, int32_t(q)));
     }
   }
 }
@@ -403,19 +403,20 @@ void Gspmm(const GspmmArgs& args, int64_t task) {
         return ExtremumTask<T, true, false>(args, task);
       case Fold::kMinSum:
         return ExtremumTask<T, true, true>(args, task);
-      case Fold::kPicked:
-        return GspmmTask<PickedFold<T>>(args, task);
+      case Fold::kArgGather:
+        return GspmmTask<ArgGatherFold<T>>(args, task);
     }
   });
 }
 
-void GspmmPick(const PickArgs& args, int64_t task) {
-  DispatchDtype(args.dtype, [&](auto tag) { PickTask<typename decltype(tag)::type>(args, task); });
+void GspmmArgGather(const ArgGatherArgs& args, int64_t task) {
+  DispatchDtype(args.dtype,
+                [&](auto tag) { ArgGatherTask<typename decltype(tag)::type>(args, task); });
 }
 
-void GspmmPickToValues(const PickArgs& args, int64_t task) {
+void GspmmArgGatherToValues(const ArgGatherArgs& args, int64_t task) {
   DispatchDtype(args.dtype,
-                [&](auto tag) { PickToValuesTask<typename decltype(tag)::type>(args, task); });
+                [&](auto tag) { ArgGatherToValuesTask<typename decltype(tag)::type>(args, task); });
 }
 
 }  // namespace sgap::SGAP_ISA

@@ -56,25 +56,25 @@ struct AttentionCall {
   unsigned flags;
 
   __device__ bool Has(AttentionFlag flag) const { return flags & flag; }
-  __device__ Size Of(AttentionFlag many, Size product) const { return Has(many) ? product : 0; }
+  __device__ Size Of(AttentionFlag many, Size batch) const { return Has(many) ? batch : 0; }
 
   template <class T>
-  __device__ T* Rows(T* all, AttentionFlag many, Size product, Size rows, Size all_heads, Size head,
+  __device__ T* Rows(T* all, AttentionFlag many, Size batch, Size rows, Size all_heads, Size head,
                      Size width) const {
-    return all + (Of(many, product) * rows * all_heads + head) * width;
+    return all + (Of(many, batch) * rows * all_heads + head) * width;
   }
   template <class A>
-  __device__ A* Bias(A* all, Size product, Size head, Size length) const {
+  __device__ A* Bias(A* all, Size batch, Size head, Size length) const {
     const Size heads_of_bias = Has(kBiasOfHeads) ? heads : 1;
-    const Size at = Of(kManyBias, product) * heads_of_bias + (Has(kBiasOfHeads) ? head : 0);
+    const Size at = Of(kManyBias, batch) * heads_of_bias + (Has(kBiasOfHeads) ? head : 0);
     return all + at * vectors * length;
   }
   template <class A>
-  __device__ A* OfRows(A* all, AttentionFlag many, Size product, Size head) const {
-    return all + Of(many, product) * m * heads + head;
+  __device__ A* OfRows(A* all, AttentionFlag many, Size batch, Size head) const {
+    return all + Of(many, batch) * m * heads + head;
   }
-  __device__ Size End(const Index* lengths, Size product) const {
-    return Has(kHasLengths) ? Size(lengths[Of(kManyLengths, product)]) : keys;
+  __device__ Size End(const Index* lengths, Size batch) const {
+    return Has(kHasLengths) ? Size(lengths[Of(kManyLengths, batch)]) : keys;
   }
 };
 
@@ -158,19 +158,19 @@ __device__ inline A TermUnder(A peak, A x) {
 // The running softmax of one row: all terms are relative to the peak.
 template <class A, int kNumbers>
 struct Online {
-  A numbers[kNumbers + 2];  // sums of v, the total, the peak: one array, to be merged
+  A values[kNumbers + 2];  // sums of v, the total, the peak: one array, to be merged
 
-  __device__ A& total() { return numbers[kNumbers]; }
-  __device__ A& peak() { return numbers[kNumbers + 1]; }
+  __device__ A& total() { return values[kNumbers]; }
+  __device__ A& peak() { return values[kNumbers + 1]; }
   __device__ void Clear() {
 #pragma unroll
-    for (int i = 0; i <= kNumbers; ++i) numbers[i] = 0;
+    for (int i = 0; i <= kNumbers; ++i) values[i] = 0;
     peak() = Least<A>();
   }
   __device__ void Raise(A greatest) {
     const A factor = TermUnder(greatest, peak());
 #pragma unroll
-    for (int i = 0; i <= kNumbers; ++i) numbers[i] *= factor;
+    for (int i = 0; i <= kNumbers; ++i) values[i] *= factor;
     peak() = greatest;
   }
 };
@@ -245,8 +245,8 @@ __global__ void __launch_bounds__(kBlock, 1)
                     const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
                     T* __restrict__ out, Accumulator<T>* __restrict__ lse, long long m,
                     long long keys, long long heads, long long key_heads, long long depth,
-                    long long value_depth, long long vectors, long long batch, long long scale_bits,
-                    long long flags) {
+                    long long value_depth, long long vectors, long long batches,
+                    long long scale_bits, long long flags) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
@@ -258,13 +258,13 @@ __global__ void __launch_bounds__(kBlock, 1)
   constexpr int kAtOnce = own.kAtOnce;
   const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
   const A scale = A(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const T* queries = call.Rows(q, kManyQ, product, call.m, call.heads, head, call.depth);
-    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const T* queries = call.Rows(q, kManyQ, batch, call.m, call.heads, head, call.depth);
+    const T* of_keys = call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth);
     const T* of_values =
-        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
-    const A* own_bias = call.Bias(bias, product, head, kLength);
-    const Size end = call.End(lengths, product);
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth);
+    const A* own_bias = call.Bias(bias, batch, head, kLength);
+    const Size end = call.End(lengths, batch);
     Keys query[kRows];
     State states[kRows];
 #pragma unroll
@@ -311,26 +311,26 @@ __global__ void __launch_bounds__(kBlock, 1)
           states[r].total() += term;
 #pragma unroll
           for (int i = 0; i < kValueSteps * kColumns; ++i) {
-            states[r].numbers[i] += term * value.Number(i);
+            states[r].values[i] += term * value.Number(i);
           }
         }
       }
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      MergeShares<kGroup, kShare, kBlock>(states[r].numbers, MergeOnline());
+      MergeShares<kGroup, kShare, kBlock>(states[r].values, MergeOnline());
       const Size row = own.row + r;
       if (row >= call.m || own.share != 0) continue;
       if (call.Has(kHasSinks)) {
-        const A sink = sinks[call.Of(kManySinks, product) * call.heads + head];
+        const A sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
         states[r].Raise(Greater()(states[r].peak(), sink));
         states[r].total() += TermUnder(states[r].peak(), sink);
       }
       const A total = states[r].total();
-      A numbers[kValueSteps * kColumns];
+      A values[kValueSteps * kColumns];
 #pragma unroll
-      for (int i = 0; i < kValueSteps * kColumns; ++i) numbers[i] = states[r].numbers[i];
-      const Size at = (product * call.m + row) * call.heads + head;
+      for (int i = 0; i < kValueSteps * kColumns; ++i) values[i] = states[r].values[i];
+      const Size at = (batch * call.m + row) * call.heads + head;
       Values::Store(out + at * value_depth, value_depth, group.lane, total == 0 ? A(0) : 1 / total,
                     numbers);
       if (group.lane == 0) lse[at] = total == 0 ? Least<A>() : states[r].peak() + Log(total);

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
     const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
     T* __restrict__ dq, Accumulator<T>* __restrict__ dbias, long long m, long long keys,
     long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batch, long long scale_bits, long long flags, long long wrt_bias) {
+    long long batches, long long scale_bits, long long flags, long long wrt_bias) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
@@ -35,15 +35,15 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
   constexpr int kAtOnce = own.kAtOnce;
   const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
   const A scale = A(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const GatheredRows<T> key_rows(
-        call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth),
+        call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
         call.key_heads * depth);
     const GatheredRows<T> value_rows(
-        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth),
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth),
         call.key_heads * value_depth);
-    const A* own_bias = call.Bias(bias, product, head, kLength);
-    const Size end = call.End(lengths, product);
+    const A* own_bias = call.Bias(bias, batch, head, kLength);
+    const Size end = call.End(lengths, batch);
     Keys query[kRows];
     Values cotangent[kRows];
     A of_lse[kRows], of_delta[kRows], sums[kRows][kSteps * kColumns] = {};
@@ -51,14 +51,13 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
     for (int r = 0; r < kRows; ++r) {
       const Size row = own.row + r;
       const bool exists = row < call.m;
-      query[r].Load(
-          call.Rows(q, kManyQ, product, call.m, call.heads, row * call.heads + head, depth), exists,
-          depth, group.lane);
-      cotangent[r].Load(call.Rows(dout, kManyOut, product, call.m, call.heads,
+      query[r].Load(call.Rows(q, kManyQ, batch, call.m, call.heads, row * call.heads + head, depth),
+                    exists, depth, group.lane);
+      cotangent[r].Load(call.Rows(dout, kManyOut, batch, call.m, call.heads,
                                   row * call.heads + head, value_depth),
                         exists, value_depth, group.lane);
-      of_lse[r] = exists ? call.OfRows(lse, kManyLse, product, head)[row * call.heads] : Least<A>();
-      of_delta[r] = exists ? call.OfRows(delta, kManyDelta, product, head)[row * call.heads] : A(0);
+      of_lse[r] = exists ? call.OfRows(lse, kManyLse, batch, head)[row * call.heads] : Least<A>();
+      of_delta[r] = exists ? call.OfRows(delta, kManyDelta, batch, head)[row * call.heads] : A(0);
     }
 #pragma unroll 1
     for (unsigned step = 0; step < own.steps; ++step) {
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
           A p, ds;
           Differentiate(s[a * kRows + r], dp[a * kRows + r], of_lse[r], of_delta[r], p, ds);
           if (wrt_bias && columns[a] >= 0 && group.lane == 0) {
-            const Size at = (product * call.heads + head) * call.vectors + first + a;
+            const Size at = (batch * call.heads + head) * call.vectors + first + a;
             dbias[at * kLength + own.part + r] = ds;
           }
           if (s[a * kRows + r] != Least<A>()) key[a].AddTo(ds, sums[r]);
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
       MergeShares<kGroup, kShare, kBlock>(sums[r], AddAll());
       const Size row = own.row + r;
       if (row >= call.m || own.share != 0) continue;
-      const Size at = (product * call.m + row) * call.heads + head;
+      const Size at = (batch * call.m + row) * call.heads + head;
       Keys::Store(dq + at * depth, depth, group.lane, scale, sums[r]);
     }
   }
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
     const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
     const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batch, long long scale_bits, long long flags) {
+    long long vectors, long long batches, long long scale_bits, long long flags) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
@@ -131,27 +130,27 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
   const Size key_head = blockIdx.y, heads_of_key = call.heads / call.key_heads;
   const unsigned rows_end = unsigned(call.m);
   const A scale = A(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const bool kept = valid && column < call.End(lengths, product);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const bool kept = valid && column < call.End(lengths, batch);
     Keys key;
     Values value;
     const Size of_column = column * call.key_heads + key_head;
-    key.Load(call.Rows(k, kManyK, product, call.keys, call.key_heads, of_column, depth), kept,
-             depth, group.lane);
-    value.Load(call.Rows(v, kManyV, product, call.keys, call.key_heads, of_column, value_depth),
-               kept, value_depth, group.lane);
+    key.Load(call.Rows(k, kManyK, batch, call.keys, call.key_heads, of_column, depth), kept, depth,
+             group.lane);
+    value.Load(call.Rows(v, kManyV, batch, call.keys, call.key_heads, of_column, value_depth), kept,
+               value_depth, group.lane);
     constexpr int kOfKey = kSteps * kColumns, kOfValue = kValueSteps * kColumns;
     A of_key[kOfKey] = {}, of_value[kOfValue] = {};
 #pragma unroll 1
     for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
-      const A* own_bias = call.Bias(bias, product, head, kLength);
-      const GatheredRows<T> query_rows(
-          call.Rows(q, kManyQ, product, call.m, call.heads, head, depth), call.heads * depth);
+      const A* own_bias = call.Bias(bias, batch, head, kLength);
+      const GatheredRows<T> query_rows(call.Rows(q, kManyQ, batch, call.m, call.heads, head, depth),
+                                       call.heads * depth);
       const GatheredRows<T> cotangent_rows(
-          call.Rows(dout, kManyOut, product, call.m, call.heads, head, value_depth),
+          call.Rows(dout, kManyOut, batch, call.m, call.heads, head, value_depth),
           call.heads * value_depth);
-      const GatheredRows<A> of_lse(call.OfRows(lse, kManyLse, product, head), call.heads);
-      const GatheredRows<A> of_delta(call.OfRows(delta, kManyDelta, product, head), call.heads);
+      const GatheredRows<A> of_lse(call.OfRows(lse, kManyLse, batch, head), call.heads);
+      const GatheredRows<A> of_delta(call.OfRows(delta, kManyDelta, batch, head), call.heads);
 #pragma unroll 1
       for (Size entry = first + share * kAtOnce; kept && entry < last; entry += kShare * kAtOnce) {
         Keys query[kAtOnce];
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
     MergeShares<kGroup, kShare, kBlock>(of_key, AddAll());
     MergeShares<kGroup, kShare, kBlock>(of_value, AddAll());
     if (!valid || share != 0) continue;
-    const Size at = (product * call.keys + column) * call.key_heads + key_head;
+    const Size at = (batch * call.keys + column) * call.key_heads + key_head;
     Keys::Store(dk + at * depth, depth, group.lane, scale, of_key);
     Values::Store(dv + at * value_depth, value_depth, group.lane, A(1), of_value);
   }

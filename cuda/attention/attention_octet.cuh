@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
                          const Index* __restrict__ column_indices, T* __restrict__ out,
                          float* __restrict__ lse, long long m, long long keys, long long heads,
                          long long key_heads, long long depth, long long value_depth,
-                         long long vectors, long long batch, long long scale_bits,
+                         long long vectors, long long batches, long long scale_bits,
                          long long flags) {
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
   if (kFull) {
@@ -147,18 +147,17 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 #pragma unroll
   for (int i = 0; i < 2 * kOfHead; ++i)
     below[i / 2][i % 2] = KeptBelow(call, first_row + i / 2 * 8 + 2 * t + i % 2);
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const T* of_keys = call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth);
     const T* of_values =
-        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
-    const unsigned end = Indices(call.End(lengths, product));
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth);
+    const unsigned end = Indices(call.End(lengths, batch));
     OctetRows<T, kSteps, kPanels, kVector> rows[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const Size row = first_row + i % kOfHead * 8 + g, head = first_head + i / kOfHead;
-      rows[i].Clear(
-          call.Rows(q, kManyQ, product, call.m, call.heads, row * call.heads + head, depth),
-          row < call.m, depth, t);
+      rows[i].Clear(call.Rows(q, kManyQ, batch, call.m, call.heads, row * call.heads + head, depth),
+                    row < call.m, depth, t);
     }
     OctetColumns columns;
     columns.Find(column_indices, first + warp * 16, last, end);
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         key.Multiply(rows[i].query, s);
         // Of wide heads the registers do not hold rows of k and rows of v together.
         if (kPanels > 2 && i == 0) value.Load(of_values, value_bytes, quad, all, value_depth, g);
-        const float* own_bias = call.Bias(bias, product, first_head + i / kOfHead, kLength);
+        const float* own_bias = call.Bias(bias, batch, first_head + i / kOfHead, kLength);
         ScoreTile<kLength>(call, below[i % kOfHead], own, scale, own_bias + entry + i % kOfHead * 8,
                            s);
         rows[i].Raise(s);
@@ -197,7 +196,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         Online<float, 8 * kPanels> state;
 #pragma unroll
         for (int j = 0; j < 8 * kPanels; ++j) {
-          state.numbers[j] = rows[i].sums[j / 2][j % 2 * 2 + e];
+          state.values[j] = rows[i].sums[j / 2][j % 2 * 2 + e];
         }
         state.total() = rows[i].total[e];
         state.peak() = rows[i].peak[e];
@@ -205,22 +204,22 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         for (int distance = 4; distance < 32; distance *= 2) {
           state.total() += __shfl_xor_sync(~0u, state.total(), distance);
         }
-        MergeShares<32, kWarps, 32 * kWarps>(state.numbers, MergeOnline());
+        MergeShares<32, kWarps, 32 * kWarps>(state.values, MergeOnline());
         const Size row = first_row + i % kOfHead * 8 + 2 * t + e;
         if (row >= call.m || warp != 0) continue;
         if (call.Has(kHasSinks)) {
-          const float sink = sinks[call.Of(kManySinks, product) * call.heads + head];
+          const float sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
           state.Raise(Greater()(state.peak(), sink));
           state.total() += TermUnder(state.peak(), sink);
         }
         const float total = state.total(), inverse = total == 0 ? 0 : 1 / total;
-        const Size at = (product * call.m + row) * call.heads + head;
+        const Size at = (batch * call.m + row) * call.heads + head;
 #pragma unroll
         for (int s = 0; s < kPanels; ++s) {
           const unsigned column = s * 64 + g * 8;
           float chunk[8];
 #pragma unroll
-          for (int j = 0; j < 8; ++j) chunk[j] = state.numbers[8 * s + j] * inverse;
+          for (int j = 0; j < 8; ++j) chunk[j] = state.values[8 * s + j] * inverse;
           if (column < value_depth) {
             StoreWords<kVector>(out + at * value_depth + column, unsigned(value_depth) - column,
                                 chunk);

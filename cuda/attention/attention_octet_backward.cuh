@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
     const Index* __restrict__ lengths, const float* __restrict__ lse,
     const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
     T* __restrict__ dq, float* __restrict__ dbias, long long m, long long keys, long long heads,
-    long long key_heads, long long depth, long long value_depth, long long vectors, long long batch,
-    long long scale_bits, long long flags, long long wrt_bias) {
+    long long key_heads, long long depth, long long value_depth, long long vectors,
+    long long batches, long long scale_bits, long long flags, long long wrt_bias) {
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
   if (kFull) {
     depth = 32 * kSteps;
@@ -113,28 +113,28 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
 #pragma unroll
   for (int i = 0; i < 2 * kOfHead; ++i)
     below[i / 2][i % 2] = KeptBelow(call, first_row + i / 2 * 8 + 2 * t + i % 2);
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    const T* of_keys = call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const T* of_keys = call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth);
     const T* of_values =
-        call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth);
-    const unsigned end = Indices(call.End(lengths, product));
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth);
+    const unsigned end = Indices(call.End(lengths, batch));
     Pack<unsigned, 4> query[kTiles][kSteps], cotangent[kTiles][kValueSteps];
     float of_lse[kTiles][2], of_delta[kTiles][2], sums[kTiles][2 * kSteps][4] = {};
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const Size row = first_row + i % kOfHead * 8, head = first_head + i / kOfHead;
       const Size own = (row + g) * call.heads + head;
-      LoadOwn<kVector>(call.Rows(q, kManyQ, product, call.m, call.heads, own, depth),
+      LoadOwn<kVector>(call.Rows(q, kManyQ, batch, call.m, call.heads, own, depth),
                        row + g < call.m, depth, t, query[i]);
-      LoadOwn<kVector>(call.Rows(dout, kManyOut, product, call.m, call.heads, own, value_depth),
+      LoadOwn<kVector>(call.Rows(dout, kManyOut, batch, call.m, call.heads, own, value_depth),
                        row + g < call.m, value_depth, t, cotangent[i]);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const Size at = (row + 2 * t + e) * call.heads;
         const bool exists = row + 2 * t + e < call.m;
         of_lse[i][e] =
-            TermsUnder(exists ? call.OfRows(lse, kManyLse, product, head)[at] : Least<float>());
-        of_delta[i][e] = exists ? call.OfRows(delta, kManyDelta, product, head)[at] : 0;
+            TermsUnder(exists ? call.OfRows(lse, kManyLse, batch, head)[at] : Least<float>());
+        of_delta[i][e] = exists ? call.OfRows(delta, kManyDelta, batch, head)[at] : 0;
       }
     }
     OctetColumns columns;
@@ -157,12 +157,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
         value.Multiply(cotangent[i], ds);
         const Size head = first_head + i / kOfHead, part = i % kOfHead * 8;
         ScoreTile<kLength>(call, below[i % kOfHead], own, scale,
-                           call.Bias(bias, product, head, kLength) + entry + part, s);
+                           call.Bias(bias, batch, head, kLength) + entry + part, s);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           FastDifferentiate(of_lse[i][j % 2], of_delta[i][j % 2], s[j], ds[j]);
         if (wrt_bias) {
-          float* to_bias = dbias + (product * call.heads + head) * call.vectors * kLength;
+          float* to_bias = dbias + (batch * call.heads + head) * call.vectors * kLength;
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             if (own[j / 2] >= 0) to_bias[entry + part + j / 2 * 2 * kLength + j % 2] = ds[j];
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const Size row = first_row + i % kOfHead * 8 + 2 * t + g % 2;
-      const Size at = (product * call.m + row) * call.heads + first_head + i / kOfHead;
+      const Size at = (batch * call.m + row) * call.heads + first_head + i / kOfHead;
       const bool stored = row < call.m && warp == 0;
       StoreTransposed<kVector, kWarps, 32 * kWarps>(dq + at * depth, stored, depth, scale, sums[i]);
     }

@@ -120,9 +120,9 @@ __device__ inline bool AllFinite(const Pack<unsigned, 4> (&words)[kSteps]) {
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    const auto numbers = __builtin_bit_cast(Pack<T, 8>, words[i]);
+    const auto eight = __builtin_bit_cast(Pack<T, 8>, words[i]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) finite &= 0 * Widen(numbers.at[j]) == 0;
+    for (int j = 0; j < 8; ++j) finite &= 0 * Widen(eight.at[j]) == 0;
   }
   return finite;
 }
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
     const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batch, long long scale_bits, long long flags) {
+    long long vectors, long long batches, long long scale_bits, long long flags) {
   constexpr int kRows = kLength < 16 ? kLength : 16;  // rows of a block row in a step of 16
   if (kFull) {
     depth = 32 * kSteps;
@@ -248,18 +248,18 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
   const unsigned row_bytes = unsigned(call.heads * depth * sizeof(T));
   const unsigned value_bytes = unsigned(call.heads * value_depth * sizeof(T));
   const float scale = float(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < batch; product += gridDim.z) {
-    Size end = call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    Size end = call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : keys;
     if (m == 0) end = 0;
-    const T* queries = call.Rows(q, kManyQ, product, call.m, call.heads, first_head, depth);
+    const T* queries = call.Rows(q, kManyQ, batch, call.m, call.heads, first_head, depth);
     const T* cotangents =
-        call.Rows(dout, kManyOut, product, call.m, call.heads, first_head, value_depth);
-    const float* all_lse = call.OfRows(lse, kManyLse, product, first_head);
-    const float* all_delta = call.OfRows(delta, kManyDelta, product, first_head);
+        call.Rows(dout, kManyOut, batch, call.m, call.heads, first_head, value_depth);
+    const float* all_lse = call.OfRows(lse, kManyLse, batch, first_head);
+    const float* all_delta = call.OfRows(delta, kManyDelta, batch, first_head);
     OctetKeys<T, kLength, kTiles, kSteps, kValueSteps, kVector> own;
     own.first = Index(first + 2 * t);
-    own.Clear(call.Rows(k, kManyK, product, call.keys, call.key_heads, key_head, depth),
-              call.Rows(v, kManyV, product, call.keys, call.key_heads, key_head, value_depth), call,
+    own.Clear(call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
+              call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth), call,
               first + g, end, t);
     own.lists.template Begin<kShare>(column_offsets, row_indices, first, end, share);
 #pragma unroll 1
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
               of_delta[r] = RowAt(all_delta + head, row, unsigned(heads) * 4)[0];
             }
             own.Add(call, query, cotangent, rows, bit, of_lse, of_delta, scale,
-                    call.Bias(bias, product, first_head + head, kLength), permutation);
+                    call.Bias(bias, batch, first_head + head, kLength), permutation);
           }
         }
       }
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const Size key = first + 2 * t + 8 * i + g % 2;
-      const Size at = (product * call.keys + key) * call.key_heads + key_head;
+      const Size at = (batch * call.keys + key) * call.key_heads + key_head;
       const bool stored = key < call.keys && share == 0;
       StoreTransposed<kVector, kShare, kBlock>(dk + at * depth, stored, depth, scale,
                                                own.of_key[i]);

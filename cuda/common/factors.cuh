@@ -12,12 +12,12 @@ struct Factors {
   const Accumulator<T>* scale;
 
   // The factors of batch member `product`; a stride of 0 means that the batch shares the operand.
-  __device__ Factors Of(Size product, Size weights_stride, Size scale_stride) const {
-    return {weights + product * weights_stride, scale + product * scale_stride};
+  __device__ Factors Of(Size batch, Size weights_stride, Size scale_stride) const {
+    return {weights + batch * weights_stride, scale + batch * scale_stride};
   }
 
-  // The factors from position `numbers` on.
-  __device__ Factors From(Size numbers) const { return {weights + numbers, scale}; }
+  // The factors from `position` on.
+  __device__ Factors From(Size position) const { return {weights + position, scale}; }
 
   // sums *= the first kCount factors, which must exist and be aligned as a Pack.
   template <int kCount>

@@ -102,15 +102,15 @@ __device__ inline unsigned Bits(bfloat16 x) { return x.bits; }
 // Loads consecutive values as kWords registers, with zeros from value `left` on. With kVector all
 // of them exist, aligned as a Pack, or none does; otherwise the first `left` exist.
 template <bool kVector, int kWords, class T>
-__device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned left) {
+__device__ inline Pack<unsigned, kWords> LoadWords(const T* values, unsigned left) {
   enum { kInWord = 4 / sizeof(T) };
   Pack<unsigned, kWords> words = {};
   if constexpr (kVector) {
-    if (left > 0) words = *reinterpret_cast<const Pack<unsigned, kWords>*>(numbers);
+    if (left > 0) words = *reinterpret_cast<const Pack<unsigned, kWords>*>(values);
   } else {
 #pragma unroll
     for (int j = 0; j < kWords * kInWord; ++j) {
-      if (j < left) words.at[j / kInWord] |= Bits(numbers[j]) << (32 / kInWord * (j % kInWord));
+      if (j < left) words.at[j / kInWord] |= Bits(values[j]) << (32 / kInWord * (j % kInWord));
     }
   }
   return words;
@@ -120,7 +120,7 @@ __device__ inline Pack<unsigned, kWords> LoadWords(const T* numbers, unsigned le
 // Assembly, since from C++ the compiler makes several stores where it cannot see that the address
 // is aligned.
 template <class T, int kCount>
-__device__ inline void StoreTogether(T* numbers, const float (&sums)[kCount]) {
+__device__ inline void StoreTogether(T* values, const float (&sums)[kCount]) {
   enum { kInWord = 4 / sizeof(T), kWords = kCount / kInWord };
   static_assert(kWords == 1 || kWords == 2 || kWords == 4, "4, 8 or 16 bytes");
   unsigned words[kWords] = {};
@@ -133,17 +133,17 @@ __device__ inline void StoreTogether(T* numbers, const float (&sums)[kCount]) {
   if constexpr (kWords == 4) {
     asm volatile(
         "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
-        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(numbers),
+        "st.global.v4.b32 [at], {%1, %2, %3, %4}; }" ::"l"(values),
         "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
         : "memory");
   } else if constexpr (kWords == 2) {
     asm volatile(
         "{ .reg .u64 at; cvta.to.global.u64 at, %0; st.global.v2.b32 [at], {%1, %2}; }" ::"l"(
-            numbers),
+            values),
         "r"(words[0]), "r"(words[1])
         : "memory");
   } else {
-    *reinterpret_cast<unsigned*>(numbers) = words[0];
+    *reinterpret_cast<unsigned*>(values) = words[0];
   }
 }
 

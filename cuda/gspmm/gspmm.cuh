@@ -53,16 +53,16 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     GspmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                    const T* __restrict__ x, T* __restrict__ y, Index* __restrict__ arg, long long m,
-                   long long n, long long values_stride, long long x_stride, long long products,
+                   long long n, long long values_stride, long long x_stride, long long batches,
                    long long add, long long minimum) {
   using A = Accumulator<T>;
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool inside = place.column < n;
   const unsigned left = unsigned(n) - place.column;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const T* own_values = values + product * values_stride;
-    const T* own_x = x + product * x_stride + place.column;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const T* own_values = values + batch * values_stride;
+    const T* own_x = x + batch * x_stride + place.column;
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
       const Size row = place.worker * kWalk + step;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         Narrow(found[j].message, messages.at[j]);
         positions.at[j] = found[j].at;
       }
-      const Size to = (product * m + row) * n + place.column;
+      const Size to = (batch * m + row) * n + place.column;
       StoreColumns<kVector>(y + to, left, messages);
       StoreColumns<kVector>(arg + to, left, positions);
     }

@@ -9,14 +9,14 @@
 
 namespace sgap {
 
-// *numbers += sums
+// *values += sums
 template <class Access>
 struct Added {
   template <int kCount>
-  __device__ static void Put(float* numbers, unsigned left, const float (&sums)[kCount]) {
+  __device__ static void Put(float* values, unsigned left, const float (&sums)[kCount]) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      if (j < left) Access::Update(numbers + j, sums[j]);
+      if (j < left) Access::Update(values + j, sums[j]);
     }
   }
 };
@@ -118,12 +118,12 @@ struct SampledTile {
   }
 
   // As LoadWords, for values that are `stride` apart.
-  __device__ static typename Dots::Words LoadColumn(const T* numbers, Size stride, int left) {
+  __device__ static typename Dots::Words LoadColumn(const T* values, Size stride, int left) {
     typename Dots::Words words = {};
 #pragma unroll
     for (int j = 0; j < Dots::kFeatures; ++j) {
       if (j < left) {
-        words.at[j / Dots::kInWord] |= Bits(numbers[j * stride])
+        words.at[j / Dots::kInWord] |= Bits(values[j * stride])
                                        << (32 / Dots::kInWord * (j % Dots::kInWord));
       }
     }

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32, 8)
                           const float* __restrict__ scale, float16* __restrict__ values,
                           long long m, long long nnz, long long d, long long x_stride,
                           long long y_stride, long long weights_stride, long long scale_stride,
-                          long long products) {
+                          long long batches) {
   enum { kTileN = 32, kTileK = 64, kSets = kShuffle ? 1 : 2 };
   const unsigned block_rows = unsigned((m + kVectorLength - 1) / kVectorLength);
   const bool any = blockIdx.x < block_rows;
@@ -130,9 +130,9 @@ __global__ void __launch_bounds__(32, 8)
   const Factors<float16, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned t = threadIdx.x % 4, place = threadIdx.x % 16 / 4 * 8 + threadIdx.x / 16 * 4 + t;
   const float16* x_row = x + (first_row + t) * d;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    float16* out = values + product * nnz;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    float16* out = values + batch * nnz;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
     if (blockIdx.y == 0) ClearPadding<32>(out, Size(row_offsets[block_rows]) * kVectorLength, nnz);
     for (Size window = first + Size(blockIdx.y) * kTileN; window < last;
          window += Size(gridDim.y) * kTileN) {
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(32, 8)
       float sums[4][kSets][8] = {};
 #pragma unroll 1
       for (Size l = 0; l < d; l += kTileK) {
-        const float16* x_at = x_row + product * x_stride + l;
-        const float16* y_at = y + product * y_stride + l;
+        const float16* x_at = x_row + batch * x_stride + l;
+        const float16* y_at = y + batch * y_stride + l;
         auto x_part = LoadHalves<kVector>(x_at, t < rows, x_at + 4 * d, t + 4 < rows, d - l);
         if constexpr (kShuffle) x_part.ExchangeGroups();
 #pragma unroll

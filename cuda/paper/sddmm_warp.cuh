@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32, 16)
                     const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                     const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                     long long nnz, long long d, long long x_stride, long long y_stride,
-                    long long weights_stride, long long scale_stride, long long products) {
+                    long long weights_stride, long long scale_stride, long long batches) {
   using Tile = SddmmWarpTile<T, kVectorLength>;
   __shared__ __align__(32) Tile tile;
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(32, 16)
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);
   const unsigned first = any ? row_offsets[blockIdx.x] : 0;
   const unsigned last = any ? row_offsets[blockIdx.x + 1] : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* out = values + product * nnz;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* out = values + batch * nnz;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
     if (blockIdx.y == 0) ClearPadding<32>(out, Size(row_offsets[block_rows]) * kVectorLength, nnz);
     for (Size window = first + Size(blockIdx.y) * Tile::kTileN; window < last;
          window += Size(gridDim.y) * Tile::kTileN) {
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(32, 16)
 #pragma unroll 1
       for (Size l = 0; l < d; l += Tile::kTileK) {
         const unsigned features = unsigned(d - l < Tile::kTileK ? d - l : Tile::kTileK);
-        tile.template LoadX<kVector>(x + product * x_stride + first_row * d + l, d, rows, features);
-        tile.template LoadY<kVector>(y + product * y_stride + l, d, index, vectors, features);
+        tile.template LoadX<kVector>(x + batch * x_stride + first_row * d + l, d, rows, features);
+        tile.template LoadY<kVector>(y + batch * y_stride + l, d, index, vectors, features);
         __syncwarp();
         tile.Multiply(sums);
         __syncwarp();

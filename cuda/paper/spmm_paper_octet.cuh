@@ -97,23 +97,23 @@ __global__ void __launch_bounds__(32, 8)
     SpmmPaperOctetKernel(const float16* __restrict__ values, const Index* __restrict__ row_offsets,
                          const Index* __restrict__ column_indices, const float16* __restrict__ b,
                          float16* __restrict__ c, long long m, long long n, long long values_stride,
-                         long long b_stride, long long products) {
+                         long long b_stride, long long batches) {
   using Lane = PaperOctetLane<kVectorLength, kTileK, kVector>;
   __shared__ __align__(16) typename Lane::Vectors vectors;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
   if (first_row >= m) return;
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);
   const unsigned first = row_offsets[blockIdx.x], last = row_offsets[blockIdx.x + 1];
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     for (Size tile = blockIdx.y; tile * 64 < n; tile += gridDim.y) {
       const Size column = tile * 64 + threadIdx.x / 4 * Lane::kColumns;
-      const Lane lane{b + product * b_stride + column, Size(n),
+      const Lane lane{b + batch * b_stride + column, Size(n),
                       unsigned(column < n ? n - column : 0)};
       float d[2][8] = {};
 #pragma unroll 1
       for (unsigned p = first; p < last; p += kTileK) {
         __syncwarp();
-        vectors.LoadFrom(values + product * values_stride, column_indices, p, last);
+        vectors.LoadFrom(values + batch * values_stride, column_indices, p, last);
         __syncwarp();
         if (p + kTileK <= last) {
           Pack<unsigned, 4> found[kTileK / 4];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32, 8)
           }
         }
       }
-      lane.StoreRows(c + (product * m + first_row) * n + column, rows, d);
+      lane.StoreRows(c + (batch * m + first_row) * n + column, rows, d);
     }
   }
 }

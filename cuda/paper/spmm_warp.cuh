@@ -92,22 +92,22 @@ __global__ void __launch_bounds__(32, 16)
     SpmmWarpKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const T* __restrict__ b,
                    T* __restrict__ c, long long m, long long n, long long values_stride,
-                   long long b_stride, long long products) {
+                   long long b_stride, long long batches) {
   using Tile = SpmmWarpTile<T, kVectorLength, kTileK>;
   __shared__ __align__(32) Tile tile;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
   if (first_row >= m) return;
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);
   const unsigned first = row_offsets[blockIdx.x], last = row_offsets[blockIdx.x + 1];
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     for (Size column = Size(blockIdx.y) * Tile::kTileN; column < n;
          column += Size(gridDim.y) * Tile::kTileN) {
       const unsigned columns = unsigned(n - column < Tile::kTileN ? n - column : Tile::kTileN);
       float d[2][8] = {};
 #pragma unroll 1
       for (unsigned p = first; p < last; p += kTileK) {
-        tile.LoadVectors(values + product * values_stride, p, last);
-        tile.template LoadRows<kVector>(b + product * b_stride + column, column_indices, p, last, n,
+        tile.LoadVectors(values + batch * values_stride, p, last);
+        tile.template LoadRows<kVector>(b + batch * b_stride + column, column_indices, p, last, n,
                                         columns);
         __syncwarp();
         tile.Multiply(d);
@@ -116,8 +116,7 @@ __global__ void __launch_bounds__(32, 16)
       StoreFragment(tile.sums, Tile::kSumPitch, d[0]);
       StoreFragment(tile.sums + Tile::kHalf, Tile::kSumPitch, d[1]);
       __syncwarp();
-      tile.template StoreRows<kVector>(c + (product * m + first_row) * n + column, n, rows,
-                                       columns);
+      tile.template StoreRows<kVector>(c + (batch * m + first_row) * n + column, n, rows, columns);
       __syncwarp();
     }
   }

@@ -91,12 +91,12 @@ struct LaneRow {
 // Zeroes the padding, with all threads along x. If the launch zeroed the whole output, it would be
 // written twice.
 template <int kLength, class T>
-__device__ inline void ClearPadding(T* out, const Index* row_offsets, Size m, Size numbers) {
+__device__ inline void ClearPadding(T* out, const Index* row_offsets, Size m, Size capacity) {
   const Size threads = Size(gridDim.x) * blockDim.x;
   const Size thread = Size(blockIdx.x) * blockDim.x + threadIdx.x;
   const Size block_rows = (m + kLength - 1) / kLength;
   const Size stored = Size(unsigned(row_offsets[block_rows])) * kLength;
-  for (Size p = stored + thread; p < numbers; p += threads) out[p] = T{};
+  for (Size p = stored + thread; p < capacity; p += threads) out[p] = T{};
   const unsigned last = m % kLength;  // rows that the last block row has, 0 if all V exist
   if (last == 0) return;
   Size p = Size(unsigned(row_offsets[block_rows - 1])) * kLength + thread;
@@ -123,15 +123,15 @@ __device__ inline A Identity(Greater) {
 template <class T, class Combine, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowReduceKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
-                    T* __restrict__ rows, long long m, long long nnz, long long products) {
+                    T* __restrict__ rows, long long m, long long nnz, long long batches) {
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   const auto identity = Identity<Accumulator<T>>(Combine());
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
 #pragma unroll 1
     for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
       const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
-      const T* entries = values + product * nnz + lane.first;
+      const T* entries = values + batch * nnz + lane.first;
       Accumulator<T> total[1] = {identity};
       Window<T, kGroup, kLoads, kLength> window;
 #pragma unroll 1
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         for (auto entry : window.at) total[0] = Combine()(total[0], entry);
       }
       group.template Reduce<Combine>(total);
-      if (group.lane == 0 && lane.Exists(m)) Narrow(total[0], rows[product * m + lane.row]);
+      if (group.lane == 0 && lane.Exists(m)) Narrow(total[0], rows[batch * m + lane.row]);
     }
   }
 }
@@ -150,15 +150,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowBroadcastKernel(const T* __restrict__ rows, const Index* __restrict__ row_offsets,
-                       T* __restrict__ values, long long m, long long nnz, long long products) {
+                       T* __restrict__ values, long long m, long long nnz, long long batches) {
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* entries = values + product * nnz;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* entries = values + batch * nnz;
 #pragma unroll 1
     for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
       const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
-      const T value = lane.Exists(m) ? rows[product * m + lane.row] : T{};
+      const T value = lane.Exists(m) ? rows[batch * m + lane.row] : T{};
       for (unsigned p = 0; p < lane.left; p += kGroup) {
         entries[lane.first + Size(p) * kLength] = value;
       }

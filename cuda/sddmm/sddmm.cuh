@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                    long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long weights_stride, long long scale_stride, long long products) {
+                   long long weights_stride, long long scale_stride, long long batches) {
   const Dots<T, kColumns, kGroup, kAtOnce, kVector> dots{{}, unsigned(d)};
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
@@ -126,12 +126,12 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const bool any = m > 0 && first < stored;  // the same in all lanes of the group
   const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
   const Index first_row = any ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* out = values + product * nnz;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* out = values + batch * nnz;
     ClearPadding<kBlock>(out, stored, nnz);
     if (!any) continue;
-    const T *x_product = x + product * x_stride, *y_product = y + product * y_stride;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+    const T *x_batch = x + batch * x_stride, *y_batch = y + batch * y_stride;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
     unsigned row = first_row;
 #pragma unroll 1
     for (unsigned p = unsigned(first); p < last; p += kAtOnce) {
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       for (int i = 0; i < kAtOnce; ++i) {
         const unsigned entry = p + i < last ? p + i : last - 1;
         row = RowFrom(row_offsets, row, unsigned(m), Index(entry));
-        x_rows[i] = x_product + Size(row) * d;
-        y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
+        x_rows[i] = x_batch + Size(row) * d;
+        y_rows[i] = y_batch + Size(unsigned(columns[i])) * d;
       }
       Accumulator<T> sums[kAtOnce] = {};
       dots.Add([&](int i) { return x_rows[i]; }, y_rows, sums);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                    long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long weights_stride, long long scale_stride, long long products) {
+                   long long weights_stride, long long scale_stride, long long batches) {
   using Lanes = Dots<T, kColumns, kGroup, kAtOnce, kVector>;
   const Lanes dots{{}, unsigned(d)};
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
@@ -170,17 +170,17 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const unsigned stride = unsigned(kShare) * kAtOnce, start = unsigned(group % kShare) * kAtOnce;
   const Size first_row = group / kShare * kRows;
   const unsigned end_row = unsigned(first_row + kRows < m ? first_row + kRows : m);
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* out = values + product * nnz;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* out = values + batch * nnz;
     ClearPadding<kBlock>(out, row_offsets[m], nnz);
-    const T* y_product = y + product * y_stride;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+    const T* y_batch = y + batch * y_stride;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
 #pragma unroll 1
     for (unsigned row = unsigned(first_row < m ? first_row : m); row < end_row; ++row) {
       const unsigned last = row_offsets[row + 1];
       unsigned p = row_offsets[row] + start;
       if (p >= last) continue;  // the same in all lanes of the group
-      const T* x_row = x + product * x_stride + Size(row) * d;
+      const T* x_row = x + batch * x_stride + Size(row) * d;
       typename Lanes::Pack kept[kKept > 0 ? kKept : 1];
 #pragma unroll
       for (int s = 0; s < kKept; ++s) kept[s] = dots.template FeaturesOf<kKept>(s, x_row);
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       while (p < last) {
         const T* y_rows[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
+        for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_batch + Size(unsigned(columns[i])) * d;
         // The columns of the next round are loaded during this one.
         LoadOrLast(column_indices, p + stride, last, columns);
         Accumulator<T> sums[kAtOnce] = {};

@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(
                      const T* __restrict__ y, const T* __restrict__ weights,
                      const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                      long long vectors, long long d, long long x_stride, long long y_stride,
-                     long long weights_stride, long long scale_stride, long long products) {
+                     long long weights_stride, long long scale_stride, long long batches) {
   using Dots = OctetDots<T, kLength, kVectors, kStep, kStages, kVector>;
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned lane = threadIdx.x % 32, g = lane / 4;
@@ -222,9 +222,9 @@ __global__ void __launch_bounds__(
   const WindowColumns<kVectors> columns(column_indices, first, end);
   const bool any = rows > 0 && first < end;
   const unsigned first_row = any ? RowByWarp(row_offsets, 0, rows, Index(first)) : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* out = values + product * vectors * kLength;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* out = values + batch * vectors * kLength;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
     const unsigned padding = first < stored ? stored : first;
 #pragma unroll 1
     for (Size at = Size(padding) * kLength + lane; at < Size(end) * kLength; at += 32) out[at] = {};
@@ -242,13 +242,13 @@ __global__ void __launch_bounds__(
 #pragma unroll
       for (int j = 0; j < Dots::kTiles; ++j) {
         const unsigned r = Dots::RowOf(j, g);
-        dots.x_rows[j] = x + product * x_stride + (above + (r < left ? r : left - 1)) * d;
+        dots.x_rows[j] = x + batch * x_stride + (above + (r < left ? r : left - 1)) * d;
       }
 #pragma unroll
       for (unsigned i = 0; i < Dots::kLoaded; ++i) {
         const unsigned at = first + 8 * i + g;
         const Index column = columns.At((at < p ? p : at < stop ? at : stop - 1) - first);
-        dots.y_rows[i] = y + product * y_stride + Size(unsigned(column)) * d;
+        dots.y_rows[i] = y + batch * y_stride + Size(unsigned(column)) * d;
       }
       typename Dots::Sums sums = {};
       dots.Run(unsigned(d), sums);

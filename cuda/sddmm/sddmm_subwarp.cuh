@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                        const Accumulator<T>* __restrict__ scale, T* __restrict__ values,
                        long long m, long long vectors, long long d, long long x_stride,
                        long long y_stride, long long weights_stride, long long scale_stride,
-                       long long products) {
+                       long long batches) {
   constexpr unsigned kParts = kLength / kRows;
   using Lanes = VectorDots<T, kLength, kRows, kColumns, kSubwarp, kAtOnce, kVector>;
   const Lanes lanes{{}, unsigned(d)};
@@ -101,12 +101,12 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   const bool any = blocks > 0 && first < stored;  // the same in all lanes of the subwarp
   const unsigned last = unsigned(stored - first < kWindow ? stored : first + kWindow);
   const Index first_block = any ? RowBetween(row_offsets, 0, blocks, Index(first)) : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    T* out = values + product * vectors * kLength;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    T* out = values + batch * vectors * kLength;
     ClearPadding<kBlock>(out, stored * kLength, vectors * kLength);
     if (!any) continue;
-    const T *x_product = x + product * x_stride, *y_product = y + product * y_stride;
-    const auto factors = all_factors.Of(product, weights_stride, scale_stride);
+    const T *x_batch = x + batch * x_stride, *y_batch = y + batch * y_stride;
+    const auto factors = all_factors.Of(batch, weights_stride, scale_stride);
     unsigned block = first_block, p = unsigned(first);
 #pragma unroll 1
     while (p < last) {
@@ -116,14 +116,14 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
       // A part may begin past the last row of the matrix.
       const Size row = Size(block) * kLength + part, place = row < m ? row : m - 1;
       const unsigned rows = m - place < kRows ? unsigned(m - place) : kRows;
-      const T* x_rows = x_product + place * d;
+      const T* x_rows = x_batch + place * d;
 #pragma unroll 1
       for (; p < end; p += kAtOnce) {
         Index columns[kAtOnce];
         LoadOrLast(column_indices, p, end, columns);
         const T* y_rows[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_product + Size(unsigned(columns[i])) * d;
+        for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_batch + Size(unsigned(columns[i])) * d;
         Accumulator<T> sums[kAtOnce * kRows] = {};
         lanes.Add(x_rows, rows, y_rows, sums);
         const Size at = Size(p) * kLength + part;

@@ -65,18 +65,18 @@ struct SoftmaxTerms {
 template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
-                        T* __restrict__ out, long long m, long long nnz, long long products,
+                        T* __restrict__ out, long long m, long long nnz, long long batches,
                         long long scale_bits) {
   using A = Accumulator<T>;
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   const SoftmaxTerms<T, kGroup, kLength> terms(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
 #pragma unroll 1
     for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
       const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
-      const T* read = values + product * nnz + lane.first;
-      T* write = out + product * nnz + lane.first;
+      const T* read = values + batch * nnz + lane.first;
+      T* write = out + batch * nnz + lane.first;
       typename SoftmaxTerms<T, kGroup, kLength>::Values window;
       A peak = Least<A>(), sum[1] = {0};
 #pragma unroll 1
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         window.Write(write + Size(p) * kLength, lane.left - p);
       }
     }
-    ClearPadding<kLength>(out + product * nnz, row_offsets, m, nnz);
+    ClearPadding<kLength>(out + batch * nnz, row_offsets, m, nnz);
   }
 }
 
@@ -115,20 +115,20 @@ template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxJacobianKernel(const T* __restrict__ probabilities, const T* __restrict__ tangent,
                                 const Index* __restrict__ row_offsets, T* __restrict__ out,
-                                long long m, long long nnz, long long products,
+                                long long m, long long nnz, long long batches,
                                 long long probabilities_stride, long long tangent_stride,
                                 long long scale_bits) {
   using A = Accumulator<T>;
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   const A scale = A(__longlong_as_double(scale_bits));
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
 #pragma unroll 1
     for (Size rows_at = own.begin; rows_at < own.end; ++rows_at) {
       const LaneRow<kLength> lane(row_offsets, rows_at, m, group);
-      const T* read_p = probabilities + product * probabilities_stride + lane.first;
-      const T* read_t = tangent + product * tangent_stride + lane.first;
-      T* write = out + product * nnz + lane.first;
+      const T* read_p = probabilities + batch * probabilities_stride + lane.first;
+      const T* read_t = tangent + batch * tangent_stride + lane.first;
+      T* write = out + batch * nnz + lane.first;
       Window<T, kGroup, kLoads, kLength> p, t;
       A dot[1] = {0};
 #pragma unroll 1
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         p.Write(write + Size(i) * kLength, lane.left - i);
       }
     }
-    ClearPadding<kLength>(out + product * nnz, row_offsets, m, nnz);
+    ClearPadding<kLength>(out + batch * nnz, row_offsets, m, nnz);
   }
 }
 

@@ -76,15 +76,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
-                  long long values_stride, long long b_stride, long long products) {
+                  long long values_stride, long long b_stride, long long batches) {
   const Place<1, kColumns, kChunks, kBlock> place;
   if (place.column >= n) return;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,
+        values + batch * values_stride,
         column_indices,
         permutation,
-        {b + product * b_stride + place.column, Size(n)},
+        {b + batch * b_stride + place.column, Size(n)},
         unsigned(n),
         unsigned(n) - place.column};
 #pragma unroll 1
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       Accumulator<T> sums[kColumns] = {};
 #pragma unroll 4
       for (Index p = row_offsets[row]; p < last; ++p) operands.AddEntry(p, sums);
-      Store<kVector>(c + (product * m + row) * n + place.column, operands.left, sums);
+      Store<kVector>(c + (batch * m + row) * n + place.column, operands.left, sums);
     }
   }
 }
@@ -107,17 +107,17 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
                        Out* __restrict__ c, long long m, long long n, long long values_stride,
-                       long long b_stride, long long products) {
+                       long long b_stride, long long batches) {
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const unsigned start = unsigned(place.worker % kGroups) * kGroup;
   const bool inside = place.column < n;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,
+        values + batch * values_stride,
         column_indices,
         permutation,
-        {b + product * b_stride + place.column, Size(n)},
+        {b + batch * b_stride + place.column, Size(n)},
         unsigned(n),
         unsigned(n) - place.column};
 #pragma unroll 1
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       for (unsigned i = 0; i < steps; ++i) operands.AddEntry(Index(own + i * share), sums);
       group.Reduce(sums);
       if (!valid || group.lane != 0) continue;
-      Out* out = c + (product * m + row) * n + place.column;
+      Out* out = c + (batch * m + row) * n + place.column;
       if constexpr (kGroups == 1) {
         Store<kVector>(out, operands.left, sums);
       } else if (first < last) {
@@ -164,22 +164,22 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, Accumulator<T>* __restrict__ c, long long m, long long n,
-                  long long values_stride, long long b_stride, long long products) {
+                  long long values_stride, long long b_stride, long long batches) {
   const Place<1, kColumns, kChunks, kBlock> place;
   const Size first = place.worker * kNonzeros;
   const Size stored = row_offsets[m];
   if (m == 0 || place.column >= n || first >= stored) return;
   const unsigned last = unsigned(stored - first < kNonzeros ? stored : first + kNonzeros);
   const Index first_row = RowBetween(row_offsets, 0, unsigned(m), Index(first));
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,
+        values + batch * values_stride,
         column_indices,
         permutation,
-        {b + product * b_stride + place.column, Size(n)},
+        {b + batch * b_stride + place.column, Size(n)},
         unsigned(n),
         unsigned(n) - place.column};
-    Accumulator<T>* out = c + product * m * n + place.column;
+    Accumulator<T>* out = c + batch * m * n + place.column;
     unsigned p = unsigned(first);
     Index row = first_row;
     while (true) {
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
                        Accumulator<T>* __restrict__ c, long long m, long long n,
-                       long long values_stride, long long b_stride, long long products) {
+                       long long values_stride, long long b_stride, long long batches) {
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   constexpr Size kWindow = Size(kGroup) * kNonzeros;
@@ -258,15 +258,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const bool inside = m > 0 && place.column < n;
   const Index first_row =
       inside && first < stored ? RowBetween(row_offsets, 0, unsigned(m), Index(first)) : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
-        values + product * values_stride,
+        values + batch * values_stride,
         column_indices,
         permutation,
-        {b + product * b_stride + place.column, Size(n)},
+        {b + batch * b_stride + place.column, Size(n)},
         unsigned(n),
         unsigned(n) - place.column};
-    Accumulator<T>* out = c + product * m * n + place.column;
+    Accumulator<T>* out = c + batch * m * n + place.column;
     Index row = first_row;
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {

@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                     const Index* __restrict__ column_indices, const Index* __restrict__ order,
                     const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
-                    long long values_stride, long long b_stride, long long products) {
+                    long long values_stride, long long b_stride, long long batches) {
   using O = Octet<T, kLength, kPanels>;
   if (m == 0) return;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -282,9 +282,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   const bool wide = kFew && Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n;
   const int whole = wide ? (count + (kWarps - 1) * kStep) / (kWarps * kStep) : 0;
 
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     OctetLane<T, kLength, kPanels, kQuads, kStages, kWarps, kVector> operands(
-        column_indices, values + product * values_stride, b + product * b_stride + column, start,
+        column_indices, values + batch * values_stride, b + batch * b_stride + column, start,
         int(count), unsigned(n), left, lane);
     Quad<T, kLength, kPanels> held[kStages][kQuads];
     float sums[O::kSums][4] = {};
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     }
     AddWarps<kWarps>(warp, lane, sums);
     if (warp > 0) continue;
-    StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + product * m * n + column,
+    StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + batch * m * n + column,
                                                      block_row * kLength, Size(m), unsigned(n),
                                                      left, lane % 4, sums);
   }

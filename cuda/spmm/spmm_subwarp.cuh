@@ -139,20 +139,20 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                       const Index* __restrict__ column_indices,
                       const Index* __restrict__ permutation, const T* __restrict__ b,
                       T* __restrict__ c, long long m, long long n, long long values_stride,
-                      long long b_stride, long long tile_bits, long long products) {
+                      long long b_stride, long long tile_bits, long long batches) {
   const TilePlace<kLength / kRows, kColumns, kSplit, kSubwarp, kBlock> place{unsigned(tile_bits)};
   const Size row = place.row * kLength + place.part * kRows;
   const bool inside = place.column < n && row < m;  // the same in all lanes of a group
   const unsigned first = inside ? row_offsets[place.row] + place.share : 0;
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;
   const unsigned left = inside ? unsigned(n) - place.column : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const BlockRow<T, kLength, kRows, kColumns, kSplit, kAtOnce, kVector> lane{
-        values + product * values_stride + place.part * kRows, column_indices,
-        b + product * b_stride + place.column, unsigned(n), left};
+        values + batch * values_stride + place.part * kRows, column_indices,
+        b + batch * b_stride + place.column, unsigned(n), left};
     Accumulator<T> sums[kRows * kColumns] = {};
     lane.Add(first, last, sums);
-    StoreTile<kVector, kRows, kColumns, kSplit>(c + (product * m + row) * n + place.column,
+    StoreTile<kVector, kRows, kColumns, kSplit>(c + (batch * m + row) * n + place.column,
                                                 unsigned(n), inside ? m - row : 0, left, sums);
   }
 }
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                                 const Index* __restrict__ permutation, const T* __restrict__ b,
                                 T* __restrict__ c, long long m, long long n, long long k,
                                 long long values_stride, long long b_stride, long long tile_bits,
-                                long long products) {
+                                long long batches) {
   // Rows of B of one vector that are loaded together.
   constexpr int kPiece = kLength < 8 ? kLength : 8;
   constexpr unsigned kStep = kAtOnce * kSplit;
@@ -177,9 +177,9 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
   const unsigned last = inside ? row_offsets[place.row + 1] : 0;
   const unsigned left = inside ? unsigned(n) - place.column : 0;
   const unsigned width = kVector ? unsigned(kColumns) : left;  // without columns: no vectors
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const T *numbers = values + product * values_stride,
-            *rows = b + product * b_stride + place.column;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const T *own_values = values + batch * values_stride,
+            *rows = b + batch * b_stride + place.column;
     Accumulator<T> sums[kColumns] = {};
 #pragma unroll 1
     for (unsigned q = first; q < last; q += kStep) {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
       for (int i = 0; i < kAtOnce; ++i) {
         const bool valid = q + i * kSplit < last;
         const unsigned row = unsigned(blocks[i]) * kLength;
-        const T* vector = numbers + Size(unsigned(places[i])) * kLength;
+        const T* vector = own_values + Size(unsigned(places[i])) * kLength;
 #pragma unroll 1
         for (int piece = 0; piece < kLength; piece += kPiece) {
           const auto scales = Load<true, kPiece>(vector + piece, valid ? unsigned(kPiece) : 0);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
         }
       }
     }
-    StoreTile<kVector, 1, kColumns, kSplit>(c + (product * m + place.row) * n + place.column,
+    StoreTile<kVector, 1, kColumns, kSplit>(c + (batch * m + place.row) * n + place.column,
                                             unsigned(n), inside, left, sums);
   }
 }

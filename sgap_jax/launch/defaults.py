@@ -47,9 +47,9 @@ LAUNCH_PLANS: dict[str, tuple[str, Callable[..., KernelCall]]] = {
         partial(sparse_softmax_cuda.jacobian_launch_plan, scale=1.0, batches=(1, 1)),
     ),
     "gspmm": ("gspmm", partial(gspmm_cuda.extremum_plan, add=False, minimum=False)),
-    "gspmm_pick_to_x": ("gspmm", gspmm_cuda.pick_to_x_plan),
-    "gspmm_pick_to_values": ("sddmm", gspmm_cuda.pick_to_values_plan),
-    "gspmm_pick": ("gspmm", lambda problem, _: gspmm_cuda.pick_plan(problem)),
+    "gspmm_arg_gather_to_x": ("gspmm", gspmm_cuda.arg_gather_to_x_plan),
+    "gspmm_arg_gather_to_values": ("sddmm", gspmm_cuda.arg_gather_to_values_plan),
+    "gspmm_arg_gather": ("gspmm", lambda problem, _: gspmm_cuda.arg_gather_plan(problem)),
 }
 
 # The names whose kernels take column vectors too.

@@ -1,5 +1,5 @@
 """Launch plans of gspmm with a maximum or minimum and of its derivatives, from points of the
-atomic-parallelism space (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_pick.cuh)."""
+atomic-parallelism space (cuda/gspmm/gspmm.cuh, cuda/gspmm/gspmm_arg_gather.cuh)."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.problem import Problem
 
-_PICK_BLOCK = 256
+_ARG_GATHER_BLOCK = 256
 _INDEX = "const int"
 
 
@@ -49,10 +49,11 @@ def extremum_plan(
     )
 
 
-def pick_to_x_plan(
+def arg_gather_to_x_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_x`, the derivative by x along d (equations: gspmm_pick.cuh).
+    """The launch of `arg_gather_to_x`, the derivative by x along d (equations:
+    gspmm_arg_gather.cuh).
 
     `problem` and the structure are the transpose of those of the forward pass. Inputs: w [Bw, nnz],
     offsets, indices and permutation as in `extremum_plan`, d [Bd, k, n], arg [Ba, k, n]. Output:
@@ -62,8 +63,8 @@ def pick_to_x_plan(
     reads = f"const {operand}"
     scalars = (m, n, *_strides(batches, (problem.nnz, k * n, k * n)), problem.batch)
     return KernelCall.of(
-        "gspmm_pick.cuh",
-        "GspmmPickToXKernel",
+        "gspmm_arg_gather.cuh",
+        "GspmmArgGatherToXKernel",
         [operand, *_rows(problem, schedule)],
         [reads, _INDEX, _INDEX, _INDEX, reads, _INDEX, operand],
         scalars,
@@ -73,8 +74,8 @@ def pick_to_x_plan(
     )
 
 
-def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCall:
-    """The launch of `pick`, the arg-extremum gather, with a lane for each element of the result.
+def arg_gather_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCall:
+    """The launch of `arg_gather`, with a lane for each element of the result.
 
     Inputs: w [Bw, nnz], row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], arg
     [Ba, m, n]. Output: [batch, m, n]. `problem.shape` is that of A. `problem.permuted` says that
@@ -85,25 +86,25 @@ def pick_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> KernelCal
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n, m * n))
     return KernelCall.of(
-        "gspmm_pick.cuh",
-        "GspmmPickKernel",
-        [operand, _PICK_BLOCK, problem.permuted],
+        "gspmm_arg_gather.cuh",
+        "GspmmArgGatherKernel",
+        [operand, _ARG_GATHER_BLOCK, problem.permuted],
         [reads, _INDEX, _INDEX, reads, _INDEX, operand],
         (problem.shape[0], m, n, *strides, problem.batch),
-        blocks=(-(-m * n // _PICK_BLOCK), 1),
-        threads=_PICK_BLOCK,
+        blocks=(-(-m * n // _ARG_GATHER_BLOCK), 1),
+        threads=_ARG_GATHER_BLOCK,
         batch=problem.batch,
     )
 
 
-def pick_to_values_plan(
+def arg_gather_to_values_plan(
     problem: Problem, schedule: AtomicParallelism, batches: Sequence[int] = (1, 1, 1)
 ) -> KernelCall:
-    """The launch of `pick_to_values`, the derivative by the values along d (equations:
-    gspmm_pick.cuh), with g entries, c columns and r lanes of {<g nnz, c col>, r}.
+    """The launch of `arg_gather_to_values`, the derivative by the values along d (equations:
+    gspmm_arg_gather.cuh), with g entries, c columns and r lanes of {<g nnz, c col>, r}.
 
     Inputs: row_offsets [rows+1], column_indices [nnz] of A, x [Bx, k, n], d [Bd, m, n], arg
-    [Ba, m, n]. Output: [batch, nnz]. `problem` has op "sddmm", otherwise as in `pick_plan`.
+    [Ba, m, n]. Output: [batch, nnz]. `problem` has op "sddmm", otherwise as in `arg_gather_plan`.
     """
     n, operand, col = problem.n, TYPES[problem.dtype], int(schedule.col)
     m, k = problem.shape[::-1] if problem.permuted else problem.shape
@@ -113,8 +114,8 @@ def pick_to_values_plan(
     constants: list = [operand, nonzeros, schedule.group, col, schedule.block_size]
     strides = _strides(batches, (k * n, m * n, m * n))
     return KernelCall.of(
-        "gspmm_pick.cuh",
-        "GspmmPickToValuesKernel",
+        "gspmm_arg_gather.cuh",
+        "GspmmArgGatherToValuesKernel",
         [*constants, n % col == 0, problem.permuted],
         [_INDEX, _INDEX, reads, reads, _INDEX, operand],
         (problem.shape[0], problem.nnz, n, *strides, problem.batch),

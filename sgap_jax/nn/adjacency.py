@@ -36,10 +36,10 @@ def add_self_loops(A: SparseArray) -> SparseArray:
     Source: Kipf and Welling, ICLR 2017, section 2.
     """
     check_square("add_self_loops", A)
-    n, numbers = A.shape[0], np.arange(A.values.size, dtype=np.int32)
+    n, positions = A.shape[0], np.arange(A.values.size, dtype=np.int32)
     own = structure.whole(A.values).reshape(-1)
     if is_traced(*jax.tree.leaves((A.index_arrays, A.transposed))):
-        S = replace(A, values=jnp.asarray(numbers).reshape(A.values.shape)).asformat(CSR)
+        S = replace(A, values=jnp.asarray(positions).reshape(A.values.shape)).asformat(CSR)
         if not A.is_checked:  # sort by columns, then by rows: entries that take part come first
             T = S.asformat(CSC)
             S = SparseArray.from_arrays(T.values, *T.index_arrays[1], shape=(n, n), format=CSC)
@@ -52,7 +52,7 @@ def add_self_loops(A: SparseArray) -> SparseArray:
         return SparseArray.from_arrays(values, offsets, columns, shape=(n, n))
     # The values may be traced: the conversion gets their positions as values instead.
     with jax.core.eval_context():
-        places = replace(A, values=numbers.reshape(A.values.shape))
+        places = replace(A, values=positions.reshape(A.values.shape))
         entry, (rows, columns) = interop.to_numpy(places, "add_self_loops")
     nodes = np.arange(n)
     coordinates = np.stack([np.append(rows, nodes), np.append(columns, nodes)], axis=1)
@@ -136,10 +136,10 @@ def check_features(op: str, graph: Any, x: Any, in_features: int | None = None) 
     return x
 
 
-def numbers(x: Any) -> Any:
+def stored_values(x: Any) -> Any:
     """The array that dropout and casts apply to: the stored values of a sparse x, or a dense x."""
     return x.values if isinstance(x, SparseArray) else x
 
 
-def with_numbers(x: Any, values: Any) -> Any:
+def with_stored_values(x: Any, values: Any) -> Any:
     return x.with_values(values) if isinstance(x, SparseArray) else values

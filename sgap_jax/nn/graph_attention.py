@@ -15,7 +15,7 @@ from flax.typing import Dtype, Initializer, PromoteDtypeFn
 from sgap_jax.formats import structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_concrete
-from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
+from sgap_jax.nn.adjacency import check_features, check_square, stored_values, with_stored_values
 from sgap_jax.nn.graph_conv import GLOROT
 from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule
@@ -133,12 +133,12 @@ class GraphAttention(nnx.Module):
         bias = None if self.bias is None else self.bias[...]
         to, frm = self.to_attention[...], self.from_attention[...]
         stored, kernel, to, frm, bias = self.promote_dtype(
-            (numbers(x), self.kernel[...], to, frm, bias), dtype=self.dtype
+            (stored_values(x), self.kernel[...], to, frm, bias), dtype=self.dtype
         )
         drop = dict(deterministic=deterministic, rngs=rngs)
         return graph_attention(
             graph,
-            with_numbers(x, self.feature_dropout(stored, **drop)),
+            with_stored_values(x, self.feature_dropout(stored, **drop)),
             kernel,
             to,
             frm,

@@ -13,7 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from flax.typing import Dtype, Initializer, PromoteDtypeFn
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.adjacency import check_features, numbers, with_numbers
+from sgap_jax.nn.adjacency import check_features, stored_values, with_stored_values
 from sgap_jax.nn.linear import NO_METADATA, ZEROS, with_bias
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.spmm import spmm
@@ -100,8 +100,8 @@ def graph_conv(
     schedule: Schedule | None,
 ) -> jax.Array:
     x = check_features(op, graph, x, kernel.shape[0])
-    values, kernel, bias, weights = promote((numbers(x), kernel, bias, graph.values))
-    graph, x = graph.with_values(weights), with_numbers(x, values)
+    values, kernel, bias, weights = promote((stored_values(x), kernel, bias, graph.values))
+    graph, x = graph.with_values(weights), with_stored_values(x, values)
     if isinstance(x, SparseArray):
         y = spmm(graph, spmm(x, kernel), schedule=schedule)
     elif kernel.shape[0] < kernel.shape[1]:

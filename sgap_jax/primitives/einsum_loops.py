@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.compiler import presets
-from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms, started
+from sgap_jax.compiler.cuda.print_cuda import initial_values, launch_plan, padded_sizes
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.batches import in_turns, of_batch
 from sgap_jax.compiler.loop_ir.loopir import INTEGERS, Function
@@ -217,19 +217,19 @@ def cuda_lowering(
 ) -> Any:
     """One launch of a CUDA kernel that is printed for the expression.
 
-    The result may be padded (`rooms`), begin with an initial value (`started`), and have the
-    accumulator's dtype; it is sliced and cast afterwards.
+    The result may be padded (`padded_sizes`), begin with an initial value (`initial_values`), and
+    have the accumulator's dtype; it is sliced and cast afterwards.
     """
     count, (out,) = len(expression.words), ctx.avals_out
     avals = list(ctx.avals_in)
     shapes = [aval.shape for aval in avals[count:]]
     function = function_of(expression, schedule, shapes, out.dtype)
-    (output,), (room,) = function.outputs, rooms(function)
-    shape = out.shape if room == output.size else (room,)
+    (output,), (padded,) = function.outputs, padded_sizes(function)
+    shape = out.shape if padded == output.size else (padded,)
     result = out.update(dtype=jnp.dtype(output.dtype), shape=shape)
     given = inputs_of(expression, schedule.expression, operands)
     avals = inputs_of(expression, schedule.expression, avals)
-    for fill in started(function).values():
+    for fill in initial_values(function).values():
         start = partial(jnp.full, result.shape, fill, result.dtype)
         given += jax_lowering(ctx, start, (), ())
         avals.append(result)

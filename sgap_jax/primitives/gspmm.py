@@ -30,7 +30,7 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import by_rows
-from sgap_jax.primitives.gspmm_pick import bind_pick
+from sgap_jax.primitives.gspmm_arg_gather import bind_arg_gather
 from sgap_jax.primitives.row_reduce import row_sum
 from sgap_jax.primitives.spmm import direction, kernel_operands, spmm
 from sgap_jax.schedules import AtomicParallelism, CpuTile, Schedule
@@ -297,8 +297,8 @@ def _jvp(
     v, u = (jnp.ones_like(values[:1]), jnp.ones_like(x[:1])) if add else (values, x)
     return (
         out[: 1 + positions],
-        None if dvalues is None else bind_pick(dvalues, u, out[1], arrays, **params),
-        None if dx is None else bind_pick(v, dx, out[1], arrays, **params),
+        None if dvalues is None else bind_arg_gather(dvalues, u, out[1], arrays, **params),
+        None if dx is None else bind_arg_gather(v, dx, out[1], arrays, **params),
     )
 
 

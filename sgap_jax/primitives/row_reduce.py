@@ -320,9 +320,9 @@ def _row_max_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     attains = (values == spread) | jnp.isnan(spread)
     wide = accumulator(values.dtype)  # float16 cannot count beyond 65504
     ties = bind_row_sum(attains.astype(wide), offsets, **params)
-    picked = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, **params)
+    gathered = bind_row_sum(jnp.where(attains, dvalues, 0).astype(wide), offsets, **params)
     shares = jnp.where(jnp.isnan(out), jnp.nan, jnp.maximum(ties, 1))
-    return out, (picked / shares).astype(values.dtype)
+    return out, (gathered / shares).astype(values.dtype)
 
 
 row_sum_p = define(

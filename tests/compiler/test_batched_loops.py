@@ -4,12 +4,13 @@ or the sums are added up over the batch; by the interpreter, machine code and CU
 import dataclasses
 from collections import OrderedDict
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
 from compiler_chains import octets_on_gpu, rows
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 from cuda_sources import require_nvrtc, resources
 from emulated_launch import emulate, starts
 from loop_interpreter import interp
@@ -98,7 +99,7 @@ def test_on_a_gpu(summed):
         )
         (out,) = function.outputs
         call = launch_plan(function)
-        result = [((out.size,), numbers(out.dtype))]
+        result = [((out.size,), jnp.dtype(out.dtype))]
         (found,) = emulate(call, [*inputs.values(), *starts(function)], result)
         np.testing.assert_array_equal(np.float64(found), np.float64(want.astype(found.dtype)))
         if n % 3 == summed:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_sources import require_nvrtc, resources
@@ -20,7 +21,6 @@ from loop_functions import (
     loop,
     mul,
     nonzeros_on_gpu,
-    numpy_dtype,
     op,
     random_function,
     row_groups,
@@ -59,7 +59,7 @@ def _nvrtc():
 
 def emulated(function, arrays, change=None, **where):
     """All outputs, by name."""
-    outputs = [((array.size,), numpy_dtype(array.dtype)) for array in function.outputs]
+    outputs = [((array.size,), jnp.dtype(array.dtype)) for array in function.outputs]
     given = [*(arrays[array.name] for array in function.inputs), *starts(function)]
     call = launch_plan(function)
     if change is not None:

@@ -15,7 +15,7 @@ from loop_interpreter import interp
 
 from sgap_jax import COO, CSF, CSR, CVS, AtomicParallelism, Reference, SparseArray, einsum
 from sgap_jax.compiler import assign
-from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, padded_sizes
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import INTEGERS
 from sgap_jax.compiler.lowering.lower import lower
@@ -182,7 +182,7 @@ def on_a_gpu(dtype, reduction, point, change=lambda source: source):
     function, inputs, want = lowered("ij,jk->ik", CSR, reduction, schedule, dtype, "kernel")
     call, (out,) = launch_plan(function), function.outputs
     call = dataclasses.replace(call, source=change(call.source))
-    result = [(rooms(function), np.dtype(out.dtype))]
+    result = [(padded_sizes(function), np.dtype(out.dtype))]
     (found,) = emulate(call, [*inputs.values(), *starts(function)], result)
     return call, found[: out.size], want
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_loops import add, call, lanes, threads, times
-from compiled_operands import PADDING, K, M, matrix, numbers, own_cache, wide  # noqa: F401
+from compiled_operands import PADDING, K, M, matrix, own_cache, random_values, wide  # noqa: F401
 from loop_interpreter import interp
 from random_loops import SIZE, Loops
 from tolerance import DTYPES, assert_within, sum_bound
@@ -45,18 +45,18 @@ pytest.importorskip("llvmlite")
 def test_kernels(dtype):
     """SpMV, SpMM, SDDMM: rows over threads; vector lanes over columns, entries or features."""
     operands, A, terms = matrix(M, K, dtype)
-    x = numbers(2, K, dtype)
+    x = random_values(2, K, dtype)
     for unit in (None, CPU_VECTOR):
         (y,) = call(loops.spmv(M, K, operands[1].size, dtype, unit), *operands, x)
         bound = sum_bound(A @ wide(x), np.abs(A) @ np.abs(wide(x)), terms, dtype)
         assert_within(y, A @ wide(x), bound)
     n = 37
-    B = numbers(3, (K, n), dtype)
+    B = random_values(3, (K, n), dtype)
     (C,) = call(loops.spmm(M, K, n, operands[1].size, dtype), *operands, B.ravel())
     product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
     assert_within(C.reshape(M, n), product, sum_bound(product, magnitude, terms[:, None], dtype))
     d = 43
-    X, Y = numbers(4, (M, d), dtype), numbers(5, (K, d), dtype)
+    X, Y = random_values(4, (M, d), dtype), random_values(5, (K, d), dtype)
     (got,) = call(loops.sddmm(M, K, d, operands[1].size, dtype), *operands, X.ravel(), Y.ravel())
     rows, columns = np.nonzero(A)
     factors = A[rows, columns]
@@ -70,7 +70,7 @@ def test_kernels(dtype):
 @pytest.mark.parametrize("n", [1, 8, 13])
 def test_entries_with_atomics(dtype, n):
     operands, A, terms = matrix(M, K, dtype)
-    B = numbers(3, (K, n), dtype)
+    B = random_values(3, (K, n), dtype)
     loop = loops.spmm_by_entries(M, K, n, operands[1].size, dtype)
     (C,) = call(loop, *operands, B.ravel(), chunk=1, work=1 << 30)
     product, magnitude = A @ wide(B), np.abs(A) @ np.abs(wide(B))
@@ -109,7 +109,7 @@ def test_mttkrp(dtype):
         pad(pos3, pos3[-1]),
         pad(k, 1 << 30),
     )
-    X, Y = numbers(1, (shape[1], rank), dtype), numbers(2, (shape[2], rank), dtype)
+    X, Y = random_values(1, (shape[1], rank), dtype), random_values(2, (shape[2], rank), dtype)
     values = jnp.asarray(np.concatenate([A[i, j, k], [7, 7]])).astype(dtype)
     capacities = first.size + 2, len(pairs) + 2, i.size + 2
     loop = loops.mttkrp(shape, capacities, rank, dtype)
@@ -124,7 +124,7 @@ def test_empty_and_single(m, k, n):
     """No rows, no columns, no entries."""
     density = 1.0 if m == 1 else 0.0
     operands, A, _ = matrix(m, k, "float32", density)
-    B = numbers(3, (k, n), "float32")
+    B = random_values(3, (k, n), "float32")
     for kernel in (loops.spmm, loops.spmm_by_entries):
         (C,) = call(kernel(m, k, n, operands[1].size, "float32"), *operands, B.ravel())
         np.testing.assert_allclose(C.reshape(m, n), A @ wide(B), rtol=1e-6)
@@ -243,7 +243,7 @@ def test_extremes_keep_nan(op, atomic):
     )
     where = np.random.default_rng(1).integers(0, 3, n).astype(np.int32)
     for bad in (None, 0, 20, 36):
-        x = np.array(numbers(0, n, "float32"))
+        x = np.array(random_values(0, n, "float32"))
         if bad is not None:
             x[bad] = np.nan
         one, some = call(f, x, where)
@@ -294,7 +294,7 @@ def test_phases_in_order():
 def test_wide_indices():
     """index="int64" is the same kernel with wider scalars."""
     operands, A, _ = matrix(M, K, "float32")
-    B = numbers(3, (K, 20), "float32")
+    B = random_values(3, (K, 20), "float32")
     f = loops.spmm_by_entries(M, K, 20, operands[1].size, "float32")
     (C,) = call(dataclasses.replace(f, index="int64"), *operands, B.ravel())
     np.testing.assert_allclose(C.reshape(M, 20), A @ wide(B), rtol=1e-4, atol=1e-5)
@@ -343,7 +343,7 @@ def test_planted_bugs_are_caught(right, wrong, monkeypatch):
     assert count > 0
     changed = dataclasses.replace(module, text=text)
     monkeypatch.setattr(llvm, "print_llvm", lambda *_: changed)
-    B = numbers(3, (K + 40, n), "float32")
+    B = random_values(3, (K + 40, n), "float32")
     llvm._keys.clear()
     (C,) = call(f, *operands, B.ravel(), work=0)
     llvm._keys.clear()

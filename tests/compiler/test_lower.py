@@ -2,10 +2,11 @@
 equal the dense einsum: for the conformance list and every format."""
 
 import compiler_chains as chains
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiler_chains import MTTKRP, SDDMM_SPARSE, SPMM, SPMV, TTV, positions
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 from loop_interpreter import interp
 from lowered_chains import (
     COORDINATES,
@@ -149,7 +150,7 @@ def test_dtypes(dtype):
         problem = Problem(SPMV, SMALL, dtype=dtype)
         function = lower(schedule, SMALL, problem.positions, dtype)
         assert (function.accumulator, function.outputs[0].dtype) == (wide, outer)
-        want = problem.want.astype(numbers(outer)).astype(np.float64)
+        want = problem.want.astype(jnp.dtype(outer)).astype(np.float64)
         np.testing.assert_array_equal(result(schedule, problem, dtype), want)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiler_chains import blocks, octet_product, octet_sampled, octets_on_gpu
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 from cuda_sources import ptx, require_nvrtc, resources
 from emulated_launch import emulate
 from loop_functions import loop, store
@@ -43,7 +43,7 @@ def check(schedule, sizes, dtype, **problem):
     function, problem = lowered(schedule, sizes, dtype, **problem)
     given = {array.name: problem.inputs[array.name] for array in function.inputs}
     (out,) = function.outputs
-    want = problem.want.astype(numbers(out.dtype))
+    want = problem.want.astype(jnp.dtype(out.dtype))
     np.testing.assert_array_equal(run(function, given)[out.name], want)
     result = [((out.size,), want.dtype)]
     np.testing.assert_array_equal(emulate(launch_plan(function), given.values(), result)[0], want)
@@ -132,10 +132,10 @@ def operands(schedule, dtype, seed=0):
             there = np.pad(there, [(0, 0), (0, SIZES[stored[1]] - 60)])
             there[:length] = there[-length:] = False
             x = np.where(there, np.where(x == 0, 1, x), 0)
-            x = SparseArray.from_dense(x.astype(numbers(dtype)), format=access.format)
+            x = SparseArray.from_dense(x.astype(jnp.dtype(dtype)), format=access.format)
         elif stored[1] in names:
             x[(slice(None),) * names.index(stored[1]) + (slice(60, None),)] = np.nan
-        given.append(x if isinstance(x, SparseArray) else jnp.asarray(x, numbers(dtype)))
+        given.append(x if isinstance(x, SparseArray) else jnp.asarray(x, jnp.dtype(dtype)))
         words.append("".join(names))
     output = "".join(index.name for index in schedule.expression.output.indices)
     return f"{','.join(words)}->{output}", given

@@ -4,12 +4,13 @@ real tensors, by the interpreter, machine code and CUDA kernels."""
 import dataclasses
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY
 from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate, starts
 from loop_interpreter import interp
@@ -77,7 +78,7 @@ def machine_code(function, given):
 
 def emulated(function, given):
     (out,) = function.outputs
-    result = [((out.size,), numbers(out.dtype))]
+    result = [((out.size,), jnp.dtype(out.dtype))]
     return emulate(launch_plan(function), [*given.values(), *starts(function)], result)[0]
 
 

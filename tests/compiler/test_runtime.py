@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_loops import call
-from compiled_operands import K, M, matrix, numbers, own_cache, wide  # noqa: F401
+from compiled_operands import K, M, matrix, own_cache, random_values, wide  # noqa: F401
 
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import (
@@ -39,7 +39,7 @@ def test_two_threads_at_once():
     def work(worker):
         try:
             for n in (24, 24 + worker):
-                B = numbers(n, (200, n), "float32")
+                B = random_values(n, (200, n), "float32")
                 f = loops.spmm(300, 200, n, operands[1].size, "float32")
                 for _ in range(5):
                     (C,) = call(f, *operands, B.ravel(), chunk=8, work=1 << 30)

@@ -9,10 +9,10 @@ from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, legal_points
 from sgap_jax.launch.gspmm import (
+    arg_gather_plan,
+    arg_gather_to_values_plan,
+    arg_gather_to_x_plan,
     extremum_plan,
-    pick_plan,
-    pick_to_values_plan,
-    pick_to_x_plan,
 )
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -40,7 +40,7 @@ def test_every_point_compiles_without_spills_or_local_memory(arch):
         other = dataclasses.replace(PROBLEM, dtype=dtype, n=n, permuted=permuted)
         check(extremum_plan(PROBLEM, point, add=False, minimum=False), arch)
         check(extremum_plan(other, point, add=i % 2 == 0, minimum=i % 4 < 2), arch)
-        check(pick_to_x_plan(other, point), arch)
+        check(arg_gather_to_x_plan(other, point), arch)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -48,9 +48,9 @@ def test_every_point_compiles_without_spills_or_local_memory(arch):
 def test_the_other_derivatives_compile_so_too(dtype, arch):
     for permuted in (False, True):
         problem = dataclasses.replace(ENTRIES, dtype=dtype, permuted=permuted)
-        check(pick_plan(problem), arch)
+        check(arg_gather_plan(problem), arch)
         for point in ("{<1 nnz, 4 col>, 32}", "{<4 nnz, 2 col>, 8}", "{<1 nnz, 1 col>, 1}"):
-            check(pick_to_values_plan(problem, Schedule.parse(point)), arch)
+            check(arg_gather_to_values_plan(problem, Schedule.parse(point)), arch)
 
 
 def test_launches():
@@ -60,12 +60,14 @@ def test_launches():
     assert rows.scalars == (1000, 128, 0, 0, 1, 1, 0)
     point = Schedule.parse("{<1/8 row, 4 col>, 8} tile_size=32 worker_dim_r=1/2")
     # 8 groups of 8 lanes cover a tile of 32 columns; 4 workers of 2 rows in a block
-    group = pick_to_x_plan(dataclasses.replace(PROBLEM, batch=70_000), point, (70_000, 1, 70_000))
+    group = arg_gather_to_x_plan(
+        dataclasses.replace(PROBLEM, batch=70_000), point, (70_000, 1, 70_000)
+    )
     assert group.grid == (125, 4, 65535)
     assert group.scalars == (1000, 128, 20_000, 0, 900 * 128, 70_000)
-    pick = pick_plan(dataclasses.replace(PROBLEM, permuted=True), (1, 1, 1))
-    assert pick.grid == (450, 1, 1) and pick.scalars[:3] == (1000, 900, 128)
-    values = pick_to_values_plan(ENTRIES, Schedule.parse("{<4 nnz, 4 col>, 32}"))
+    gather = arg_gather_plan(dataclasses.replace(PROBLEM, permuted=True), (1, 1, 1))
+    assert gather.grid == (450, 1, 1) and gather.scalars[:3] == (1000, 900, 128)
+    values = arg_gather_to_values_plan(ENTRIES, Schedule.parse("{<4 nnz, 4 col>, 32}"))
     assert values.grid == (625, 1, 1) and values.scalars[:3] == (1000, 20_000, 128)
 
 
@@ -74,7 +76,9 @@ def test_an_empty_problem_has_a_launch_too():
         problem = Problem("gspmm", shape, nnz, n=n, platform="cuda")
         for point in legal_points(problem):
             assert min(extremum_plan(problem, point, add=False, minimum=False).grid) == 1
-            assert min(pick_to_x_plan(problem, point).grid) == 1
-        assert min(pick_plan(problem).grid) == 1
+            assert min(arg_gather_to_x_plan(problem, point).grid) == 1
+        assert min(arg_gather_plan(problem).grid) == 1
         entries = dataclasses.replace(problem, op="sddmm")
-        assert min(pick_to_values_plan(entries, Schedule.parse("{<1 nnz, 1 col>, 1}")).grid) == 1
+        assert (
+            min(arg_gather_to_values_plan(entries, Schedule.parse("{<1 nnz, 1 col>, 1}")).grid) == 1
+        )

@@ -106,7 +106,7 @@ def test_a_far_row_is_not_a_near_one(kernel):
         ("attention.cuh", "own[i] * mine + other[i] * theirs", "own[i] + other[i]"),
         ("attention.cuh", "(step * kShare + share) * kAtOnce", "step * kAtOnce"),
         ("attention.cuh", "Size(column) <= row + r", "Size(column) < row + r"),
-        ("attention.cuh", "numbers[i] *= factor;", ""),
+        ("attention.cuh", "values[i] *= factor;", ""),
         (
             "attention.cuh",
             "Size head = blockIdx.y, key_head = head /",

@@ -175,7 +175,7 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
         ("odd ? own[j + 1] : own[j], given", "own[j], given"),
         ("MergeShares<32, kShare, kBlock>(own, AddAll());", ""),
         ("part + j / 2 * 2 * kLength + j % 2", "part + j % 2"),
-        ("dbias + (product * call.heads + head)", "dbias + product * call.heads"),
+        ("dbias + (batch * call.heads + head)", "dbias + batch * call.heads"),
         ("p += kWarps * 16", "p += 16"),
     ],
 )
@@ -202,8 +202,8 @@ TALL = dict(name="tall", tile=ONE)
         ("first + 2 * t + 8 * i + g % 2", "first + 2 * t + 8 * i", {}),
         ("first + 8 * i + j % 2 : 0", "first + j % 2 : 0", {}),
         (
-            "call.End(lengths, product) < call.keys ? call.End(lengths, product) : keys",
-            "call.End(lengths, product)",
+            "call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : keys",
+            "call.End(lengths, batch)",
             dict(lengths=True, batch=2),
         ),
         ("Index(row) : -1", "Index(row) - part : -1", dict(length=32)),

@@ -5,7 +5,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from battery import BATTERY, array, cast
@@ -14,14 +13,18 @@ from emulated_launch import emulate
 
 from sgap_jax import CpuTile, Problem, Schedule, legal_points
 from sgap_jax.launch.gspmm import (
+    arg_gather_plan,
+    arg_gather_to_values_plan,
+    arg_gather_to_x_plan,
     extremum_plan,
-    pick_plan,
-    pick_to_values_plan,
-    pick_to_x_plan,
 )
 from sgap_jax.primitives._define import bind, structure
 from sgap_jax.primitives.gspmm import gspmm_p
-from sgap_jax.primitives.gspmm_pick import pick_p, pick_to_values_p, pick_to_x_p
+from sgap_jax.primitives.gspmm_arg_gather import (
+    arg_gather_p,
+    arg_gather_to_values_p,
+    arg_gather_to_x_p,
+)
 
 POINTS = list(legal_points(Problem("gspmm", (100, 90), 1000, n=128)))
 SDDMM_POINTS = [
@@ -32,6 +35,7 @@ REPRESENTATIVES = [
     Schedule.parse("{<2 row, 2 col>, 1}"),
     Schedule.parse("{<1/8 row, 4 col>, 8} worker_dim_r=1/2"),
 ]
+ARG_GATHER = "gspmm_arg_gather.cuh"
 DTYPES = ["float32", "float64", "bfloat16", "float16"]
 
 
@@ -86,41 +90,37 @@ class Operands:
         )
 
 
-def numpy_dtype(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def check_extrema(of, point, add, minimum, change=None):
     C, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=add, minimum=minimum, positions=True)
     problem = of.problem("gspmm", (of.m, of.k), of.transpose)
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=(of.batch, of.batch))
     call = call if change is None else change(call)
     inputs = (of.values, *of.along(of.transpose), of.x)
-    outputs = emulate(call, inputs, [(C.shape, numpy_dtype(of.dtype)), (C.shape, np.int32)])
+    outputs = emulate(call, inputs, [(C.shape, jnp.dtype(of.dtype)), (C.shape, np.int32)])
     np.testing.assert_array_equal(outputs[0], C)
     np.testing.assert_array_equal(outputs[1], arg)
 
 
 def check_derivatives(of, rows_point, entries_point, change=lambda call: call):
     _, arg = of.on_the_cpu(gspmm_p, of.values, of.x, add=False, minimum=False, positions=True)
-    batches, out = (of.batch,) * 3, numpy_dtype(of.dtype)
+    batches, out = (of.batch,) * 3, jnp.dtype(of.dtype)
 
-    expected = of.on_the_cpu(pick_to_x_p, of.values, of.d, arg)
+    expected = of.on_the_cpu(arg_gather_to_x_p, of.values, of.d, arg)
     problem = of.problem("gspmm", (of.k, of.m), not of.transpose)
-    call = change(pick_to_x_plan(problem, rows_point, batches))
+    call = change(arg_gather_to_x_plan(problem, rows_point, batches))
     inputs = (of.values, *of.along(not of.transpose), of.d, arg)
     (result,) = emulate(call, inputs, [(expected.shape, out)])
     np.testing.assert_array_equal(result, expected)
 
-    expected = of.on_the_cpu(pick_p, of.values, of.x, arg)
+    expected = of.on_the_cpu(arg_gather_p, of.values, of.x, arg)
     problem = of.problem("gspmm", of.case.shape, of.transpose)
     inputs = (of.values, *of.arrays[:2], of.x, arg)
-    (result,) = emulate(change(pick_plan(problem, batches)), inputs, [(expected.shape, out)])
+    (result,) = emulate(change(arg_gather_plan(problem, batches)), inputs, [(expected.shape, out)])
     np.testing.assert_array_equal(result, expected)
 
-    expected = of.on_the_cpu(pick_to_values_p, of.x, of.d, arg)
+    expected = of.on_the_cpu(arg_gather_to_values_p, of.x, of.d, arg)
     problem = of.problem("sddmm", of.case.shape, of.transpose)
-    call = change(pick_to_values_plan(problem, entries_point, batches))
+    call = change(arg_gather_to_values_plan(problem, entries_point, batches))
     inputs = (*of.arrays[:2], of.x, of.d, arg)
     (result,) = emulate(call, inputs, [(expected.shape, out)])
     np.testing.assert_array_equal(result, expected)
@@ -182,12 +182,17 @@ def test_the_first_nan_wins(point, minimum):
         ("gspmm.cuh", "inside && row < m", "row < m", REPRESENTATIVES[1]),
         ("gspmm.cuh", "add ? number + value :", "!add ? number + value :", REPRESENTATIVES[0]),
         ("gspmm.cuh", "return minimum ?", "return !minimum ?", REPRESENTATIVES[1]),
-        ("gspmm_pick.cuh", "kPermuted ? permutation[p] : Index(p)", "Index(p)", REPRESENTATIVES[0]),
-        ("gspmm_pick.cuh", "picked.at[j] == q", "true", REPRESENTATIVES[0]),
-        ("gspmm_pick.cuh", "picked.at[c] == Index(q)", "true", REPRESENTATIVES[0]),
-        ("gspmm_pick.cuh", "if (q >= 0)", "if (true)", REPRESENTATIVES[0]),
         (
-            "gspmm_pick.cuh",
+            ARG_GATHER,
+            "kPermuted ? permutation[p] : Index(p)",
+            "Index(p)",
+            REPRESENTATIVES[0],
+        ),
+        (ARG_GATHER, "attaining.at[j] == q", "true", REPRESENTATIVES[0]),
+        (ARG_GATHER, "attaining.at[c] == Index(q)", "true", REPRESENTATIVES[0]),
+        (ARG_GATHER, "if (q >= 0)", "if (true)", REPRESENTATIVES[0]),
+        (
+            ARG_GATHER,
             "const bool valid = q < stored;",
             "const bool valid = true;",
             REPRESENTATIVES[0],

@@ -75,9 +75,9 @@ def test_value_and_gradient_lower_to_launches(monkeypatch, tmp_path):
         return text.count("custom_call @sgap_launch_v1")
 
     assert launches(loss) == 1
-    assert launches(jax.grad(loss, 1)) == 2  # kernels: the extrema, and pick_to_x
-    assert launches(jax.grad(loss, (0, 1))) == 3  # and pick_to_values
-    assert launches(lambda v, X: jax.jvp(loss, (v, X), (v, X))) == 3  # and two of pick
+    assert launches(jax.grad(loss, 1)) == 2  # kernels: the extrema, and arg_gather_to_x
+    assert launches(jax.grad(loss, (0, 1))) == 3  # and arg_gather_to_values
+    assert launches(lambda v, X: jax.jvp(loss, (v, X), (v, X))) == 3  # and two of arg_gather
     point = Schedule.parse("{<4 nnz, 1 col>, 1}")
     with pytest.raises(NotImplementedError, match="gspmm: no kernel for the legal point"):
         f = lambda X: gspmm(A, X, reduce="max", schedule=point)

@@ -1,15 +1,11 @@
 """cuda/common/mma.cuh: tensor-core products, packing and loads of fragments, against NumPy."""
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 DEPTH = {"float16": 16, "bfloat16": 16, "float32": 8}
 TYPES = {"float16": "sgap::float16", "bfloat16": "sgap::bfloat16", "float32": "float"}
-
-
-def numpy_dtype(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def words(x):
@@ -50,7 +46,7 @@ def test_products_of_fragments_as_the_header_draws_them(launch, dtype):
     }}"""
     random = np.random.default_rng(0)
     a, b, d = (random.integers(-8, 9, (3, *s)) for s in ((16, k), (k, 8), (16, 8)))
-    given = [words(x.astype(numpy_dtype(dtype))) for x in (a, b)]
+    given = [words(x.astype(jnp.dtype(dtype))) for x in (a, b)]
     (*_, product) = launch(source, 1, 96, *given, d.astype(np.float32))
     np.testing.assert_array_equal(product, a @ b + d)
 
@@ -89,7 +85,7 @@ def test_tf32_is_rounded_to_nearest_and_keeps_nan(launch):
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_numbers_are_loaded_as_words(launch, count, aligned, dtype):
-    in_word = 4 // numpy_dtype(dtype).itemsize
+    in_word = 4 // jnp.dtype(dtype).itemsize
     many = count * in_word
     source = f"""#include "mma.cuh"
     extern "C" __global__ void k(const {TYPES[dtype]}* x, unsigned* y, int left) {{
@@ -97,7 +93,7 @@ def test_numbers_are_loaded_as_words(launch, count, aligned, dtype):
         sgap::LoadWords<{str(aligned).lower()}, {count}>(x + threadIdx.x * {many}, left);
       for (int i = 0; i < {count}; ++i) y[threadIdx.x * {count} + i] = words.at[i];
     }}"""
-    x = np.arange(1, 32 * many + 1).astype(numpy_dtype(dtype)).reshape(32, many)
+    x = np.arange(1, 32 * many + 1).astype(jnp.dtype(dtype)).reshape(32, many)
     for left in (0, many) if aligned else range(many + 1):
         y = launch(source, 1, 32, words(x), np.zeros(32 * count, np.uint32), left)[1]
         expected = np.where(np.arange(many) < left, x, x.dtype.type(0))
@@ -124,7 +120,7 @@ def test_what_is_not_there_is_not_loaded(launch, caught, aligned):
 @pytest.mark.parametrize("dtype", DEPTH)
 @pytest.mark.parametrize("aligned", [True, False])
 def test_sums_are_rounded_once_and_stored(launch, aligned, dtype):
-    many = 16 // numpy_dtype(dtype).itemsize
+    many = 16 // jnp.dtype(dtype).itemsize
     source = f"""#include "mma.cuh"
     extern "C" __global__ void k(const float* x, {TYPES[dtype]}* y, int left) {{
       float sums[{many}];
@@ -133,6 +129,6 @@ def test_sums_are_rounded_once_and_stored(launch, aligned, dtype):
     }}"""
     x = np.random.default_rng(0).standard_normal((32, many)).astype(np.float32)
     for left in (many,) if aligned else range(many + 1):
-        y = launch(source, 1, 32, x, words(np.zeros(x.shape, numpy_dtype(dtype))), left)[1]
-        expected = np.where(np.arange(many) < left, x, np.float32(0)).astype(numpy_dtype(dtype))
+        y = launch(source, 1, 32, x, words(np.zeros(x.shape, jnp.dtype(dtype))), left)[1]
+        expected = np.where(np.arange(many) < left, x, np.float32(0)).astype(jnp.dtype(dtype))
         np.testing.assert_array_equal(y, words(expected))

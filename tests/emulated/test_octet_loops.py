@@ -1,9 +1,10 @@
 """The tensor-core functions of compiled loops (cuda/loops/loops_octet.cuh), run by the emulator."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiler_chains import octet_product, octet_sampled, octets_on_gpu
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 from loop_interpreter.interp import run
@@ -24,7 +25,7 @@ def _nvrtc():
 def emulated(function, given, **where):
     (out,) = function.outputs
     arrays = [given[array.name] for array in function.inputs]
-    result = [((out.size,), numbers(out.dtype))]
+    result = [((out.size,), jnp.dtype(out.dtype))]
     return emulate(launch_plan(function), arrays, result, **where)[0]
 
 

@@ -132,7 +132,7 @@ FACTOR_BUGS = [
     ("sddmm_warp.cuh", "factors.From(at)", "factors", WARP),
     (
         "sddmm_warp.cuh",
-        "all_factors.Of(product, weights_stride, scale_stride)",
+        "all_factors.Of(batch, weights_stride, scale_stride)",
         "all_factors",
         WARP,
     ),
@@ -140,7 +140,7 @@ FACTOR_BUGS = [
     ("sddmm_paper_octet.cuh", "factors.From(at)", "factors", REG),
     (
         "sddmm_paper_octet.cuh",
-        "all_factors.Of(product, weights_stride, scale_stride)",
+        "all_factors.Of(batch, weights_stride, scale_stride)",
         "all_factors",
         REG,
     ),

@@ -322,7 +322,11 @@ PLANTED = [
     + ("row_broadcast", check),
     ("row_reduce.cuh", "entries[lane.first + Size(p) * kLength]", "entries[lane.first]")
     + (OPS[2], check),
-    ("row_reduce.cuh", "p < numbers; p += threads) out[p] = T{};", "p < numbers; p += threads) {}")
+    (
+        "row_reduce.cuh",
+        "p < capacity; p += threads) out[p] = T{};",
+        "p < capacity; p += threads) {}",
+    )
     + ("row_broadcast", check_padded),
     ("row_reduce.cuh", "p = stored + thread", "p = thread", "row_broadcast", check_padded),
     ("sparse_softmax.cuh", "A peak = Least<A>()", "A peak = 0", OPS[3], check_special),

@@ -124,9 +124,9 @@ def test_weights_and_scale(point):
 @pytest.mark.parametrize(
     ("header", "right", "wrong", "point"),
     [
-        ("factors.cuh", "weights + numbers, scale", "weights, scale", 0),
-        ("factors.cuh", "weights + product * weights_stride", "weights", 0),
-        ("factors.cuh", "scale + product * scale_stride", "scale", 0),
+        ("factors.cuh", "weights + position, scale", "weights, scale", 0),
+        ("factors.cuh", "weights + batch * weights_stride", "weights", 0),
+        ("factors.cuh", "scale + batch * scale_stride", "scale", 0),
         ("factors.cuh", "sums[j] *= Widen(own.at[j])", "sums[j] += Widen(own.at[j])", 0),
         ("factors.cuh", "sums[j] *= all", "sums[j] *= all * all", 0),
         (

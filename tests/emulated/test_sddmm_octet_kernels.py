@@ -126,7 +126,7 @@ def test_weights_and_scale(length):
     [
         ("factors.From(row).Multiply", "factors.Multiply"),
         ("left, factors.From(place), out", "left, factors, out"),
-        ("all_factors.Of(product, weights_stride, scale_stride)", "all_factors"),
+        ("all_factors.Of(batch, weights_stride, scale_stride)", "all_factors"),
     ],
 )
 def test_planted_bugs_of_factors_are_caught(right, wrong, planted):

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import zlib
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY, cast, from_row_lengths
@@ -61,10 +61,6 @@ def by_columns(case):
     )
 
 
-def numpy_dtype(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def product(case, point, dtype, B, transpose=False, values=None, change=None, **where):
     """C [batch, m, n] of the kernel; values [Bv, nnz] and B [Bb, k, n] are rounded to dtype."""
     values = cast(case.values[None] if values is None else values, dtype)
@@ -78,7 +74,7 @@ def product(case, point, dtype, B, transpose=False, values=None, change=None, **
     call = launch_plan(problem, point, (values.shape[0], B.shape[0]))
     call = call if change is None else change(call)
     inputs = (values, *(by_columns(case) if transpose else arrays), B)
-    out = numpy_dtype(output_dtype(point, dtype))
+    out = jnp.dtype(output_dtype(point, dtype))
     (C,) = emulate(call, inputs, [((batch, shape[0], B.shape[2]), out)], **where)
     return cast(C, dtype)
 

@@ -86,7 +86,7 @@ def factors(dtype):
         (SDDMM, "factors.From(at)", "factors", factors, "float16"),
         (
             SDDMM,
-            "all_factors.Of(product, weights_stride, scale_stride)",
+            "all_factors.Of(batch, weights_stride, scale_stride)",
             "all_factors",
             factors,
             "float16",

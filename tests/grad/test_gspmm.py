@@ -106,7 +106,7 @@ def test_ties_across_the_pieces_of_a_long_row():
 
 
 @pytest.mark.parametrize("op", ["mul", "add"])
-def test_an_entry_that_was_not_picked_does_not_touch_nan(op, backend):
+def test_an_entry_that_does_not_attain_does_not_touch_nan(op, backend):
     A = array(from_row_lengths("two rows", 3, [3, 3]), "float64")
     v = jnp.asarray([1.0, jnp.nan, 2.0, 1.0, 2.0, 4.0])
     X = jnp.ones((3, 2))

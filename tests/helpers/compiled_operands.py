@@ -21,7 +21,7 @@ def own_cache(tmp_path_factory):
     llvm._user_cache.cache_clear()
 
 
-def numbers(seed, size, dtype):
+def random_values(seed, size, dtype):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(size)).astype(dtype)
 
 
@@ -38,7 +38,7 @@ def matrix(m, k, dtype, density=0.3):
         dense = scipy.sparse.diags(np.arange(m) % 7 != 3, dtype=float) @ dense
         dense = scipy.sparse.csr_matrix(dense)
         dense.eliminate_zeros()
-    values = numbers(1, dense.nnz + PADDING, dtype)
+    values = random_values(1, dense.nnz + PADDING, dtype)
     dense.sort_indices()
     dense.data = wide(values)[: dense.nnz]
     crd = np.concatenate([dense.indices, np.full(PADDING, 1 << 30)]).astype(np.int32)

@@ -2,16 +2,12 @@
 
 from collections import Counter
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.levels import Dense, Singleton
 
 OUT_OF_RANGE = 1 << 30  # a coordinate, or an offset, that nothing may use
-
-
-def numbers(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def by_levels(access, dense, beyond):
@@ -91,7 +87,7 @@ class Problem:
             with np.errstate(invalid="ignore"):  # NaN casts to an arbitrary integer
                 for name, array in arrays.items():
                     index = name.endswith(("_pos", "_crd"))
-                    self.inputs[name] = array if index else array.astype(numbers(dtype))
+                    self.inputs[name] = array if index else array.astype(jnp.dtype(dtype))
         self.want = self._expected(dense, spare)
 
     def _expected(self, dense, spare):

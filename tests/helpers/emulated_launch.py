@@ -15,7 +15,7 @@ from emulator import Memory, Program
 from result_cache import cached, emulator_code
 
 from sgap_jax import AttentionTile, ScheduleError, Unfused, choose_schedule, legal_points
-from sgap_jax.compiler.cuda.print_cuda import rooms, started
+from sgap_jax.compiler.cuda.print_cuda import initial_values, padded_sizes
 
 program = functools.cache(Program)
 
@@ -69,10 +69,10 @@ def _launch(code, call, given, outputs, **run):
 
 def starts(function):
     """The initial contents of a compiled function's outputs, as operands of its launch."""
-    room = dict(zip(function.outputs, rooms(function), strict=True))
+    room = dict(zip(function.outputs, padded_sizes(function), strict=True))
     return [
         np.full(room[array], fill, getattr(ml_dtypes, array.dtype, array.dtype))
-        for array, fill in started(function).items()
+        for array, fill in initial_values(function).items()
     ]
 
 

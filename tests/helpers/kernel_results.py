@@ -58,7 +58,7 @@ def hashes(count, seed):
     return x ^ (x >> np.uint64(31))
 
 
-def numbers(dtype, *shape, seed=0):
+def random_values(dtype, *shape, seed=0):
     """Values from -2 to 2. For 16-bit dtypes they have 24 bits before the cast, so are rounded
     once."""
     bits = 53 if dtype == "float64" else 24
@@ -74,7 +74,7 @@ def matrix(dtype, columns, lengths, format=CSR, seed=1):
     found = [np.sort(np.argsort(hashes(columns, i + 99))[:n]) for i, n in enumerate(lengths)]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     indices = np.concatenate(found).astype(np.int32)
-    values = numbers(dtype, len(indices), *format.block_shape, seed=seed)
+    values = random_values(dtype, len(indices), *format.block_shape, seed=seed)
     tall, wide = (*format.block_shape, 1, 1)[:2]
     shape = (len(lengths) * tall - (tall > 1), columns * wide)
     return SparseArray.from_arrays(values, offsets, indices, shape=shape, format=format)
@@ -112,8 +112,8 @@ class Cases:
         if inexact and self.dtype == "float64":
             self.inexact.add(name)
 
-    def numbers(self, *shape, seed=0):
-        return numbers(self.dtype, *shape, seed=seed)
+    def random_values(self, *shape, seed=0):
+        return random_values(self.dtype, *shape, seed=seed)
 
     def matrix(self, of, format=CSR):
         return matrix(self.dtype, *of, format)
@@ -123,8 +123,8 @@ def products(cases):
     A = cases.matrix(UNEVEN)
     m, k = A.shape
     for n in cases.some(1, 2, 3, 4, 7, 8, 16, 17, 33, 64, 130, 5):
-        cases.add(f"spmm, CSR, n={n}", spmm, A, cases.numbers(k, n))
-    B, D = cases.numbers(k, 36), cases.numbers(m, 36)
+        cases.add(f"spmm, CSR, n={n}", spmm, A, cases.random_values(k, n))
+    B, D = cases.random_values(k, 36), cases.random_values(m, 36)
     transposed, packed = partial(spmm, transpose=True), partial(spmm, schedule=PACKED_TILES)
     cases.add("spmm, CSR, small chunks", partial(spmm, schedule=SMALL_CHUNKS), A, B)
     cases.add("spmm, CSR, packed tiles", packed, A, B)
@@ -135,9 +135,11 @@ def products(cases):
         coordinates = np.stack([rows, A.column_indices], 1)
         of = SparseArray.from_coordinates(coordinates, A.values, A.shape, format=format)
         cases.add(f"spmm, {format}", spmm, of, B)
-    cases.add("spmm, BCSR(2, 3)", spmm, cases.matrix(UNEVEN, BCSR(2, 3)), cases.numbers(180, 17))
+    cases.add(
+        "spmm, BCSR(2, 3)", spmm, cases.matrix(UNEVEN, BCSR(2, 3)), cases.random_values(180, 17)
+    )
     cases.add("spmv, CSR", spmv, A, B[:, 0])
-    batch = (cases.numbers(3, A.nnz, seed=2), cases.numbers(3, k, 9, seed=3))
+    batch = (cases.random_values(3, A.nnz, seed=2), cases.random_values(3, k, 9, seed=3))
     over = lambda A, v, B: jax.vmap(lambda v, B: spmm(A.with_values(v), B))(v, B)
     cases.add("spmm, CSR, a batch of three", over, A, *batch)
     for V in cases.some(*LENGTHS):
@@ -145,14 +147,19 @@ def products(cases):
         for n in cases.some(7, 16, 36, 1):
             cases.add(f"spmm, CVS({V}), n={n}", spmm, of, B[:, :n])
         cases.add(f"spmm, CVS({V}), packed tiles", packed, of, B)
-        cases.add(f"spmm, CVS({V}), transposed", transposed, of, cases.numbers(of.shape[0], 5))
+        cases.add(
+            f"spmm, CVS({V}), transposed", transposed, of, cases.random_values(of.shape[0], 5)
+        )
         tall = cases.matrix(TALL, CVS(V))
-        D = cases.numbers(tall.shape[0], 40)
+        D = cases.random_values(tall.shape[0], 40)
         cases.add(f"spmm, CVS({V}), transposed by rows", transposed, tall, D)
 
 
 def sampled_products(cases):
-    factors = lambda A, d: (cases.numbers(A.shape[0], d, seed=4), cases.numbers(A.shape[1], d))
+    factors = lambda A, d: (
+        cases.random_values(A.shape[0], d, seed=4),
+        cases.random_values(A.shape[1], d),
+    )
     values = lambda A, X, Y: sddmm(A, X, Y).values
     weighted = lambda A, X, Y: sddmm(A, X, Y, weighted=True, scale=-0.75).values
     A = cases.matrix(UNEVEN)
@@ -173,7 +180,7 @@ def sampled_products(cases):
 def messages(cases):
     A = cases.matrix(UNEVEN)
     away = A.with_values(A.values + np.copysign(A.values.dtype.type(0.5), A.values))
-    X, Z = cases.numbers(A.shape[1], 21), cases.numbers(A.shape[0], 6)
+    X, Z = cases.random_values(A.shape[1], 21), cases.random_values(A.shape[0], 6)
     for op, reduce in cases.some(
         ("mul", "max"), ("add", "min"), ("sub", "max"), ("div", "min"), ("copy", "max")
     ):
@@ -185,13 +192,13 @@ def messages(cases):
         cases.add(f"gspmm, {op} {reduce}, tangents", partial(tangents, extremum), away, X)
     of_ends = lambda A, X, Y, op: gsddmm(A, X, Y, op=op).values
     for op in cases.some("add", "sub", "div", "copy"):
-        pair = (cases.numbers(A.shape[0], 3), cases.numbers(A.shape[1], 3, seed=5))
+        pair = (cases.random_values(A.shape[0], 3), cases.random_values(A.shape[1], 3, seed=5))
         cases.add(f"gsddmm, {op}", partial(of_ends, op=op), A, *pair)
 
 
 def tangents(function, A, X):
     """The tangent of a function of a matrix and X, along a fixed tangent of X."""
-    along = numbers(str(X.dtype), *X.shape, seed=9)
+    along = random_values(str(X.dtype), *X.shape, seed=9)
     return jax.jvp(lambda X: function(A, X), (X,), (along,))[1]
 
 
@@ -200,7 +207,7 @@ def gradients(function, A, *operands):
     cotangents."""
     of_values = lambda values, *operands: function(A.with_values(values), *operands)
     results, back = jax.vjp(of_values, A.values, *operands)
-    return back(jax.tree.map(lambda x: numbers(str(x.dtype), *x.shape, seed=6), results))
+    return back(jax.tree.map(lambda x: random_values(str(x.dtype), *x.shape, seed=6), results))
 
 
 def rows(cases):
@@ -228,12 +235,12 @@ def attention(cases):
     for format in (CSR, *map(CVS, cases.some(*LENGTHS))):
         A = cases.matrix(UNEVEN, format)
         m, k = A.shape
-        bias = numbers(wide, *A.values.shape, seed=13)
+        bias = random_values(wide, *A.values.shape, seed=13)
         bias[::5] = -np.inf  # masked entries
-        sinks = numbers(wide, 4, seed=14)
+        sinks = random_values(wide, 4, seed=14)
         for depth, name in ((8, "narrow heads"), (64, "wide heads")):
-            q = cases.numbers(2, m, 4, depth, seed=10)
-            keys, v = (cases.numbers(2, k, 2, depth, seed=seed) for seed in (11, 12))
+            q = cases.random_values(2, m, 4, depth, seed=10)
+            keys, v = (cases.random_values(2, k, 2, depth, seed=seed) for seed in (11, 12))
             plain, every = (A, q, keys, v), (A, q, keys, v, bias, sinks)
             lengths = np.int32([k - 7, k + 5])
             masked = partial(function, is_causal=True, key_value_seq_lengths=lengths)
@@ -252,7 +259,7 @@ def unchecked(cases):
 
     offsets = np.int32([0, 3, 2, 30, 11, 12])
     indices = np.int32([0, 9, 2, -1, 4, 5, 1 << 30, 7, 8, 3, 1, 0])
-    given = (offsets, indices, cases.numbers(12), cases.numbers(9, 17))
+    given = (offsets, indices, cases.random_values(12), cases.random_values(9, 17))
     cases.add("spmm, sddmm and row_sum of an unchecked structure", of, *given)
 
 

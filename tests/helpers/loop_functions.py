@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.compiler.loop_ir.loopir import (
@@ -96,7 +96,7 @@ class Sparse:
         crd = np.concatenate([crd, np.full(self.padding, 2**31 - 1)]).astype(np.int32)
         vals = random.standard_normal(nnz + self.padding)
         vals[nnz:] = np.nan
-        return {"A2_pos": pos, "A2_crd": crd, "A_vals": vals.astype(numpy_dtype(dtype))}
+        return {"A2_pos": pos, "A2_crd": crd, "A_vals": vals.astype(jnp.dtype(dtype))}
 
     def dense(self, arrays):
         """Dense A, with duplicates added up, and dense |A|."""
@@ -106,10 +106,6 @@ class Sparse:
         for i, vals in enumerate([arrays["A_vals"][:nnz], np.abs(arrays["A_vals"][:nnz])]):
             np.add.at(out[i], (rows, arrays["A2_crd"][:nnz]), vals.astype(np.float64))
         return out
-
-
-def numpy_dtype(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def function(name, A, dtype, n, body, out=None, fill=None, index="int32"):
@@ -322,7 +318,7 @@ CPU = {f.__name__: f for f in (rows_on_cpu, nonzeros_on_cpu)}
 
 def inputs(A, dtype, n):
     arrays = A.arrays(dtype)
-    B = np.random.default_rng(1).standard_normal(A.k * n).astype(numpy_dtype(dtype))
+    B = np.random.default_rng(1).standard_normal(A.k * n).astype(jnp.dtype(dtype))
     return arrays | {"B": B}
 
 

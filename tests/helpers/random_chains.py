@@ -2,8 +2,9 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
-from compiler_tensors import Problem, numbers
+from compiler_tensors import Problem
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS, ScheduleError
 from sgap_jax.compiler.loop_ir import loopir
@@ -169,7 +170,7 @@ def random_case(random, machines):
 def as_numbers(x, dtype):
     """Casts to the dtype: integers wrap, and infinities become the ends of the integer range."""
     if dtype not in INTEGERS:
-        return x.astype(numbers(dtype))
+        return x.astype(jnp.dtype(dtype))
     ends = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):  # padding may hold any value
         finite = np.where(np.isfinite(x), x, 0).astype(np.int64).astype(dtype)

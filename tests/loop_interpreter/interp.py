@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from loop_interpreter.evaluate import Frame, Lanes, LoopFault, Place, Scalar
@@ -61,10 +61,6 @@ def run(function: Function, inputs: Mapping[str, Any], seed: int = 0) -> dict[st
     return _Run(function, inputs, seed).outputs()
 
 
-def numpy_dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 class _Run(Stores):
     def __init__(self, function: Function, inputs: Mapping[str, Any], seed: int):
         super().__init__(function, seed)
@@ -75,7 +71,7 @@ class _Run(Stores):
         for array in function.outputs:
             if array.name in self.places:
                 raise ValueError(f"{function.name}: {array.name} is there twice")
-            dtype = numpy_dtype(array.dtype)
+            dtype = jnp.dtype(array.dtype)
             nothing = np.nan if dtype.kind != "i" and dtype.kind != "u" else 0
             fill = nothing if array.fill is None else self.number_of(array.fill)
             self.places[array.name] = Place(
@@ -254,7 +250,7 @@ def _input(function: Function, array: loopir.Array, inputs: Mapping[str, Any]) -
     if array.name not in inputs:
         raise ValueError(f"{function.name}: expected an input {array.name}, got {sorted(inputs)}")
     given = np.asarray(inputs[array.name])
-    if given.dtype != numpy_dtype(array.dtype) or given.size != array.size:
+    if given.dtype != jnp.dtype(array.dtype) or given.size != array.size:
         raise ValueError(
             f"{function.name}: expected {array.size} of {array.dtype} for {array.name}, "
             f"got {given.size} of {given.dtype.name}"

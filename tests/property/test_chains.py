@@ -4,10 +4,10 @@ in the interpreter, as machine code and as CUDA kernels; all others are refused.
 import os
 import random
 
+import numpy as np
 import pytest
 from compiled_loops import call
 from compiled_operands import own_cache  # noqa: F401
-from compiler_tensors import numbers
 from cuda_sources import require_nvrtc
 from emulated_launch import emulate, starts
 from hypothesis import HealthCheck, given, note, seed, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loop_interpreter import interp
 from random_chains import random_case
 
-from sgap_jax.compiler.cuda.print_cuda import launch_plan, rooms
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, padded_sizes
 from sgap_jax.compiler.llvm import machine_code as llvm
 
 SLOW = [HealthCheck.too_slow]
@@ -53,7 +53,7 @@ def on_gpu(case):
         launch = launch_plan(case.function)
     except NotImplementedError:
         return  # no single launch does it
-    result = [((room,), numbers(case.output.dtype)) for room in rooms(case.function)]
+    result = [((room,), np.dtype(case.output.dtype)) for room in padded_sizes(case.function)]
     (found,) = emulate(launch, [*case.inputs.values(), *starts(case.function)], result)
     case.check(found)
 

@@ -38,8 +38,8 @@ WRAPPED = {"+": "sgap::WrappedSum", "*": "sgap::WrappedProduct"}
 
 def launch_plan(function: Function) -> KernelCall:
     """The launch plan of a function. Its operands are the inputs, then an array full of the initial
-    value for each output of `started`; its results are the outputs, in order, with the padded sizes
-    of `rooms`.
+    value for each output of `initial_values`; its results are the outputs, in order, with the sizes
+    of `padded_sizes`.
 
     Raises:
       NotImplementedError: the function is not one launch: see `print_cuda`.
@@ -54,19 +54,19 @@ def launch_plan(function: Function) -> KernelCall:
         zero=tuple(i for i, array in enumerate(function.outputs) if array.fill == 0),
         in_place=tuple(
             (len(function.inputs) + i, function.outputs.index(array))
-            for i, array in enumerate(started(function))
+            for i, array in enumerate(initial_values(function))
         ),
     )
 
 
-def started(function: Function) -> dict[Array, float]:
+def initial_values(function: Function) -> dict[Array, float]:
     """The outputs whose initial value is not zero, and that value."""
     fills = {array: array.fill for array in function.outputs if array.fill}
     whole = {array for array in fills if array.dtype in loopir.INTEGERS}
     return {x: integer(fill, x.dtype) if x in whole else fill for x, fill in fills.items()}
 
 
-def rooms(function: Function) -> tuple[int, ...]:
+def padded_sizes(function: Function) -> tuple[int, ...]:
     """The padded size of each output, in elements. Outputs of 8-bit integers with atomic updates
     are padded to whole words of 32 bits, because an atomic update takes such a word."""
     atomic = any(
@@ -96,7 +96,7 @@ def print_cuda(function: Function) -> str:
 
 
 class CudaText(CText):
-    numbers = CText.numbers | TYPES
+    c_types = CText.c_types | TYPES
 
     def __init__(self, function: Function):
         super().__init__(function)
@@ -124,7 +124,9 @@ class CudaText(CText):
 
     def parameters(self) -> list[str]:
         own = [parameter.replace("* ", "* __restrict__ ") for parameter in super().parameters()]
-        twice = [f"const {self.numbers[x.dtype]}* /* {x.name} */" for x in started(self.function)]
+        twice = [
+            f"const {self.c_types[x.dtype]}* /* {x.name} */" for x in initial_values(self.function)
+        ]
         count = len(self.function.inputs)
         return [*own[:count], *twice, *own[count:]]
 

@@ -47,7 +47,7 @@ class TileText:
         self.blocks = max(fitting) // (32 * max(warps, 1))  # blocks on a multiprocessor
         name = "SampledTile" if self.sampled else "ProductTile"
         written = [str(c).lower() if isinstance(c, bool) else str(c) for c in constants]
-        self.type = f"sgap::{name}<{', '.join([text.numbers[self.dtype], *written])}>"
+        self.type = f"sgap::{name}<{', '.join([text.c_types[self.dtype], *written])}>"
 
     def line(self, statement: Mma | MmaStore) -> str:
         """The C++ call for a statement."""

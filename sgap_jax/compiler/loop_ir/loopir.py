@@ -273,19 +273,19 @@ Stmt = (
 class Array:
     """`dtype`: a NumPy name or "bfloat16". `fill`, of outputs: the initial value of all elements;
     None where the function stores each element first. An array of int32 has coordinates or
-    positions unless it has `numbers` (values). `parts`: the array is that many arrays of one size,
+    positions unless `holds_values`. `parts`: the array is that many arrays of one size,
     one after another; the first addends of an index select the part."""
 
     name: str
     dtype: str
     size: int
     fill: float | None = None
-    numbers: bool = False
+    holds_values: bool = False
     parts: int = 1
 
     @property
     def is_index(self) -> bool:
-        return self.dtype == "int32" and not self.numbers
+        return self.dtype == "int32" and not self.holds_values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,14 +61,14 @@ class CText:
     """Expressions and statements of one function as C. Printers of other languages override the
     methods that differ."""
 
-    numbers = {"float32": "float", "float64": "double", "float16": "_Float16"}
-    numbers |= {"bfloat16": "__bf16", "int32": "int", "int64": "long long"}
-    numbers |= {"int8": "signed char", "uint8": "unsigned char"}
+    c_types = {"float32": "float", "float64": "double", "float16": "_Float16"}
+    c_types |= {"bfloat16": "__bf16", "int32": "int", "int64": "long long"}
+    c_types |= {"int8": "signed char", "uint8": "unsigned char"}
 
     def __init__(self, function: Function):
         self.function = function
         self.integer = "int" if function.index == "int32" else "long long"
-        self.number = self.numbers[function.accumulator]
+        self.number = self.c_types[function.accumulator]
         arrays = (*function.inputs, *function.outputs)
         self.dtypes = {array.name: array.dtype for array in arrays}
         self.indices = {array.name for array in arrays if array.is_index}
@@ -77,8 +77,8 @@ class CText:
 
     def parameters(self) -> list[str]:
         return [
-            *(f"const {self.numbers[array.dtype]}* {array.name}" for array in self.function.inputs),
-            *(f"{self.numbers[array.dtype]}* {array.name}" for array in self.function.outputs),
+            *(f"const {self.c_types[array.dtype]}* {array.name}" for array in self.function.inputs),
+            *(f"{self.c_types[array.dtype]}* {array.name}" for array in self.function.outputs),
         ]
 
     def signature(self, name: str) -> str:

@@ -108,7 +108,7 @@ def _inputs(
             arrays |= {array.name: array for array in storage.arrays(dtype)}
         else:
             size = _size(access, expression, sizes, storage)
-            arrays[access.tensor] = Array(access.tensor, dtype, size, numbers=True)
+            arrays[access.tensor] = Array(access.tensor, dtype, size, holds_values=True)
     return tuple(arrays.values())
 
 
@@ -117,7 +117,7 @@ def _output(
 ) -> Array:
     access, dtype = expression.output, dtype if plan.op is None else accumulator_of(dtype)
     size = _size(access, expression, sizes, storage)
-    return Array(access.tensor, dtype, size, plan.fill, numbers=True)
+    return Array(access.tensor, dtype, size, plan.fill, holds_values=True)
 
 
 def _size(access: Access, expression: Assign, sizes: dict[str, int], storage: Storage) -> int:

@@ -82,9 +82,9 @@ class Relations:
         """The first and the last level that a position variable runs over."""
         variables = self.fused(pos.coordinate)
         if all(var in self.levels for var in variables):
-            numbers = [self.levels.index(var) for var in variables]
-            first, last = numbers[0], numbers[-1]
-            if numbers == list(range(first, last + 1)) and not self.storage.is_dense(last):
+            positions = [self.levels.index(var) for var in variables]
+            first, last = positions[0], positions[-1]
+            if positions == list(range(first, last + 1)) and not self.storage.is_dense(last):
                 return first, last
         raise ScheduleError(
             f"pos({pos.coordinate}, {pos.position}, {pos.access}): {pos.coordinate} is not made of "

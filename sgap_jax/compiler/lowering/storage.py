@@ -149,5 +149,5 @@ class Storage:
                 arrays.append(Array(self.coordinates(number), "int32", self.positions[number]))
             parents = self.positions[number]
         if not self.access.pattern:
-            arrays.append(Array(self.values, dtype, parents, numbers=True))
+            arrays.append(Array(self.values, dtype, parents, holds_values=True))
         return arrays

@@ -11,7 +11,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype, Initializer
 
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.nn.adjacency import check_features, check_square, numbers, with_numbers
+from sgap_jax.nn.adjacency import check_features, check_square, stored_values, with_stored_values
 from sgap_jax.nn.graph_attention import graph_attention
 from sgap_jax.nn.graph_conv import GLOROT, graph_conv
 from sgap_jax.nn.linear import ZEROS
@@ -83,7 +83,7 @@ class GraphAttention(linen.Module):
         if self.use_bias:
             bias = new("bias", self.bias_init, width if self.concat else self.features)
         stored, kernel, to, frm, bias = promote_dtype(
-            (numbers(x), kernel, to, frm, bias), dtype=self.dtype
+            (stored_values(x), kernel, to, frm, bias), dtype=self.dtype
         )
         rates = (self.dropout_rate, self.feature_dropout_rate)
         if any(rates):  # as in linen, `deterministic` is required only where there is dropout
@@ -93,7 +93,7 @@ class GraphAttention(linen.Module):
         drop, drop_features = (linen.Dropout(rate, deterministic=deterministic) for rate in rates)
         return graph_attention(
             graph,
-            with_numbers(x, drop_features(stored)),
+            with_stored_values(x, drop_features(stored)),
             kernel,
             to,
             frm,

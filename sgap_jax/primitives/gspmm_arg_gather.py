@@ -6,9 +6,9 @@ trilinear form
 
     phi(w, X, D) = sum over i, l of w[q] X[j, l] D[i, l]
 
-Its three partial derivatives are the primitives here: `pick` [m, n] is d phi / dD, `pick_to_x`
-[k, n] d phi / dX and `pick_to_values` [nnz] d phi / dw. Each is bilinear, and its derivatives are
-the other two.
+Its three partial derivatives are the primitives here: `arg_gather` [m, n] is d phi / dD,
+`arg_gather_to_x` [k, n] d phi / dX and `arg_gather_to_values` [nnz] d phi / dw. Each is bilinear,
+and its derivatives are the other two.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from sgap_jax.formats.structure import positions
 from sgap_jax.launch import launch, nvrtc
-from sgap_jax.launch.gspmm import pick_plan, pick_to_values_plan, pick_to_x_plan
+from sgap_jax.launch.gspmm import arg_gather_plan, arg_gather_to_values_plan, arg_gather_to_x_plan
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -42,16 +42,16 @@ from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem
 # then x is [B|1, m, n] and d, arg are [B|1, k, n].
 
 
-def bind_pick(w: Any, x: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
-    return bind(pick_p, w, x, arg, *arrays, **params)
+def bind_arg_gather(w: Any, x: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
+    return bind(arg_gather_p, w, x, arg, *arrays, **params)
 
 
 def _bind_to_x(w: Any, d: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
-    return bind(pick_to_x_p, w, d, arg, *arrays, **params)
+    return bind(arg_gather_to_x_p, w, d, arg, *arrays, **params)
 
 
 def _bind_to_values(x: Any, d: Any, arg: Any, arrays: Sequence, **params: Any) -> Any:
-    return bind(pick_to_values_p, x, d, arg, *arrays, **params)
+    return bind(arg_gather_to_values_p, x, d, arg, *arrays, **params)
 
 
 def _batch(*operands: Any) -> int:
@@ -67,7 +67,7 @@ def _ends_of_entries(arrays: Sequence, transpose: bool) -> tuple[Any, Any]:
     return (column_indices, rows) if transpose else (rows, column_indices)
 
 
-def _pick_abstract_eval(
+def _arg_gather_abstract_eval(
     w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
@@ -93,7 +93,7 @@ def _over_batch(function: Any, *operands: Any) -> Any:
     return jax.vmap(function)(*(jnp.broadcast_to(x, (size, *x.shape[1:])) for x in operands))
 
 
-def _pick_reference(
+def _arg_gather_reference(
     w: Any, x: Any, arg: Any, *arrays: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
     if w.shape[1] == 0 or 0 in x.shape:
@@ -119,8 +119,8 @@ def _to_x_reference(
     wide = accumulator(d.dtype)
 
     def one(w: Any, d: Any, arg: Any) -> Any:
-        picked = arg[rows] == positions(w.shape[0])[:, None]
-        products = jnp.where(picked, w[:, None].astype(wide) * d[rows].astype(wide), 0)
+        attains = arg[rows] == positions(w.shape[0])[:, None]
+        products = jnp.where(attains, w[:, None].astype(wide) * d[rows].astype(wide), 0)
         return jax.ops.segment_sum(products, sources, num_segments=k).astype(d.dtype)
 
     return _over_batch(one, w, d, arg)
@@ -136,9 +136,9 @@ def _to_values_reference(
     wide = accumulator(d.dtype)
 
     def one(x: Any, d: Any, arg: Any) -> Any:
-        picked = arg[rows] == positions(nnz)[:, None]
+        attains = arg[rows] == positions(nnz)[:, None]
         products = x[sources].astype(wide) * d[rows].astype(wide)
-        return jnp.where(picked, products, 0).sum(-1).astype(d.dtype)
+        return jnp.where(attains, products, 0).sum(-1).astype(d.dtype)
 
     return _over_batch(one, x, d, arg)
 
@@ -147,9 +147,11 @@ def _to_values_reference(
 # takes no part.
 
 
-def _pick_compact(w: Any, x: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
+def _arg_gather_compact(w: Any, x: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
     arrays, entry, place = compact_structure(params["shape"], None, arrays)
-    return bind_pick(w[:, entry], x, _placed(arg, place), arrays, **params | {"checked": True})
+    return bind_arg_gather(
+        w[:, entry], x, _placed(arg, place), arrays, **params | {"checked": True}
+    )
 
 
 def _to_x_compact(w: Any, d: Any, arg: Any, *arrays: Any, **params: Any) -> Any:
@@ -173,7 +175,7 @@ def _along(ctx: Any, op: str, platform: str, shape: Any, n: int, transpose: bool
     return Problem(op, shape, nnz, n, out.shape[0], dtype, platform=platform, permuted=transpose)
 
 
-def _pick_cpu(
+def _arg_gather_cpu(
     ctx: Any,
     w: Any,
     x: Any,
@@ -187,7 +189,7 @@ def _pick_cpu(
     w_aval, x_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "gspmm", "cpu", shape, x_aval.shape[2], transpose)
     return ffi_lowering(
-        "sgap_gspmm_pick_csr_v1",
+        "sgap_gspmm_arg_gather_csr_v1",
         ctx,
         (w, *arrays[:2], x, arg),
         (w_aval, *avals[:2], x_aval, arg_aval),
@@ -214,7 +216,7 @@ def _to_x_cpu(
 ) -> Any:
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
-    target = "sgap_gspmm_pick_to_x_csr_v1"
+    target = "sgap_gspmm_arg_gather_to_x_csr_v1"
     return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
 
 
@@ -232,7 +234,7 @@ def _to_values_cpu(
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cpu", shape, x_aval.shape[2], transpose)
     return ffi_lowering(
-        "sgap_gspmm_pick_to_values_csr_v1",
+        "sgap_gspmm_arg_gather_to_values_csr_v1",
         ctx,
         (*arrays[:2], x, d, arg),
         (*avals[:2], x_aval, d_aval, arg_aval),
@@ -241,7 +243,7 @@ def _to_values_cpu(
     )
 
 
-def _pick_cuda(
+def _arg_gather_cuda(
     ctx: Any,
     w: Any,
     x: Any,
@@ -256,7 +258,7 @@ def _pick_cuda(
     problem = _along(ctx, "gspmm", "cuda", shape, x_aval.shape[2], transpose)
     resolve(schedule, problem, AtomicParallelism)  # refuses dtypes without a kernel
     operands, avals = (w, *arrays[:2], x, arg), (w_aval, *avals[:2], x_aval, arg_aval)
-    call = pick_plan(problem, [a.shape[0] for a in (w_aval, x_aval, arg_aval)])
+    call = arg_gather_plan(problem, [a.shape[0] for a in (w_aval, x_aval, arg_aval)])
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
@@ -266,7 +268,7 @@ def _to_x_cuda(
     problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cuda")
     point = resolve(schedule, problem, AtomicParallelism)
     batches = [avals[i].shape[0] for i in (0, -2, -1)]
-    call = pick_to_x_plan(problem, point, batches)
+    call = arg_gather_to_x_plan(problem, point, batches)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
 
@@ -284,7 +286,9 @@ def _to_values_cuda(
     x_aval, d_aval, arg_aval, *avals = ctx.avals_in
     problem = _along(ctx, "sddmm", "cuda", shape, x_aval.shape[2], transpose)
     point = resolve(schedule, problem, AtomicParallelism)
-    call = pick_to_values_plan(problem, point, [a.shape[0] for a in (x_aval, d_aval, arg_aval)])
+    call = arg_gather_to_values_plan(
+        problem, point, [a.shape[0] for a in (x_aval, d_aval, arg_aval)]
+    )
     operands, avals = (*arrays[:2], x, d, arg), (*avals[:2], x_aval, d_aval, arg_aval)
     return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
 
@@ -302,7 +306,7 @@ def _bilinear_jvp(bind: Callable) -> Callable:
     return jvp
 
 
-def _pick_transpose(
+def _arg_gather_transpose(
     d: Any, w: Any, x: Any, arg: Any, *arrays: Any, **params: Any
 ) -> tuple[int, Any]:
     if is_linear_operand(x):
@@ -314,7 +318,7 @@ def _to_x_transpose(
     x: Any, w: Any, d: Any, arg: Any, *arrays: Any, **params: Any
 ) -> tuple[int, Any]:
     if is_linear_operand(d):
-        return 1, bind_pick(w, x, arg, arrays, **params)
+        return 1, bind_arg_gather(w, x, arg, arrays, **params)
     return 0, _bind_to_values(x, d, arg, arrays, **params)
 
 
@@ -322,23 +326,23 @@ def _to_values_transpose(
     w: Any, x: Any, d: Any, arg: Any, *arrays: Any, **params: Any
 ) -> tuple[int, Any]:
     if is_linear_operand(d):
-        return 1, bind_pick(w, x, arg, arrays, **params)
+        return 1, bind_arg_gather(w, x, arg, arrays, **params)
     return 0, _bind_to_x(w, d, arg, arrays, **params)
 
 
-pick_p = define(
-    "gspmm_pick",
+arg_gather_p = define(
+    "gspmm_arg_gather",
     data=3,
-    abstract_eval=_pick_abstract_eval,
-    reference=_pick_reference,
-    cpu=_pick_cpu,
-    compact=_pick_compact,
-    jvp=_bilinear_jvp(bind_pick),
-    transpose=_pick_transpose,
-    cuda=_pick_cuda,
+    abstract_eval=_arg_gather_abstract_eval,
+    reference=_arg_gather_reference,
+    cpu=_arg_gather_cpu,
+    compact=_arg_gather_compact,
+    jvp=_bilinear_jvp(bind_arg_gather),
+    transpose=_arg_gather_transpose,
+    cuda=_arg_gather_cuda,
 )
-pick_to_x_p = define(
-    "gspmm_pick_to_x",
+arg_gather_to_x_p = define(
+    "gspmm_arg_gather_to_x",
     data=3,
     abstract_eval=_to_x_abstract_eval,
     reference=_to_x_reference,
@@ -348,8 +352,8 @@ pick_to_x_p = define(
     transpose=_to_x_transpose,
     cuda=_to_x_cuda,
 )
-pick_to_values_p = define(
-    "gspmm_pick_to_values",
+arg_gather_to_values_p = define(
+    "gspmm_arg_gather_to_values",
     data=3,
     abstract_eval=_to_values_abstract_eval,
     reference=_to_values_reference,

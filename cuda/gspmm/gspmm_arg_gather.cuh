@@ -1,10 +1,10 @@
 // The derivatives of gspmm with a maximum or minimum: they involve only the entries that attain it.
 // With q = arg[row, l], a position in the values or -1, and the source row of entry q in x,
 //
-//   pick            y[row, l]    = w[q] x[source, l]
-//   pick_to_x       y[source, l] = sum of w[q] d[row, l] over the entries q of source with
-//                                  arg[row, l] = q: a walk along the transposed structure
-//   pick_to_values  y[q]         = sum over l with arg[row, l] = q of x[source, l] d[row, l]
+//   arg_gather            y[row, l]    = w[q] x[source, l]
+//   arg_gather_to_x       y[source, l] = sum of w[q] d[row, l] over the entries q of source with
+//                                        arg[row, l] = q: a walk along the transposed structure
+//   arg_gather_to_values  y[q]         = sum over l with arg[row, l] = q of x[source, l] d[row, l]
 //
 // kTransposed  the messages go along A^T: entry q is at (source, row) of A, else at (row, source)
 //
@@ -18,23 +18,23 @@ namespace sgap {
 // One lane for each element of the result.
 template <class T, int kBlock, bool kTransposed>
 __global__ void __launch_bounds__(kBlock)
-    GspmmPickKernel(const T* __restrict__ w, const Index* __restrict__ row_offsets,
-                    const Index* __restrict__ column_indices, const T* __restrict__ x,
-                    const Index* __restrict__ arg, T* __restrict__ y, long long matrix_rows,
-                    long long m, long long n, long long w_stride, long long x_stride,
-                    long long arg_stride, long long products) {
+    GspmmArgGatherKernel(const T* __restrict__ w, const Index* __restrict__ row_offsets,
+                         const Index* __restrict__ column_indices, const T* __restrict__ x,
+                         const Index* __restrict__ arg, T* __restrict__ y, long long matrix_rows,
+                         long long m, long long n, long long w_stride, long long x_stride,
+                         long long arg_stride, long long batches) {
   const Size place = Size(blockIdx.x) * kBlock + threadIdx.x;
   if (place >= Size(m) * n) return;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
-    const Index q = arg[product * arg_stride + place];
-    Accumulator<T> picked = 0;
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const Index q = arg[batch * arg_stride + place];
+    Accumulator<T> found = 0;
     if (q >= 0) {
       const Index source =
           kTransposed ? RowBetween(row_offsets, 0, unsigned(matrix_rows), q) : column_indices[q];
-      picked = Widen(w[product * w_stride + q]) *
-               Widen(x[product * x_stride + Size(unsigned(source)) * n + place % n]);
+      found = Widen(w[batch * w_stride + q]) *
+              Widen(x[batch * x_stride + Size(unsigned(source)) * n + place % n]);
     }
-    Narrow(picked, y[product * m * n + place]);
+    Narrow(found, y[batch * m * n + place]);
   }
 }
 
@@ -42,16 +42,17 @@ __global__ void __launch_bounds__(kBlock)
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
-    GspmmPickToXKernel(const T* __restrict__ w, const Index* __restrict__ offsets,
-                       const Index* __restrict__ indices, const Index* __restrict__ permutation,
-                       const T* __restrict__ d, const Index* __restrict__ arg, T* __restrict__ y,
-                       long long m, long long n, long long w_stride, long long d_stride,
-                       long long arg_stride, long long products) {
+    GspmmArgGatherToXKernel(const T* __restrict__ w, const Index* __restrict__ offsets,
+                            const Index* __restrict__ indices,
+                            const Index* __restrict__ permutation, const T* __restrict__ d,
+                            const Index* __restrict__ arg, T* __restrict__ y, long long m,
+                            long long n, long long w_stride, long long d_stride,
+                            long long arg_stride, long long batches) {
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool inside = place.column < n;
   const unsigned left = unsigned(n) - place.column;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
 #pragma unroll 1
     for (int step = 0; step < kWalk; ++step) {
       const Size source = place.worker * kWalk + step;
@@ -62,17 +63,17 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       for (unsigned p = (valid ? offsets[source] : 0) + group.lane; p < last; p += kGroup) {
         const Index q = kPermuted ? permutation[p] : Index(p);
         const Size row = Size(unsigned(indices[p])) * n + place.column;
-        const auto picked = Load<kVector, kColumns>(arg + product * arg_stride + row, left);
-        const auto pack = Load<kVector, kColumns>(d + product * d_stride + row, left);
-        const Accumulator<T> value = Widen(w[product * w_stride + q]);
+        const auto attaining = Load<kVector, kColumns>(arg + batch * arg_stride + row, left);
+        const auto pack = Load<kVector, kColumns>(d + batch * d_stride + row, left);
+        const Accumulator<T> value = Widen(w[batch * w_stride + q]);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          if ((kVector || j < left) && picked.at[j] == q) sums[j] += value * Widen(pack.at[j]);
+          if ((kVector || j < left) && attaining.at[j] == q) sums[j] += value * Widen(pack.at[j]);
         }
       }
       group.Reduce(sums);
       if (!valid || group.lane != 0) continue;
-      Store<kVector>(y + (product * m + source) * n + place.column, left, sums);
+      Store<kVector>(y + (batch * m + source) * n + place.column, left, sums);
     }
   }
 }
@@ -82,18 +83,18 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 template <class T, int kNonzeros, int kGroup, int kColumns, int kBlock, bool kVector,
           bool kTransposed>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
-    GspmmPickToValuesKernel(const Index* __restrict__ row_offsets,
-                            const Index* __restrict__ column_indices, const T* __restrict__ x,
-                            const T* __restrict__ d, const Index* __restrict__ arg,
-                            T* __restrict__ y, long long matrix_rows, long long nnz, long long n,
-                            long long x_stride, long long d_stride, long long arg_stride,
-                            long long products) {
+    GspmmArgGatherToValuesKernel(const Index* __restrict__ row_offsets,
+                                 const Index* __restrict__ column_indices, const T* __restrict__ x,
+                                 const T* __restrict__ d, const Index* __restrict__ arg,
+                                 T* __restrict__ y, long long matrix_rows, long long nnz,
+                                 long long n, long long x_stride, long long d_stride,
+                                 long long arg_stride, long long batches) {
   const Group<kGroup> group;
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
   const Size stored = matrix_rows > 0 ? row_offsets[matrix_rows] : 0;
   const Index first_row =
       first < stored ? RowBetween(row_offsets, 0, unsigned(matrix_rows), Index(first)) : 0;
-  for (Size product = blockIdx.z; product < products; product += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     Index i = first_row;
 #pragma unroll 1
     for (Size q = first; q < first + kNonzeros; ++q) {
@@ -107,18 +108,18 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 #pragma unroll 2
         for (Size l = group.lane * kColumns; l < n; l += kGroup * kColumns) {
           const unsigned left = unsigned(n - l);
-          const auto picked = Load<kVector, kColumns>(arg + product * arg_stride + row + l, left);
-          const auto a = Load<kVector, kColumns>(x + product * x_stride + source + l, left);
-          const auto b = Load<kVector, kColumns>(d + product * d_stride + row + l, left);
+          const auto attaining = Load<kVector, kColumns>(arg + batch * arg_stride + row + l, left);
+          const auto a = Load<kVector, kColumns>(x + batch * x_stride + source + l, left);
+          const auto b = Load<kVector, kColumns>(d + batch * d_stride + row + l, left);
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) {
             const bool inside = kVector || c < left;
-            if (inside && picked.at[c] == Index(q)) sum[0] += Widen(a.at[c]) * Widen(b.at[c]);
+            if (inside && attaining.at[c] == Index(q)) sum[0] += Widen(a.at[c]) * Widen(b.at[c]);
           }
         }
       }
       group.Reduce(sum);
-      if (group.lane == 0 && q < nnz) Narrow(sum[0], y[product * nnz + q]);
+      if (group.lane == 0 && q < nnz) Narrow(sum[0], y[batch * nnz + q]);
     }
   }
 }
