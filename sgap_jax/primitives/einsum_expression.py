@@ -5,15 +5,19 @@ parameter of the einsum primitive.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import jax.numpy as jnp
 from jax import export
 
+from sgap_jax.compiler.notation.derivatives import sharing
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
 from sgap_jax.formats.levels import Compressed, Dense, Format, Singleton
@@ -67,9 +71,6 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
     return sparse[0], factors, output
 
 
-if TYPE_CHECKING:
-    from sgap_jax.formats.array import SparseArray
-
 ENTRY = "*"
 
 
@@ -78,8 +79,10 @@ class Expression:
     """out[output] = the product of all factors, reduced over the entries and all indices that
     `output` lacks.
 
-    A *word* is the string of an array's indices. The primitive's data operands are those of
-    `words`: `factors`, then `attained`.
+    A *word* is the string of an array's indices, as `jnp.einsum` spells them: plain JAX and the
+    rules of differentiation and batching work with words. The compiler works with index notation,
+    to which `assign` translates, here alone and once for each expression. The primitive's data
+    operands are those of `words`: `factors`, then `attained`.
 
     Attributes:
       sparse: the index of each mode of the sparse operand.
@@ -95,7 +98,7 @@ class Expression:
         the products of the others; the factors are multiplied only where that product attains it.
       extremum: "max" or "min", with `attained`.
       batch: indices that vmap has put before words, outermost first. Compiled loops are made for
-        one element of the batch and do not have these indices (einsum_batch.py).
+        one element of the batch and do not have these indices (einsum_loops.py).
       checked: whether somebody has validated the index arrays; if not, they may hold anything
         (einsum_unchecked.py).
       repeats: coordinates of the last level, and those of the fibers' level, may repeat.
@@ -139,6 +142,60 @@ class Expression:
         taken = {index for index, _ in self.sizes}
         return next(letter for letter in string.ascii_letters if letter not in taken)
 
+    def of_one(self) -> Expression:
+        """The expression for one element of the batch: without the batch indices."""
+
+        def without(word: str) -> str:
+            return "".join(index for index in word if index not in self.batch)
+
+        return replace(
+            self,
+            factors=tuple(map(without, self.factors)),
+            attained=tuple(map(without, self.attained)),
+            output=without(self.output),
+            sizes=tuple(pair for pair in self.sizes if pair[0] not in self.batch),
+            batch="",
+        )
+
+    @cached_property
+    def assign(self) -> Assign | None:
+        """The expression for one element of the batch in index notation, with the operands named
+        A, B, ... in the order of `words`.
+
+        None where it cannot be compiled: an array has "*" and other indices, a fiber index is not
+        the first, or no factor has an index of the output. Where no factor is stored at the
+        entries, a pattern operand holds the structure.
+        """
+        if self.batch:
+            return self.of_one().assign
+        fiber = self.fiber[0]
+        for word in (*self.words, self.output):
+            if (ENTRY in word and word != ENTRY) or (fiber and fiber in word[1:]):
+                return None
+        names = operand_names()
+        read = [self._access(next(names), word) for word in self.words]
+        count, output = len(self.factors), self._access(next(names), self.output)
+        pattern = replace(self._access(next(names), ENTRY), pattern=True)
+        factors: list[Factor] = [*sharing(read[:count], pattern)]
+        if self.attained:
+            others = [replace(x, along=x.format is not None) for x in read[count:]]
+            factors.append(Attained(tuple(others[:-1]), others[-1], self.extremum))
+        there = {index for factor in factors for index in factor.indices}
+        if not there.issuperset(output.indices):
+            return None
+        return Assign(output, tuple(factors), self.reduction)
+
+    def _access(self, name: str, word: str) -> Access:
+        format = self.format if word == ENTRY else None
+        if self.fiber[0] and word.startswith(self.fiber[0]):
+            format = self.fiber_format(word)
+        return Access(name, index_vars(" ".join(self.spelled(word))), format)
+
+
+def operand_names() -> Iterator[str]:
+    """The names of operands in `Expression.assign`."""
+    return itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
+
 
 def by_fibers(expression: Expression, A: SparseArray, output: str) -> Expression:
     """The expression with an output stored by fibers: its first axis is the position in the sparse
@@ -164,7 +221,7 @@ def by_fibers(expression: Expression, A: SparseArray, output: str) -> Expression
         )
     index = expression.fresh()
     sizes = {**dict(expression.sizes), index: A.index_arrays[depth - 1][1].shape[0]}
-    return dataclasses.replace(
+    return replace(
         expression,
         output=index + output[depth:],
         sizes=tuple(sorted(sizes.items())),
@@ -215,19 +272,3 @@ def joined(expression: Expression) -> Expression:
         words.append(expression.output)
     own = [n for n, index in enumerate(expression.batch) if any(index in word for word in words)]
     return replace(expression, batch=expression.batch[: max(own, default=-1) + 1])
-
-
-def of_one(expression: Expression) -> Expression:
-    """The expression for one element of the batch: without the batch indices."""
-
-    def without(word: str) -> str:
-        return "".join(index for index in word if index not in expression.batch)
-
-    return replace(
-        expression,
-        factors=tuple(map(without, expression.factors)),
-        attained=tuple(map(without, expression.attained)),
-        output=without(expression.output),
-        sizes=tuple(pair for pair in expression.sizes if pair[0] not in expression.batch),
-        batch="",
-    )

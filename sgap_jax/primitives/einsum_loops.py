@@ -1,14 +1,11 @@
-"""einsum as loops of the compiler: translates an `Expression` to index notation, lowers a schedule
-of it for the operands' shapes, and makes the CPU's custom call or the launch on CUDA.
+"""einsum as loops of the compiler: lowers a schedule of an `Expression` for the shapes of the
+operands, and makes the custom call of the CPU or the launch on CUDA.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,14 +20,19 @@ from sgap_jax.compiler.loop_ir.loopir import INTEGERS, Function
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.derivatives import operands as read_by
-from sgap_jax.compiler.notation.derivatives import same, sharing
-from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, index_vars
+from sgap_jax.compiler.notation.derivatives import same
+from sgap_jax.compiler.notation.expr import Access, Assign
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Format
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.primitives import einsum_unchecked
 from sgap_jax.primitives._define import derived, jax_lowering
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, arrays_per_level, of_one
+from sgap_jax.primitives.einsum_expression import (
+    ENTRY,
+    Expression,
+    arrays_per_level,
+    operand_names,
+)
 from sgap_jax.schedules import ScheduleError
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
@@ -40,41 +42,6 @@ from sgap_jax.schedules.schedule import KERNEL_DTYPES
 _TASKS = 16
 
 LOOP_DTYPES = (*KERNEL_DTYPES, *INTEGERS)
-
-
-def index_notation(expression: Expression) -> Assign | None:
-    """The expression in index notation, with the operands named A, B, ... in their order.
-
-    None where it cannot be compiled: an array has "*" and other indices, a fiber index is not the
-    first, or no factor has an index of the output. Where no factor is stored at the entries, a
-    pattern operand holds the structure.
-    """
-    words, fiber = [*expression.words, expression.output], expression.fiber[0]
-    if any(ENTRY in word and word != ENTRY or fiber and fiber in word[1:] for word in words):
-        return None
-    names = _names()
-    read = [_access(expression, next(names), word) for word in expression.words]
-    count, output = len(expression.factors), _access(expression, next(names), expression.output)
-    pattern = dataclasses.replace(_access(expression, next(names), ENTRY), pattern=True)
-    factors: list[Factor] = [*sharing(read[:count], pattern)]
-    if expression.attained:
-        others = [dataclasses.replace(x, along=x.format is not None) for x in read[count:]]
-        factors.append(Attained(tuple(others[:-1]), others[-1], expression.extremum))
-    there = {index for factor in factors for index in factor.indices}
-    if not there.issuperset(output.indices):
-        return None
-    return Assign(output, tuple(factors), expression.reduction)
-
-
-def _names() -> Iterator[str]:
-    return itertools.chain(string.ascii_uppercase, (f"A{n}" for n in itertools.count()))
-
-
-def _access(expression: Expression, name: str, word: str) -> Access:
-    format = expression.format if word == ENTRY else None
-    if expression.fiber[0] and word.startswith(expression.fiber[0]):
-        format = expression.fiber_format(word)
-    return Access(name, index_vars(" ".join(expression.spelled(word))), format)
 
 
 def check_dtype(dtype: Any) -> None:
@@ -87,7 +54,7 @@ def check_dtype(dtype: Any) -> None:
 
 def check_loops(expression: Expression, schedule: LoopSchedule) -> Assign:
     """Returns the schedule's expression, which must equal this one up to names."""
-    asked = index_notation(expression)
+    asked = expression.assign
     if asked is None or not same(asked, schedule.expression):
         got = "an expression without loops of its own" if asked is None else _described(asked)
         raise ScheduleError(
@@ -109,7 +76,7 @@ def inherited(schedule: Any, expression: Expression) -> Any:
     """
     if schedule is None or not isinstance(schedule.inner, LoopSchedule):
         return derived(schedule)
-    asked = index_notation(of_one(expression))
+    asked = expression.assign
     return schedule.around(None if asked is None else schedule.inner.of(asked))
 
 
@@ -124,12 +91,12 @@ def function_of(
 ) -> Function:
     """The function that a schedule lowers to for arrays of these shapes, with loops over the batch
     around it."""
-    one, sizes = of_one(expression), dict(expression.sizes)
-    assign = check_loops(one, schedule)
+    one, sizes = expression.of_one(), dict(expression.sizes)
+    assign = check_loops(expression, schedule)
     named: dict[str, int] = {}
     output = assign.output.tensor
     words = {output: expression.output}  # array of the function -> its indices, batch included
-    for access, place in _places(one, assign):
+    for access, place in _places(expression, assign):
         letters = one.spelled(ENTRY if place is None else one.words[place])
         extents = (sizes[letter] for letter in letters)
         named |= zip((index.name for index in access.indices), extents, strict=True)
@@ -154,11 +121,11 @@ def function_of(
 
 
 def _places(expression: Expression, assign: Assign) -> list[tuple[Access, int | None]]:
-    """Each access of `assign`, and the position of its operand in `expression.words`; None for a
-    pattern, which has no data."""
-    asked = index_notation(expression)
+    """Each access of `assign`, whose names may differ, and the position of its operand in
+    `expression.words`; None for a pattern, which has no data."""
+    asked = expression.assign
     assert asked is not None
-    numbers = dict(zip(_names(), range(len(expression.words)), strict=False))
+    numbers = dict(zip(operand_names(), range(len(expression.words)), strict=False))
     names = {
         own.tensor: numbers.get(access.tensor)
         for own, access in zip(read_by(assign), read_by(asked), strict=True)
@@ -179,7 +146,7 @@ def inputs_of(expression: Expression, assign: Assign, operands: Sequence) -> lis
     sparse operand's values."""
     count = len(expression.words)
     found: list = []
-    for access, place in _places(of_one(expression), assign):
+    for access, place in _places(expression, assign):
         if access == assign.sparse:
             found += operands[count:]
         if place is not None:
@@ -254,7 +221,7 @@ def default_schedule(
     expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
 ) -> LoopSchedule | None:
     """The schedule that the CPU compiles where the caller gives none; None for plain JAX."""
-    assign = index_notation(of_one(expression))
+    assign = expression.assign
     if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
         return None
     if assign.output.format is not None:

@@ -89,7 +89,7 @@ def data(expression, stored, seed=1):
 
 
 def lowered(expression, indices, chain=cpu, name="kernel"):
-    schedule = chain(einsum_loops.index_notation(expression))
+    schedule = chain(expression.assign)
     shapes = [x.shape for x in indices]
     function = einsum_loops.function_of(expression, schedule, shapes, "float32")
     return dataclasses.replace(function, name=name), schedule
@@ -106,7 +106,7 @@ def meaning(expressions, given, indices):
 
     def each(given, indices):
         for e, x in zip(expressions, given, strict=True):
-            schedule = cpu(einsum_loops.index_notation(e))
+            schedule = cpu(e.assign)
             yield plain(*x, *indices, expression=e, schedule=None)
             yield einsum_loops.cpu_loops(*x, *indices, expression=e, schedule=schedule)
 
