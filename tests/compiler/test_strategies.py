@@ -2,6 +2,7 @@
 a strategy does not take are written by the next one, and results are the same."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,22 +10,22 @@ from compiled_loops import call, function, lanes, threads
 from compiled_operands import own_cache  # noqa: F401
 from compiler_tensors import Problem
 
-from sgap_jax import BCSR, CSF, CSR
+from sgap_jax import CSF, CSR
 from sgap_jax.compiler import assign
 from sgap_jax.compiler.llvm import flatten_fibers, machine_code, prefetch, print_llvm, stream_fill
 from sgap_jax.compiler.llvm.loops import STRATEGIES
 from sgap_jax.compiler.loop_ir.loopir import Float, Store, Var
 from sgap_jax.compiler.lowering.lower import lower
-from sgap_jax.compiler.presets import cpu
+from sgap_jax.compiler.presets import cpu, cpu_entries
 
 pytest.importorskip("llvmlite")
 
 SIZES = {"i": 23, "j": 18, "k": 21, "r": 37}
-EXPRESSIONS = [
-    ("ij,jr->ir", {"A": CSR}),
-    ("ij,ir,jr->ij", {"A": CSR, "D": CSR}),
-    ("ij,ir,jr->ij", {"A": BCSR(4, 2), "D": BCSR(4, 2)}),
-    ("ijk,jr,kr->ir", {"A": CSF(3)}),
+EXPRESSIONS = [  # and how they are scheduled
+    (cpu, "ij,jr->ir", {"A": CSR}),
+    (partial(cpu_entries, entries=100, staged=True), "ij,j->i", {"A": CSR}),
+    (cpu, "ij,ir,jr->ij", {"A": CSR, "D": CSR}),
+    (cpu, "ijk,jr,kr->ir", {"A": CSF(3)}),
 ]
 
 
@@ -59,10 +60,10 @@ def used(strategies, monkeypatch):
 
 
 def check():
-    for subscripts, formats in EXPRESSIONS:
+    for preset, subscripts, formats in EXPRESSIONS:
         expression = assign(subscripts, formats)
         problem = Problem(expression, SIZES, density=0.4, spare=3)
-        f = lower(cpu(expression, rows=8), SIZES, problem.positions, "float32")
+        f = lower(preset(expression), SIZES, problem.positions, "float32")
         (found,) = call(f, *(problem.inputs[array.name] for array in f.inputs))
         np.testing.assert_array_equal(np.asarray(found).astype(np.float64), problem.want)
     loop = dataclasses.replace(lanes(100, Store("out", Var("e"), Float(0.0))), stream=True)

@@ -54,9 +54,10 @@ def separate_sum(loop: For) -> SeparateSum | None:
 
 
 def separate_sums(builder: Builder, loop: For) -> bool:
-    """Takes a CPUVector loop of 2, 4 or 8 iterations that each store a sum over lanes: a row of a
-    block of a sampled product (SDDMM). The iterations run one after another, in vectors of their
-    own, until each has one vector of partial sums. Then these are added up together."""
+    """Takes a CPUVector loop of 2, 4 or 8 iterations that each store a sum over lanes: the rows
+    that `presets.cpu_entries` adds up at a time from staged products. The iterations run one after
+    another, in vectors of their own, until each has one vector of partial sums. Then these are
+    added up together."""
     separate = separate_sum(loop) if builder.vectorizable(loop) else None
     if separate is None or (loop.begin, loop.step) != (Int(0), 1) or not isinstance(loop.end, Int):
         return False
