@@ -48,6 +48,7 @@ GRADIENTS = [
 ]
 
 
+@pytest.mark.seconds(test=5)
 @pytest.mark.parametrize(("length", "dtype", "schedule"), GRADIENTS, ids=str)
 def test_gradients_in_every_dtype(length, dtype, schedule):
     A = pattern(length)

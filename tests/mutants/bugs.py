@@ -225,7 +225,7 @@ PYTHON = (
         text="dsinks = -(share * unfused.delta(dout, out, dlse)).sum(1)",
         replacement="dsinks = (share * unfused.delta(dout, out, dlse)).sum(1)",
         breaks="the gradient of attention in its sinks has the wrong sign",
-        focus=("tests/grad/test_attention.py",),
+        focus=("tests/grad/test_attention.py", "tests/grad/test_derivatives.py"),
     ),
     Bug(
         name="ties_of_extrema_counted_twice",

@@ -32,6 +32,7 @@ def test_the_kernels_do_what_the_plain_lowering_does(case):
     fuzz.compare(case, fuzz.several(rng, case[1], 12))
 
 
+@pytest.mark.seconds(check=1.2, test=4.8)
 @pytest.mark.parametrize("name", ["CSR", "CSC", "COO", "DCSR"])
 def test_what_takes_part_is_what_the_definition_says(name):
     rng, values = np.random.default_rng(5), np.asarray(fuzz.values_of(name))
