@@ -80,6 +80,7 @@ CASES = [
 ]
 
 
+@pytest.mark.seconds(check=1.3, test=8)
 @pytest.mark.parametrize(("subscripts", "format"), CASES, ids=str)
 def test_extrema_of_products(subscripts, format):
     """By compiled loops and by plain JAX; the dtypes take turns."""
