@@ -218,8 +218,11 @@ $(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/ve
 	  echo "This Python has no headers (Python.h). On Debian and Ubuntu install python3-dev."; \
 	  exit 1; }
 	@echo "== building sgap_jax and installing jax (a few minutes the first time)"
+	@touch $@.begun
 	@$(BIN)/python -m pip install --quiet --editable .
 	@find sgap_jax -name '*.py' ! -name '* *' > $@
+	@touch -r $@.begun $@  # what was edited during the build is built by the next one
+	@rm $@.begun
 
 # The dependency groups of pyproject.toml.
 $(STAMPS)/group-%: pyproject.toml | $(STAMPS)/venv

@@ -165,16 +165,19 @@ std::unique_ptr<XLA_FFI_Error> Call(XLA_FFI_Handler* handler, std::vector<Array>
   return error;
 }
 
-// As `target`, a capsule of targets(), is called by XLA; `isa` is in use for this call alone.
+// As `target`, a capsule of targets(), is called by XLA. `isa` is in use for the time of the call,
+// by the whole process: no other thread may call a handler meanwhile.
 void TestCall(const nb::capsule& target, std::vector<Array> operands, std::vector<Array> results,
               std::map<std::string, Attribute> attributes, const std::string& isa,
               int64_t threads) {
   auto* const handler = reinterpret_cast<XLA_FFI_Handler*>(target.data());
-  const std::string before = Kernels().isa;
+  struct Restored {
+    std::string before = Kernels().isa;
+    ~Restored() { SelectIsa(before); }
+  } restored;
   SelectIsa(isa);
   const auto error =
       Call(handler, std::move(operands), std::move(results), std::move(attributes), threads);
-  SelectIsa(before);
   if (error) throw std::invalid_argument(error->message);
 }
 

@@ -60,7 +60,7 @@ class Case(bench.Case):
             n=n,
             batch=self.heads,
             dtype=dtype,
-            format=str(self.pattern.format),
+            format=self.pattern.format,
             platform="cuda",
         )
         default = choose_schedule(problem)

@@ -30,7 +30,7 @@ class VectorCase(Case):
     def rows(self) -> Iterator[Row]:
         """The default schedule for vectors, then the rows of `Case`."""
         problem = problem_of(self.op, self.A, self.n)
-        schedule = choose_schedule(dataclasses.replace(problem, format=str(self.format)))
+        schedule = choose_schedule(dataclasses.replace(problem, format=self.format))
         yield self._row("vectors", self._vectors, f"{schedule}, {self.format}")
         yield from super().rows()
 

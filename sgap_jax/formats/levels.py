@@ -95,10 +95,10 @@ class Format:
         there is none. COO in natural order prints the same for any number of modes: `parse("COO")`
         is that of a matrix."""
         try:
-            found = _evaluated(ast.parse(text, mode="eval").body)
+            found = _evaluated(ast.parse(text, mode="eval").body) if isinstance(text, str) else None
         except (SyntaxError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
             found = None
-        if not isinstance(found, Format):
+        if not isinstance(found, Format) or str(found).replace(" ", "") != text.replace(" ", ""):
             raise ValueError(f"Format: expected what a format prints as, got {text!r}")
         return found
 
@@ -231,14 +231,21 @@ def _evaluated(node: ast.expr) -> Any:
         case ast.Attribute(value, "transposed"):
             return _evaluated(value).transposed
         case ast.Call(ast.Name("COO"), [], [ast.keyword("order", order)]):
-            modes = ast.literal_eval(order)
+            modes = _literal(order)
             return Format(_coordinate_levels(len(modes)), modes)
         case ast.Call(function, arguments, keywords):
-            named = {str(x.arg): ast.literal_eval(x.value) for x in keywords}
+            named = {str(x.arg): _literal(x.value) for x in keywords}
             return _evaluated(function)(*map(_evaluated, arguments), **named)
         case ast.Tuple(parts):
             return tuple(map(_evaluated, parts))
-    return ast.literal_eval(node)
+    return _literal(node)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise SyntaxError from error
 
 
 def _is_blocked(format: Format) -> bool:

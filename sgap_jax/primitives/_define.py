@@ -98,9 +98,9 @@ def define(
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        host = None if schedule is None else schedule.host_launches()
+        host = None if schedule is None else schedule._host_launches()
         if host is not None:
-            inner = params | {"schedule": schedule.inner}
+            inner = params | {"schedule": schedule._inner}
             with host as run, launch.handed_to(on_host(run)):
                 lowered = launches(ctx, operands, inner)
             if lowered is not None:

@@ -123,7 +123,7 @@ def einsum(
     if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
         raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
     others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
-    inner = None if schedule is None else schedule.inner
+    inner = None if schedule is None else schedule._inner
     known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
     if known and not isinstance(inner, LoopSchedule):
         found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)

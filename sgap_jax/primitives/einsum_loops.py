@@ -65,7 +65,7 @@ def check_loops(expression: Expression, schedule: LoopSchedule) -> Assign:
 
 def has_chain(schedule: Any) -> bool:
     """Whether a schedule is a chain of transformations."""
-    return schedule is not None and isinstance(schedule.inner, LoopSchedule)
+    return schedule is not None and isinstance(schedule._inner, LoopSchedule)
 
 
 def inherited(schedule: Any, expression: Expression) -> Any:
@@ -74,10 +74,10 @@ def inherited(schedule: Any, expression: Expression) -> Any:
     For a `compiler.Schedule`: the one of the same expression (for one element of a batch) among the
     schedule itself and those in its `with_derivatives`, or None.
     """
-    if schedule is None or not isinstance(schedule.inner, LoopSchedule):
+    if schedule is None or not isinstance(schedule._inner, LoopSchedule):
         return derived(schedule)
     asked = expression.assign
-    return schedule.around(None if asked is None else schedule.inner.of(asked))
+    return schedule._around(None if asked is None else schedule._inner.of(asked))
 
 
 def _described(assign: Assign) -> str:
@@ -240,5 +240,5 @@ def needs_order(
     expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
 ) -> bool:
     """Whether the loops of a `compiler.Schedule` need sorted coordinates."""
-    function = function_of(expression, schedule.inner, index_shapes, dtype)
+    function = function_of(expression, schedule._inner, index_shapes, dtype)
     return einsum_unchecked.needs_order(function)

@@ -33,22 +33,22 @@ class Emulated(Schedule):
             self.schedule.check(dataclasses.replace(problem, platform="cuda"))
 
     @property
-    def inner(self) -> Schedule | None:
+    def _inner(self) -> Schedule | None:
         return self.schedule
 
-    def around(self, inner: Schedule | None) -> Schedule:
+    def _around(self, inner: Schedule | None) -> Schedule:
         return dataclasses.replace(self, schedule=inner)
 
     @contextlib.contextmanager
-    def host_launches(self) -> Iterator[Callable]:
+    def _host_launches(self) -> Iterator[Callable]:
         with choosing(self.choose):
             yield self.run
 
     def derived(self) -> Schedule:
-        return self.around(None if self.schedule is None else self.schedule.derived())
+        return self._around(None if self.schedule is None else self.schedule.derived())
 
     def transposed(self) -> Schedule:
-        return self.around(None if self.schedule is None else self.schedule.transposed())
+        return self._around(None if self.schedule is None else self.schedule.transposed())
 
     def __str__(self) -> str:
         return f"Emulated({self.schedule})"

@@ -84,6 +84,10 @@ class Problem:
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
         self._check("permuted", isinstance(self.permuted, bool), "a bool")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checks what was pickled: earlier versions held the text of the format."""
+        Problem.__init__(self, **state)
+
     def _check(self, name: str, right: Any, expected: str) -> None:
         if not right:
             got = getattr(self, name)

@@ -111,18 +111,19 @@ class Schedule:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
 
-    # A schedule may wrap another one and run its CUDA kernels elsewhere; `Emulated` does.
+    # A schedule may wrap another one and run its CUDA kernels elsewhere; `Emulated` does. These
+    # names are not public: a schedule of a user may have fields of any other name.
 
     @property
-    def inner(self) -> Schedule | None:
+    def _inner(self) -> Schedule | None:
         """The schedule that kernels obey: the wrapped one, or this one."""
         return self
 
-    def around(self, inner: Schedule | None) -> Schedule | None:
+    def _around(self, inner: Schedule | None) -> Schedule | None:
         """A wrapper gives itself around `inner`; a schedule that wraps none gives `inner`."""
         return inner
 
-    def host_launches(self) -> AbstractContextManager[Callable] | None:
+    def _host_launches(self) -> AbstractContextManager[Callable] | None:
         """A context for lowering an operation. It yields a function (call, inputs, outputs) ->
         arrays that runs launches of CUDA kernels on the host. None: the platform's own kernels
         run."""

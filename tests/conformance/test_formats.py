@@ -126,10 +126,25 @@ def test_formats_are_values(format, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ELL", "CVS", "CVS(0)", "CVS(1, 2)", "CSR.ndim", "Format((3,))", "(CSR,)", "1 +"]
+    "text",
+    [
+        "",
+        "ELL",
+        "CVS",
+        "CSR.ndim",
+        "Format((3,))",
+        "(CSR,)",
+        "1 +",
+        b"CSR",
+        "CVS(True)",
+        "CVS(2**9)",
+        "CVS(0)",
+        "CVS(1, 2)",
+        "Format((Dense, Compressed))",
+    ],
 )
 def test_what_is_no_text_of_a_format_is_refused(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="Format: expected what|CVS: "):
         Format.parse(text)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 from functools import partial
 
 import jax.numpy as jnp
@@ -52,6 +53,13 @@ def test_dtypes_and_formats_may_be_given_as_values():
     assert Problem("spmm", (64, 64), 99, 64, 1, jnp.bfloat16, CVS(8), "cuda") == named
     blocks = dataclasses.replace(named, format=BCSR(8, 4))
     assert choose_schedule(blocks) == choose_schedule(named) == OctetTile(8, stages=2)
+
+
+def test_a_problem_that_an_earlier_version_pickled_holds_its_format():
+    problem = Problem("spmm", (64, 64), 99, 64, format=CVS(8))
+    earlier = object.__new__(Problem)
+    vars(earlier).update(vars(problem) | {"format": "CVS(8)"})  # it held the text
+    assert pickle.loads(pickle.dumps(earlier)) == pickle.loads(pickle.dumps(problem)) == problem
 
 
 def test_every_name_of_a_dtype_and_a_format_is_taken():

@@ -35,19 +35,32 @@ def test_what_brings_most_comes_first():
 
 
 class Item:
-    def __init__(self, name, params, mark):
-        self.nodeid, self.name = f"tests/oracle/test_x.py::{name}", name
+    def __init__(self, name, params, folder="nn", **marks):
+        file = f"tests/{folder}/test_x.py"
+        self.nodeid, self.name = f"{file}::{name}", name
         self.originalname = name.partition("[")[0]
-        self.path = pathlib.Path("tests/oracle/test_x.py")
+        self.path = pathlib.Path(file)
         self.callspec = types.SimpleNamespace(params=params)
-        self._mark = mark
+        self._marks = marks
 
     def get_closest_marker(self, name):
-        return self._mark if name == "seconds" else None
+        return self._marks.get(name)
+
+
+def kept(tier, monkeypatch, each, **about):
+    """How many of the variants of a function run, if each takes so long."""
+    monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0})
+    monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
+    items = [
+        Item(f"test_a[{label}]", params, **about)
+        for label, params in zip(LABELS, VARIANTS, strict=True)
+    ]
+    monkeypatch.setattr(tiers, "seconds", lambda: {tiers.function_id(items[0].nodeid): each})
+    return len(items) - len(tiers.left_out(items, tier))
 
 
 @pytest.mark.parametrize(
-    ("each", "mark", "tier", "kept"),
+    ("each", "seconds", "tier", "count"),
     [
         (0.09, None, "check", 7),
         (0.3, None, "check", 2),
@@ -61,16 +74,20 @@ class Item:
         (9.0, {"check": 3}, "check", 1),
     ],
 )
-def test_the_time_of_a_function_limits_its_variants(monkeypatch, each, mark, tier, kept):
-    monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0})
-    monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
-    monkeypatch.setattr(tiers, "seconds", lambda: {"tests/oracle/test_x.py::test_a": each})
-    mark = mark and types.SimpleNamespace(kwargs=mark)
-    items = [
-        Item(f"test_a[{label}]", params, mark)
-        for label, params in zip(LABELS, VARIANTS, strict=True)
-    ]
-    assert len(items) - len(tiers.left_out(items, tier)) == kept
+def test_the_time_of_a_function_limits_its_variants(monkeypatch, each, seconds, tier, count):
+    marks = {"seconds": types.SimpleNamespace(kwargs=seconds)} if seconds else {}
+    assert kept(tier, monkeypatch, each, **marks) == count
+
+
+@pytest.mark.parametrize("folder", [*tiers.CORE, "nn"])
+def test_make_test_has_a_variant_of_each_core_function_and_of_those_that_name_it(
+    monkeypatch, folder
+):
+    mark = lambda tier: {"tier": types.SimpleNamespace(args=(tier,))}
+    slow = lambda tier, **marks: kept(tier, monkeypatch, 6.0, folder=folder, **marks)
+    assert (slow("check"), slow("test")) == (0, folder in tiers.CORE)
+    assert [slow(tier, **mark("test")) for tier in tiers.TIERS] == [0, 1, 42]
+    assert [slow(tier, **mark("all")) for tier in tiers.TIERS] == [0, 0, 42]
 
 
 def test_functions_are_told_from_variants():

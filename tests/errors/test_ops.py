@@ -282,3 +282,19 @@ def test_schedules_are_values():
     assert choose_schedule(few).nonzeros < choose_schedule(dataclasses.replace(few, n=64)).nonzeros
     small, large = (choose_schedule(Problem("sddmm", (9, 9), nnz)) for nnz in (9, 10**6))
     assert small.nonzeros < large.nonzeros
+
+
+def test_a_schedule_of_a_user_may_have_fields_of_any_name():
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Schedule):
+        inner: Schedule | None = None
+        around: int = 0
+
+        def check(self, problem):
+            raise NotImplementedError("mine does not run")
+
+    A = SparseArray.from_dense(np.eye(3, dtype=np.float32))
+    with pytest.raises(NotImplementedError, match="mine does not run"):
+        spmm(A, np.ones((3, 2), np.float32), schedule=Mine())
+    with pytest.raises(NotImplementedError, match=r"no kernel that obeys .*Mine\(inner=None"):
+        einsum("ij,jk,jk->ik", A, *[np.ones((3, 2), np.float32)] * 2, schedule=Mine())

@@ -110,6 +110,7 @@ def test_a_traced_structure_is_refused_and_says_why(format):
             jax.jit(lambda A: A.asformat(format))(A)
 
 
+@pytest.mark.tier("all")
 def test_under_shard_map_and_of_explicit_sharding():
     A = array(BATTERY["tall"], jnp.float64)
     targets = [COO, CSC, CSF(2), CVS(4), BCSR(2, 3)]

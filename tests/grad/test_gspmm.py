@@ -11,6 +11,7 @@ from gspmm_oracle import PAIRS, away_from_zero
 from jax.test_util import check_grads
 
 from sgap_jax import gsddmm, gspmm
+from sgap_jax.primitives import gspmm_arg_gather
 from sgap_jax.primitives.gspmm import OPS
 
 CASE = BATTERY["skewed"]
@@ -156,3 +157,24 @@ def test_third_order_of_an_extremum(backend):
     A = array(case, "float64")
     f = lambda v, X: gspmm(A.with_values(v), X, reduce="max", schedule=row_schedule(backend))
     check_grads(f, (A.values, normal(case.shape[1], 2)), order=3, modes=["fwd", "rev"], eps=1e-5)
+
+
+def test_programs_of_earlier_versions_find_the_arg_extremum_gathers_by_another_name(monkeypatch):
+    A, B = array(BATTERY["skewed"], jnp.float32), normal(BATTERY["skewed"].shape[1], 5)
+
+    def loss(v, B):
+        return jnp.sum(jnp.sin(gspmm(A.with_values(v), B.astype(v.dtype), reduce="max")))
+
+    def along(v, B):
+        return jax.jvp(jax.grad(loss, (0, 1)), (v, B), (v, B))
+
+    now = jax.jit(along)(A.values, B)
+    lowering, names = gspmm_arg_gather.ffi_lowering, set()
+
+    def renamed(target, *operands, **attributes):
+        names.add(target.replace("arg_gather", "pick"))
+        return lowering(target.replace("arg_gather", "pick"), *operands, **attributes)
+
+    monkeypatch.setattr(gspmm_arg_gather, "ffi_lowering", renamed)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(lambda v, B: along(v, B))(A.values, B), now)
+    assert len(names) == 3

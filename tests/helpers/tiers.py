@@ -7,11 +7,11 @@
     check   likewise, but only each value occurs, and slow kinds of tests are left out
 
 The time of a variant is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
-test that is not listed is quick. A test that needs a larger budget in a tier, or that belongs to
-`make test-all` only, has a mark:
+test that is not listed is quick. `test` runs at least one variant of each function of CORE. A test that
+needs a larger budget in a tier, or that belongs to one, has a mark:
 
     @pytest.mark.seconds(check=5, test=60)      the time of this function's variants in a tier
-    @pytest.mark.tier("all")                    the quickest tier that runs it
+    @pytest.mark.tier("test")                   the quickest tier that runs it, whatever it takes
 
 Which variants run depends on names, values and that file only, so it is the same on every machine,
 and a new parameter value is in every tier at once.
@@ -28,6 +28,9 @@ TIERS = ("check", "test", "all")
 
 # Not run after every edit: the emulator (minutes), builds, trained models.
 NOT_IN_CHECK = ("benchmarks", "emulated", "examples", "gpu", "launch", "packaging", "peer")
+
+# What the package promises: results, derivatives, and what must not change from version to version.
+CORE = ("freeze", "grad", "oracle")
 
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
 # runs.
@@ -126,7 +129,8 @@ def _most(item, tier: str) -> int | None:
     own = mark.kwargs.get(tier) if mark else None
     if own is not None:
         return max(int(own / each), 1)
-    return max(int(BUDGET[tier] / each), each <= ALONE[tier])
+    named = item.get_closest_marker("tier") or (tier == "test" and item.path.parent.name in CORE)
+    return max(int(BUDGET[tier] / each), each <= ALONE[tier] or bool(named))
 
 
 def left_out(items: list, tier: str) -> set:

@@ -126,6 +126,7 @@ def test_gradients():
     close(nnx.to_pure_dict(got), nnx.to_pure_dict(want))
 
 
+@pytest.mark.seconds(test=4)
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_dropout(broadcast):
     options = dict(dropout_rate=0.4, broadcast_dropout=broadcast, deterministic=False) | FLOAT64

@@ -95,8 +95,8 @@ def test_the_interpreter_agrees():
     assert "fuse(i, j, fiber)" in str(cpu(e)) and "A1_crd[" not in cpu(e).loops()
 
 
-def test_derivatives():
-    """Derivatives of any order; they equal those of the dense result where that is stored."""
+def test_gradients():
+    """They equal those of the dense result where that is stored."""
     A, (B,), _ = operands(TTM, CSF(3))
     A = A.with_values(jnp.nan_to_num(A.values))
     weights = jnp.asarray(np.random.default_rng(1).standard_normal((7, 6, 19)), jnp.float32)
@@ -108,6 +108,12 @@ def test_derivatives():
     gradient = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)
     for found, want in zip(gradient(A.values, B, True), gradient(A.values, B, False), strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.tier("all")
+def test_derivatives_to_order_2_and_vmap():
+    A, (B,), _ = operands(TTM, CSF(3))
+    A = A.with_values(jnp.nan_to_num(A.values))
     values = jax.jit(lambda v, B: einsum(TTM, A.with_values(v), B, fibers=True).values)
     exact = A.values.astype(jnp.float64), B.astype(jnp.float64)
     check_grads(values, exact, 2, atol=1e-6, rtol=1e-6)

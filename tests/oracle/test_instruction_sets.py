@@ -18,6 +18,7 @@ SELECTION = (
 )
 
 
+@pytest.mark.tier("all")
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", [i for i in native.supported_isas() if i != native.isa()])
 def test_oracles(isa):

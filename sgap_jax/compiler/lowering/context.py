@@ -65,7 +65,7 @@ class JoinedThreads:
 
 
 @dataclasses.dataclass(frozen=True)
-class OctetTile:
+class OctetLoops:
     """The tile of the output in registers of a warp, and the loops that octet_mma runs."""
 
     name: str
@@ -90,7 +90,7 @@ class Scope:
     # A scalar, or a workspace with its extents.
     temporaries: dict[str, Var | tuple[str, list[int]]] = dataclasses.field(default_factory=dict)
     threads: JoinedThreads | None = None
-    tile: OctetTile | None = None
+    tile: OctetLoops | None = None
     unguarded: frozenset[IndexVar] = frozenset()  # in range here
     masked: bool = False  # a collective follows: no lane may leave
     live: Expr | None = None  # where masked: whether this lane takes part

@@ -24,7 +24,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Side,
     Workspace,
 )
-from sgap_jax.compiler.lowering.context import Context, OctetTile
+from sgap_jax.compiler.lowering.context import Context, OctetLoops
 from sgap_jax.compiler.lowering.ranges import range_of, value_of
 from sgap_jax.compiler.notation.cin import Forall, Split, SuchThat
 from sgap_jax.compiler.notation.expr import IndexVar
@@ -64,7 +64,7 @@ def name_tile(ctx: Context, dtype: str) -> None:
             "matrix with rows, or leave bind out"
         )
     loops = tuple(ctx.fresh(loop.name) for loop in ctx.plan.warp)
-    ctx.scope.tile = OctetTile(ctx.fresh("tile"), loops)
+    ctx.scope.tile = OctetLoops(ctx.fresh("tile"), loops)
 
 
 def declare_tile(ctx: Context) -> None:
@@ -115,7 +115,7 @@ def store_tile(ctx: Context) -> None:
     )
 
 
-def _tile(ctx: Context) -> OctetTile:
+def _tile(ctx: Context) -> OctetLoops:
     assert ctx.scope.tile is not None
     return ctx.scope.tile
 
