@@ -84,7 +84,7 @@ def test_make_test_has_a_variant_of_each_core_function_and_of_those_that_name_it
     monkeypatch, folder
 ):
     mark = lambda tier: {"tier": types.SimpleNamespace(args=(tier,))}
-    slow = lambda tier, **marks: kept(tier, monkeypatch, 6.0, folder=folder, **marks)
+    slow = lambda name, **marks: kept(name, monkeypatch, 6.0, folder=folder, **marks)
     assert (slow("check"), slow("test")) == (0, folder in tiers.CORE)
     assert [slow(tier, **mark("test")) for tier in tiers.TIERS] == [0, 1, 42]
     assert [slow(tier, **mark("all")) for tier in tiers.TIERS] == [0, 0, 42]

@@ -286,15 +286,15 @@ def test_schedules_are_values():
 
 def test_a_schedule_of_a_user_may_have_fields_of_any_name():
     @dataclasses.dataclass(frozen=True)
-    class Mine(Schedule):
+    class OfAUser(Schedule):
         inner: Schedule | None = None
         around: int = 0
 
         def check(self, problem):
-            raise NotImplementedError("mine does not run")
+            raise NotImplementedError("it does not run")
 
     A = SparseArray.from_dense(np.eye(3, dtype=np.float32))
-    with pytest.raises(NotImplementedError, match="mine does not run"):
-        spmm(A, np.ones((3, 2), np.float32), schedule=Mine())
-    with pytest.raises(NotImplementedError, match=r"no kernel that obeys .*Mine\(inner=None"):
-        einsum("ij,jk,jk->ik", A, *[np.ones((3, 2), np.float32)] * 2, schedule=Mine())
+    with pytest.raises(NotImplementedError, match="it does not run"):
+        spmm(A, np.ones((3, 2), np.float32), schedule=OfAUser())
+    with pytest.raises(NotImplementedError, match=r"no kernel that obeys .*OfAUser\(inner=None"):
+        einsum("ij,jk,jk->ik", A, *[np.ones((3, 2), np.float32)] * 2, schedule=OfAUser())

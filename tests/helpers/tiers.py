@@ -7,8 +7,8 @@
     check   likewise, but only each value occurs, and slow kinds of tests are left out
 
 The time of a variant is in seconds.txt, measured (`pytest --write-seconds` on an idle machine); a
-test that is not listed is quick. `test` runs at least one variant of each function of CORE. A test that
-needs a larger budget in a tier, or that belongs to one, has a mark:
+test that is not listed is quick. `test` runs at least one variant of each function of CORE. A test
+with a larger budget in a tier, or one that belongs to a tier, has a mark:
 
     @pytest.mark.seconds(check=5, test=60)      the time of this function's variants in a tier
     @pytest.mark.tier("test")                   the quickest tier that runs it, whatever it takes
