@@ -47,8 +47,8 @@ class Item:
         return self._marks.get(name)
 
 
-def kept(tier, monkeypatch, each, **about):
-    """How many of the variants of a function run, if each takes so long."""
+def kept(named, monkeypatch, each, **about):
+    """How many of the variants of a function a tier runs, if each takes so long."""
     monkeypatch.setattr(tiers, "BUDGET", {"check": 0.7, "test": 2.0})
     monkeypatch.setattr(tiers, "ALONE", {"check": 0.9, "test": 5.0})
     items = [
@@ -56,7 +56,7 @@ def kept(tier, monkeypatch, each, **about):
         for label, params in zip(LABELS, VARIANTS, strict=True)
     ]
     monkeypatch.setattr(tiers, "seconds", lambda: {tiers.function_id(items[0].nodeid): each})
-    return len(items) - len(tiers.left_out(items, tier))
+    return len(items) - len(tiers.left_out(items, named))
 
 
 @pytest.mark.parametrize(
