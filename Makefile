@@ -132,7 +132,7 @@ fuzz-address: fuzz-%: sanitized-%
 sanitized-address sanitized-thread: sanitized-%: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m venv --without-pip $(SANITIZED)
 	echo "$(call SITE,$(VENV))" > "$(call SITE,$(SANITIZED))/dependencies.pth"
-	$(BIN)/python -m pip --python $(SANITIZED)/bin/python install --quiet --no-deps --editable . \
+	$(BUILD) --python $(SANITIZED)/bin/python install --quiet --no-deps --no-build-isolation --editable . \
 	  --config-settings=build-dir=$(SANITIZED)/cmake --config-settings=cmake.define.SGAP_SANITIZE=$* \
 	  --config-settings=cmake.build-type=RelWithDebInfo --config-settings=install.strip=false
 
@@ -207,9 +207,24 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# Editable, and with build isolation: the library is compiled against the oldest supported jax
-# headers (pyproject.toml), whichever jax the environment has.
-$(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/venv
+# The packages that the build needs, in a folder of their own: the library is compiled against the
+# oldest supported jax headers (pyproject.toml), whichever jax the environment has. pip's own build
+# isolation does so too, but with new paths each time, so that every edit would compile everything.
+TOOLS := $(abspath $(VENV))/build-tools
+LISTED = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))$(1), sep="\n")'
+BUILD = PATH="$(TOOLS)/bin:$$PATH" PYTHONPATH="$(TOOLS)" $(BIN)/python -m pip
+
+$(STAMPS)/build-tools: pyproject.toml | $(STAMPS)/venv
+	@echo "== installing the packages that the build needs"
+	@$(call LISTED,["build-system"]["requires"]) > $@.txt
+	@$(BIN)/python -m pip install --quiet --upgrade --target "$(TOOLS)" -r $@.txt
+	@PYTHONPATH="$(TOOLS)" $(BIN)/python -c 'from scikit_build_core import build; \
+	  print(*build.get_requires_for_build_editable(), sep="\n")' > $@.txt
+	@! test -s $@.txt || $(BIN)/python -m pip install --quiet --upgrade --target "$(TOOLS)" -r $@.txt
+	@rm $@.txt
+	@touch $@
+
+$(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/build-tools
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null \
 	  || command -v clang++ >/dev/null || { \
 	  echo "No C++ compiler was found: install g++ (>= 11) or clang (>= 14), or set CXX."; exit 1; }
@@ -219,10 +234,12 @@ $(STAMPS)/package: $(NATIVE_SOURCES) $(if $(MOVED),moved-modules) | $(STAMPS)/ve
 	  exit 1; }
 	@echo "== building sgap_jax and installing jax (a few minutes the first time)"
 	@touch $@.begun
-	@$(BIN)/python -m pip install --quiet --editable .
+	@$(call LISTED,["project"]["dependencies"]) > $@.txt
+	@$(BIN)/python -m pip install --quiet -r $@.txt
+	@$(BUILD) install --quiet --no-deps --no-build-isolation --editable .
 	@find sgap_jax -name '*.py' ! -name '* *' > $@
 	@touch -r $@.begun $@  # what was edited during the build is built by the next one
-	@rm $@.begun
+	@rm $@.begun $@.txt
 
 # The dependency groups of pyproject.toml.
 $(STAMPS)/group-%: pyproject.toml | $(STAMPS)/venv

@@ -409,7 +409,7 @@ CPP = (
         text="const int64_t piece_end = i + 1 == pieces ? end : begin + (i + 1) * chunk;",
         replacement="const int64_t piece_end = begin + (i + 1) * chunk;",
         breaks="a row in pieces loses the entries that do not fill a piece",
-        focus=("tests/oracle/test_spmm.py",),
+        focus=("tests/oracle/test_spmm.py", "tests/oracle/test_large.py"),
     ),
     Bug(
         name="last_phase_of_small_calls",
