@@ -100,17 +100,18 @@ def test_a_narrow_dtype_accumulates_in_float32(n):
         assert (spmm(A, jnp.ones((k, n), dtype)) == k).all()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_ties_are_rounded_to_the_even_number(dtype, backend):
+@pytest.mark.seconds(check=0.9, test=4.1)
+def test_ties_are_rounded_to_the_even_number(backend):
     # The sums 1 + (k + 1/2) eps lie halfway between two values of the dtype.
-    k, eps = np.arange(8), float(jnp.finfo(dtype).eps)
-    case = from_row_lengths("ties", 2, [2] * 8)
-    values = np.stack([1 + k * eps, np.full(8, eps / 2)], axis=1).reshape(-1)
-    A = array(case, dtype).with_values(cast(values, dtype))
-    for n in (1, 4, 17):
-        C = spmm(A, jnp.ones((2, n), dtype), schedule=backend)
-        expected = np.repeat(1 + (k + k % 2)[:, None] * eps, n, axis=1)
-        np.testing.assert_array_equal(np.asarray(C).astype(np.float64), expected)
+    for dtype in ("bfloat16", "float16"):
+        k, eps = np.arange(8), float(jnp.finfo(dtype).eps)
+        case = from_row_lengths("ties", 2, [2] * 8)
+        values = np.stack([1 + k * eps, np.full(8, eps / 2)], axis=1).reshape(-1)
+        A = array(case, dtype).with_values(cast(values, dtype))
+        for n in (1, 4, 17):
+            C = spmm(A, jnp.ones((2, n), dtype), schedule=backend)
+            expected = np.repeat(1 + (k + k % 2)[:, None] * eps, n, axis=1)
+            np.testing.assert_array_equal(np.asarray(C).astype(np.float64), expected)
 
 
 def test_real_matrices(data_dir):
