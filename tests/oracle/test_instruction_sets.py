@@ -1,4 +1,5 @@
-"""Every instruction set of this processor, not only the best one, on which all other tests run."""
+"""What test_without_xla.py does not call, and operands beyond the caches, on every instruction
+set of this processor: all other tests run on the best one."""
 
 import os
 import pathlib
@@ -10,11 +11,12 @@ import pytest
 from sgap_jax.runtime.native import native
 
 SELECTION = (
-    "(test_large and (None or many_short_rows) and not 128 and not 520)"
+    "(test_large and (test_spmm or None or many_short_rows) and not 128 and not 520)"
     " or (test_vectors and (every_length or float32))"
     " or (test_row_vectors and (every_length or every_dtype or pieces))"
     " or (test_attention and (every_length or one_heavy_row or is_causal))"
-    " or ((every_length or one_heavy_row) and cpu and not tiled and not float64)"
+    " or ((every_length or one_heavy_row) and cpu and not tiled and not float64 and not test_spmm"
+    " and not test_sddmm and not test_row_reduce and not test_sparse_softmax)"
 )
 
 

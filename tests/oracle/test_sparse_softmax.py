@@ -11,12 +11,16 @@ from sgap_jax import COO, CSC, reference, sparse_softmax
 from sgap_jax.schedules.emulated import Emulated
 
 
+def turn(name, dtype, scales):
+    """Scales take turns: each meets each dtype, and another one each matrix."""
+    return scales[(sorted(BATTERY).index(name) + DTYPES.index(dtype)) % len(scales)]
+
+
 @pytest.mark.seconds(check=2, test=8)
-@pytest.mark.parametrize("scale", [1.0, 0.125, -3.0, 0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BATTERY)
-def test_sparse_softmax(name, dtype, scale, backend):
-    case = BATTERY[name]
+def test_sparse_softmax(name, dtype, backend):
+    case, scale = BATTERY[name], turn(name, dtype, (1.0, 0.125, -3.0, 0.0))
     P = sparse_softmax(array(case, dtype), scale=scale, schedule=row_schedule(backend))
     assert P.dtype == dtype
     assert_within(P.values, *softmax_oracle(case, dtype, scale))
@@ -68,11 +72,11 @@ def test_against_dense_softmax():
     )
 
 
-@pytest.mark.parametrize("scale", [1.0, -0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*BATTERY, "split"])
-def test_derivative_in_every_dtype(name, dtype, scale, backend):
+def test_derivative_in_every_dtype(name, dtype, backend):
     # Forward and reverse share one kernel: the Jacobian is symmetric.
+    scale = -0.5 if name == "split" else turn(name, dtype, (1.0, -0.5))
     if name == "split" and isinstance(backend, Emulated):
         pytest.skip("rows as long as this are for the tasks of the CPU")
     case = BATTERY.get(name) or from_row_lengths("split", 40_000, [3, 40_000, 0, 9_000])
