@@ -26,17 +26,6 @@ sys.modules[_spec.name] = train  # dataclasses look there
 _spec.loader.exec_module(train)
 
 
-@pytest.fixture(autouse=True)
-def _plain_jax():
-    """The example is written for JAX as it comes, not for the strict settings of other tests."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.enable_x64(False),
-    ):
-        yield
-
-
 @pytest.fixture(scope="module")
 def made_up():
     with jax.enable_x64(False):

@@ -36,17 +36,6 @@ SMALL = runs.Config(
 )
 
 
-@pytest.fixture(autouse=True)
-def _plain_jax():
-    """The demo is written for JAX as it comes, not for the strict settings of other tests."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.enable_x64(False),
-    ):
-        yield
-
-
 @pytest.fixture(scope="module")
 def expressions():
     return listops.generate(300, min_length=4, max_length=200, seed=3)

@@ -40,17 +40,6 @@ PRODUCTS = ("dot_general", "attention")
 
 
 @pytest.fixture(autouse=True)
-def _plain_jax():
-    """The example is written for JAX as it comes, not for the strict settings of other tests."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.enable_x64(False),
-    ):
-        yield
-
-
-@pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Benchmarks of the model that the evaluation reads, and each forward pass compiled once."""
     monkeypatch.setattr(layers, "WIDTH", WIDTH)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from differentiable_ops import OPS, close, normal
+from differentiable_ops import OPS, close, normal, scalar
 from gpu_session import on_gpu, some
 
 NAMES = some(OPS)
@@ -14,10 +14,6 @@ def op(request):
     """(function of the operands, dense twin, operands), float64."""
     function, twin, operands = OPS[request.param]
     return (lambda *x: function(*x, on_gpu())), twin, operands
-
-
-def scalar(function):
-    return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
 def test_value_and_gradient(op):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from battery import from_row_lengths
 from conftest import row_schedule
-from differentiable_ops import CASES, close, function_of, normal
+from differentiable_ops import CASES, close, function_of, normal, scalar
 
 from sgap_jax import BCSR, CVS, SparseArray, gspmm, row_max, row_sum, sddmm, sparse_softmax, spmm
 
@@ -33,10 +33,6 @@ def subsets(operands):
         if sum(a is not None for a in mapped) in sizes:
             yield mapped
     yield tuple(x.ndim for x in operands)  # all, along the last axis
-
-
-def scalar(function):
-    return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
 @pytest.mark.seconds(check=8, test=30)

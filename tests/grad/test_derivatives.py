@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY, array, from_row_lengths
-from differentiable_ops import CASES, close, function_of, normal
+from differentiable_ops import CASES, close, function_of, normal, scalar
 from jax.test_util import check_grads
 
 from sgap_jax import row_max, sparse_softmax, spmm
@@ -18,10 +18,6 @@ def op(request):
 
 def argnums(operands):
     return tuple(range(len(operands)))
-
-
-def scalar(function):
-    return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
 @pytest.mark.seconds(check=2, test=10)

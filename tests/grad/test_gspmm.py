@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from battery import BATTERY, array, from_row_lengths
 from conftest import row_schedule
-from differentiable_ops import close, normal
+from differentiable_ops import close, normal, scalar
 from gspmm_oracle import PAIRS, away_from_zero
 from jax.test_util import check_grads
 
@@ -15,10 +15,6 @@ from sgap_jax.primitives import gspmm_arg_gather
 from sgap_jax.primitives.gspmm import OPS
 
 CASE = BATTERY["skewed"]
-
-
-def scalar(function):
-    return lambda *x: jnp.sum(jnp.sin(function(*x)))
 
 
 def by_gather(case, op, reduce, transpose):
