@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kBlock, 1)
       for (int i = 0; i < kValueSteps * kColumns; ++i) values[i] = states[r].values[i];
       const Size at = (batch * call.m + row) * call.heads + head;
       Values::Store(out + at * value_depth, value_depth, group.lane, total == 0 ? A(0) : 1 / total,
-                    numbers);
+                    values);
       if (group.lane == 0) lse[at] = total == 0 ? Least<A>() : states[r].peak() + Log(total);
     }
   }
