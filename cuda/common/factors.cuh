@@ -11,7 +11,7 @@ struct Factors {
   const T* weights;
   const Accumulator<T>* scale;
 
-  // The factors of batch member `product`; a stride of 0 means that the batch shares the operand.
+  // The factors of element `batch` of the batch; a stride of 0: all elements share the operand.
   __device__ Factors Of(Size batch, Size weights_stride, Size scale_stride) const {
     return {weights + batch * weights_stride, scale + batch * scale_stride};
   }
