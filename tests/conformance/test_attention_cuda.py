@@ -1,10 +1,9 @@
 """The attention kernels compile for every architecture without spills; launches are as planned."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cuda_sources import require_nvrtc, resources
+from cuda_sources import require_nvrtc, resources, resources_of
 
 from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
 from sgap_jax.launch.attention import (
@@ -79,9 +78,8 @@ def test_the_defaults_of_a_wheel_stay_in_registers(name, arch):
     require_nvrtc()
     sources = list(default_calls(name))
     assert len(sources) == 18
-    with ThreadPoolExecutor(2) as pool:  # the compiler releases the interpreter's lock
-        found = pool.map(lambda source: resources(source, arch), sources)
-        assert all((stack, spills) == (0, 0) for _, stack, spills in found)
+    for kernel, (_, stack, spills) in resources_of(sources, arch).items():
+        assert (stack, spills) == (0, 0), kernel
     long = dict(shape=(8192, 8192), nnz=8192 * 800, dtype="bfloat16", format="CVS(8)", batch=8)
     problem = dataclasses.replace(PROBLEM, **long)
     shapes = AttentionShapes(heads=8, key_heads=8, value_depth=64)

@@ -3,10 +3,9 @@
 import dataclasses
 import itertools
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cuda_sources import INCLUDE, require_nvrtc, resources
+from cuda_sources import INCLUDE, require_nvrtc, resources_of
 from tolerance import DTYPES
 
 from sgap_jax import AtomicParallelism, Problem, Schedule, ScheduleError, SubwarpTile
@@ -44,11 +43,9 @@ def plan(problem, tile=None, *operands):
 
 def stay_in_registers(sources, arch):
     require_nvrtc()
-    with ThreadPoolExecutor(2) as pool:  # the compiler releases the interpreter's lock
-        found = pool.map(lambda source: resources(source, arch), sources)
-        for source, (registers, stack, spills) in zip(sources, found, strict=True):
-            assert (stack, spills) == (0, 0), source
-            assert registers <= 128, source
+    for kernel, (registers, stack, spills) in resources_of(sources, arch).items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= 128, kernel
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
