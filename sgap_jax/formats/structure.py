@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -161,9 +162,32 @@ def transpose_structure(
     """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation: a valid
     structure for any contents of the arguments.
 
-    A stable sort by index keeps the segments ascending; padding, and entries that take no part,
-    come last.
+    The order is stable, so segments stay ascending; padding, and entries that take no part, come
+    last. On the CPU a parallel counting sort, in linear time.
     """
+    from sgap_jax.runtime import native as native  # registers the FFI targets
+
+    nnz, sort = indices.shape[0], partial(transpose_by_comparing, size=size)
+
+    def counting_sort(offsets: jax.Array, indices: jax.Array) -> tuple:
+        int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+        call = jax.ffi.ffi_call(
+            "sgap_transpose_structure_v1",
+            (int32((size + 1,)), int32((nnz,)), int32((nnz,))),
+            vmap_method="broadcast_all",
+        )
+        return tuple(varying_like(x, offsets, indices) for x in call(offsets, indices))
+
+    if any(map(jax.export.is_symbolic_dim, (nnz, size, offsets.shape[0]))):
+        return sort(offsets, indices)
+    found: tuple = jax.lax.platform_dependent(offsets, indices, cpu=counting_sort, default=sort)
+    return found
+
+
+def transpose_by_comparing(
+    offsets: jax.Array, indices: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`transpose_structure` in plain JAX, with a comparison sort."""
     nnz = indices.shape[0]
     offsets, indices = well_formed(offsets, indices, size)
     key = jnp.where(indices >= 0, indices, size)

@@ -1,0 +1,103 @@
+"""The structure of the transpose inside jit: a counting sort, equal to the sort of plain JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from native_call import run
+
+from sgap_jax import SparseArray, spmm
+from sgap_jax.formats.structure import transpose_by_comparing, transpose_structure
+from sgap_jax.runtime.native import native
+
+
+def valid(rng, rows, nnz, size, spare=0):
+    lengths = (
+        np.bincount(rng.integers(0, rows, nnz), minlength=rows) if nnz else np.zeros(rows, int)
+    )
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    indices = rng.integers(0, max(size, 1), nnz + spare).astype(np.int32)
+    return offsets, indices
+
+
+def anything(rng, rows, nnz, size):
+    """Offsets that fall, are negative or too large; indices out of range."""
+    offsets = rng.integers(-nnz, 2 * nnz + 2, rows + 1).astype(np.int32)
+    offsets[rng.random(rows + 1) < 0.3] = rng.choice([-(2**31), 2**31 - 1, 0, nnz])
+    indices = rng.integers(-2, size + 2, nnz).astype(np.int32)
+    indices[rng.random(nnz) < 0.2] = rng.choice([-(2**31), 2**31 - 1])
+    return offsets, indices
+
+
+def same(offsets, indices, size):
+    given = jnp.asarray(offsets), jnp.asarray(indices)
+    found = jax.jit(transpose_structure, static_argnums=2)(*given, size)
+    expected = jax.jit(transpose_by_comparing, static_argnums=2)(*given, size)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    return [np.asarray(x) for x in found]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 30])
+@pytest.mark.parametrize("nnz", [0, 1, 40])
+@pytest.mark.parametrize("size", [0, 1, 25])
+def test_small_structures_with_any_contents(rows, nnz, size):
+    rng = np.random.default_rng(rows + nnz + size)
+    for _ in range(5):
+        same(*anything(rng, rows, nnz, size), size)
+    if rows and size:
+        same(*valid(rng, rows, nnz, size, spare=3), size)
+
+
+@pytest.mark.parametrize(("rows", "nnz", "size"), [(900, 200_000, 700), (5, 100_000, 90_000)])
+def test_entries_and_indices_in_pieces(rows, nnz, size):
+    rng = np.random.default_rng(0)
+    offsets, indices = valid(rng, rows, nnz, size, spare=1000)
+    ends, of_rows, permutation = same(offsets, indices, size)
+    assert sorted(permutation) == list(range(nnz + 1000))
+    np.testing.assert_array_equal(np.diff(ends), np.bincount(indices[:nnz], minlength=size))
+    columns = np.repeat(np.arange(size), np.diff(ends))
+    np.testing.assert_array_equal(indices[permutation[:nnz]], columns)
+    np.testing.assert_array_equal(
+        of_rows[:nnz], np.repeat(np.arange(rows), np.diff(offsets))[permutation[:nnz]]
+    )
+    same(*anything(rng, rows, nnz, size), size)
+
+
+def test_any_number_of_threads_and_batches():
+    rng = np.random.default_rng(1)
+    (nnz, size), count = (70_000, 5000), 3
+    each = [valid(rng, 40, nnz, size) for _ in range(count)]
+    arrays = [np.stack(x) for x in zip(*each, strict=True)]
+    results = [((count, n), np.int32) for n in (size + 1, nnz, nnz)]
+    one, *others = (
+        run("sgap_transpose_structure_v1", arrays, results, {}, native.isa(), threads)
+        for threads in (1, 2, 7)
+    )
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, other, one)
+    many = jax.jit(jax.vmap(lambda o, i: transpose_structure(o, i, size)))(*arrays)
+    jax.tree.map(np.testing.assert_array_equal, list(many), list(one))
+    for b, (offsets, indices) in enumerate(each):
+        jax.tree.map(
+            np.testing.assert_array_equal, [x[b] for x in one], same(offsets, indices, size)
+        )
+
+
+def test_programs_have_no_comparison_sort():
+    A = SparseArray.from_dense(np.eye(50, dtype=np.float32))
+    B = jnp.ones((50, 4), jnp.float32)
+
+    def loss(values, offsets, columns):
+        made = SparseArray.from_arrays(values, offsets, columns, shape=(50, 50))
+        return jnp.sum(spmm(made, B) ** 2)
+
+    program = jax.jit(jax.grad(loss)).lower(A.values, A.row_offsets, A.column_indices)
+    assert " sort(" not in program.compile().as_text()
+
+
+def test_the_handler_refuses_other_shapes():
+    offsets, indices = np.int32([0, 1, 2]), np.int32([0, 1])
+    for results in ([(3,), (2,), (3,)], [(0,), (2,), (2,)], [(1, 3), (2,), (2,)]):
+        shapes = [(shape, np.int32) for shape in results]
+        with pytest.raises(ValueError, match="transpose_structure: expected offsets"):
+            run("sgap_transpose_structure_v1", [offsets, indices], shapes, {}, native.isa(), 1)
