@@ -7,8 +7,6 @@ tiles, which keep rows of the dense matrix in a cache until they have been used 
 """
 
 import argparse
-import csv
-import datetime
 import pathlib
 
 import jax
@@ -145,15 +143,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
     args = parser.parse_args(argv)
     scale = 16 if args.quick else 1
-    stamp = {
-        "commit": machine.commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": machine.cpu_model(),
-        "threads": machine.threads(),
-        "load": machine.load_at_start(),
-    }
+    about_run = harness.stamp()
     rows = [
-        row | stamp
+        row | about_run
         for found in (
             balance(ROWS // scale, ENTRIES // scale),
             parallelism(ENTRIES // 4 // scale),
@@ -164,11 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     if args.out or not args.quick:
         path = (args.out or machine.results_dir()) / "compiler_studies.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        harness.write(path, rows, whole=True)
 
 
 if __name__ == "__main__":

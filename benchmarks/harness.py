@@ -121,6 +121,20 @@ def arguments(description: str, n: tuple[int, ...] = ()) -> argparse.ArgumentPar
     return parser
 
 
+def stamp() -> dict[str, object]:
+    """The columns of every row that say where and when it was measured; warns of other load."""
+    about = {
+        "commit": machine.commit(),
+        "date": datetime.date.today().isoformat(),
+        "device": machine.cpu_model(),
+        "threads": machine.threads(),
+        "load": machine.load_at_start(),
+    }
+    if about["load"] > 0.25 * about["threads"]:
+        print(f"# load average {about['load']:.1f}: others use these cores, so do not trust ratios")
+    return about
+
+
 def run(
     op: str,
     cases: Callable[[object, int], Iterable[Case]],
@@ -137,17 +151,9 @@ def run(
     found = select(args.tag or ("quick" if args.quick else tag), args.problems)
     whole = not (args.tag or args.problems or args.quick or getattr(args, "n", None))
     widths = getattr(args, "n", None) or (n[-4::2] if args.quick else n)
-    stamp = {
-        "commit": machine.commit(),
-        "date": datetime.date.today().isoformat(),
-        "device": machine.cpu_model(),
-        "threads": machine.threads(),
-        "load": machine.load_at_start(),
-    }
-    if stamp["load"] > 0.25 * stamp["threads"]:
-        print(f"# load average {stamp['load']:.1f}: others use these cores, so do not trust ratios")
+    about_run = stamp()
     peaks, rows = machine.probe(), []
-    print(f"# {op}: {stamp['device']}, {peaks.cores} threads, {peaks.describe()}", flush=True)
+    print(f"# {op}: {about_run['device']}, {peaks.cores} threads, {peaks.describe()}", flush=True)
     for problem in found:
         try:
             A = problem.build()
@@ -160,11 +166,12 @@ def run(
                 start = time.perf_counter()
                 row = {"problem": problem.name, "family": problem.family, **about}
                 row |= {"n": case.n, "schedule": case.schedule}
-                row |= compare(case, goal, 3 if args.quick else timing.ROUNDS) | stamp
+                row |= compare(case, goal, 3 if args.quick else timing.ROUNDS)
+                row |= about_run
                 rows.append(row)
                 print(_line(op, row, time.perf_counter() - start), flush=True)
     if args.out or not args.quick:
-        _write((args.out or machine.results_dir()) / f"{op}.csv", rows, whole)
+        write((args.out or machine.results_dir()) / f"{op}.csv", rows, whole)
 
 
 def _line(op: str, row: dict[str, object], seconds: float) -> str:
@@ -182,7 +189,9 @@ def _text(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _write(path: pathlib.Path, rows: list[dict[str, object]], whole: bool) -> None:
+def write(path: pathlib.Path, rows: list[dict[str, object]], whole: bool) -> None:
+    """Writes rows as CSV, and about the machine beside it; unless `whole`, to the rows that the
+    file has of other problems."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{key: _text(value) for key, value in row.items()} for row in rows]
 

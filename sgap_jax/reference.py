@@ -176,3 +176,20 @@ def attention(
         for p, s in zip(entries, scores, strict=True):
             out[i] += np.exp(s - lse[i]) * v[column_indices[p]]
     return out, lse
+
+
+def top_k(
+    scores: ArrayLike, k: int, limits: Sequence[int] | None = None
+) -> tuple[NDArray, NDArray]:
+    """(row_offsets, column_indices) of the k greatest scores of each row, without padding. Of row i
+    the columns before limits[i] exist, if their score is not -infinity; of equal scores the lower
+    column comes first, and NaN after all numbers."""
+    scores = np.asarray(scores, np.float64)
+    offsets, indices = [0], []
+    for i, row in enumerate(scores):
+        limit = len(row) if limits is None else limits[i]
+        exist = [j for j in range(min(limit, len(row))) if row[j] != -np.inf]
+        exist.sort(key=lambda j: (True, 0.0, j) if np.isnan(row[j]) else (False, -row[j], j))
+        indices += sorted(exist[:k])
+        offsets.append(len(indices))
+    return np.array(offsets, np.int32), np.array(indices, np.int32)

@@ -318,6 +318,43 @@ inline Vector<Accumulator<T>, N> GatherByPairs(const T* source, const int32_t* i
   }
 }
 
+// Writes the lanes of x that are at least `least`, in order, and of `numbers` likewise. Returns how
+// many; up to N of each may be written.
+template <typename T, int N>
+inline int AppendFrom(Vector<T, N> x, T least, Vector<int32_t, N> numbers, T* target,
+                      int32_t* target_numbers) {
+#if defined(__AVX512DQ__)
+  if constexpr (N == 16 && sizeof(T) == 4) {
+    const __mmask16 mask = _mm512_movepi32_mask(BitCast<__m512i>(x >= least));
+    const __m512i kept = _mm512_maskz_compress_epi32(mask, BitCast<__m512i>(x));
+    const __m512i places = _mm512_maskz_compress_epi32(mask, BitCast<__m512i>(numbers));
+    _mm512_storeu_si512(target, kept);
+    _mm512_storeu_si512(target_numbers, places);
+    return __builtin_popcount(mask);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8 && sizeof(T) == 4) {
+    auto mask = uint32_t(_mm256_movemask_ps(BitCast<__m256>(x >= least)));
+    int count = 0;
+    for (; mask != 0; mask &= mask - 1, ++count) {
+      const int lane = __builtin_ctz(mask);
+      target[count] = x[lane];
+      target_numbers[count] = numbers[lane];
+    }
+    return count;
+  }
+#endif
+  int count = 0;
+  for (int i = 0; i < N; ++i) {
+    const T own = x[i];
+    target[count] = own;
+    target_numbers[count] = numbers[i];
+    count += own >= least;
+  }
+  return count;
+}
+
 template <typename T>
 inline Accumulator<T> LoadScalar(const T* source) {
   if constexpr (sizeof(T) >= 4) {

@@ -17,6 +17,7 @@ from benchmarks import (
     bench_gradient,
     bench_messages,
     bench_sddmm,
+    bench_select,
     bench_softmax,
     bench_spmm,
     harness,
@@ -301,3 +302,18 @@ def test_bound_names_what_limits():
     assert by == "gather L2" and math.isclose(seconds, 4 * A.nnz * 64 / 400e9)
     assert peaks.bound(flops=1e9, moved=1e3)[1] == "FMA"
     assert peaks.bound(flops=1, moved=1e9)[1] == "stream DRAM"
+
+
+@pytest.mark.parametrize(
+    ("build", "sizes"),
+    [
+        (bench_select.selection, (20, 60, 5)),
+        (bench_select.transposition, (30, 200)),
+        (bench_select.gradient, (30, 200, 4)),
+    ],
+)
+def test_contenders_for_structures_made_inside_jit_agree(build, sizes):
+    calls = build(*sizes)  # compares their results
+    assert "ours" in calls and len(calls) > 1
+    for call in calls.values():
+        call()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_results import all_cases
 
-from sgap_jax import SparseArray, einsum
+from sgap_jax import SparseArray, einsum, select
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
@@ -56,6 +56,8 @@ def programs():
     made = lambda *arrays: SparseArray.from_arrays(*arrays, shape=(2, 3))
     arrays = (np.ones(3, np.float32), np.int32([0, 1, 3]), np.int32([1, 0, 2]))
     yield lambda *arrays: made(*arrays).checked().row_offsets, arrays
+    yield lambda *arrays: made(*arrays).transposed, arrays
+    yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
     yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)
     unchecked = lambda x, B, *arrays: einsum("ij,j,jr->ir", made(*arrays), x, B)

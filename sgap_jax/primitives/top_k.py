@@ -1,0 +1,116 @@
+"""The primitive behind `select.top_k`: the k greatest scores of each row, as a CSR structure."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.primitives._define import (
+    accumulator,
+    batch_rule,
+    bind,
+    define,
+    ffi_lowering,
+    out_aval,
+)
+from sgap_jax.schedules import Schedule
+
+# scores [B, m, n], limits [B|1, m] int32 -> values [B, m k], offsets [B, m+1], indices [B, m k].
+# Of row i the columns before limits[i] exist, if their score is not -infinity. Entries from
+# offsets[m] on are padding: index 0, value 0. k is in 0 .. n.
+
+
+def bind_top_k(scores: Any, limits: Any, k: int, schedule: Schedule | None) -> list:
+    return bind(top_k_p, scores, limits, k=k, schedule=schedule)
+
+
+def _abstract_eval(scores: Any, limits: Any, *, k: int, schedule: Any) -> list:
+    (batch, m, n), int32 = scores.shape, jnp.dtype(jnp.int32)
+    assert limits.shape[0] in (1, batch) and limits.shape[1] == m and limits.dtype == int32
+    assert 0 <= k <= n
+    return [
+        out_aval(scores, (batch, m * k), scores.dtype),
+        out_aval(scores, (batch, m + 1), int32),
+        out_aval(scores, (batch, m * k), int32),
+    ]
+
+
+def _keys(scores: Any) -> Any:
+    """Integers in the order of the scores: the least one for -infinity, then NaN, then numbers."""
+    wide = scores.astype(accumulator(scores.dtype))
+    integer = jnp.int32 if wide.dtype == jnp.float32 else jnp.int64
+    least, greatest = jnp.iinfo(integer).min, jnp.iinfo(integer).max
+    bits = jax.lax.bitcast_convert_type(wide, integer)
+    # -0 is 0. In integers: XLA takes subnormal numbers for 0.
+    numbers = jnp.where(bits == least, 0, jnp.where(bits < 0, bits ^ greatest, bits))
+    numbers = jnp.where(wide == -jnp.inf, least, numbers)
+    return jnp.where(jnp.isnan(wide), least + 1, numbers)
+
+
+def _reference(scores: Any, limits: Any, *, k: int, schedule: Any) -> list:
+    batch, m, n = scores.shape
+    columns = jnp.arange(n, dtype=jnp.int32)
+    limits = jnp.clip(jnp.broadcast_to(limits, (batch, m)), 0, n)
+    keys = _keys(scores)
+    least = jnp.iinfo(keys.dtype).min
+    keys = jnp.where(columns[None, None] < limits[..., None], keys, least)
+    kept, where = jax.lax.top_k(keys, k)  # of equal keys the lower column
+    found = jnp.sort(jnp.where(kept > least, where.astype(jnp.int32), n), axis=-1)
+    counts = jnp.sum(found < n, axis=-1, dtype=jnp.int32)
+    none = jnp.zeros((batch, 1), jnp.int32)
+    offsets = jnp.concatenate([none, jnp.cumsum(counts, axis=-1, dtype=jnp.int32)], axis=-1)
+    place = offsets[:, :-1, None] + positions(k)[None, None]
+    place = jnp.where(found < n, place, m * k).reshape(batch, m * k)
+    each = jnp.arange(batch)[:, None]
+    found = found.reshape(batch, m * k)
+    indices = jnp.zeros((batch, m * k), jnp.int32).at[each, place].set(found, mode="drop")
+    return [_scores_at(scores, offsets, indices), offsets, indices]
+
+
+def _scores_at(scores: Any, offsets: Any, indices: Any) -> Any:
+    """[B, m k]: scores [B, m, n] at the selected entries, zero in the padding."""
+    capacity = indices.shape[1]
+
+    def of_one(scores: Any, offsets: Any, indices: Any) -> Any:
+        if scores.size == 0 or capacity == 0:
+            return jnp.zeros(capacity, scores.dtype)
+        rows = segment_of_entry(offsets, capacity)
+        inside = positions(capacity) < offsets[-1]
+        return jnp.where(inside, scores[rows, indices], jnp.zeros((), scores.dtype))
+
+    return jax.vmap(of_one)(scores, offsets, indices)
+
+
+def _cpu(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
+    if schedule is not None:
+        return None
+    return ffi_lowering("sgap_top_k_csr_v1", ctx, operands, ctx.avals_in, k=k)
+
+
+def _jvp(primals: Any, tangents: Any, *, k: int, schedule: Schedule | None) -> tuple:
+    # Which entries are selected does not change: d values = d scores at these.
+    (scores, limits), (dscores, _) = primals, tangents
+    out = bind_top_k(scores, limits, k, schedule)
+    return out, None if dscores is None else _scores_at(dscores, *out[1:])
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> Any:
+    (scores, limits), (axis, of_limits) = args, dims
+    if axis is None:  # each element of the batch has scores of its own
+        scores = jnp.broadcast_to(scores, (limits.shape[of_limits], *scores.shape))
+        axis = 0
+    return batch_rule(top_k_p, 2, (scores, limits), (axis, of_limits), **params)
+
+
+top_k_p = define(
+    "top_k",
+    data=2,
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=_cpu,
+    jvp=_jvp,
+    transpose=None,
+    batch=_batch,
+    multiple_results=True,
+)

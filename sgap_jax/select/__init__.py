@@ -1,0 +1,8 @@
+"""Patterns that the model computes: structures made of scores inside `jit`, with a static capacity.
+
+The pattern is chosen while the program runs, as in top-k sparse attention (the indexer of
+DeepSeek-V3.2, the selection of blocks of MoBA and NSA); how much it can store is known beforehand.
+Static patterns are in `sgap_jax.masks`.
+"""
+
+from sgap_jax.select.rows import top_k as top_k

@@ -1,0 +1,267 @@
+"""select.top_k: what it stores, on every instruction set, and its derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import cast
+from jax.test_util import check_grads
+from native_call import run
+from tolerance import DTYPES
+
+from sgap_jax import (
+    BCSR,
+    COO,
+    CSR,
+    CVS,
+    CpuTile,
+    Reference,
+    reference,
+    select,
+    sparse_softmax,
+    spmm,
+)
+from sgap_jax.runtime.native import native
+
+INF, NAN = np.inf, np.nan
+
+
+def normal(*shape):
+    return np.random.default_rng(shape).standard_normal(shape)
+
+
+def scores_of(kind, m, n):
+    """Scores with what a selection can stumble over."""
+    rng = np.random.default_rng((m, n))
+    x = rng.standard_normal((m, n))
+    few = rng.random((m, n))
+    return {
+        "normal": x,
+        "ties": np.round(x),
+        "equal": np.full((m, n), 0.5),
+        "zeros": np.where(few < 0.5, 0.0, -0.0),
+        "nan": np.where(few < 0.3, NAN, x),
+        "only nan": np.full((m, n), NAN),
+        "masked": np.where(few < 0.99, -INF, x),
+        "nothing": np.full((m, n), -INF),
+        "infinite": np.where(few < 0.1, INF, np.where(few < 0.2, NAN, x)),
+        "rising": np.sort(x, axis=1),
+        "falling": -np.sort(x, axis=1),
+        "periodic": np.cos(np.arange(n) * (np.arange(m)[:, None] % 3 + 1) * np.pi / 4),
+        "tiny": x * 1e-310,
+    }[kind]
+
+
+KINDS = ["normal", "ties", "equal", "zeros", "nan", "only nan", "masked", "nothing", "infinite"]
+KINDS += ["rising", "falling", "periodic", "tiny"]
+
+
+def same(found, right, message=""):
+    """Exactly: NaN equals NaN, and 0 is not -0."""
+    for got, want in zip(found, right, strict=True):
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        np.testing.assert_array_equal(got, want, message)
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(want), message)
+
+
+def expected(scores, k, limits=None):
+    """The arrays of capacity m k, padded as the kernel does."""
+    m = scores.shape[0]
+    offsets, indices = reference.top_k(scores, k, limits)
+    rows = np.repeat(np.arange(m), np.diff(offsets))
+    values = np.zeros(m * k, scores.dtype)
+    values[: len(indices)] = scores[rows, indices]
+    return values, offsets, np.pad(indices, (0, m * k - len(indices)))
+
+
+def selected(scores, k, limits, isa, threads=1):
+    batch, m, _ = scores.shape
+    results = [
+        ((batch, m * k), scores.dtype),
+        ((batch, m + 1), np.int32),
+        ((batch, m * k), np.int32),
+    ]
+    return run("sgap_top_k_csr_v1", [scores, limits], results, dict(k=k), isa, threads)
+
+
+@pytest.mark.parametrize("isa", native.supported_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_scores(kind, dtype, isa):
+    for m, n in ((3, 1), (4, 30), (3, 300), (2, 5000)):
+        scores = cast(scores_of(kind, m, n), dtype)
+        for k in sorted({0, 1, min(7, n), n // 16, n // 3, n}):
+            for limits in (np.full(m, n, np.int32), np.int32([n // 2, -3, n + 9, n - 1])[:m]):
+                found = selected(scores[None], k, limits[None], isa)
+                want = expected(scores, k, np.clip(limits, 0, n))
+                same([x[0] for x in found], want, f"{m} x {n}, k = {k}")
+
+
+def test_the_same_for_any_number_of_threads_and_batch():
+    scores = np.float32(normal(3, 90, 3000))
+    scores[1, ::3] = -INF
+    limits = np.int32(np.arange(90) * 40)[None]
+    one, *others = (selected(scores, 50, limits, native.isa(), threads) for threads in (1, 2, 5))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, other, one)
+    for b in range(3):
+        right = expected(scores[b], 50, np.minimum(limits[0], 3000))
+        jax.tree.map(np.testing.assert_array_equal, [x[b] for x in one], list(right))
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays(kind, dtype, schedule):
+    scores = cast(scores_of(kind, 5, 40), dtype)
+    lengths = np.int32([40, 7, 0, 99, 20])
+    A = jax.jit(lambda x, n: select.top_k(x, 6, lengths=n, schedule=schedule))(scores, lengths)
+    assert A.is_checked and A.format == CSR and A.shape == (5, 40) and A.dtype == dtype
+    want = expected(scores, 6, lengths)
+    same([A.values, A.row_offsets, A.column_indices], want)
+    A.checked()  # valid, its transpose too
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+@pytest.mark.parametrize(("m", "n"), [(30, 30), (10, 30), (30, 10)])
+def test_causal_and_kept(m, n, schedule):
+    scores = np.float32(normal(m, n))
+    seen = np.arange(n) <= np.arange(m)[:, None] + n - m
+    A = select.top_k(scores, 4, causal=True, schedule=schedule)
+    offsets, indices = reference.top_k(np.where(seen, scores, -INF), 4)
+    np.testing.assert_array_equal(A.row_offsets, offsets)
+    np.testing.assert_array_equal(A.column_indices[: len(indices)], indices)
+
+    own = np.arange(n) == np.arange(m)[:, None] + n - m
+    keep = own | (np.arange(n) == 0)
+    low = np.where(keep, -INF, scores)
+    A = select.top_k(low, 4, causal=True, keep=keep, schedule=schedule)
+    dense = np.zeros((m, n), bool)
+    rows = np.repeat(np.arange(m), np.diff(A.row_offsets))
+    dense[rows, A.column_indices[: len(rows)]] = True
+    assert (dense[keep & seen]).all() and not dense[~seen].any()
+    offsets, indices = reference.top_k(np.where(seen, np.where(keep, INF, low), -INF), 4)
+    np.testing.assert_array_equal(A.column_indices[: len(indices)], indices)
+    np.testing.assert_array_equal(A.values[: len(rows)], low[rows, indices])
+
+
+@pytest.mark.parametrize(("format", "shape"), [(CVS(4), (18, 12)), (BCSR(2, 3), None)], ids=str)
+def test_vectors_and_blocks(format, shape):
+    scores = normal(5, 12)
+    A = jax.jit(lambda x: select.top_k(x, 3, format=format, shape=shape))(scores)
+    height, width = (4, 1) if format == CVS(4) else (2, 3)
+    assert A.format == format and A.shape == (shape or (10, 36))
+    of_blocks = np.where(select.top_k(scores, 3).todense() != 0, scores, 0)
+    whole = np.kron(of_blocks, np.ones((height, width)))[: A.shape[0]]
+    np.testing.assert_array_equal(A.todense(), whole)
+    B = jnp.asarray(normal(A.shape[1], 5))
+    np.testing.assert_allclose(spmm(A, B), whole @ B, rtol=1e-9, atol=1e-9)
+
+
+def attention(scores, v, **options):
+    return spmm(sparse_softmax(select.top_k(scores, 4, causal=True, **options)), v)
+
+
+@pytest.mark.parametrize("schedule", [None, Reference()], ids=str)
+def test_derivatives_are_those_of_the_dense_mask(schedule):
+    scores, v = jnp.asarray(normal(12, 12)), jnp.asarray(normal(12, 3))
+
+    def dense(scores, v):
+        seen = jnp.tril(jnp.ones((12, 12), bool))
+        kth = jnp.sort(jnp.where(seen, scores, -jnp.inf), axis=1)[:, -4][:, None]
+        weights = jnp.where(seen & (scores >= kth), scores, -jnp.inf)
+        return jax.nn.softmax(weights) @ v
+
+    sparse = lambda scores, v: attention(scores, v, schedule=schedule)
+    loss = lambda f: lambda *x: jnp.sum(jnp.sin(f(*x)))
+    close = lambda a, b: jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), a, b
+    )
+    close(sparse(scores, v), dense(scores, v))
+    for transform in (jax.grad, jax.hessian):
+        of = [transform(loss(f), (0, 1)) for f in (sparse, dense)]
+        close(*(jax.jit(f)(scores, v) for f in of))
+    tangents = jnp.cos(scores), jnp.cos(v)
+    close(*(jax.jvp(f, (scores, v), tangents) for f in (sparse, dense)))
+    check_grads(sparse, (scores, v), order=2, eps=1e-5)
+
+
+def test_rows_without_scores_give_zeros_and_no_gradient():
+    scores = jnp.asarray(normal(6, 6)).at[jnp.array([0, 3])].set(-jnp.inf)
+    v = jnp.asarray(normal(6, 2))
+    out, grad = jax.value_and_grad(lambda s: jnp.sum(attention(s, v) ** 2))(scores)
+    assert np.isfinite(out) and np.isfinite(grad).all() and not grad[jnp.array([0, 3])].any()
+    assert not np.asarray(attention(scores, v))[[0, 3]].any()
+
+
+def test_batches():
+    scores, lengths = jnp.asarray(normal(3, 8, 20)), jnp.int32([20, 5, 0])
+    each = [select.top_k(x, 4, lengths=n) for x, n in zip(scores, lengths, strict=True)]
+    for axes in ((0, 0), (0, None), (None, 0)):
+        args = [x if a == 0 else x[0] for x, a in zip((scores, lengths), axes, strict=True)]
+        many = jax.jit(jax.vmap(lambda x, n: select.top_k(x, 4, lengths=n), axes))(*args)
+        for b in range(3):
+            own = [x[b] if a == 0 else x for x, a in zip(args, axes, strict=True)]
+            one = select.top_k(own[0], 4, lengths=own[1])
+            jax.tree.map(lambda x, y, b=b: np.testing.assert_array_equal(x[b], y), many, one)
+            if axes == (0, 0):
+                np.testing.assert_array_equal(one.values, each[b].values)
+    v = jnp.asarray(normal(8, 2))
+    of = lambda s: jnp.sum(spmm(select.top_k(s, 4), jnp.ones((20, 2))) * v)
+    grads = jax.jit(jax.vmap(jax.grad(of)))(scores)
+    np.testing.assert_allclose(grads, jnp.stack([jax.grad(of)(s) for s in scores]))
+    empty = jax.vmap(lambda x: select.top_k(x, 4))(jnp.zeros((0, 8, 20)))
+    assert empty.values.shape == (0, 32)
+
+
+def test_degenerate_sizes():
+    for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 4, 0), (0, 0, 0), (3, 4, 99)):
+        for schedule in (None, Reference()):
+            A = select.top_k(jnp.ones((m, n)), k, schedule=schedule)
+            assert A.shape == (m, n) and A.nnz == m * min(k, n)
+            assert int(A.row_offsets[-1]) == m * min(k, n)
+            assert spmm(A, jnp.ones((n, 2))).shape == (m, 2)
+
+
+def test_errors():
+    x = jnp.ones((4, 6))
+    with pytest.raises(ValueError, match=r"top_k: scores must have shape \[m, n\], got \[4\]"):
+        select.top_k(x[:, 0], 2)
+    with pytest.raises(TypeError, match="select.top_k: scores must be one of .*got int32"):
+        select.top_k(x.astype(jnp.int32), 2)
+    with pytest.raises(TypeError, match="select.top_k: k must be an integer, got 2.5"):
+        select.top_k(x, 2.5)
+    with pytest.raises(TypeError, match="select.top_k: k must be an integer, got True"):
+        select.top_k(x, True)
+    with pytest.raises(ValueError, match="select.top_k: k must not be negative, got -1"):
+        select.top_k(x, -1)
+    with pytest.raises((TypeError, ValueError), match="select.top_k: .*k.* how much"):
+        jax.jit(select.top_k)(x, 2)
+    with pytest.raises(ValueError, match=r"must be CSR, CVS\(V\) or BCSR\(r, c\), got COO"):
+        select.top_k(x, 2, format=COO)
+    with pytest.raises(ValueError, match=r"scores \[4, 6\] in CVS\(8\) are those of at most"):
+        select.top_k(x, 2, format=CVS(8), shape=(40, 6))
+    with pytest.raises(ValueError, match=r"lengths must be integers \[4\] or one, got \[3\]"):
+        select.top_k(x, 2, lengths=jnp.ones(3, jnp.int32))
+    with pytest.raises(TypeError, match="keep must be boolean, got float"):
+        select.top_k(x, 2, keep=jnp.ones((4, 6)))
+    with pytest.raises(TypeError, match="schedule must be a Schedule or None, got str"):
+        select.top_k(x, 2, schedule="fast")
+    with pytest.raises(NotImplementedError, match="top_k: no kernel for"):
+        select.top_k(x, 2, schedule=CpuTile(nonzeros=64))
+
+
+def test_the_handler_refuses_other_shapes():
+    scores, limits = np.zeros((2, 3, 8), np.float32), np.zeros((1, 3), np.int32)
+    for operands, k, shapes in (
+        ((scores, limits), 9, [(2, 27), (2, 4), (2, 27)]),
+        ((scores, limits), 2, [(2, 5), (2, 4), (2, 6)]),
+        ((scores, limits), 2, [(2, 6), (2, 3), (2, 6)]),
+        ((scores, limits), 2, [(2, 6), (2, 4), (1, 6)]),
+        ((scores[:1], np.zeros((2, 3), np.int32)), 2, [(1, 6), (1, 4), (1, 6)]),
+        ((scores, limits[:, :2]), 2, [(2, 6), (2, 4), (2, 6)]),
+        ((scores[0], limits), 2, [(2, 6), (2, 4), (2, 6)]),
+    ):
+        results = list(zip(shapes, (np.float32, np.int32, np.int32), strict=True))
+        with pytest.raises(ValueError, match="top_k: "):
+            run("sgap_top_k_csr_v1", operands, results, dict(k=k), native.isa())
