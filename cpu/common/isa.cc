@@ -2,6 +2,14 @@
 
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace sgap {
 
 namespace baseline {
@@ -14,9 +22,41 @@ extern const KernelTable kKernelTable;
 namespace avx512 {
 extern const KernelTable kKernelTable;
 }
+namespace avx512_bf16 {
+extern const KernelTable kKernelTable;
+}
+namespace amx {
+extern const KernelTable kKernelTable;
+}
 #endif
 
 namespace {
+
+#if defined(__x86_64__)
+
+// Whether the processor has dot products of bfloat16 pairs in vectors (AVX512-BF16).
+bool HasPairDots() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
+// Whether this process may use matrix tiles. Linux saves their state for a process only from when
+// it has asked; one that may not, on a system that refuses, has no use of them.
+bool HasTiles() {
+#if defined(__linux__)
+  constexpr unsigned kBfloat16 = 22, kTiles = 24;
+  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d >> kBfloat16 & 1) || !(d >> kTiles & 1)) return false;
+  static const bool granted = syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
+#endif
 
 std::vector<const KernelTable*> SupportedTables() {
   std::vector<const KernelTable*> tables = {&baseline::kKernelTable};
@@ -29,6 +69,10 @@ std::vector<const KernelTable*> SupportedTables() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       tables.push_back(&avx512::kKernelTable);
+      if (HasPairDots()) {
+        tables.push_back(&avx512_bf16::kKernelTable);
+        if (HasTiles()) tables.push_back(&amx::kKernelTable);
+      }
     }
   }
 #endif

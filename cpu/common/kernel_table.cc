@@ -4,8 +4,29 @@
 #define SGAP_STRINGIFY(name) #name
 #define SGAP_NAME(name) SGAP_STRINGIFY(name)
 
+#if defined(SGAP_BASE_ISA)
+// An instruction set that differs from SGAP_BASE_ISA in the kernels of tiles.
+namespace sgap::SGAP_BASE_ISA {
+#define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
+bool IndicesHold(const int32_t* indices, int64_t count, int64_t size);
+bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz);
+}  // namespace sgap::SGAP_BASE_ISA
+#endif
+
 namespace sgap::SGAP_ISA {
-namespace {
+
+#if defined(SGAP_BASE_ISA)
+
+using SGAP_BASE_ISA::IndicesHold, SGAP_BASE_ISA::OffsetsHold;
+#define SGAP_KERNEL(Name, Args) using SGAP_BASE_ISA::Name;
+#define SGAP_TILE_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
+
+#else
+
+#define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
+#include "cpu/kernels.def"
 
 // Whether every index is in 0 .. size - 1. Read as unsigned, negative ones are the greatest, so one
 // maximum per vector finds both kinds of wrong ones, at the speed at which the array is read.
@@ -26,10 +47,7 @@ bool OffsetsHold(const int32_t* offsets, int64_t rows, int64_t nnz) {
   return wrong == 0;
 }
 
-}  // namespace
-
-#define SGAP_KERNEL(Name, Args) void Name(const Args& args, int64_t task);
-#include "cpu/kernels.def"
+#endif
 
 extern const KernelTable kKernelTable;
 const KernelTable kKernelTable = {

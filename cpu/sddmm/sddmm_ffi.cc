@@ -1,5 +1,5 @@
-// FFI targets sgap_sddmm_csr_v1 and sgap_sddmm_cvs_v1: one handler, for which a result of rank 2
-// has vectors of length 1.
+// FFI targets sgap_sddmm_csr_v1 and sgap_sddmm_cvs_v1, for which a result of rank 2 has vectors of
+// length 1, and sgap_sddmm_octet_v1: one handler.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -154,11 +154,11 @@ struct SddmmCall {
   }
 };
 
-std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, bool vectors,
+std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, Kernel<SddmmArgs> kernel,
                                  const Structure& structure, const CompactStructure* compact,
                                  int64_t batch) {
   auto call = std::make_shared<SddmmCall>();
-  call->kernel = vectors ? Kernels().SddmmCvs : Kernels().Sddmm;
+  call->kernel = kernel;
   call->batch = batch;
   SddmmArgs& args = call->args;
   args = operands;
@@ -166,24 +166,37 @@ std::shared_ptr<SddmmCall> Begin(const SddmmArgs& operands, bool vectors,
   args.indices = structure.indices;
   call->stored = structure.offsets[structure.rows];
   if (compact) call->TakeCompacted(*compact);
-  if (!vectors) args.prefetch_entries = PrefetchEntries(args, call->stored);
+  if (kernel == Kernels().Sddmm) args.prefetch_entries = PrefetchEntries(args, call->stored);
   call->tasks = batch * args.chunks;
   call->work = batch * args.entries * args.length * std::max<int64_t>(args.d, 1);
   return call;
 }
 
+// Empty for the results that kernels of tiles give: bfloat16, in vectors of 4 to 32.
+std::string BadOctets(ffi::AnyBuffer out) {
+  const int64_t length = out.dimensions().size() == 3 ? out.dimensions()[2] : 1;
+  const bool holds = length >= 4 && length <= 32 && (length & (length - 1)) == 0;
+  if (out.element_type() == ffi::BF16 && holds) return "";
+  return "values: expected vectors of 4, 8, 16 or 32 bfloat16";
+}
+
+template <bool kOctets>
 ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                          ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
                          ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
                          int64_t chunk_nonzeros) {
   std::string error = CheckSddmm(offsets, indices, x, y, weights, scale, *out);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (error.empty() && kOctets) error = BadOctets(*out);
   if (!error.empty()) return Failed("sddmm: " + error);
 
   SddmmArgs args = Operands(x, y, weights, scale, *out);
   args.chunk_entries = std::max<int64_t>(1, chunk_nonzeros / args.length);
   args.chunks = (args.entries + args.chunk_entries - 1) / args.chunk_entries;
   const bool vectors = out->dimensions().size() == 3;
+  const Kernel<SddmmArgs> kernel = kOctets   ? Kernels().SddmmOctet
+                                   : vectors ? Kernels().SddmmCvs
+                                             : Kernels().Sddmm;
   const int64_t batch = out->dimensions()[0];
   if (batch == 0 || args.entries == 0) return Finished();
 
@@ -191,23 +204,26 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
   const Structure structure{Ints(offsets), Ints(indices), nullptr, rows, args.entries, args.k};
   return RunOnStructure(pool, structure,
                         [=](const Structure& valid, const CompactStructure* compact, int64_t) {
-                          return Begin(args, vectors, valid, compact, batch);
+                          return Begin(args, kernel, valid, compact, batch);
                         });
+}
+
+auto BindSddmm() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Arg<ffi::AnyBuffer>()  // indices [entries]
+      .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
+      .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
+      .Arg<ffi::AnyBuffer>()  // weights [batch or 1, entries] or [..., V], or no elements
+      .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
+      .Ret<ffi::AnyBuffer>()  // values [batch, entries] or [..., V]
+      .Attr<int64_t>("chunk_nonzeros");
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    SddmmFfi, SddmmHandler,
-    ffi::Ffi::Bind()
-        .Ctx<ffi::ThreadPool>()
-        .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-        .Arg<ffi::AnyBuffer>()  // indices [entries]
-        .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
-        .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
-        .Arg<ffi::AnyBuffer>()  // weights [batch or 1, entries] or [..., V], or no elements
-        .Arg<ffi::AnyBuffer>()  // scale [batch or 1, 1 or 0]
-        .Ret<ffi::AnyBuffer>()  // values [batch, entries] or [..., V]
-        .Attr<int64_t>("chunk_nonzeros"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmFfi, SddmmHandler<false>, BindSddmm());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmOctetFfi, SddmmHandler<true>, BindSddmm());
 
 }  // namespace sgap

@@ -155,6 +155,47 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
   for (int i = 0; i < count; ++i) target[i] = elements[i];
 }
 
+// The first `count` (0 to N) 16-bit elements; the others are zero and their memory is not read.
+template <int N>
+inline Vector<uint16_t, N> LoadBits(const uint16_t* source, int count) {
+  Vector<uint16_t, N> result;
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+  if constexpr (N == 32) {
+    const uint32_t mask = count >= N ? ~0u : (1u << count) - 1;
+    return BitCast<Vector<uint16_t, N>>(_mm512_maskz_loadu_epi16(mask, source));
+  }
+#endif
+  result = Vector<uint16_t, N>{};
+  std::memcpy(&result, source, size_t(count) * sizeof(uint16_t));
+  return result;
+}
+
+// Stores 32 values.
+template <typename T>
+inline void StoreTwo(T* target, Vector<float, 16> low, Vector<float, 16> high) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = _mm512_cvtne2ps_pbh(BitCast<__m512>(high), BitCast<__m512>(low));
+    return std::memcpy(target, &bits, sizeof(bits)), void();
+  }
+#endif
+  Store<T, 16>(target, low);
+  Store<T, 16>(target + 16, high);
+}
+
+// sums + a_even * b_even + a_odd * b_odd, for pairs of bfloat16 in 32 bits, the even one below.
+inline Vector<float, 16> DotPairs(Vector<float, 16> sums, Vector<uint32_t, 16> a,
+                                  Vector<uint32_t, 16> b) {
+#if defined(__AVX512BF16__)
+  return BitCast<Vector<float, 16>>(
+      _mm512_dpbf16_ps(BitCast<__m512>(sums), BitCast<__m512bh>(a), BitCast<__m512bh>(b)));
+#else
+  using Floats = Vector<float, 16>;
+  sums += BitCast<Floats>(a << 16) * BitCast<Floats>(b << 16);
+  return sums + BitCast<Floats>(a & 0xffff0000u) * BitCast<Floats>(b & 0xffff0000u);
+#endif
+}
+
 // kPart elements, again and again: lane i has source[i % kPart].
 template <typename T, int N, int kPart>
 inline Vector<T, N> LoadRepeated(const T* source) {

@@ -15,7 +15,8 @@
 
 namespace sgap {
 
-// Of kernels Spmm (entries; length = 1) and SpmmCvs.
+// Of kernels Spmm (entries; length = 1), SpmmCvs, and SpmmOctet (vectors of 2, 4, 8, 16 or 32
+// bfloat16, not transposed).
 struct SpmmArgs : ColumnTiles {
   Dtype dtype;
   const void* values;          // [batch or 1, entries, length]
@@ -26,6 +27,8 @@ struct SpmmArgs : ColumnTiles {
   bool transpose;              // the second equation of vectors
   int64_t m, entries, length;
   int64_t values_stride;  // elements from one batch to the next, 0 where shared
+
+  int64_t step;  // of kernel SpmmOctet: vectors of a step, 16 or 32
 
   // partials: [batch, pieces, piece_rows, n]; remaining: [walks, split_rows]
   int64_t piece_rows;  // V, of the transpose 1

@@ -132,25 +132,6 @@ void RunPass(const SpmmArgs& args, const TileTask<T>& tile, int64_t row, int64_t
   }
 }
 
-// Adds the pieces of a split row in their order, so that bits do not depend on which thread came
-// last.
-template <typename T>
-void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, int64_t column,
-                   int64_t columns) {
-  using Acc = Accumulator<T>;
-  const int64_t first = split.row * args.piece_rows, piece = args.piece_rows * args.n;
-  for (int64_t v = 0; v < args.piece_rows && first + v < args.m; ++v) {
-    const Acc* partials = static_cast<const Acc*>(args.partials) +
-                          (batch * args.pieces + split.first_piece) * piece + v * args.n + column;
-    T* y = static_cast<T*>(args.y) + (batch * args.m + first + v) * args.n + column;
-    for (int64_t c = 0; c < columns; ++c) {
-      Acc sum = 0;
-      for (int64_t i = 0; i < split.pieces; ++i) sum += partials[i * piece + c];
-      StoreScalar<T>(y + c, sum);
-    }
-  }
-}
-
 template <typename T>
 void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
   const TileTask<T> tile = BeginTask<T>(args, task);

@@ -1,4 +1,5 @@
-// FFI targets sgap_spmm_csr_v1 and sgap_spmm_cvs_v1 (one handler), and sgap_spmm_cvs_scatter_v1.
+// FFI targets sgap_spmm_csr_v1 and sgap_spmm_cvs_v1 (one handler), sgap_spmm_octet_v1, and
+// sgap_spmm_cvs_scatter_v1 and sgap_spmm_octet_scatter_v1.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -73,19 +74,19 @@ struct SpmmCall {
   void Finish(const CompactStructure&) const {}
 };
 
-std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, bool vectors, const Structure& structure,
-                                const CompactStructure* compact, const SpmmSchedule& schedule,
-                                int64_t threads) {
+std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kernel,
+                                const Structure& structure, const CompactStructure* compact,
+                                const SpmmSchedule& schedule, int64_t threads) {
   auto call = std::make_shared<SpmmCall>();
-  call->kernel = vectors ? Kernels().SpmmCvs : Kernels().Spmm;
+  call->kernel = kernel;
   SpmmArgs& args = call->args;
   args = operands;
   args.offsets = structure.offsets;
   args.indices = structure.indices;
   args.permutation = structure.permutation;
   const size_t element = DtypeBytes(args.dtype);
-  if (compact && vectors && !args.transpose) {
-    // The kernel of vectors reads values in order: copies those that compaction kept.
+  if (compact && kernel != Kernels().Spmm && !args.transpose) {
+    // The kernels of vectors read values in order: copies those that compaction kept.
     const int64_t batch = args.values_stride == 0 ? 1 : args.batch;
     call->values = TakeEntries(args.values, batch, args.length * element, *compact);
     args.values = call->values.get();
@@ -140,26 +141,22 @@ std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
   return Mismatch("offsets", offsets, ffi::S32, {(transpose ? m : (m + length - 1) / length) + 1});
 }
 
-// The target of vectors has an attribute `transpose`, that of entries none.
-ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                        ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
-                        bool pack, std::optional<bool> transpose) {
-  const SpmmSchedule schedule{tile_columns, chunk_nonzeros, pack};
-  const bool vectors = transpose.has_value();
-  std::string error =
-      CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
-  if (error.empty()) error = BadChunk(chunk_nonzeros);
-  if (error.empty() && tile_columns < 0) {
-    error = "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
-  }
-  if (!error.empty()) return Failed("spmm: " + error);
+// Empty for the vectors that kernels of tiles take: bfloat16, 2 to 32 of them.
+std::string BadOctets(ffi::AnyBuffer values) {
+  const int64_t length = values.dimensions()[2];
+  const bool holds = length >= 2 && length <= 32 && (length & (length - 1)) == 0;
+  if (values.element_type() == ffi::BF16 && holds) return "";
+  return "values: expected vectors of 2, 4, 8, 16 or 32 bfloat16";
+}
 
-  SpmmArgs args;
+// Runs `kernel` on checked operands; `args` has what the kernels differ in.
+ffi::Future RunProduct(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                       ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                       ffi::Result<ffi::AnyBuffer> y, const SpmmSchedule& schedule,
+                       Kernel<SpmmArgs> kernel, SpmmArgs args) {
   SetOperands(values, x, *y, args);
-  args.transpose = transpose.value_or(false);
   args.entries = values.dimensions()[1];
-  args.length = vectors ? values.dimensions()[2] : 1;
+  args.length = values.dimensions().size() == 3 ? values.dimensions()[2] : 1;
   args.piece_rows = args.transpose ? 1 : args.length;
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
@@ -169,8 +166,49 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
   return RunOnStructure(
       pool, StructureOf(offsets, indices, permutation, size),
       [=](const Structure& valid, const CompactStructure* compact, int64_t threads) {
-        return Begin(args, vectors, valid, compact, schedule, threads);
+        return Begin(args, kernel, valid, compact, schedule, threads);
       });
+}
+
+std::string BadTile(int64_t tile_columns, int64_t chunk_nonzeros) {
+  std::string error = BadChunk(chunk_nonzeros);
+  if (!error.empty() || tile_columns >= 0) return error;
+  return "tile_columns: expected >= 0, got " + std::to_string(tile_columns);
+}
+
+// The target of vectors has an attribute `transpose`, that of entries none.
+ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                        ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
+                        bool pack, std::optional<bool> transpose) {
+  const bool vectors = transpose.has_value();
+  std::string error =
+      CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
+  if (error.empty()) error = BadTile(tile_columns, chunk_nonzeros);
+  if (!error.empty()) return Failed("spmm: " + error);
+  SpmmArgs args = {};
+  args.transpose = transpose.value_or(false);
+  return RunProduct(pool, values, offsets, indices, permutation, x, y,
+                    {tile_columns, chunk_nonzeros, pack},
+                    vectors ? Kernels().SpmmCvs : Kernels().Spmm, args);
+}
+
+ffi::Future SpmmOctetHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+                             ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+                             ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
+                             int64_t chunk_nonzeros, int64_t step) {
+  std::string error =
+      CheckSpmm(values, offsets, indices, permutation, x, *y, /*vectors=*/true, false);
+  if (error.empty()) error = BadOctets(values);
+  if (error.empty()) error = BadTile(tile_columns, chunk_nonzeros);
+  if (error.empty() && step != 16 && step != 32) {
+    error = "step: expected 16 or 32, got " + std::to_string(step);
+  }
+  if (!error.empty()) return Failed("spmm: " + error);
+  SpmmArgs args = {};
+  args.step = step;
+  return RunProduct(pool, values, offsets, indices, permutation, x, y,
+                    {tile_columns, chunk_nonzeros, /*pack=*/false}, Kernels().SpmmOctet, args);
 }
 
 struct SpmmScatterCall {
@@ -196,11 +234,13 @@ std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi:
   return error.empty() ? Mismatch("y", y, type, {batch, kAnySize, x.dimensions()[2]}) : error;
 }
 
+template <bool kOctets>
 ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                                ffi::AnyBuffer indices, ffi::AnyBuffer x,
                                ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
                                int64_t pieces) {
   std::string error = CheckSpmmScatter(values, offsets, indices, x, *y);
+  if (error.empty() && kOctets) error = BadOctets(values);
   if (tile_columns < 1) {
     error = "tile_columns: expected >= 1, got " + std::to_string(tile_columns);
   }
@@ -243,7 +283,9 @@ ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi:
   const int64_t work = args.batch * args.n * (entries + args.m * pieces);
   return ParallelPhases(
       pool, {args.batch * pieces * args.tiles, args.batch * args.chunks}, work,
-      [call, kernel = Kernels().SpmmScatter](int64_t task) { kernel(call->args, task); });
+      [call, kernel = kOctets ? Kernels().SpmmOctetScatter : Kernels().SpmmScatter](int64_t task) {
+        kernel(call->args, task);
+      });
 }
 
 auto BindSpmm() {
@@ -260,21 +302,38 @@ auto BindSpmm() {
       .Attr<bool>("pack");
 }
 
+auto BindSpmmScatter() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(k / V) + 1]
+      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
+      .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
+      .Attr<int64_t>("tile_columns")
+      .Attr<int64_t>("pieces");
+}
+
 }  // namespace
 
 extern "C" XLA_FFI_Error* SpmmFfi(XLA_FFI_CallFrame* frame) {
   return CallWithOptional<bool, SpmmHandler, BindSpmm>(frame, "transpose");
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, SpmmScatterHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetFfi, SpmmOctetHandler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(k / V) + 1]
+                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
                                   .Arg<ffi::AnyBuffer>()  // indices [vectors]
+                                  .Arg<ffi::AnyBuffer>()  // permutation [0]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("tile_columns")
-                                  .Attr<int64_t>("pieces"));
+                                  .Attr<int64_t>("chunk_nonzeros")
+                                  .Attr<int64_t>("step"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, SpmmScatterHandler<false>, BindSpmmScatter());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetScatterFfi, SpmmScatterHandler<true>, BindSpmmScatter());
 
 }  // namespace sgap

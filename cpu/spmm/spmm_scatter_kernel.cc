@@ -1,4 +1,4 @@
-#include "cpu/spmm/spmm.h"
+#include "cpu/spmm/scatter_pieces.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
 namespace sgap::SGAP_ISA {
@@ -73,98 +73,33 @@ ScatterFunction<T> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
   return tail ? ChooseRows<T, 1, true>(rows) : ChooseRows<T, 1, false>(rows);
 }
 
-// Where the sums of a piece begin.
-template <typename T>
-Accumulator<T>* SumsOf(const SpmmScatterArgs& args, int64_t batch, int64_t piece) {
-  return static_cast<Accumulator<T>*>(args.sums) + (batch * args.pieces + piece) * args.m * args.n;
-}
-
-// The first block row of a piece: pieces have about equally many vectors.
-int64_t BlockOfPiece(const SpmmScatterArgs& args, int64_t piece) {
-  if (piece == args.pieces) return args.blocks;
-  const int64_t wanted = args.offsets[args.blocks] * piece / args.pieces;
-  int64_t low = 0, high = args.blocks;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (args.offsets[middle] < wanted) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 template <typename T>
 void ScatterPiece(const SpmmScatterArgs& args, int64_t task) {
-  using Acc = Accumulator<T>;
   constexpr int kWidth = kLanes<T>;
-  const int64_t tile = task % args.tiles, piece = task / args.tiles % args.pieces;
-  const int64_t batch = task / args.tiles / args.pieces;
-  const int64_t first = tile * args.tile_columns;
-  const int64_t width = args.n - first < args.tile_columns ? args.n - first : args.tile_columns;
-  Acc* sums = SumsOf<T>(args, batch, piece) + args.m * first;
-  __builtin_memset(sums, 0, size_t(args.m * width) * sizeof(Acc));
+  const auto piece = BeginPiece<T>(args, task);
   ScatterBlock<T> block;
   block.indices = args.indices;
   block.length = args.length;
   block.x_stride = args.n;
-  block.sums_stride = width;
-  const T* values = static_cast<const T*>(args.values) + batch * args.values_stride;
-  const T* x = static_cast<const T*>(args.x) + batch * args.x_stride + first;
-  const int64_t stop = BlockOfPiece(args, piece + 1);
-  for (int64_t b = BlockOfPiece(args, piece); b < stop; ++b) {
-    block.begin = args.offsets[b];
-    block.end = args.offsets[b + 1];
-    if (block.begin == block.end) continue;
-    const int64_t left = args.k - b * args.length, rows = left < args.length ? left : args.length;
+  block.sums_stride = piece.width;
+  ForBlockRows(args, piece, [&](int64_t begin, int64_t end, int64_t first, int64_t rows) {
+    block.begin = begin;
+    block.end = end;
     for (int64_t row = 0, pass = 8; row < rows; row += pass) {
       while (pass > rows - row) pass /= 2;
-      block.values = values + row;
-      for (int64_t column = 0; column < width;) {
-        const bool two = width - column > kWidth && 2 * pass <= kSumRegisters;
+      block.values = piece.values + row;
+      for (int64_t column = 0; column < piece.width;) {
+        const bool two = piece.width - column > kWidth && 2 * pass <= kSumRegisters;
         const int64_t wide = two ? 2 * kWidth : kWidth;
-        const int64_t columns = width - column < wide ? width - column : wide;
+        const int64_t columns = piece.width - column < wide ? piece.width - column : wide;
         block.tail = int(columns % kWidth);
-        block.x = x + (b * args.length + row) * args.n + column;
-        block.sums = sums + column;
+        block.x = piece.x + (first + row) * args.n + column;
+        block.sums = piece.sums + column;
         ChooseBlock<T>(pass, two ? 2 : 1, block.tail != 0)(block);
         column += columns;
       }
     }
-  }
-}
-
-// Rows of y: the sums of all pieces, in their order.
-template <typename T>
-void AddPieces(const SpmmScatterArgs& args, int64_t task) {
-  using Acc = Accumulator<T>;
-  constexpr int kWidth = kLanes<T>;
-  const int64_t batch = task / args.chunks, begin = task % args.chunks * args.chunk_rows;
-  const int64_t end = begin + args.chunk_rows < args.m ? begin + args.chunk_rows : args.m;
-  const Acc* sums = SumsOf<T>(args, batch, 0);
-  const int64_t piece = args.m * args.n;
-  for (int64_t first = 0; first < args.n; first += args.tile_columns) {
-    const int64_t width = args.n - first < args.tile_columns ? args.n - first : args.tile_columns;
-    for (int64_t j = begin; j < end; ++j) {
-      const Acc* from = sums + args.m * first + j * width;
-      T* y = static_cast<T*>(args.y) + (batch * args.m + j) * args.n + first;
-      for (int64_t c = 0; c < width; c += kWidth) {
-        const int count = int(width - c < kWidth ? width - c : kWidth);
-        Vector<Acc, kWidth> total{};
-        for (int64_t i = 0; i < args.pieces; ++i) {
-          const Acc* part = from + i * piece + c;
-          total +=
-              count == kWidth ? Load<Acc, kWidth>(part) : LoadPartial<Acc, kWidth>(part, count);
-        }
-        if (count == kWidth) {
-          Store<T, kWidth>(y + c, total);
-        } else {
-          StorePartial<T, kWidth>(y + c, total, count);
-        }
-      }
-    }
-  }
+  });
 }
 
 }  // namespace

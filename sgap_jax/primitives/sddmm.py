@@ -34,7 +34,8 @@ from sgap_jax.primitives._define import (
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
-from sgap_jax.schedules import AtomicParallelism, CpuTile, Problem, Schedule
+from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
+from sgap_jax.schedules.tiles import CPU_TASK
 
 # The transpose of SDDMM is an SpMM and the other way round: spmm.py defines the rules of this
 # primitive, and imports bind_sddmm from here.
@@ -80,7 +81,8 @@ def sddmm(
 
     Source: vectorSparse, section 2.2 (SDDMM); Sgap, section 2.1; the CUDA schedules are
     `AtomicParallelism` and, with CVS(V), `OctetTile`, `SubwarpTile`, `WarpTile` and
-    `PaperOctetTile`; the CPU schedule is `CpuTile`.
+    `PaperOctetTile`; the CPU schedules are `CpuTile` and, with CVS(V) of bfloat16,
+    `OctetTile`.
     """
     check_sparse("sddmm", "A", A)
     check_schedule("sddmm", schedule)
@@ -260,9 +262,13 @@ def _cpu(
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
     problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
-    tile = resolve(schedule, problem, CpuTile)
-    target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
-    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
+    tile = resolve(schedule, problem, CpuTile, OctetTile)
+    if isinstance(tile, OctetTile):
+        target, chunk = "sgap_sddmm_octet_v1", CPU_TASK
+    else:
+        target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
+        chunk = tile.nonzeros
+    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=chunk)
 
 
 def _cuda(

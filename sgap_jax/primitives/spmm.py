@@ -47,8 +47,9 @@ from sgap_jax.schedules import (
     Problem,
     Schedule,
 )
-from sgap_jax.schedules.cpu import scatter
+from sgap_jax.schedules.cpu import octet_pieces, scatter
 from sgap_jax.schedules.paper import PaperTile
+from sgap_jax.schedules.tiles import CPU_TASK
 
 # Below this many columns a batch of dense operands becomes one wider product: the kernel then
 # fills its vector registers, which pays for the two transposes (one AVX-512 register of float32).
@@ -86,7 +87,8 @@ def spmm(
 
     Source: Sgap, section 2.1 (SpMM); vectorSparse, section 4 (CVS). The CUDA schedules are
     `AtomicParallelism` and, with CVS(V), `OctetTile`, `SubwarpTile`, `WarpTile` and
-    `PaperOctetTile`; the CPU schedule is `CpuTile`.
+    `PaperOctetTile`; the CPU schedules are `CpuTile` and, with CVS(V) of bfloat16,
+    `OctetTile`.
     """
     check_sparse("spmm", "A", A)
     check_schedule("spmm", schedule)
@@ -263,7 +265,14 @@ def _cpu(
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
     )
-    tile = resolve(schedule, problem, CpuTile)
+    tile = resolve(schedule, problem, CpuTile, OctetTile)
+    if isinstance(tile, OctetTile):
+        if not transpose:
+            attrs = dict(tile_columns=tile.tile_n, chunk_nonzeros=CPU_TASK, step=tile.tile_k)
+            return ffi_lowering("sgap_spmm_octet_v1", ctx, operands, avals, **attrs)
+        operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
+        attrs = dict(tile_columns=tile.tile_n, pieces=octet_pieces(problem, tile.tile_n))
+        return ffi_lowering("sgap_spmm_octet_scatter_v1", ctx, operands, avals, **attrs)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
         return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)

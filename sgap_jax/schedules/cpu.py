@@ -14,6 +14,19 @@ _SCATTER_COLUMNS = {"float64": 16}  # columns of a tile, else 32: rows of 128 by
 _SCATTER_MOST = 32 << 20  # the most bytes of partial sums: XLA's memory analysis does not see them
 
 
+def octet_pieces(problem: Problem, columns: int) -> int:
+    """How many pieces of the block rows of A have sums of their own in A^T B on matrix tiles."""
+    uses = problem.nnz // max(problem.shape[0], 1)
+    return 1 if problem.symbolic else max(_pieces_of_sums(problem, uses, columns), 1)
+
+
+def _pieces_of_sums(problem: Problem, uses: int, columns: int) -> int:
+    tiles = max(-(-problem.n // columns), 1)
+    wide = 2 if problem.dtype == "float64" else 1
+    size = max(4 * problem.batch * problem.shape[0] * problem.n * wide, 1)
+    return min(max(uses // 64, 1), -(-16 // tiles), _SCATTER_MOST // size)
+
+
 def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     """How A^T B with column vectors runs: (columns of a tile, pieces of the block rows of A).
 
@@ -30,10 +43,8 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     uses, n = problem.nnz // max(problem.shape[0], 1), problem.n
     if not problem.permuted or n < 16 or uses < 16:
         return columns, 0
-    tiles = -(-n // columns)
-    size = 4 * problem.batch * problem.shape[0] * n * (2 if problem.dtype == "float64" else 1)
-    pieces = min(max(uses // 64, 1), -(-16 // tiles), _SCATTER_MOST // size)
-    return columns, pieces if pieces * tiles >= 2 else 0
+    pieces = _pieces_of_sums(problem, uses, columns)
+    return columns, pieces if pieces * -(-n // columns) >= 2 else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,18 @@ from typing import Any
 from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
-from sgap_jax.schedules.cpu import CpuTile
+from sgap_jax.schedules.cpu import CpuTile, scatter
+from sgap_jax.schedules.machine import machine
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
-from sgap_jax.schedules.tiles import BYTES, LENGTHS, OctetTile, SubwarpTile, widest_load
+from sgap_jax.schedules.tiles import (
+    BYTES,
+    CPU_STEP,
+    LENGTHS,
+    OctetTile,
+    SubwarpTile,
+    widest_load,
+)
 
 _SMALL_SDDMM = 1 << 17  # nonzeros: fewer take smaller chunks
 _SMALLER_SDDMM = 1 << 15  # nonzeros, for column vectors: fewer take the smallest chunks
@@ -74,6 +82,8 @@ def choose_schedule(problem: Problem) -> Schedule:
         return Reference()
     if problem.symbolic:
         return CpuTile()
+    if (octets := _cpu_octets(problem)) is not None:
+        return octets
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
         vectors = problem.vector_length is not None
         smaller = not vectors or problem.nnz * problem.batch < _SMALLER_SDDMM
@@ -84,6 +94,22 @@ def choose_schedule(problem: Problem) -> Schedule:
     if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < _SMALL_SPMM:
         return CpuTile(nonzeros=2048)
     return CpuTile()
+
+
+def _cpu_octets(problem: Problem) -> OctetTile | None:
+    """The tile for bfloat16 vectors on a CPU with a matrix unit; None where vectors of registers
+    are faster, or there is none."""
+    V = problem.vector_length
+    if problem.dtype != "bfloat16" or V not in (4, 8, 16, 32) or not machine().matrix_tiles:
+        return None
+    if problem.op == "sddmm":
+        tile_n, tile_k = CPU_STEP
+        return OctetTile(V, tile_n=tile_n, tile_k=tile_k)
+    if problem.op != "spmm" or problem.n < 16:
+        return None
+    if problem.permuted and not scatter(problem, CpuTile())[1]:
+        return None
+    return OctetTile(V, tile_n=64 if problem.permuted else 512, tile_k=32)
 
 
 def _tile(problem: Problem) -> Schedule | None:

@@ -1,5 +1,5 @@
-"""Schedules for column vectors after vectorSparse: `OctetTile` on tensor cores (1-D octet tiling)
-and `SubwarpTile` on CUDA cores (1-D subwarp tiling).
+"""Schedules for column vectors after vectorSparse: `OctetTile` on tensor cores and on the matrix
+tiles of a CPU (1-D octet tiling), and `SubwarpTile` on CUDA cores (1-D subwarp tiling).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sgap_jax.schedules.schedule import GRID_X, GRID_Y, Schedule, ScheduleError
 
 @dataclasses.dataclass(frozen=True)
 class VectorTile(Schedule):
-    """The base class of the schedules of CUDA kernels for column vectors.
+    """The base class of the schedules for column vectors.
 
     Attributes:
       vector_length: V of the format.
@@ -45,9 +45,9 @@ class VectorTile(Schedule):
         if getattr(self, name) != default:
             raise ScheduleError(f"{problem.op}: {self}: {why}; leave {name} out")
 
-    def check_vectors(self, problem: Problem) -> None:
-        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm on "cuda"
-        with vectors of the tile's length."""
+    def check_vectors(self, problem: Problem, platform: str = "cuda") -> None:
+        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm on this
+        platform with vectors of the tile's length."""
         if problem.op not in ("spmm", "sddmm"):
             raise NotImplementedError(
                 f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
@@ -61,7 +61,7 @@ class VectorTile(Schedule):
             raise ScheduleError(
                 f"{problem.op}: {self} is for vectors of {self.vector_length}, got {problem.format}"
             )
-        self.check_kernel(problem, "cuda")
+        self.check_kernel(problem, platform)
 
     def __str__(self) -> str:
         """As a call, with the vector length and the fields that are not the defaults."""
@@ -93,12 +93,19 @@ _HELD = 160  # registers of a lane for sums, loads under way and addresses; with
 
 @dataclasses.dataclass(frozen=True)
 class OctetTile(VectorTile):
-    """One warp multiplies tiles of column vectors by gathered rows, on tensor cores.
+    """Tiles of column vectors times gathered rows, on the tensor cores of a GPU or the matrix unit of
+    a CPU.
 
-    Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
+    On CUDA one warp computes a tile. Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
     and the vectors the 8-column one. So V = 8 wastes nothing, with V = 16 and 32 a gathered row
     serves 2 and 4 mmas, and V < 8 leaves columns idle. float16 and bfloat16 use m16n8k16, float32
     m16n8k8 in tf32; the accumulator is float32.
+
+    On the CPU (bfloat16) a tile is up to 16 rows of vectors by 64 columns, on Intel AMX; processors
+    without it compute the same tiles with AVX512-BF16 or in vector arithmetic, where `CpuTile` is
+    as fast. spmm takes vectors of 2 to 32 rows, `tile_k` 16 or 32 vectors a step, and A^T B with
+    products that are scattered to rows of C; sddmm takes vectors of 4 to 32 rows, in steps of
+    `tile_n=32` vectors and `tile_k=64` features.
 
     Attributes:
       vector_length: V of the format, 2, 4, 8, 16 or 32.
@@ -142,6 +149,8 @@ class OctetTile(VectorTile):
                 raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
 
     def check(self, problem: Problem) -> None:
+        if problem.platform == "cpu":
+            return _check_cpu(self, problem)
         self.check_vectors(problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
@@ -161,8 +170,77 @@ class OctetTile(VectorTile):
         return None
 
     def explain(self, problem: Problem) -> str:
+        if problem.platform == "cpu":
+            return _explain_cpu(self, problem)
         explain = _explain_sddmm if problem.op == "sddmm" else _explain_spmm
         return explain(self, problem)
+
+
+# On the CPU (cpu/spmm/spmm_octet_kernel.cc, cpu/sddmm/sddmm_octet_kernel.cc).
+CPU_STEP = (32, 64)  # vectors and features of a step of sddmm
+_CPU_DEPTHS = (16, 32)  # vectors of a step of spmm
+CPU_TASK = 8192  # nonzeros of a task, as those of `CpuTile`
+
+
+def _check_cpu(tile: OctetTile, problem: Problem) -> None:
+    """Raises ScheduleError or NotImplementedError if the CPU has no kernel for the tile."""
+    tile.check_vectors(problem, "cpu")
+    if problem.dtype != "bfloat16":
+        raise NotImplementedError(
+            f"{problem.op}: {tile}: matrix tiles of the CPU multiply bfloat16, got "
+            f"{problem.dtype}; cast, or leave the schedule out"
+        )
+    for name in ("stages", "row_warps", "swizzle", "tf32"):
+        tile.check_default(problem, name, "is of tensor cores, not of the CPU's tiles")
+    if problem.op == "sddmm":
+        if (tile.tile_n, tile.tile_k) != CPU_STEP or tile.vector_length < 4:
+            raise NotImplementedError(
+                f"sddmm: no kernel on the CPU obeys {tile}; those of vectors of 4 to 32 rows have "
+                f"tile_n={CPU_STEP[0]} and tile_k={CPU_STEP[1]}"
+            )
+    elif tile.tile_n % _PANEL or tile.tile_k not in _CPU_DEPTHS:
+        raise NotImplementedError(
+            f"spmm: no kernel on the CPU obeys {tile}; tile_n is a multiple of {_PANEL} there, and "
+            f"tile_k one of {', '.join(map(str, _CPU_DEPTHS))}"
+        )
+
+
+def _explain_cpu(tile: OctetTile, problem: Problem) -> str:
+    """Who computes what, and the equivalent loops."""
+    n, V = problem.n, tile.vector_length
+    rows = min(V, 16)
+    task = f"parallel for chunk of {max(CPU_TASK // V, 1)} vectors:"
+    if problem.op == "sddmm":
+        vectors, features = CPU_STEP
+        return (
+            f"{task}\n"
+            f"  for p0 in range(start, stop, {vectors}):           # of block row b\n"
+            f"    acc[0:{vectors}, 0:{V}] = 0                     # tiles of 16 x {rows}\n"
+            f"    for l0 in range(0, {n}, {features}):\n"
+            f"      acc += Y[column_indices[p0:p0+{vectors}], l0:l0+{features}] "
+            f"@ X[{V} * b : {V} * (b + 1), l0:l0+{features}].T  # gathered, then bfloat16 pairs\n"
+            "    values[p0 + i, :] = acc[i, :] * weights[p0 + i, :] * scale  # where given"
+        )
+    if problem.permuted:
+        return (
+            "parallel for piece of the block rows:      # with sums of its own, added in order\n"
+            f"  for j0 in range(0, {n}, 64):\n"
+            f"    for p0 in range(row_offsets[b], row_offsets[b + 1], 16):\n"
+            f"      products = values[p0:p0+16, :] @ B[{V} * b : {V} * (b + 1), j0:j0+64]  # tiles\n"
+            "      sums[column_indices[p0 + i], j0:j0+64] += products[i, :]"
+        )
+    return (
+        f"for j0 in range(0, {n}, {tile.tile_n}):\n"
+        f"  {task}\n"
+        "    for b in block rows of chunk:           # a split one is summed in order\n"
+        f"      A = values of b, transposed           # [{V}, vectors]\n"
+        f"      for j1 in range(j0, min(j0 + {tile.tile_n}, {n}), 64):\n"
+        f"        acc[0:{V}, 0:64] = 0                  # tiles of {rows} x 16\n"
+        f"        for p0 in range(row_offsets[b], row_offsets[b + 1], {tile.tile_k}):\n"
+        f"          acc += A[:, p0:p0+{tile.tile_k}] @ "
+        f"B[column_indices[p0:p0+{tile.tile_k}], j1:j1+64]  # gathered as pairs of rows\n"
+        f"        C[{V} * b : {V} * (b + 1), j1:j1+64] = acc"
+    )
 
 
 def _check_spmm(tile: OctetTile, problem: Problem) -> None:

@@ -1,0 +1,236 @@
+// Matrix tiles: eight registers of up to 16 rows of 64 bytes, and the product of two of them. The
+// processor's own where it has them (Intel AMX), else in memory: with its dot products of bfloat16
+// pairs (AVX512-BF16), else in vector arithmetic. All agree but for the rounding of sums.
+//
+//   C[i, j] += sum over p of A[i, 2p] B[p, 2j] + A[i, 2p + 1] B[p, 2j + 1]
+//
+// C: up to 16 x 16 float32; A: up to 16 rows of 32 bfloat16; B: up to 16 rows, one for each pair of
+// columns of A, in which the two values that a pair multiplies are next to each other.
+#pragma once
+
+#include "cpu/simd/lane_sums.h"
+
+namespace sgap::SGAP_ISA {
+
+constexpr int kTileRows = 16;
+constexpr int kTileBytes = 64;
+constexpr int kTileDepth = 32;  // values of a row of A
+constexpr int kTileColumns = 16;
+
+// Rows and bytes of a row of each register.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void Set(int tile, int64_t of_rows, int64_t of_bytes) {
+    rows[tile] = uint8_t(of_rows);
+    bytes[tile] = uint16_t(of_bytes);
+  }
+};
+
+#if defined(SGAP_AMX)
+
+// The registers of this thread, for as long as the object lives: one at a time. The compiler knows
+// nothing of them, so their instructions keep their order.
+class Tiles {
+ public:
+  explicit Tiles(const TileShapes& shapes) {
+    asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
+  }
+  Tiles(const Tiles&) = delete;
+  ~Tiles() { asm volatile("tilerelease"); }
+
+  template <int kTile>
+  void Zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  }
+  template <int kTile>
+  void Load(const void* rows, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+  }
+  template <int kTile>
+  void Store(void* rows, int64_t stride) const {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                 :
+                 : "r"(rows), "r"(stride), "i"(kTile)
+                 : "memory");
+  }
+  template <int kC, int kA, int kB>
+  void Dot() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+};
+
+#else
+
+class Tiles {
+  using Row = Vector<float, kTileColumns>;
+  using Words = Vector<uint32_t, kTileColumns>;
+
+ public:
+  explicit Tiles(const TileShapes& shapes) : shapes_(shapes) {}
+  Tiles(const Tiles&) = delete;
+
+  template <int kTile>
+  void Zero() {
+    std::memset(tiles_[kTile], 0, sizeof(tiles_[kTile]));
+  }
+  template <int kTile>
+  void Load(const void* rows, int64_t stride) {
+    const char* row = static_cast<const char*>(rows);
+    for (int i = 0; i < shapes_.rows[kTile]; ++i, row += stride) {
+      std::memcpy(tiles_[kTile][i], row, shapes_.bytes[kTile]);
+    }
+  }
+  template <int kTile>
+  void Store(void* rows, int64_t stride) const {
+    char* row = static_cast<char*>(rows);
+    for (int i = 0; i < shapes_.rows[kTile]; ++i, row += stride) {
+      std::memcpy(row, tiles_[kTile][i], shapes_.bytes[kTile]);
+    }
+  }
+  template <int kC, int kA, int kB>
+  void Dot() {
+    int row = 0;
+    for (; row + 8 <= shapes_.rows[kC]; row += 8) DotRows<kC, kA, kB, 8>(row);
+    for (; row + 4 <= shapes_.rows[kC]; row += 4) DotRows<kC, kA, kB, 4>(row);
+    for (; row < shapes_.rows[kC]; ++row) DotRows<kC, kA, kB, 1>(row);
+  }
+
+ private:
+  // kRows rows of C, in registers.
+  template <int kC, int kA, int kB, int kRows>
+  void DotRows(int first) {
+    Row sums[kRows];
+    for (int i = 0; i < kRows; ++i) sums[i] = BitCast<Row>(tiles_[kC][first + i]);
+    for (int p = 0; p < shapes_.rows[kB]; ++p) {
+      const Words b = BitCast<Words>(tiles_[kB][p]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) {
+        sums[i] = DotPairs(sums[i], Words{} + tiles_[kA][first + i][p], b);
+      }
+    }
+    for (int i = 0; i < kRows; ++i) std::memcpy(tiles_[kC][first + i], &sums[i], sizeof(Row));
+  }
+
+  TileShapes shapes_;
+  alignas(64) uint32_t tiles_[8][kTileRows][kTileBytes / 4] = {};
+};
+
+#endif
+
+// Rows x and y of kTileDepth columns as two tile rows of pairs (x[j], y[j]): those of the first and
+// of the second half of each 16 bytes, which the processor interleaves in one instruction.
+// StorePanel and StorePanelSums put columns back in order.
+using TileRow = Vector<uint16_t, kTileDepth>;
+
+template <int kHalf, int... i>
+inline TileRow PairHalves(TileRow x, TileRow y, std::integer_sequence<int, i...>) {
+  return Shuffle<(i / 8 * 8 + kHalf * 4 + i % 8 / 2 + i % 2 * kTileDepth)...>(x, y);
+}
+
+inline void StorePairs(TileRow x, TileRow y, uint16_t* first, uint16_t* second) {
+  constexpr auto kAll = std::make_integer_sequence<int, kTileDepth>();
+  const TileRow pairs[2] = {PairHalves<0>(x, y, kAll), PairHalves<1>(x, y, kAll)};
+  std::memcpy(first, &pairs[0], sizeof(TileRow));
+  std::memcpy(second, &pairs[1], sizeof(TileRow));
+}
+
+// The same with the columns in order: pairs of columns 0 .. 15 and 16 .. 31.
+template <int kHalf, int... i>
+inline TileRow PairsInOrder(TileRow x, TileRow y, std::integer_sequence<int, i...>) {
+  return Shuffle<(kHalf * 16 + i / 2 + i % 2 * kTileDepth)...>(x, y);
+}
+
+inline void StorePairsInOrder(TileRow x, TileRow y, uint16_t* first, uint16_t* second) {
+  constexpr auto kAll = std::make_integer_sequence<int, kTileDepth>();
+  const TileRow pairs[2] = {PairsInOrder<0>(x, y, kAll), PairsInOrder<1>(x, y, kAll)};
+  std::memcpy(first, &pairs[0], sizeof(TileRow));
+  std::memcpy(second, &pairs[1], sizeof(TileRow));
+}
+
+// `count` values of a row as bits, up to kTileDepth; the rest is zero and is not read.
+inline TileRow LoadTileRow(const BFloat16* source, int count) {
+  return LoadBits<kTileDepth>(reinterpret_cast<const uint16_t*>(source), count);
+}
+inline TileRow LoadTileRow(const BFloat16* source) {
+  TileRow row;
+  std::memcpy(&row, source, sizeof(row));
+  return row;
+}
+
+// Columns 0 .. 15 (kHalf = 0) or 16 .. 31 of a row of C, from its row in the two tiles of a panel.
+template <int kHalf, int... i>
+inline Vector<float, 16> PanelColumns(Vector<float, 16> first, Vector<float, 16> second,
+                                      std::integer_sequence<int, i...>) {
+  return Shuffle<(kHalf * 8 + i / 8 * 4 + i % 4 + (i / 4 % 2) * 16)...>(first, second);
+}
+
+// Stores the row of a panel's two tiles as `count` values of T.
+template <typename T>
+inline void StorePanel(const float* first, const float* second, int count, T* target) {
+  constexpr auto kAll = std::make_integer_sequence<int, 16>();
+  const auto a = SGAP_ISA::Load<float, 16>(first), b = SGAP_ISA::Load<float, 16>(second);
+  const auto low = PanelColumns<0>(a, b, kAll), high = PanelColumns<1>(a, b, kAll);
+  if (count == kTileDepth) return StoreTwo<T>(target, low, high);
+  if (count >= 16) {
+    SGAP_ISA::Store<T, 16>(target, low);
+    if (count > 16) StorePartial<T, 16>(target + 16, high, count - 16);
+  } else {
+    StorePartial<T, 16>(target, low, count);
+  }
+}
+
+// values [8, kColumns], rows `stride` apart, to target [kColumns, 8], rows kTileDepth apart.
+template <int kColumns>
+inline void TransposeEight(const uint16_t* values, int64_t stride, uint16_t* target) {
+  using Eight = Vector<uint16_t, 8>;
+  Eight parts[kColumns];  // the values one after the other
+  if constexpr (kColumns >= 8) {
+    constexpr int kParts = kColumns / 8;
+    for (int i = 0; i < kColumns; ++i) {
+      std::memcpy(&parts[i], values + i / kParts * stride + i % kParts * 8, sizeof(Eight));
+    }
+  } else {
+    for (int r = 0; r < 8; ++r) {
+      std::memcpy(reinterpret_cast<uint16_t*>(parts) + r * kColumns, values + r * stride,
+                  kColumns * sizeof(uint16_t));
+    }
+  }
+  // A perfect shuffle moves the highest bit of a value's position to the lowest; three of them
+  // exchange rows and columns.
+  for (int round = 0; round < 3; ++round) {
+    Eight next[kColumns];
+#pragma GCC unroll 16
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const Eight a = parts[i], b = parts[i + kColumns / 2];
+      next[2 * i] = Shuffle<0, 8, 1, 9, 2, 10, 3, 11>(a, b);
+      next[2 * i + 1] = Shuffle<4, 12, 5, 13, 6, 14, 7, 15>(a, b);
+    }
+    for (int i = 0; i < kColumns; ++i) parts[i] = next[i];
+  }
+  for (int i = 0; i < kColumns; ++i) std::memcpy(target + i * kTileDepth, &parts[i], sizeof(Eight));
+}
+
+// Four rows of 16 words each to 16 rows of 4 words, `stride` words apart.
+inline void TransposeFour(const TileRow* rows, uint32_t* target, int64_t stride) {
+  using Four = Vector<uint32_t, 4>;
+  for (int part = 0; part < 4; ++part) {
+    Four words[4];
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(&words[i], reinterpret_cast<const char*>(rows + i) + part * 16, sizeof(Four));
+    }
+    const Four low[2] = {Shuffle<0, 4, 1, 5>(words[0], words[2]),
+                         Shuffle<0, 4, 1, 5>(words[1], words[3])};
+    const Four high[2] = {Shuffle<2, 6, 3, 7>(words[0], words[2]),
+                          Shuffle<2, 6, 3, 7>(words[1], words[3])};
+    const Four out[4] = {Shuffle<0, 4, 1, 5>(low[0], low[1]), Shuffle<2, 6, 3, 7>(low[0], low[1]),
+                         Shuffle<0, 4, 1, 5>(high[0], high[1]),
+                         Shuffle<2, 6, 3, 7>(high[0], high[1])};
+    for (int i = 0; i < 4; ++i)
+      std::memcpy(target + (part * 4 + i) * stride, &out[i], sizeof(Four));
+  }
+}
+
+}  // namespace sgap::SGAP_ISA
