@@ -158,16 +158,15 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
 // The first `count` (0 to N) 16-bit elements; the others are zero and their memory is not read.
 template <int N>
 inline Vector<uint16_t, N> LoadBits(const uint16_t* source, int count) {
-  Vector<uint16_t, N> result;
 #if defined(__AVX512VL__) && defined(__AVX512BW__)
   if constexpr (N == 32) {
     const uint32_t mask = count >= N ? ~0u : (1u << count) - 1;
     return BitCast<Vector<uint16_t, N>>(_mm512_maskz_loadu_epi16(mask, source));
   }
 #endif
-  result = Vector<uint16_t, N>{};
-  std::memcpy(&result, source, size_t(count) * sizeof(uint16_t));
-  return result;
+  uint16_t elements[N] = {};
+  for (int i = 0; i < count; ++i) elements[i] = source[i];
+  return BitCast<Vector<uint16_t, N>>(elements);
 }
 
 // Stores 32 values.

@@ -1,9 +1,12 @@
 // SpMM of column vectors of bfloat16 on matrix tiles: 1-D octet tiling (vectorSparse, section 5.3),
 // with the tiles of cpu/simd/tiles.h in the place of tensor cores. For up to 16 rows of a block row
 // and up to 64 columns, steps of up to 32 vectors: their values, transposed once for all columns,
-// are A; the rows of x that they name are gathered and interleaved in pairs on the way: B. A step
-// is gathered while the one before it is multiplied: what has just been stored cannot be loaded
-// into a tile yet.
+// are A; the rows of x that they name are gathered and interleaved in pairs on the way: B.
+//
+// What has just been stored cannot be loaded into a tile yet, nor the other way round. So steps
+// follow each other like this, across columns and block rows: gather step s; round and store the
+// sums that left their tiles before; multiply step s - 1, and let its sums leave if it was the
+// last.
 #include "cpu/simd/tiles.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
@@ -17,7 +20,7 @@ constexpr int64_t kPassColumns = kPanels * kTileDepth;
 enum Tile { kSums, kValues = 2 * kPanels, kPairs };
 
 // Vectors whose values are transposed at once: those of longer block rows again for each pass.
-constexpr int64_t kPackedVectors = 2048;
+constexpr int64_t kPackedVectors = 1024;
 
 // The gathered rows of a step.
 struct Gathered {
@@ -35,6 +38,13 @@ class OctetTask {
   OctetTask(const SpmmArgs& args, const TileTask<BFloat16>& tile, int rows)
       : args_(args), tile_(tile), rows_(rows), step_(int(args.step)), tiles_(Shapes(rows, step_)) {}
 
+  ~OctetTask() {
+    FinishSums();
+    FinishStep();
+    FinishSums();
+  }
+
+  // The rows of each vector from `row` on.
   void Run(int64_t row) {
     const RowTask& task = *tile_.rows;
     OctetRow block{
@@ -63,33 +73,51 @@ class OctetTask {
     return shapes;
   }
 
+  // Where sums go: `height` rows of `columns` values of y, or of the sums of a piece.
+  struct Target {
+    void* out;
+    int height, columns;
+  };
+
+  // A step that is gathered and not yet multiplied.
+  struct Step {
+    const uint16_t* values = nullptr;  // packed; null: there is none
+    int panels, buffer;
+    bool first, last;  // of its sums
+    Target target;
+  };
+
   // A block row: `height` rows of y, or of the sums of a piece, from `out` on.
   template <typename Out>
   void RunRow(const OctetRow& row, int height, Out* out) {
     const int64_t vectors = row.end - row.begin;
+    if (vectors == 0) {
+      for (int i = 0; i < height; ++i, out += args_.n) {
+        std::memset(out + tile_.first, 0, size_t(tile_.last - tile_.first) * sizeof(Out));
+      }
+      return;
+    }
     const bool once = vectors <= kPackedVectors;
-    if (once) Pack(row, row.begin, row.end);
+    const uint16_t* packed = once ? Pack(row, row.begin, row.end) : nullptr;
     for (int64_t column = tile_.first; column < tile_.last; column += kPassColumns) {
       const int64_t left = tile_.last - column;
       const int columns = int(left < kPassColumns ? left : kPassColumns);
+      const Target target{out + column, height, columns};
       for (int i = 0; i < height; ++i) PrefetchToWrite(out + i * args_.n + column, columns);
-      tiles_.Zero<kSums + 0>(), tiles_.Zero<kSums + 1>();
-      tiles_.Zero<kSums + 2>(), tiles_.Zero<kSums + 3>();
       const BFloat16* x = tile_.x + (column - tile_.first);
       for (int64_t p = row.begin; p < row.end; p += kPackedVectors) {
         const int64_t end = row.end - p < kPackedVectors ? row.end : p + kPackedVectors;
-        if (!once) Pack(row, p, end);
+        if (!once) packed = Pack(row, p, end);
         if (columns == kPassColumns) {
-          Multiply<2, false>(x, p, end, columns);
+          Multiply<2, false>(row, x, p, end, packed, target);
         } else if (columns == kTileDepth) {
-          Multiply<1, false>(x, p, end, columns);
+          Multiply<1, false>(row, x, p, end, packed, target);
         } else if (columns > kTileDepth) {
-          Multiply<2, true>(x, p, end, columns);
+          Multiply<2, true>(row, x, p, end, packed, target);
         } else {
-          Multiply<1, true>(x, p, end, columns);
+          Multiply<1, true>(row, x, p, end, packed, target);
         }
       }
-      StoreSums(height, columns, out + column);
     }
   }
 
@@ -99,11 +127,12 @@ class OctetTask {
   }
 
   // The values of the vectors [begin, end): packed[step of vectors][row][vector], zero where there
-  // is none.
-  void Pack(const OctetRow& row, int64_t begin, int64_t end) {
+  // is none. What was packed before stays, as a step of it may have to be multiplied.
+  const uint16_t* Pack(const OctetRow& row, int64_t begin, int64_t end) {
+    uint16_t* const packed = packed_[packs_++ % 2];
     const auto* values = reinterpret_cast<const uint16_t*>(row.values);
     for (int64_t p = begin, at = 0; p < end; p += 8, at += 8) {
-      uint16_t* target = packed_ + at / kTileDepth * rows_ * kTileDepth + at % kTileDepth;
+      uint16_t* target = packed + at / kTileDepth * rows_ * kTileDepth + at % kTileDepth;
       const uint16_t* source = values + p * row.length;
       uint16_t some[8 * kTileRows];
       int64_t stride = row.length;
@@ -132,18 +161,28 @@ class OctetTask {
     const int64_t count = end - begin, padded = (count + 7) / 8 * 8;
     for (int64_t at = padded; at % kTileDepth != 0; at += 8) {
       for (int i = 0; i < rows_; ++i) {
-        std::memset(packed_ + (at / kTileDepth * rows_ + i) * kTileDepth + at % kTileDepth, 0, 16);
+        std::memset(packed + (at / kTileDepth * rows_ + i) * kTileDepth + at % kTileDepth, 0, 16);
       }
     }
+    return packed;
   }
 
   // Adds the vectors [begin, end), whose values are packed, on the columns from x on.
   template <int kOf, bool kTail>
-  void Multiply(const BFloat16* x, int64_t begin, int64_t end, int columns) {
-    const int64_t steps = (end - begin + step_ - 1) / step_;
-    for (int64_t s = 0; s <= steps; ++s) {
-      if (s < steps) Gather<kOf, kTail>(x, begin + s * step_, end, columns, &gathered_[s % 2]);
-      if (s > 0) Dot<kOf>(s - 1, gathered_[(s - 1) % 2]);
+  void Multiply(const OctetRow& row, const BFloat16* x, int64_t begin, int64_t end,
+                const uint16_t* packed, const Target& target) {
+    for (int64_t p = begin; p < end; p += step_) {
+      Gather<kOf, kTail>(x, p, end, target.columns, &gathered_[buffer_]);
+      FinishSums();
+      FinishStep();
+      const int64_t at = p - begin;
+      step_under_way_ = {packed + at / kTileDepth * rows_ * kTileDepth + at % kTileDepth,
+                         kOf,
+                         buffer_,
+                         p == row.begin,
+                         row.end - p <= step_,
+                         target};
+      buffer_ ^= 1;
     }
   }
 
@@ -151,57 +190,83 @@ class OctetTask {
   void Gather(const BFloat16* x, int64_t p, int64_t end, int columns, Gathered* to) const {
     const int32_t* indices = args_.indices + p;
     const size_t stride = tile_.x_stride;
-    const auto load = [&](int i, int panel) {
-      const BFloat16* row = x + size_t(indices[i]) * stride + panel * kTileDepth;
-      if (kTail && panel == kOf - 1) return LoadTileRow(row, columns - panel * kTileDepth);
-      return LoadTileRow(row);
+    const auto row = [&](int i) {
+      const BFloat16* at = x + size_t(indices[i]) * stride;
+      asm volatile("" : "+r"(at));  // computed once for all panels
+      return at;
+    };
+    const auto load = [&](const BFloat16* at, int panel) {
+      if (kTail && panel == kOf - 1)
+        return LoadTileRow(at + panel * kTileDepth, columns - panel * kTileDepth);
+      return LoadTileRow(at + panel * kTileDepth);
     };
     const int count = end - p < step_ ? int(end - p) : step_;
     int pair = 0;
 #pragma GCC unroll 4
     for (; 2 * pair + 2 <= count; ++pair) {
+      const BFloat16 *first = row(2 * pair), *second = row(2 * pair + 1);
 #pragma GCC unroll 2
       for (int h = 0; h < kOf; ++h) {
-        StorePairs(load(2 * pair, h), load(2 * pair + 1, h), to->tiles[2 * h][pair],
+        StorePairs(load(first, h), load(second, h), to->tiles[2 * h][pair],
                    to->tiles[2 * h + 1][pair]);
       }
     }
     for (; pair < step_ / 2; ++pair) {
       for (int h = 0; h < kOf; ++h) {
-        const TileRow row = 2 * pair < count ? load(2 * pair, h) : TileRow{};
-        StorePairs(row, TileRow{}, to->tiles[2 * h][pair], to->tiles[2 * h + 1][pair]);
+        const TileRow last = 2 * pair < count ? load(row(2 * pair), h) : TileRow{};
+        StorePairs(last, TileRow{}, to->tiles[2 * h][pair], to->tiles[2 * h + 1][pair]);
       }
     }
   }
 
-  template <int kOf>
-  void Dot(int64_t step, const Gathered& from) {
-    const int64_t at = step * step_;
-    tiles_.Load<kValues>(packed_ + at / kTileDepth * rows_ * kTileDepth + at % kTileDepth,
-                         kTileBytes);
+  // Multiplies the step under way, if there is one.
+  void FinishStep() {
+    const Step& step = step_under_way_;
+    if (!step.values) return;
+    if (step.first) {
+      tiles_.Zero<kSums + 0>(), tiles_.Zero<kSums + 1>();
+      tiles_.Zero<kSums + 2>(), tiles_.Zero<kSums + 3>();
+    }
+    const Gathered& from = gathered_[step.buffer];
+    tiles_.Load<kValues>(step.values, kTileBytes);
     tiles_.Load<kPairs + 0>(from.tiles[0], kTileBytes);
     tiles_.Dot<kSums + 0, kValues, kPairs + 0>();
     tiles_.Load<kPairs + 1>(from.tiles[1], kTileBytes);
     tiles_.Dot<kSums + 1, kValues, kPairs + 1>();
-    if constexpr (kOf > 1) {
+    if (step.panels > 1) {
       tiles_.Load<kPairs + 2>(from.tiles[2], kTileBytes);
       tiles_.Dot<kSums + 2, kValues, kPairs + 2>();
       tiles_.Load<kPairs + 0>(from.tiles[3], kTileBytes);
       tiles_.Dot<kSums + 3, kValues, kPairs + 0>();
     }
+    if (step.last) {
+      tiles_.Store<kSums + 0>(sums_[0], kTileBytes), tiles_.Store<kSums + 1>(sums_[1], kTileBytes);
+      if (step.panels > 1) {
+        tiles_.Store<kSums + 2>(sums_[2], kTileBytes);
+        tiles_.Store<kSums + 3>(sums_[3], kTileBytes);
+      }
+      sums_of_ = step.target;
+    }
+    step_under_way_.values = nullptr;
+  }
+
+  // Stores the sums that have left their tiles, if there are any.
+  void FinishSums() {
+    if (!sums_of_.out) return;
+    if (tile_.rows->piece >= 0) {
+      StoreSums(static_cast<float*>(sums_of_.out));
+    } else {
+      StoreSums(static_cast<BFloat16*>(sums_of_.out));
+    }
+    sums_of_.out = nullptr;
   }
 
   template <typename Out>
-  void StoreSums(int height, int columns, Out* out) {
-    alignas(64) float sums[2 * kPanels][kTileRows][kTileColumns];
-    tiles_.Store<kSums + 0>(sums[0], kTileBytes), tiles_.Store<kSums + 1>(sums[1], kTileBytes);
-    if (columns > kTileDepth) {
-      tiles_.Store<kSums + 2>(sums[2], kTileBytes), tiles_.Store<kSums + 3>(sums[3], kTileBytes);
-    }
-    for (int i = 0; i < height; ++i, out += args_.n) {
-      for (int at = 0; at < columns; at += kTileDepth) {
-        const int h = at / kTileDepth, left = columns - at;
-        StorePanel<Out>(sums[2 * h][i], sums[2 * h + 1][i], left < kTileDepth ? left : kTileDepth,
+  void StoreSums(Out* out) const {
+    for (int i = 0; i < sums_of_.height; ++i, out += args_.n) {
+      for (int at = 0; at < sums_of_.columns; at += kTileDepth) {
+        const int h = at / kTileDepth, left = sums_of_.columns - at;
+        StorePanel<Out>(sums_[2 * h][i], sums_[2 * h + 1][i], left < kTileDepth ? left : kTileDepth,
                         out + at);
       }
     }
@@ -211,8 +276,12 @@ class OctetTask {
   const TileTask<BFloat16>& tile_;
   const int rows_, step_;
   Tiles tiles_;
+  Step step_under_way_;
+  Target sums_of_ = {};
+  int buffer_ = 0, packs_ = 0;
   Gathered gathered_[2];
-  alignas(64) uint16_t packed_[kPackedVectors * kTileRows];
+  alignas(64) float sums_[2 * kPanels][kTileRows][kTileColumns];
+  alignas(64) uint16_t packed_[2][kPackedVectors * kTileRows];
 };
 
 }  // namespace
@@ -220,8 +289,10 @@ class OctetTask {
 void SpmmOctet(const SpmmArgs& args, int64_t task) {
   const TileTask<BFloat16> tile = BeginTask<BFloat16>(args, task);
   const int rows = int(args.length < kTileRows ? args.length : kTileRows);
-  OctetTask octets(args, tile, rows);
-  for (int64_t row = 0; row < args.length; row += rows) octets.Run(row);
+  {
+    OctetTask octets(args, tile, rows);
+    for (int64_t row = 0; row < args.length; row += rows) octets.Run(row);
+  }
   if (tile.rows->piece >= 0 && IsLastPiece(args, tile.walk, *tile.rows)) {
     CombinePieces<BFloat16>(args, args.splits[tile.rows->split], tile.batch, tile.first,
                             tile.last - tile.first);
