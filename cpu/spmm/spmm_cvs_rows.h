@@ -39,7 +39,7 @@ struct VectorBlock {
 template <typename T, int kRows>
 struct WideValues {
   using Acc = Accumulator<T>;
-  Acc buffer[sizeof(T) < 4 ? kRows : 1];
+  Acc buffer[sizeof(T) >= 4 ? 1 : kRows < 4 ? 4 : kRows];
   const Acc* at;
 
   explicit WideValues(const T* values) {
@@ -47,6 +47,9 @@ struct WideValues {
       at = values;
     } else if constexpr (kRows == 1) {
       buffer[0] = LoadScalar(values);
+      at = buffer;
+    } else if constexpr (kRows < 4) {
+      Store<Acc, 4>(buffer, LoadPartial<T, 4>(values, kRows));
       at = buffer;
     } else {
       Store<Acc, kRows>(buffer, Load<T, kRows>(values));

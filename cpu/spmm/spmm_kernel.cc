@@ -194,7 +194,16 @@ class BlockTask {
       multiply_(block_, values_, permutation_, begin, end, staged_);
       return;
     }
-    for (int64_t p = begin; p < end; ++p) {
+    int64_t p = begin;
+    if (sizeof(T) < sizeof(Acc)) {  // several are widened together
+      constexpr int kWidth = kLanes<T>;
+      for (; p + kWidth <= end; p += kWidth) {
+        const auto values = permutation_ ? Gather<T, kWidth>(values_, permutation_ + p)
+                                         : Load<T, kWidth>(values_ + p);
+        Store<Acc, kWidth>(staged_ + (p - begin), values);
+      }
+    }
+    for (; p < end; ++p) {
       staged_[p - begin] = LoadScalar(values_ + (permutation_ ? permutation_[p] : p));
     }
   }
