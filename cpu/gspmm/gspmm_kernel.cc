@@ -169,6 +169,8 @@ template <typename F, int kVectors, bool kTail>
 struct Block {
   using T = typename F::Number;
   static constexpr int kSize = kLanes<T>;
+  static constexpr bool kApart = !kTail && !F::kGathers;
+  using Row = Vector<Accumulator<T>, kSize>;
 
   static int Count(const Operands<T>& at) { return kTail ? at.tail : kSize; }
 
@@ -188,14 +190,20 @@ struct Block {
     const int32_t position = at.permutation ? at.permutation[p] : int32_t(p);
     const Accumulator<T> value = LoadScalar(at.values + position);
     const size_t row = size_t(at.indices[p]) * at.stride + at.column;
+    Row x[kVectors];
+    if constexpr (kApart) {
+      LoadApart<T, kSize, kVectors>(at.x + row, x);
+    } else {
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) x[i] = LoadCount(at.x + row + i * kSize, Count(at));
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
-      const auto x = LoadCount(at.x + row + i * kSize, Count(at));
       if constexpr (F::kGathers) {
         const auto attaining = LoadPositions<T>(at.given_arg + row + i * kSize, Count(at));
-        folds[i].Take(value, position, x, attaining);
+        folds[i].Take(value, position, x[i], attaining);
       } else {
-        folds[i].template Take<kTaking>(value, position, x);
+        folds[i].template Take<kTaking>(value, position, x[i]);
       }
     }
   }
@@ -215,11 +223,22 @@ struct Block {
   template <typename Out>
   SGAP_INLINE static void StoreTo(const Operands<T>& at, size_t row, const F* folds, Out* y,
                                   int32_t* arg) {
+    Row kept[kVectors];
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors; ++i) {
-      const size_t to = row * at.stride + at.column + i * kSize;
-      StoreCount(y + to, folds[i].kept, Count(at));
-      if constexpr (F::kNotes) StorePositions<T>(arg + to, folds[i].at, Count(at));
+    for (int i = 0; i < kVectors; ++i) kept[i] = folds[i].kept;
+    if constexpr (kApart) InOrder<T, kVectors>(kept);
+    const size_t to = row * at.stride + at.column;
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) StoreCount(y + to + i * kSize, kept[i], Count(at));
+    if constexpr (F::kNotes) {
+      Vector<Lane<T>, kSize> places[kVectors];
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) places[i] = folds[i].at;
+      if constexpr (kApart) InOrder<T, kVectors>(places);
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) {
+        StorePositions<T>(arg + to + i * kSize, places[i], Count(at));
+      }
     }
   }
 

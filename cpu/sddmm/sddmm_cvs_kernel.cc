@@ -38,15 +38,15 @@ struct VectorDots {
     Sum held[kFew][kCount];
 #pragma GCC unroll 16
     for (int i = 0; i < kFew; ++i) {
-#pragma GCC unroll 16
-      for (int s = 0; s < kCount; ++s) held[i][s] = Load<T, kSize>(row(kHoldX, i) + s * kSize);
+      LoadApart<T, kSize, kCount>(row(kHoldX, i), held[i]);
     }
 #pragma GCC unroll 16
     for (int j = 0; j < kMany; ++j) {
-      const T* other = row(!kHoldX, j);
+      Sum pieces[kCount];
+      LoadApart<T, kSize, kCount>(row(!kHoldX, j), pieces);
 #pragma GCC unroll 16
       for (int s = 0; s < kCount; ++s) {
-        const Sum piece = Kept(Load<T, kSize>(other + s * kSize));
+        const Sum piece = Kept(pieces[s]);
 #pragma GCC unroll 16
         for (int i = 0; i < kFew; ++i) {
           sums[kHoldX ? j * kRows + i : i * kRows + j] += held[i][s] * piece;

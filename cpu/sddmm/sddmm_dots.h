@@ -42,10 +42,7 @@ struct HeldRow {
 
   static constexpr int64_t Width(int64_t) { return kWidth; }
 
-  HeldRow(const T* x, int64_t) {
-#pragma GCC unroll 16
-    for (int s = 0; s < kVectors; ++s) held[s] = Load<T, kLane>(x + s * kLane);
-  }
+  HeldRow(const T* x, int64_t) { LoadApart<T, kLane, kVectors>(x, held); }
 
   // dots[i]: lanes whose sum is the dot product of entry i.
   template <bool kPrefetch>
@@ -60,9 +57,11 @@ struct HeldRow {
   }
 
   DotSum<T> Dot(const T* y) const {
-    DotSum<T> sums[2] = {held[0] * Load<T, kLane>(y), held[1] * Load<T, kLane>(y + kLane)};
+    DotSum<T> row[kVectors];
+    LoadApart<T, kLane, kVectors>(y, row);
+    DotSum<T> sums[2] = {held[0] * row[0], held[1] * row[1]};
 #pragma GCC unroll 16
-    for (int s = 2; s < kVectors; ++s) sums[s % 2] += held[s] * Load<T, kLane>(y + s * kLane);
+    for (int s = 2; s < kVectors; ++s) sums[s % 2] += held[s] * row[s];
     return sums[0] + sums[1];
   }
 
@@ -102,18 +101,23 @@ struct AnyRow {
     DotSum<T> sums[2][kCount] = {};
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) rows[i] = y + size_t(columns[i]) * width;
-    const auto step = [&](int64_t at, DotSum<T>* to) {
-      const auto left = Kept(Load<T, kLane>(x + at));
+    const auto step = [&](auto vectors, int64_t at) {
+      constexpr int kVectors = decltype(vectors)::value;
+      DotSum<T> left[kVectors], right[kVectors];
+      LoadApart<T, kLane, kVectors>(x + at, left);
+#pragma GCC unroll 2
+      for (int s = 0; s < kVectors; ++s) left[s] = Kept(left[s]);
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) to[i] += left * Load<T, kLane>(rows[i] + at);
+      for (int i = 0; i < kCount; ++i) {
+        LoadApart<T, kLane, kVectors>(rows[i] + at, right);
+#pragma GCC unroll 2
+        for (int s = 0; s < kVectors; ++s) sums[s][i] += left[s] * right[s];
+      }
     };
     int64_t at = 0;
-    for (; at + 2 * kLane <= width; at += 2 * kLane) {
-      step(at, sums[0]);
-      step(at + kLane, sums[1]);
-    }
+    for (; at + 2 * kLane <= width; at += 2 * kLane) step(std::integral_constant<int, 2>(), at);
     if (at + kLane <= width) {
-      step(at, sums[0]);
+      step(std::integral_constant<int, 1>(), at);
       at += kLane;
     }
     if (const int rest = int(width - at); rest > 0) {

@@ -28,11 +28,13 @@ inline Vector<float, N> WidenBFloat16(Vector<uint32_t, N> bits) {
   return BitCast<Vector<float, N>>(bits << 16);
 }
 
+// In the high halves; the low ones hold anything.
 template <int N>
-inline Vector<uint32_t, N> NarrowToBFloat16(Vector<float, N> x) {
+inline Vector<uint32_t, N> RoundToBFloat16(Vector<float, N> x) {
   const auto bits = BitCast<Vector<uint32_t, N>>(x);
-  const auto rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return x == x ? rounded : (bits >> 16) | 0x40;
+  const auto half = bits + 0x7fff;
+  const auto rounded = (bits & 0x10000) != 0 ? half + 1 : half;
+  return x == x ? rounded : bits | 0x400000;
 }
 
 template <int N>

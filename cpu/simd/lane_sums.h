@@ -25,6 +25,23 @@ inline V Shuffle(V a, V b) {
 #endif
 }
 
+template <typename V, int... i>
+inline void Interleave(V* x, std::integer_sequence<int, i...>) {
+  constexpr int n = sizeof...(i);
+  const V even = x[0], odd = x[1];
+  x[0] = Shuffle<(i % 2 * n + i / 2)...>(even, odd);
+  x[1] = Shuffle<(i % 2 * n + (n + i) / 2)...>(even, odd);
+}
+
+// What belongs to the kVectors vectors that LoadApart loaded of T, to their places.
+template <typename T, int kVectors, typename V>
+inline void InOrder(V* x) {
+  constexpr int n = sizeof(V) / sizeof(x[0][0]);
+  constexpr int kPaired = std::is_same_v<T, BFloat16> ? kVectors / 2 * 2 : 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < kPaired; i += 2) Interleave(x + i, std::make_integer_sequence<int, n>());
+}
+
 // Lane i: a[i] + a[i ^ kDistance], of b instead where i has the bit kDistance.
 template <int kDistance, typename V, int... i>
 inline V AddPartners(V a, V b, std::integer_sequence<int, i...>) {

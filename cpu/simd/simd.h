@@ -30,33 +30,143 @@ constexpr int kLanes = kVectorBytes / sizeof(Accumulator<T>);
 
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }
 
+// N 16-bit floats as words, and back. GCC makes of __builtin_convertvector up to six instructions
+// where there is one.
+template <int N>
+inline Vector<uint32_t, N> WidenWords(const void* source) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    return BitCast<Vector<uint32_t, N>>(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)source)));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 8) {
+    return BitCast<Vector<uint32_t, N>>(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)source)));
+  } else if constexpr (N == 4) {
+    return BitCast<Vector<uint32_t, N>>(
+        _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)source)));
+  }
+#endif
+  Vector<uint16_t, N> bits;
+  std::memcpy(&bits, source, sizeof(bits));
+  return __builtin_convertvector(bits, Vector<uint32_t, N>);
+}
+
+template <int N>
+inline Vector<uint16_t, N> NarrowWords(Vector<uint32_t, N> words) {
+#if defined(__AVX512VL__)
+  if constexpr (N == 16) {
+    return BitCast<Vector<uint16_t, N>>(_mm512_cvtepi32_epi16(BitCast<__m512i>(words)));
+  } else if constexpr (N == 8) {
+    return BitCast<Vector<uint16_t, N>>(_mm256_cvtepi32_epi16(BitCast<__m256i>(words)));
+  } else if constexpr (N == 4) {
+    const __m128i narrow = _mm_cvtepi32_epi16(BitCast<__m128i>(words));
+    return BitCast<Vector<uint16_t, N>>(_mm_cvtsi128_si64(narrow));
+  }
+#elif defined(__AVX2__)
+  if constexpr (N == 8) {
+    const __m256i bits = BitCast<__m256i>(words);
+    const __m128i high = _mm256_extracti128_si256(bits, 1);
+    return BitCast<Vector<uint16_t, N>>(_mm_packus_epi32(_mm256_castsi256_si128(bits), high));
+  } else if constexpr (N == 4) {
+    const __m128i bits = BitCast<__m128i>(words);
+    return BitCast<Vector<uint16_t, N>>(_mm_cvtsi128_si64(_mm_packus_epi32(bits, bits)));
+  }
+#endif
+  return __builtin_convertvector(words, Vector<uint16_t, N>);
+}
+
+template <int N>
+inline Vector<uint16_t, N> HighHalves(Vector<uint32_t, N> words) {
+#if defined(__AVX512BW__)
+  if constexpr (N == 16) {
+    const __m512i odd = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27,
+                                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i halves = _mm512_permutexvar_epi16(odd, BitCast<__m512i>(words));
+    return BitCast<Vector<uint16_t, N>>(_mm512_castsi512_si256(halves));
+  } else if constexpr (N == 8) {
+    const __m256i odd = _mm256_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m256i halves = _mm256_permutexvar_epi16(odd, BitCast<__m256i>(words));
+    return BitCast<Vector<uint16_t, N>>(_mm256_castsi256_si128(halves));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 4) {
+    const __m128i odd = _mm_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m128i halves = _mm_shuffle_epi8(BitCast<__m128i>(words), odd);
+    return BitCast<Vector<uint16_t, N>>(_mm_cvtsi128_si64(halves));
+  }
+#endif
+  return NarrowWords<N>(words >> 16);
+}
+
 template <typename T, int N>
 inline Vector<Accumulator<T>, N> Load(const T* source) {
   if constexpr (sizeof(T) >= 4) {
     Vector<T, N> result;
     std::memcpy(&result, source, sizeof(result));
     return result;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return WidenBFloat16<N>(WidenWords<N>(source));
   } else {
-    Vector<uint16_t, N> bits;
-    std::memcpy(&bits, source, sizeof(bits));
-#if defined(__F16C__)
-    if constexpr (std::is_same_v<T, Float16> && N == 4) {
-      return BitCast<Vector<float, 4>>(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)&bits)));
-    } else if constexpr (std::is_same_v<T, Float16> && N == 8) {
-      return BitCast<Vector<float, 8>>(_mm256_cvtph_ps(BitCast<__m128i>(bits)));
-    }
-#endif
 #if defined(__AVX512F__)
-    if constexpr (std::is_same_v<T, Float16> && N == 16) {
-      return BitCast<Vector<float, 16>>(_mm512_cvtph_ps(BitCast<__m256i>(bits)));
+    if constexpr (N == 16) {
+      return BitCast<Vector<float, N>>(_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source)));
     }
 #endif
-    using Words = Vector<uint32_t, N>;
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      return WidenBFloat16<N>(__builtin_convertvector(bits, Words));
-    } else {
-      return WidenFloat16<N>(__builtin_convertvector(bits, Words));
+#if defined(__F16C__)
+    if constexpr (N == 8) {
+      return BitCast<Vector<float, N>>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source)));
+    } else if constexpr (N == 4) {
+      return BitCast<Vector<float, N>>(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)source)));
     }
+#endif
+    return WidenFloat16<N>(WidenWords<N>(source));
+  }
+}
+
+// kVectors vectors from `source` on, of as many neighbours the even elements and then the odd ones
+// where that is cheaper: of bfloat16 it takes one instruction for each. InOrder undoes it.
+template <typename T, int N, int kVectors>
+inline void LoadApart(const T* source, Vector<Accumulator<T>, N>* x) {
+  constexpr int kPaired = std::is_same_v<T, BFloat16> ? kVectors / 2 * 2 : 0;
+  if constexpr (kPaired > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPaired; i += 2) {
+      Vector<uint32_t, N> pairs;
+      std::memcpy(&pairs, source + i * N, sizeof(pairs));
+      x[i] = WidenBFloat16<N>(pairs);
+      x[i + 1] = BitCast<Vector<float, N>>(pairs & 0xffff0000u);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = kPaired; i < kVectors; ++i) x[i] = Load<T, N>(source + i * N);
+}
+
+// Rounds to nearest even whatever the thread's mode. The instructions for float16 know subnormal
+// results in any mode.
+template <typename T, int N>
+inline Vector<uint16_t, N> Narrow(Vector<float, N> x) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return HighHalves<N>(RoundToBFloat16<N>(x));
+  } else {
+    using Halves [[maybe_unused]] = Vector<uint16_t, N>;
+#if defined(__AVX512F__)
+    if constexpr (N == 16) {
+      return BitCast<Halves>(_mm512_cvtps_ph(BitCast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
+    }
+#endif
+#if defined(__F16C__)
+    if constexpr (N == 8) {
+      return BitCast<Halves>(_mm256_cvtps_ph(BitCast<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
+    } else if constexpr (N == 4) {
+      const __m128i bits = _mm_cvtps_ph(BitCast<__m128>(x), _MM_FROUND_TO_NEAREST_INT);
+      return BitCast<Halves>(_mm_cvtsi128_si64(bits));
+    }
+#endif
+    return NarrowWords<N>(NarrowToFloat16<N>(x));
   }
 }
 
@@ -65,13 +175,7 @@ inline void Store(T* target, Vector<Accumulator<T>, N> x) {
   if constexpr (sizeof(T) >= 4) {
     std::memcpy(target, &x, sizeof(x));
   } else {
-    using Halves = Vector<uint16_t, N>;
-    Halves bits;
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      bits = __builtin_convertvector(NarrowToBFloat16<N>(x), Halves);
-    } else {
-      bits = __builtin_convertvector(NarrowToFloat16<N>(x), Halves);
-    }
+    const Vector<uint16_t, N> bits = Narrow<T, N>(x);
     std::memcpy(target, &bits, sizeof(bits));
   }
 }
@@ -87,6 +191,35 @@ inline V Kept(V x) {
   asm("" : "+w"(x));
 #endif
   return x;
+}
+
+// The first `count` (0 to N) of up to 4 16-bit elements, in a register: a vector loaded from memory
+// where its elements have just been stored one by one waits for all of them.
+inline uint64_t LoadHalves(const void* source, int count) {
+  uint64_t bits = 0;
+  if (count == 4) {
+    std::memcpy(&bits, source, 8);
+    return bits;
+  }
+  if (count & 2) std::memcpy(&bits, source, 4);
+  if (count & 1) {
+    uint16_t last;
+    std::memcpy(&last, static_cast<const char*>(source) + 2 * (count - 1), 2);
+    bits |= uint64_t(last) << (16 * (count - 1));
+  }
+  return bits;
+}
+
+inline void StoreHalves(void* target, uint64_t bits, int count) {
+  if (count == 4) {
+    std::memcpy(target, &bits, 8);
+    return;
+  }
+  if (count & 2) std::memcpy(target, &bits, 4);
+  if (count & 1) {
+    const auto last = uint16_t(bits >> (16 * (count - 1)));
+    std::memcpy(static_cast<char*>(target) + 2 * (count - 1), &last, 2);
+  }
 }
 
 // The first `count` (1 to N) elements; the other lanes are zero and their memory is not read.
@@ -110,6 +243,9 @@ inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {
   } else if constexpr (sizeof(T) == 2 && N == 8) {
     const __m128i bits = _mm_maskz_loadu_epi16(__mmask8(mask), source);
     return Load<T, N>(reinterpret_cast<const T*>(&bits));
+  } else if constexpr (sizeof(T) == 2 && N == 4) {
+    const __m128i bits = _mm_maskz_loadu_epi16(__mmask8(mask), source);
+    return Load<T, N>(reinterpret_cast<const T*>(&bits));
   }
 #elif defined(__AVX2__)
   if constexpr (std::is_same_v<T, float> && N == 8) {
@@ -125,6 +261,13 @@ inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {
     return BitCast<Vector<double, N>>(_mm256_maskload_pd(source, mask));
   }
 #endif
+  if constexpr (sizeof(T) == 2 && N % 4 == 0) {
+    uint64_t parts[N / 4];
+    for (int i = 0; i < N / 4; ++i, count -= 4) {
+      parts[i] = LoadHalves(source + 4 * i, count < 0 ? 0 : count < 4 ? count : 4);
+    }
+    return Load<T, N>(reinterpret_cast<const T*>(parts));
+  }
   T elements[N] = {};
   for (int i = 0; i < count; ++i) elements[i] = source[i];
   return Load<T, N>(elements);
@@ -145,11 +288,21 @@ inline void StorePartial(T* target, Vector<Accumulator<T>, N> x, int count) {
   } else if constexpr (std::is_same_v<T, double> && N == 4) {
     return _mm256_mask_storeu_pd(target, __mmask8(mask), BitCast<__m256d>(x));
   } else if constexpr (sizeof(T) == 2 && N == 16) {
-    __m256i bits;
-    Store<T, N>(reinterpret_cast<T*>(&bits), x);
-    return _mm256_mask_storeu_epi16(target, __mmask16(mask), bits);
+    return _mm256_mask_storeu_epi16(target, __mmask16(mask), BitCast<__m256i>(Narrow<T, N>(x)));
+  } else if constexpr (sizeof(T) == 2 && N == 8) {
+    return _mm_mask_storeu_epi16(target, __mmask8(mask), BitCast<__m128i>(Narrow<T, N>(x)));
+  } else if constexpr (sizeof(T) == 2 && N == 4) {
+    const auto bits = BitCast<int64_t>(Narrow<T, N>(x));
+    return _mm_mask_storeu_epi16(target, __mmask8(mask), _mm_cvtsi64_si128(bits));
   }
 #endif
+  if constexpr (sizeof(T) == 2 && N % 4 == 0) {
+    const auto parts = BitCast<Vector<uint64_t, N / 4>>(Narrow<T, N>(x));
+    for (int i = 0; i < N / 4; ++i, count -= 4) {
+      StoreHalves(target + 4 * i, parts[i], count < 0 ? 0 : count < 4 ? count : 4);
+    }
+    return;
+  }
   T elements[N];
   Store<T, N>(elements, x);
   for (int i = 0; i < count; ++i) target[i] = elements[i];
@@ -325,6 +478,21 @@ inline Vector<T, 4 * N> RepeatLanes4(Vector<T, N> x) {
   }
 }
 
+template <typename T>
+inline Accumulator<T> LoadScalar(const T* source) {
+  if constexpr (sizeof(T) >= 4) {
+    return *source;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return BitCast<float>(uint32_t(source->bits) << 16);
+  } else {
+#if defined(__F16C__)
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(source->bits)));
+#else
+    return WidenFloat16<4>(Vector<uint32_t, 4>{source->bits})[0];
+#endif
+  }
+}
+
 // source[indices[i]] in lane i: one load each, which is faster than the gather instruction
 // (measured on Zen 5: 0.18 against 0.30 ns an element).
 template <typename T, int N>
@@ -333,10 +501,14 @@ inline Vector<Accumulator<T>, N> Gather(const T* source, const int32_t* indices)
     Vector<T, N> result;
     for (int i = 0; i < N; ++i) result[i] = source[size_t(indices[i])];
     return result;
+  } else if constexpr (N < 4) {
+    Vector<Accumulator<T>, N> result;
+    for (int i = 0; i < N; ++i) result[i] = LoadScalar(source + size_t(indices[i]));
+    return result;
   } else {
-    T elements[N];
-    for (int i = 0; i < N; ++i) elements[i] = source[size_t(indices[i])];
-    return Load<T, N>(elements);
+    Vector<uint16_t, N> bits;
+    for (int i = 0; i < N; ++i) bits[i] = source[size_t(indices[i])].bits;
+    return Load<T, N>(reinterpret_cast<const T*>(&bits));
   }
 }
 
@@ -396,23 +568,11 @@ inline int AppendFrom(Vector<T, N> x, T least, Vector<int32_t, N> numbers, T* ta
 }
 
 template <typename T>
-inline Accumulator<T> LoadScalar(const T* source) {
-  if constexpr (sizeof(T) >= 4) {
-    return *source;
-  } else {
-    T elements[4] = {*source};
-    return Load<T, 4>(elements)[0];
-  }
-}
-
-template <typename T>
 inline void StoreScalar(T* target, Accumulator<T> x) {
   if constexpr (sizeof(T) >= 4) {
     *target = x;
   } else {
-    T elements[4];
-    Store<T, 4>(elements, Vector<float, 4>{x});
-    *target = elements[0];
+    target->bits = Narrow<T, 4>(Vector<float, 4>{x})[0];
   }
 }
 

@@ -14,6 +14,7 @@ struct SoftmaxRows {
   using Acc = Accumulator<T>;
   static constexpr int kSize = kLanes<T>;
   static constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  static constexpr int64_t kHeldTerms = 4096;  // on the stack, in the first-level cache
   using V = Vector<Acc, kSize>;
 
   Walk walk;
@@ -64,19 +65,28 @@ struct SoftmaxRows {
   void Whole(const T* values, T* out) const {
     const V peak = Peak(values);
     const bool masked = Masked(peak);
-    if constexpr (sizeof(T) < 4) {
-      return Write(values, peak, masked, Sum(values, peak, masked), out);
-    } else {  // out holds the terms for a while
-      const V sum = Reduce(walk, Acc(0), Add(), [&](int64_t i, int count) {
-        const V terms = Terms(values + i, count, peak, masked);
-        StoreCount(out + i, terms, count);
-        return terms;
-      });
-      const V factor = Factor(sum);
-      ForRegisters(walk, [&](int64_t i, int count) {
-        StoreCount(out + i, LoadCount(out + i, count) * factor, count);
-      });
+    if constexpr (sizeof(T) >= 4) {
+      Scale(values, peak, masked, out, out);  // which holds the terms for a while
+    } else if (walk.numbers <= kHeldTerms) {
+      alignas(64) Acc terms[kHeldTerms + kSize];
+      Scale(values, peak, masked, terms, out);
+    } else {
+      Write(values, peak, masked, Sum(values, peak, masked), out);
     }
+  }
+
+  // Through `held`, the terms as accumulators; past the last one there is room or it is out.
+  void Scale(const T* values, V peak, bool masked, Acc* held, T* out) const {
+    const bool whole = sizeof(T) < sizeof(Acc);
+    const V sum = Reduce(walk, Acc(0), Add(), [&](int64_t i, int count) {
+      const V terms = Terms(values + i, count, peak, masked);
+      StoreCount(held + i, terms, whole ? kSize : count);
+      return terms;
+    });
+    const V factor = Factor(sum);
+    ForRegisters(walk, [&](int64_t i, int count) {
+      StoreCount(out + i, LoadCount(held + i, whole ? kSize : count) * factor, count);
+    });
   }
 };
 

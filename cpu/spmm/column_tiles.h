@@ -2,12 +2,14 @@
 // copied to a slab of memory of its own: what its tasks gather then fits in a cache, where rows a
 // power of two apart would crowd into a few of its sets. Every thread has a slab and copies what it
 // works on: lines that another core has written come slower than those of the operand itself.
+// A slab holds accumulators: 16-bit numbers are widened once, and not at each use.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/common/partition.h"
+#include "cpu/simd/simd.h"
 
 namespace sgap {
 
@@ -38,12 +40,11 @@ struct ColumnTiles : RowTasks {
 namespace SGAP_ISA {
 
 // One task on the columns [first, last) of a tile; x points at the tile's first row and column.
-template <typename T>
 struct TileTask {
   int64_t batch, first, last;
   const RowTask* rows;
   int64_t walk;
-  const T* x;
+  const void* x;     // of accumulators in a slab, else of the operand's type
   int64_t x_stride;  // from one row to the next
   Slab* slab;
 };
@@ -61,20 +62,26 @@ inline Slab* TakeSlab(const Slabs& slabs) {
 }
 
 template <typename T>
-void CopyTile(const T* x, int64_t rows, int64_t stride, int64_t columns, T* slab) {
-  constexpr int64_t kLine = 64 / sizeof(T);
+void CopyTile(const T* x, int64_t rows, int64_t stride, int64_t columns, Accumulator<T>* slab) {
+  constexpr int kWidth = kLanes<T>;
+  if (columns == stride) {  // rows follow each other: as one
+    columns = stride = rows * columns;
+    rows = 1;
+  }
   for (int64_t r = 0; r < rows; ++r, x += stride, slab += columns) {
     int64_t c = 0;
-    for (; c + kLine <= columns; c += kLine) __builtin_memcpy(slab + c, x + c, 64);
-    if (c < columns) __builtin_memcpy(slab + c, x + c, size_t(columns - c) * sizeof(T));
+    for (; c + kWidth <= columns; c += kWidth) {
+      Store<Accumulator<T>, kWidth>(slab + c, Load<T, kWidth>(x + c));
+    }
+    for (; c < columns; ++c) slab[c] = LoadScalar(x + c);
   }
 }
 
 // Takes a slab for the task and fills it, unless it holds the tile already: a thread takes
 // neighbouring tasks, most of them of one tile.
 template <typename T>
-TileTask<T> BeginTask(const ColumnTiles& tiles, int64_t task) {
-  TileTask<T> begun;
+TileTask BeginTask(const ColumnTiles& tiles, int64_t task) {
+  TileTask begun;
   const int64_t walk = task / tiles.row_tasks;
   // Batch elements may share x: they follow each other.
   begun.batch = walk % tiles.batch;
@@ -84,21 +91,31 @@ TileTask<T> BeginTask(const ColumnTiles& tiles, int64_t task) {
   begun.first = walk / tiles.batch * tiles.tile_columns;
   begun.last =
       begun.first + tiles.tile_columns < tiles.n ? begun.first + tiles.tile_columns : tiles.n;
-  begun.x = static_cast<const T*>(tiles.x) + begun.batch * tiles.x_stride + begun.first;
+  const T* x = static_cast<const T*>(tiles.x) + begun.batch * tiles.x_stride + begun.first;
+  begun.x = x;
   begun.x_stride = tiles.n;
   if (begun.slab) {
-    T* const copy = static_cast<T*>(begun.slab->memory);
+    auto* const copy = static_cast<Accumulator<T>*>(begun.slab->memory);
     const int64_t columns = begun.last - begun.first;
-    if (begun.slab->held != begun.x) CopyTile(begun.x, tiles.k, tiles.n, columns, copy);
-    begun.slab->held = begun.x;
+    if (begun.slab->held != x) CopyTile(x, tiles.k, tiles.n, columns, copy);
+    begun.slab->held = x;
     begun.x = copy;
     begun.x_stride = columns;
   }
   return begun;
 }
 
-template <typename T>
-void EndTask(const TileTask<T>& task) {
+// Calls body(x) with the tile's x, whose type is T or Accumulator<T>.
+template <typename T, typename Body>
+void WithOperand(const TileTask& tile, Body&& body) {
+  if (std::is_same_v<T, Accumulator<T>> || tile.slab) {
+    body(static_cast<const Accumulator<T>*>(tile.x));
+  } else {
+    body(static_cast<const T*>(tile.x));
+  }
+}
+
+inline void EndTask(const TileTask& task) {
   if (task.slab) __atomic_store_n(&task.slab->busy, 0, __ATOMIC_RELEASE);
 }
 

@@ -9,13 +9,13 @@ namespace {
 // A pass takes so many rows of a vector or, if fewer are left, the largest power of two that fits.
 constexpr int64_t kMaxRows = 8;
 
-template <typename T>
-using BlockFunction = void (*)(const VectorBlock<T>&);
+template <typename T, typename X>
+using BlockFunction = void (*)(const VectorBlock<T, X>&);
 
 // What one pass over the vectors of a task computes, and its code.
-template <typename T>
+template <typename T, typename X>
 struct Pass {
-  BlockFunction<T> run;
+  BlockFunction<T, X> run;
   int64_t rows, columns;
 };
 
@@ -27,9 +27,9 @@ int64_t VectorsOfPass(int64_t rows, int64_t most) {
   return vectors;
 }
 
-template <typename T, int kVectors, bool kTail>
-BlockFunction<T> ChooseRows(int64_t rows) {
-  using Tile = VectorTile<T, kVectors, kTail>;
+template <typename T, typename X, int kVectors, bool kTail>
+BlockFunction<T, X> ChooseRows(int64_t rows) {
+  using Tile = VectorTile<T, X, kVectors, kTail>;
   if constexpr (kVectors * 8 <= kSumRegisters) {
     if (rows == 8) return &Tile::template Run<8>;
   }
@@ -43,47 +43,48 @@ BlockFunction<T> ChooseRows(int64_t rows) {
 }
 
 // The code for `rows` rows of each vector; 0: for the transpose.
-template <typename T, int kVectors>
-BlockFunction<T> ChooseTail(int64_t rows, bool tail) {
+template <typename T, typename X, int kVectors>
+BlockFunction<T, X> ChooseTail(int64_t rows, bool tail) {
   if (rows > 0)
-    return tail ? ChooseRows<T, kVectors, true>(rows) : ChooseRows<T, kVectors, false>(rows);
-  return tail ? &TransposedTile<T, kVectors, true>::Run : &TransposedTile<T, kVectors, false>::Run;
+    return tail ? ChooseRows<T, X, kVectors, true>(rows) : ChooseRows<T, X, kVectors, false>(rows);
+  return tail ? &TransposedTile<T, X, kVectors, true>::Run
+              : &TransposedTile<T, X, kVectors, false>::Run;
 }
 
-template <typename T>
-BlockFunction<T> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
+template <typename T, typename X>
+BlockFunction<T, X> ChooseBlock(int64_t rows, int64_t vectors, bool tail) {
   switch (vectors) {
     case 1:
-      return ChooseTail<T, 1>(rows, tail);
+      return ChooseTail<T, X, 1>(rows, tail);
     case 2:
-      return ChooseTail<T, 2>(rows, tail);
+      return ChooseTail<T, X, 2>(rows, tail);
     case 4:
-      return ChooseTail<T, 4>(rows, tail);
+      return ChooseTail<T, X, 4>(rows, tail);
     default:
-      return ChooseTail<T, 8>(rows, tail);
+      return ChooseTail<T, X, 8>(rows, tail);
   }
 }
 
-template <typename T, int kRows>
-Pass<T> NarrowPass(int64_t columns) {
-  if (columns >= 4) return {&LaneTile<T, kRows, 4>::Run, kRows, 4};
-  if (columns >= 2) return {&LaneTile<T, kRows, 2>::Run, kRows, 2};
-  return {&LaneTile<T, kRows, 1>::Run, kRows, 1};
+template <typename T, typename X, int kRows>
+Pass<T, X> NarrowPass(int64_t columns) {
+  if (columns >= 4) return {&LaneTile<T, X, kRows, 4>::Run, kRows, 4};
+  if (columns >= 2) return {&LaneTile<T, X, kRows, 2>::Run, kRows, 2};
+  return {&LaneTile<T, X, kRows, 1>::Run, kRows, 1};
 }
 
 // The next pass, `rows` rows and `columns` columns being left.
-template <typename T>
-Pass<T> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
+template <typename T, typename X>
+Pass<T, X> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
   constexpr int kWidth = kLanes<T>;
   if (args.transpose && args.n == 1 && args.length % 4 == 0) {
-    if (kWidth >= 16 && args.length % 16 == 0) return {&DotTile<T, 16>::Run, 1, 1};
-    if (kWidth >= 8 && args.length % 8 == 0) return {&DotTile<T, 8>::Run, 1, 1};
-    return {&DotTile<T, 4>::Run, 1, 1};
+    if (kWidth >= 16 && args.length % 16 == 0) return {&DotTile<T, X, 16>::Run, 1, 1};
+    if (kWidth >= 8 && args.length % 8 == 0) return {&DotTile<T, X, 8>::Run, 1, 1};
+    return {&DotTile<T, X, 4>::Run, 1, 1};
   }
   if (!args.transpose && args.n <= kNarrowColumns && rows >= 4) {
-    if (kWidth >= 16 && rows >= 16) return NarrowPass<T, 16>(columns);
-    if (kWidth >= 8 && rows >= 8) return NarrowPass<T, 8>(columns);
-    return NarrowPass<T, 4>(columns);
+    if (kWidth >= 16 && rows >= 16) return NarrowPass<T, X, 16>(columns);
+    if (kWidth >= 8 && rows >= 8) return NarrowPass<T, X, 8>(columns);
+    return NarrowPass<T, X, 4>(columns);
   }
   int64_t pass = kMaxRows;
   while (pass > rows) pass /= 2;
@@ -91,23 +92,23 @@ Pass<T> ChoosePass(const SpmmArgs& args, int64_t rows, int64_t columns) {
   const int64_t vectors = VectorsOfPass(args.transpose ? 1 : pass, left);
   const int64_t width = columns < vectors * kWidth ? columns : vectors * kWidth;
   const bool tail = width % kWidth != 0;
-  return {ChooseBlock<T>(args.transpose ? 0 : pass, vectors, tail), pass, width};
+  return {ChooseBlock<T, X>(args.transpose ? 0 : pass, vectors, tail), pass, width};
 }
 
 // A pass on every row of a task: those of blocks, or of the transpose those of y.
-template <typename T>
-void RunPass(const SpmmArgs& args, const TileTask<T>& tile, int64_t row, int64_t column,
-             const Pass<T>& pass) {
+template <typename T, typename X>
+void RunPass(const SpmmArgs& args, const TileTask& tile, const X* x, int64_t row, int64_t column,
+             const Pass<T, X>& pass) {
   using Acc = Accumulator<T>;
   const RowTask& task = *tile.rows;
   const int64_t batch = tile.batch;
-  VectorBlock<T> block;
+  VectorBlock<T, X> block;
   block.indices = args.indices;
   block.permutation = args.permutation;
   block.last = args.entries - 1;
   block.values = static_cast<const T*>(args.values) + batch * args.values_stride + row;
   block.length = args.length;
-  block.x = tile.x + (column - tile.first);
+  block.x = x + (column - tile.first);
   block.x_stride = tile.x_stride;
   block.x_rows = args.k;
   block.tail = int(pass.columns % kLanes<T>);
@@ -132,13 +133,12 @@ void RunPass(const SpmmArgs& args, const TileTask<T>& tile, int64_t row, int64_t
   }
 }
 
-template <typename T>
-void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
-  const TileTask<T> tile = BeginTask<T>(args, task);
+template <typename T, typename X>
+void RunTile(const SpmmArgs& args, const TileTask& tile, const X* x) {
   for (int64_t row = 0, taken = 0; row < args.piece_rows; row += taken) {
     for (int64_t column = tile.first; column < tile.last;) {
-      const Pass<T> pass = ChoosePass<T>(args, args.piece_rows - row, tile.last - column);
-      RunPass<T>(args, tile, row, column, pass);
+      const Pass<T, X> pass = ChoosePass<T, X>(args, args.piece_rows - row, tile.last - column);
+      RunPass<T, X>(args, tile, x, row, column, pass);
       column += pass.columns;
       taken = pass.rows;
     }
@@ -147,6 +147,12 @@ void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
     CombinePieces<T>(args, args.splits[tile.rows->split], tile.batch, tile.first,
                      tile.last - tile.first);
   }
+}
+
+template <typename T>
+void SpmmCvsTask(const SpmmArgs& args, int64_t task) {
+  const TileTask tile = BeginTask<T>(args, task);
+  WithOperand<T>(tile, [&](const auto* x) { RunTile<T>(args, tile, x); });
   EndTask(tile);
 }
 

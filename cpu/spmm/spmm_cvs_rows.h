@@ -18,8 +18,9 @@ constexpr int64_t kAheadVectors = 8;
 // Multiply-adds in flight that hide the latency of one (4 cycles, two a cycle).
 constexpr int kSumsInFlight = 8;
 
-// The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns.
-template <typename T>
+// The vectors [begin, end) of one row of tasks, some of its rows of y and a block of columns. X:
+// the type of x, T or Accumulator<T>.
+template <typename T, typename X>
 struct VectorBlock {
   const int32_t* indices;
   const int32_t* permutation;  // of the transpose, else null
@@ -27,7 +28,7 @@ struct VectorBlock {
   int64_t last;     // of all vectors: how far prefetching may look
   const T* values;  // of vector 0, at the first of the rows
   int64_t length;   // V, from one vector to the next
-  const T* x;       // at the block's first column
+  const X* x;       // at the block's first column
   int64_t x_rows, x_stride;
   int tail;              // columns in the last vector, where it is not full
   int64_t rows;          // to store: the rest is past the end of the matrix
@@ -40,32 +41,43 @@ struct VectorBlock {
 template <typename T, int kRows>
 struct WideValues {
   using Acc = Accumulator<T>;
-  Acc buffer[sizeof(T) < 4 ? kRows : 1];
+  Acc buffer[sizeof(T) >= 4 ? 1 : kRows < 4 ? 4 : kRows];
   const Acc* at;
 
   explicit WideValues(const T* values) {
     if constexpr (sizeof(T) >= 4) {
       at = values;
+      return;
     } else if constexpr (kRows == 1) {
       buffer[0] = LoadScalar(values);
-      at = buffer;
+    } else if constexpr (kRows < 4) {
+      Store<Acc, 4>(buffer, LoadPartial<T, 4>(values, kRows));
     } else {
       Store<Acc, kRows>(buffer, Load<T, kRows>(values));
-      at = buffer;
     }
+    at = buffer;
+    // Else the compiler repeats each value by shuffles; a load repeats it for nothing.
+    if constexpr (kRows > 1) asm("" : "+m"(buffer));
   }
   Acc operator[](int v) const { return at[v]; }
 };
 
 // A row of kVectors vectors of x or y.
-template <typename T, int kVectors, bool kTail>
+template <typename T, typename X, int kVectors, bool kTail>
 struct VectorRow {
   static constexpr int kWidth = kLanes<T>;
   using Sum = Vector<Accumulator<T>, kWidth>;
 
-  static Sum LoadX(const T* x, int i, int tail) {
-    if (kTail && i == kVectors - 1) return LoadPartial<T, kWidth>(x + i * kWidth, tail);
-    return Load<T, kWidth>(x + i * kWidth);
+  static Sum LoadX(const X* x, int i, int tail) {
+    if (kTail && i == kVectors - 1) return LoadPartial<X, kWidth>(x + i * kWidth, tail);
+    return Load<X, kWidth>(x + i * kWidth);
+  }
+
+  // A row of x, in the order of LoadApart.
+  static constexpr int kWhole = kTail ? kVectors - 1 : kVectors;
+  static void LoadRow(const X* x, int tail, Sum* row) {
+    LoadApart<X, kWidth, kWhole>(x, row);
+    if (kTail) row[kWhole] = LoadX(x, kWhole, tail);
   }
 
   template <typename Out>
@@ -81,7 +93,8 @@ struct VectorRow {
   }
 
   // Row v of the block.
-  static void Finish(const VectorBlock<T>& block, int v, const Sum* sums) {
+  static void Finish(const VectorBlock<T, X>& block, int v, Sum* sums) {
+    InOrder<X, kWhole>(sums);
     if (block.y) {
       StoreRow(block.y + v * block.out_stride, sums, block.tail);
     } else {
@@ -91,26 +104,25 @@ struct VectorRow {
 };
 
 // y = A x: kRows rows of each vector.
-template <typename T, int kVectors, bool kTail>
-struct VectorTile : VectorRow<T, kVectors, kTail> {
-  using Row = VectorRow<T, kVectors, kTail>;
+template <typename T, typename X, int kVectors, bool kTail>
+struct VectorTile : VectorRow<T, X, kVectors, kTail> {
+  using Row = VectorRow<T, X, kVectors, kTail>;
   using typename Row::Sum;
 
-  static void PrefetchX(const VectorBlock<T>& block, int64_t p) {
+  static void PrefetchX(const VectorBlock<T, X>& block, int64_t p) {
     const int64_t ahead = p + kAheadVectors < block.last ? p + kAheadVectors : block.last;
     const char* row = reinterpret_cast<const char*>(block.x + size_t(block.indices[ahead]) *
                                                                   size_t(block.x_stride));
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kVectors * Row::kWidth * sizeof(T); i += 64) Prefetch(row + i);
+    for (size_t i = 0; i < kVectors * Row::kWidth * sizeof(X); i += 64) Prefetch(row + i);
   }
 
   template <int kRows>
-  static void Add(const VectorBlock<T>& block, int64_t p, Sum (*sums)[kVectors]) {
+  static void Add(const VectorBlock<T, X>& block, int64_t p, Sum (*sums)[kVectors]) {
     PrefetchX(block, p);
-    const T* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    const X* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
     Sum row[kVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) row[i] = Row::LoadX(x, i, block.tail);
+    Row::LoadRow(x, block.tail, row);
     const WideValues<T, kRows> value(block.values + p * block.length);
 #pragma GCC unroll 8
     for (int v = 0; v < kRows; ++v) {
@@ -120,8 +132,8 @@ struct VectorTile : VectorRow<T, kVectors, kTail> {
   }
 
   template <int kRows>
-  static void Run(const VectorBlock<T>& shared) {
-    const VectorBlock<T> block = shared;  // a copy: stores cannot change it
+  static void Run(const VectorBlock<T, X>& shared) {
+    const VectorBlock<T, X> block = shared;  // a copy: stores cannot change it
     constexpr int kSums = kRows * kVectors;
     constexpr int kChains = kSums >= kSumsInFlight      ? 1
                             : kSumsInFlight / kSums > 4 ? 4
@@ -146,29 +158,32 @@ struct VectorTile : VectorRow<T, kVectors, kTail> {
 };
 
 // y = A^T x: each vector is a row vector, and meets V rows of x that follow each other.
-template <typename T, int kVectors, bool kTail>
-struct TransposedTile : VectorRow<T, kVectors, kTail> {
-  using Row = VectorRow<T, kVectors, kTail>;
+template <typename T, typename X, int kVectors, bool kTail>
+struct TransposedTile : VectorRow<T, X, kVectors, kTail> {
+  using Row = VectorRow<T, X, kVectors, kTail>;
   using typename Row::Sum;
 
   template <int kRows>
-  static void Add(const VectorBlock<T>& block, const T* values, const T* x, Sum (*sums)[kVectors]) {
+  static void Add(const VectorBlock<T, X>& block, const T* values, const X* x,
+                  Sum (*sums)[kVectors]) {
     const WideValues<T, kRows> value(values);
 #pragma GCC unroll 4
     for (int v = 0; v < kRows; ++v, x += block.x_stride) {
+      Sum row[kVectors];
+      Row::LoadRow(x, block.tail, row);
 #pragma GCC unroll 16
-      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * Row::LoadX(x, i, block.tail);
+      for (int i = 0; i < kVectors; ++i) sums[v][i] += value[v] * row[i];
     }
   }
 
-  static void Run(const VectorBlock<T>& shared) {
-    const VectorBlock<T> block = shared;
+  static void Run(const VectorBlock<T, X>& shared) {
+    const VectorBlock<T, X> block = shared;
     constexpr int kChains = kVectors <= 2 ? 4 : kVectors == 4 ? 2 : 1;
     Sum sums[kChains][kVectors] = {};
     for (int64_t p = block.begin; p < block.end; ++p) {
       const int64_t first = block.indices[p] * block.length, left = block.x_rows - first;
       const int64_t rows = block.length < left ? block.length : left;
-      const T* x = block.x + size_t(first) * size_t(block.x_stride);
+      const X* x = block.x + size_t(first) * size_t(block.x_stride);
       const T* values = block.values + size_t(block.permutation[p]) * size_t(block.length);
       int64_t v = 0;
       for (; v + kChains <= rows; v += kChains) {
@@ -191,20 +206,21 @@ struct TransposedTile : VectorRow<T, kVectors, kTail> {
 constexpr int64_t kNarrowColumns = 4;
 
 // y = A x: kColumns columns, kRows rows of each vector in the lanes.
-template <typename T, int kRows, int kColumns>
+template <typename T, typename X, int kRows, int kColumns>
 struct LaneTile {
   using Acc = Accumulator<T>;
   using Sum = Vector<Acc, kRows>;
 
-  static void Add(const VectorBlock<T>& block, int64_t p, Sum* sums) {
+  static void Add(const VectorBlock<T, X>& block, int64_t p, Sum* sums) {
     const Sum value = Load<T, kRows>(block.values + p * block.length);
-    const T* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    const X* x = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    const WideValues<X, kColumns> columns(x);
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) sums[c] += value * LoadScalar(x + c);
+    for (int c = 0; c < kColumns; ++c) sums[c] += value * columns[c];
   }
 
   template <typename Out>
-  static void StoreColumns(const VectorBlock<T>& block, const Sum* sums, Out* out) {
+  static void StoreColumns(const VectorBlock<T, X>& block, const Sum* sums, Out* out) {
     if (kColumns == 1 && block.out_stride == 1 && block.rows >= kRows) {
       return Store<Out, kRows>(out, sums[0]);
     }
@@ -213,8 +229,8 @@ struct LaneTile {
     }
   }
 
-  static void Run(const VectorBlock<T>& shared) {
-    const VectorBlock<T> block = shared;
+  static void Run(const VectorBlock<T, X>& shared) {
+    const VectorBlock<T, X> block = shared;
     constexpr int kChains = kSumsInFlight / kColumns > 4 ? 4 : kSumsInFlight / kColumns;
     Sum sums[kChains][kColumns] = {};
     int64_t p = block.begin;
@@ -236,26 +252,26 @@ struct LaneTile {
 
 // y = A^T x on the only column of x: a vector and its rows of x are both contiguous. V is a
 // multiple of kRows.
-template <typename T, int kRows>
+template <typename T, typename X, int kRows>
 struct DotTile {
   using Acc = Accumulator<T>;
   using Sum = Vector<Acc, kRows>;
 
-  static void Add(const VectorBlock<T>& block, int64_t p, Sum* sum, Acc* rest) {
+  static void Add(const VectorBlock<T, X>& block, int64_t p, Sum* sum, Acc* rest) {
     const int64_t first = block.indices[p] * block.length, left = block.x_rows - first;
-    const T* x = block.x + first;
+    const X* x = block.x + first;
     const T* values = block.values + size_t(block.permutation[p]) * size_t(block.length);
     if (left < block.length) {  // the last block row is short
       for (int64_t v = 0; v < left; ++v) *rest += LoadScalar(values + v) * LoadScalar(x + v);
       return;
     }
     for (int64_t v = 0; v < block.length; v += kRows) {
-      *sum += Load<T, kRows>(values + v) * Load<T, kRows>(x + v);
+      *sum += Load<T, kRows>(values + v) * Load<X, kRows>(x + v);
     }
   }
 
-  static void Run(const VectorBlock<T>& shared) {
-    const VectorBlock<T> block = shared;
+  static void Run(const VectorBlock<T, X>& shared) {
+    const VectorBlock<T, X> block = shared;
     Sum sums[4] = {};
     Acc rest = 0;
     int64_t p = block.begin;

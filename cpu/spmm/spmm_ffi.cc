@@ -43,7 +43,7 @@ struct TilePlan {
     tiles->slabs = {};
   }
 
-  // A slab for each of `threads`, for x of `element` bytes a value. Where there is no memory for
+  // A slab for each of `threads`, of values of `element` bytes. Where there is no memory for
   // slabs, tasks read x itself: that is slower, and the result is the same.
   void AddSlabs(size_t element, int64_t threads, ColumnTiles* tiles) {
     const int64_t count = std::max<int64_t>(std::min(threads, tiles->Tasks()), 1);
@@ -99,7 +99,7 @@ std::shared_ptr<SpmmCall> Begin(const SpmmArgs& operands, Kernel<SpmmArgs> kerne
   call->tasks = args.Tasks();
   const int64_t entries = args.offsets[structure.rows] + structure.rows;
   call->work = args.batch * entries * std::max<int64_t>(args.length * args.n, kEntryWork);
-  if (schedule.pack) call->tiles.AddSlabs(element, threads, &args);
+  if (schedule.pack) call->tiles.AddSlabs(AccumulatorBytes(args.dtype), threads, &args);
   return call;
 }
 

@@ -26,16 +26,16 @@ constexpr int64_t kTinyRow = 4;
 // Rows of a B of more bytes are not in the second-level cache, and prefetching them pays.
 constexpr int64_t kPrefetchBytes = 1 << 20;
 
-template <typename T>
-using BlockFunction = void (*)(const RowBlock<T>&);
+template <typename T, typename X>
+using BlockFunction = void (*)(const RowBlock<T, X>&);
 
-template <typename T, int kWidth, int kVectors>
-BlockFunction<T> ChooseTail(bool tail, bool prefetch) {
+template <typename T, typename X, int kWidth, int kVectors>
+BlockFunction<T, X> ChooseTail(bool tail, bool prefetch) {
   if (tail) {
-    using Rows = Tile<T, kWidth, kVectors, true>;
+    using Rows = Tile<T, X, kWidth, kVectors, true>;
     return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
   }
-  using Rows = Tile<T, kWidth, kVectors, false>;
+  using Rows = Tile<T, X, kWidth, kVectors, false>;
   return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
 }
 
@@ -45,33 +45,33 @@ constexpr int64_t kMaxColumns = kMaxVectors * kLanes<T>;
 
 // The code for a block of `columns` columns, at most kMaxColumns. Up to 8 columns take a narrower
 // vector.
-template <typename T>
-BlockFunction<T> ChooseBlock(int64_t columns, bool prefetch) {
+template <typename T, typename X>
+BlockFunction<T, X> ChooseBlock(int64_t columns, bool prefetch) {
   constexpr int kWidth = kLanes<T>;
   const bool tail = columns % kWidth != 0;
   const int64_t vectors = (columns + kWidth - 1) / kWidth;
   if constexpr (kWidth > 8) {
-    if (columns <= 8) return ChooseTail<T, 8, 1>(columns < 8, prefetch);
+    if (columns <= 8) return ChooseTail<T, X, 8, 1>(columns < 8, prefetch);
   }
   switch (vectors) {
     case 1:
-      return ChooseTail<T, kWidth, 1>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 1>(tail, prefetch);
     case 2:
-      return ChooseTail<T, kWidth, 2>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 2>(tail, prefetch);
     case 3:
-      return ChooseTail<T, kWidth, 3>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 3>(tail, prefetch);
     case 4:
-      return ChooseTail<T, kWidth, 4>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 4>(tail, prefetch);
     case 5:
-      return ChooseTail<T, kWidth, 5>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 5>(tail, prefetch);
     case 6:
-      return ChooseTail<T, kWidth, 6>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 6>(tail, prefetch);
     case 7:
-      return ChooseTail<T, kWidth, 7>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 7>(tail, prefetch);
     case 8:
-      return ChooseTail<T, kWidth, 8>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 8>(tail, prefetch);
     default:
-      return ChooseTail<T, kWidth, kMaxVectors>(false, prefetch);
+      return ChooseTail<T, X, kWidth, kMaxVectors>(false, prefetch);
   }
 }
 
@@ -111,27 +111,32 @@ void StoreColumns(const Accumulator<T>* sums, int64_t columns, T* y) {
 }
 
 // One task on one block of columns: the block's code, and how values come to it.
-template <typename T>
+template <typename T, typename X>
 class BlockTask {
   using Acc = Accumulator<T>;
 
  public:
   // The block has the columns from `column` on.
-  BlockTask(const SpmmArgs& args, const TileTask<T>& tile, int64_t column, int64_t columns,
+  BlockTask(const SpmmArgs& args, const TileTask& tile, const X* x, int64_t column, int64_t columns,
             RowLoop loop)
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
-        run_(ChooseBlock<T>(columns, args.k * columns * int64_t(sizeof(T)) > kPrefetchBytes)) {
+        run_(ChooseBlock<T, X>(columns, args.k * columns * int64_t(sizeof(X)) > kPrefetchBytes)) {
     block_.indices = args.indices;
     block_.last_entry = args.entries - 1;
-    block_.x = tile.x + (column - tile.first);
+    block_.x = x + (column - tile.first);
     block_.x_stride = tile.x_stride;
     block_.y_stride = args.n;
     block_.tail = int(columns % (columns <= 8 && kLanes<T> > 8 ? 8 : kLanes<T>));
     block_.carry = nullptr;
-    if (args.n == 1) UseNarrow<1>(loop);
-    if (columns <= 4 && args.n > 1) UseNarrow<4>(loop);
+    if (args.n == 1) {
+      UseNarrow<1, false>(loop);
+    } else if (columns == 4) {
+      UseNarrow<4, false>(loop);
+    } else if (columns < 4) {
+      UseNarrow<4, true>(loop);
+    }
   }
 
   // y rows [0, rows) from entries [offsets[0], offsets[rows]).
@@ -170,21 +175,19 @@ class BlockTask {
   }
 
  private:
-  template <int kSlots>
+  template <int kSlots, bool kTail>
   void UseNarrow(RowLoop loop) {
-    using Tile = NarrowTile<T, kSlots>;
+    using Tile = NarrowTile<T, X, kSlots>;
     block_.tail = int(columns_ % 4);
     if (loop == RowLoop::kLong) {
-      run_ = &Tile::RunLong;
-      return;
+      run_ = &Tile::template RunLong<kTail>;
+    } else if (kSlots == 4 && loop == RowLoop::kPredicted) {
+      run_ = &Tile::template RunPredicted<kTail>;
+    } else {
+      run_ = &Tile::RunShort;
+      multiply_ = permutation_ ? &Tile::template MultiplyAll<kTail, true>
+                               : &Tile::template MultiplyAll<kTail, false>;
     }
-    if (kSlots == 4 && loop == RowLoop::kPredicted) {
-      run_ = block_.tail ? &Tile::template RunPredicted<true> : &Tile::template RunPredicted<false>;
-      return;
-    }
-    run_ = &Tile::RunShort;
-    multiply_ =
-        permutation_ ? &Tile::template MultiplyAll<true> : &Tile::template MultiplyAll<false>;
   }
 
   void Stage(int64_t begin, int64_t end) {
@@ -194,7 +197,16 @@ class BlockTask {
       multiply_(block_, values_, permutation_, begin, end, staged_);
       return;
     }
-    for (int64_t p = begin; p < end; ++p) {
+    int64_t p = begin;
+    if (sizeof(T) < sizeof(Acc)) {  // several are widened together
+      constexpr int kWidth = kLanes<T>;
+      for (; p + kWidth <= end; p += kWidth) {
+        const auto values = permutation_ ? Gather<T, kWidth>(values_, permutation_ + p)
+                                         : Load<T, kWidth>(values_ + p);
+        Store<Acc, kWidth>(staged_ + (p - begin), values);
+      }
+    }
+    for (; p < end; ++p) {
       staged_[p - begin] = LoadScalar(values_ + (permutation_ ? permutation_[p] : p));
     }
   }
@@ -209,10 +221,11 @@ class BlockTask {
   const T* values_;
   const int32_t* permutation_;
   int64_t columns_;
-  BlockFunction<T> run_;
-  void (*multiply_)(const RowBlock<T>&, const T*, const int32_t*, int64_t, int64_t, Acc*) = nullptr;
-  RowBlock<T> block_;
-  Acc staged_[kStagedValues * 4 + NarrowTile<T, 4>::kPadding];
+  BlockFunction<T, X> run_;
+  void (*multiply_)(const RowBlock<T, X>&, const T*, const int32_t*, int64_t, int64_t,
+                    Acc*) = nullptr;
+  RowBlock<T, X> block_;
+  Acc staged_[kStagedValues * 4 + NarrowTile<T, X, 4>::kPadding];
 };
 
 // Adds the pieces of a split row in their order, so that bits do not depend on which thread came
@@ -234,10 +247,9 @@ void CombinePieces(const SpmmArgs& args, const SplitRow& split, int64_t batch, i
   }
 }
 
-template <typename T>
-void SpmmTask(const SpmmArgs& args, int64_t task) {
+template <typename T, typename X>
+void RunTile(const SpmmArgs& args, const TileTask& tile, const X* x) {
   using Acc = Accumulator<T>;
-  const TileTask<T> tile = BeginTask<T>(args, task);
   const RowTask& rows = *tile.rows;
   T* y = static_cast<T*>(args.y) + (tile.batch * args.m + rows.row_begin) * args.n;
   const int64_t count = rows.row_end - rows.row_begin, entries = rows.entry_end - rows.entry_begin;
@@ -246,7 +258,7 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
                                                                            : RowLoop::kBranchFree;
   for (int64_t column = tile.first; column < tile.last;) {
     const int64_t columns = NextBlock<T>(tile.last - column);
-    BlockTask<T> block(args, tile, column, columns, loop);
+    BlockTask<T, X> block(args, tile, x, column, columns, loop);
     if (rows.piece < 0) {
       block.Rows(args.offsets + rows.row_begin, rows.row_end - rows.row_begin, y + column);
     } else {
@@ -260,6 +272,12 @@ void SpmmTask(const SpmmArgs& args, int64_t task) {
   if (rows.piece >= 0 && IsLastPiece(args, tile.walk, rows)) {
     CombinePieces<T>(args, args.splits[rows.split], tile.batch, tile.first, tile.last - tile.first);
   }
+}
+
+template <typename T>
+void SpmmTask(const SpmmArgs& args, int64_t task) {
+  const TileTask tile = BeginTask<T>(args, task);
+  WithOperand<T>(tile, [&](const auto* x) { RunTile<T>(args, tile, x); });
   EndTask(tile);
 }
 

@@ -35,7 +35,7 @@ struct OctetRow {
 
 class OctetTask {
  public:
-  OctetTask(const SpmmArgs& args, const TileTask<BFloat16>& tile, int rows)
+  OctetTask(const SpmmArgs& args, const TileTask& tile, int rows)
       : args_(args), tile_(tile), rows_(rows), step_(int(args.step)), tiles_(Shapes(rows, step_)) {}
 
   ~OctetTask() {
@@ -104,7 +104,7 @@ class OctetTask {
       const int columns = int(left < kPassColumns ? left : kPassColumns);
       const Target target{out + column, height, columns};
       for (int i = 0; i < height; ++i) PrefetchToWrite(out + i * args_.n + column, columns);
-      const BFloat16* x = tile_.x + (column - tile_.first);
+      const BFloat16* x = static_cast<const BFloat16*>(tile_.x) + (column - tile_.first);
       for (int64_t p = row.begin; p < row.end; p += kPackedVectors) {
         const int64_t end = row.end - p < kPackedVectors ? row.end : p + kPackedVectors;
         if (!once) packed = Pack(row, p, end);
@@ -273,7 +273,7 @@ class OctetTask {
   }
 
   const SpmmArgs& args_;
-  const TileTask<BFloat16>& tile_;
+  const TileTask& tile_;
   const int rows_, step_;
   Tiles tiles_;
   Step step_under_way_;
@@ -287,7 +287,7 @@ class OctetTask {
 }  // namespace
 
 void SpmmOctet(const SpmmArgs& args, int64_t task) {
-  const TileTask<BFloat16> tile = BeginTask<BFloat16>(args, task);
+  const TileTask tile = BeginTask<BFloat16>(args, task);
   const int rows = int(args.length < kTileRows ? args.length : kTileRows);
   {
     OctetTask octets(args, tile, rows);

@@ -9,8 +9,8 @@
 namespace sgap::SGAP_ISA {
 
 // A run of consecutive rows and a block of consecutive columns; x and y point at the block's first
-// column.
-template <typename T>
+// column. X: the type of x, T or Accumulator<T>.
+template <typename T, typename X>
 struct RowBlock {
   const int32_t* offsets;  // of the rows, and one more
   int64_t rows;
@@ -18,14 +18,14 @@ struct RowBlock {
   int64_t last_entry;            // of the whole matrix: how far prefetching may look
   const Accumulator<T>* values;  // values[p - first_entry] is entry p's
   int64_t first_entry;
-  const T* x;
+  const X* x;
   T* y;
   int64_t x_stride, y_stride;  // from one row to the next
   int tail;                    // columns in the last vector, where it is not full
   Accumulator<T>* carry;  // not null: add to these sums of the only row instead of storing to y
 };
 
-template <typename T, int kWidth, int kVectors, bool kTail>
+template <typename T, typename X, int kWidth, int kVectors, bool kTail>
 struct Tile {
   using Sum = Vector<Accumulator<T>, kWidth>;
 
@@ -33,17 +33,18 @@ struct Tile {
   // up to 8 vectors and lost on wider ones.
   static constexpr int64_t kPrefetchEntries = kVectors <= 8 ? 32 : 16;
 
-  static Sum LoadX(const T* x, int vector, int tail) {
-    if (kTail && vector == kVectors - 1) return LoadPartial<T, kWidth>(x + vector * kWidth, tail);
-    return Load<T, kWidth>(x + vector * kWidth);
-  }
+  static constexpr int kWhole = kTail ? kVectors - 1 : kVectors;  // vectors
 
-  static void MultiplyAdd(Accumulator<T> value, const T* x, int tail, Sum* sums) {
+  static void MultiplyAdd(Accumulator<T> value, const X* x, int tail, Sum* sums) {
+    Sum row[kVectors];
+    LoadApart<X, kWidth, kWhole>(x, row);
+    if (kTail) row[kWhole] = LoadPartial<X, kWidth>(x + kWhole * kWidth, tail);
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) sums[i] += value * LoadX(x, i, tail);
+    for (int i = 0; i < kVectors; ++i) sums[i] += value * row[i];
   }
 
-  static void Finish(const RowBlock<T>& block, const Sum* sums, T* y) {
+  static void Finish(const RowBlock<T, X>& block, Sum* sums, T* y) {
+    InOrder<X, kWhole>(sums);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
       const int at = i * kWidth;
@@ -59,22 +60,22 @@ struct Tile {
   }
 
   // Prefetches the row of x of the entry kPrefetchEntries later, be it of a following row of A.
-  static void PrefetchX(const RowBlock<T>& block, int64_t p, size_t stride) {
+  static void PrefetchX(const RowBlock<T, X>& block, int64_t p, size_t stride) {
     const int64_t ahead =
         p + kPrefetchEntries < block.last_entry ? p + kPrefetchEntries : block.last_entry;
     const char* row =
         reinterpret_cast<const char*>(block.x + size_t(block.indices[ahead]) * stride);
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kVectors * kWidth * sizeof(T); i += 64) Prefetch(row + i);
+    for (size_t i = 0; i < kVectors * kWidth * sizeof(X); i += 64) Prefetch(row + i);
   }
 
   template <bool kPrefetch>
-  static void Run(const RowBlock<T>& block) {
+  static void Run(const RowBlock<T, X>& block) {
     // Independent chains of sums, so that some 8 multiply-adds are under way (a latency of 4
     // cycles, two begin in each). Rows of fewer entries than 4 * kChains have one chain: there the
     // processor overlaps neighbouring rows.
     constexpr int kChains = (kVectors <= 2 ? 4 : kVectors <= 4 ? 2 : 1);
-    const T* const x = block.x;
+    const X* const x = block.x;
     const int32_t* const indices = block.indices;
     const Accumulator<T>* const values = block.values - block.first_entry;
     const size_t stride = block.x_stride;
@@ -111,7 +112,7 @@ struct Tile {
 
 // kSlots = 1 for a single column that is the whole of x (its rows are then next to each other),
 // else 4.
-template <typename T, int kSlots>
+template <typename T, typename X, int kSlots>
 struct NarrowTile {
   using Acc = Accumulator<T>;
   static constexpr int kWidth = kLanes<Acc> < 4 ? 4 : kLanes<Acc>;
@@ -122,41 +123,65 @@ struct NarrowTile {
   // SumProducts may read this much past the last product.
   static constexpr int kPadding = 4 * kWidth;
 
-  // Four elements of x at entry p, those past the last column zero.
-  static Vector<Acc, 4> Row(const RowBlock<T>& block, int64_t p) {
-    const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
-    return block.tail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at);
+  // Four elements of x at entry p; with kTail those past the last column are zero.
+  template <bool kTail>
+  static Vector<Acc, 4> Row(const RowBlock<T, X>& block, int64_t p) {
+    const X* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+    return kTail ? LoadPartial<X, 4>(at, block.tail) : Load<X, 4>(at);
+  }
+
+  // Those of kRows entries.
+  template <bool kTail, int kRows>
+  static Vector<Acc, 4 * kRows> Rows(const RowBlock<T, X>& block, int64_t p) {
+    if constexpr (kRows == 1) {
+      return Row<kTail>(block, p);
+    } else if constexpr (sizeof(X) == 2) {  // put together first, to be widened at once
+      const auto bits = Bits<kTail, kRows>(block, p);
+      return Load<X, 4 * kRows>(reinterpret_cast<const X*>(&bits));
+    } else {
+      return Concat<Acc, 2 * kRows>(Rows<kTail, kRows / 2>(block, p),
+                                    Rows<kTail, kRows / 2>(block, p + kRows / 2));
+    }
+  }
+
+  template <bool kTail, int kRows>
+  static Vector<uint64_t, kRows> Bits(const RowBlock<T, X>& block, int64_t p) {
+    if constexpr (kRows == 2) {
+      const auto row = [&](int64_t p) {
+        const X* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
+        return LoadHalves(at, kTail ? block.tail : 4);
+      };
+      return Vector<uint64_t, 2>{row(p), row(p + 1)};
+    } else {
+      return Concat<uint64_t, kRows / 2>(Bits<kTail, kRows / 2>(block, p),
+                                         Bits<kTail, kRows / 2>(block, p + kRows / 2));
+    }
   }
 
   // value[i] * x[indices[p + i], c] in lane i * kSlots + c.
-  template <bool kAdded>
-  static Products Multiply(const RowBlock<T>& block, Group value, int64_t p) {
+  template <bool kTail, bool kAdded>
+  static Products Multiply(const RowBlock<T, X>& block, Group value, int64_t p) {
     if constexpr (kSlots == 1 && kAdded) {
-      return value * GatherByPairs<T, 4>(block.x, block.indices + p);
+      return value * GatherByPairs<X, 4>(block.x, block.indices + p);
     } else if constexpr (kSlots == 1) {
-      return value * Gather<T, 4>(block.x, block.indices + p);
-    } else if constexpr (kGroup == 1) {
-      return value[0] * Row(block, p);
-    } else if constexpr (kGroup == 2) {
-      return RepeatLanes4<Acc, 2>(value) * Concat<Acc, 4>(Row(block, p), Row(block, p + 1));
+      return value * Gather<X, 4>(block.x, block.indices + p);
     } else {
-      const auto low = Concat<Acc, 4>(Row(block, p), Row(block, p + 1));
-      const auto high = Concat<Acc, 4>(Row(block, p + 2), Row(block, p + 3));
-      return RepeatLanes4<Acc, 4>(value) * Concat<Acc, 8>(low, high);
+      return RepeatLanes4<Acc, kGroup>(value) * Rows<kTail, kGroup>(block, p);
     }
   }
 
   // One entry's product; with one slot in lane 0, the others zero.
-  static Vector<Acc, 4> MultiplyOne(const RowBlock<T>& block, Acc value, int64_t p) {
+  template <bool kTail>
+  static Vector<Acc, 4> MultiplyOne(const RowBlock<T, X>& block, Acc value, int64_t p) {
     if constexpr (kSlots == 1) {
       return Vector<Acc, 4>{value * LoadScalar(block.x + size_t(block.indices[p]))};
     } else {
-      return value * Row(block, p);
+      return value * Row<kTail>(block, p);
     }
   }
 
   // `four` holds one sum per column, or with one slot four parts of the only one.
-  static void Finish(const RowBlock<T>& block, Vector<Acc, 4> four, T* y) {
+  static void Finish(const RowBlock<T, X>& block, Vector<Acc, 4> four, T* y) {
     if constexpr (kSlots == 1) {
       const Acc total = (four[0] + four[2]) + (four[1] + four[3]);
       if (block.carry) {
@@ -174,8 +199,9 @@ struct NarrowTile {
   }
 
   // Long rows: sums straight from x.
-  static void RunLong(const RowBlock<T>& shared) {
-    const RowBlock<T> block = shared;  // a copy: stores cannot change it
+  template <bool kTail>
+  static void RunLong(const RowBlock<T, X>& shared) {
+    const RowBlock<T, X> block = shared;  // a copy: stores cannot change it
     constexpr int kChains = 4;
     const Acc* values = block.values - block.first_entry;
     T* y = block.y;
@@ -187,14 +213,14 @@ struct NarrowTile {
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
           const auto value = Load<Acc, kGroup>(values + p + c * kGroup);
-          sums[c] += Multiply<true>(block, value, p + c * kGroup);
+          sums[c] += Multiply<kTail, true>(block, value, p + c * kGroup);
         }
       }
       for (; p + kGroup <= end; p += kGroup) {
-        sums[0] += Multiply<true>(block, Load<Acc, kGroup>(values + p), p);
+        sums[0] += Multiply<kTail, true>(block, Load<Acc, kGroup>(values + p), p);
       }
       auto four = FoldLanes<4, Acc, kGroup * kSlots>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-      for (; p < end; ++p) four += MultiplyOne(block, values[p], p);
+      for (; p < end; ++p) four += MultiplyOne<kTail>(block, values[p], p);
       Finish(block, four, y);
     }
   }
@@ -202,14 +228,11 @@ struct NarrowTile {
   // Short rows of 2 to 4 columns, straight from x. The only branches that depend on the data are
   // those on row lengths.
   template <bool kTail>
-  static void RunPredicted(const RowBlock<T>& shared) {
-    if (shared.carry) return RunLong(shared);
-    const RowBlock<T> block = shared;
+  static void RunPredicted(const RowBlock<T, X>& shared) {
+    if (shared.carry) return RunLong<kTail>(shared);
+    const RowBlock<T, X> block = shared;
     const Acc* values = block.values - block.first_entry;
-    const auto product = [&](int64_t p) {
-      const T* at = block.x + size_t(block.indices[p]) * size_t(block.x_stride);
-      return values[p] * (kTail ? LoadPartial<T, 4>(at, block.tail) : Load<T, 4>(at));
-    };
+    const auto product = [&](int64_t p) { return values[p] * Row<kTail>(block, p); };
     T* y = block.y;
     int64_t p = block.offsets[0];
     for (int64_t r = 0; r < block.rows; ++r, y += block.y_stride) {
@@ -232,18 +255,19 @@ struct NarrowTile {
   }
 
   // Short rows, first step: all products of the entries [begin, end), without a branch on row ends.
-  template <bool kPermuted>
-  static void MultiplyAll(const RowBlock<T>& shared, const T* values, const int32_t* permutation,
+  template <bool kTail, bool kPermuted>
+  static void MultiplyAll(const RowBlock<T, X>& shared, const T* values, const int32_t* permutation,
                           int64_t begin, int64_t end, Acc* products) {
-    const RowBlock<T> block = shared;
+    const RowBlock<T, X> block = shared;
     int64_t p = begin;
     for (; p + kGroup <= end; p += kGroup, products += kGroup * kSlots) {
       Store<Acc, kGroup * kSlots>(
-          products, Multiply<false>(block, LoadValues<kPermuted>(values, permutation, p), p));
+          products,
+          Multiply<kTail, false>(block, LoadValues<kPermuted>(values, permutation, p), p));
     }
     for (; p < end; ++p, products += kSlots) {
       const auto product =
-          MultiplyOne(block, LoadScalar(values + (kPermuted ? permutation[p] : p)), p);
+          MultiplyOne<kTail>(block, LoadScalar(values + (kPermuted ? permutation[p] : p)), p);
       if constexpr (kSlots == 1) {
         *products = product[0];
       } else {
@@ -285,8 +309,8 @@ struct NarrowTile {
   }
 
   // Short rows, second step: block.values holds the products.
-  static void RunShort(const RowBlock<T>& shared) {
-    const RowBlock<T> block = shared;
+  static void RunShort(const RowBlock<T, X>& shared) {
+    const RowBlock<T, X> block = shared;
     const Acc* products = block.values - block.first_entry * kSlots;
     T* y = block.y;
     int64_t p = block.offsets[0], r = 0;

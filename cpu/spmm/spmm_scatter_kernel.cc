@@ -24,8 +24,8 @@ using ScatterFunction = void (*)(const ScatterBlock<T>&);
 template <typename T, int kVectors, bool kTail>
 struct ScatterTile {
   using Acc = Accumulator<T>;
-  using Row = VectorRow<T, kVectors, kTail>;
-  using Sums = VectorRow<Acc, kVectors, kTail>;
+  using Row = VectorRow<T, T, kVectors, kTail>;
+  using Sums = VectorRow<Acc, Acc, kVectors, kTail>;
   using Sum = typename Row::Sum;
 
   template <int kRows>

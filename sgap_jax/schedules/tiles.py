@@ -93,13 +93,13 @@ _HELD = 160  # registers of a lane for sums, loads under way and addresses; with
 
 @dataclasses.dataclass(frozen=True)
 class OctetTile(VectorTile):
-    """Tiles of column vectors times gathered rows, on the tensor cores of a GPU or the matrix unit of
-    a CPU.
+    """Tiles of column vectors times gathered rows, on the tensor cores of a GPU or on the matrix
+    unit of a CPU.
 
-    On CUDA one warp computes a tile. Operands are swapped and transposed: the gathered dense rows are the 16-row operand of an mma
-    and the vectors the 8-column one. So V = 8 wastes nothing, with V = 16 and 32 a gathered row
-    serves 2 and 4 mmas, and V < 8 leaves columns idle. float16 and bfloat16 use m16n8k16, float32
-    m16n8k8 in tf32; the accumulator is float32.
+    On CUDA one warp computes a tile. Operands are swapped and transposed: the gathered dense rows
+    are the 16-row operand of an mma and the vectors the 8-column one. So V = 8 wastes nothing, with
+    V = 16 and 32 a gathered row serves 2 and 4 mmas, and V < 8 leaves columns idle. float16 and
+    bfloat16 use m16n8k16, float32 m16n8k8 in tf32; the accumulator is float32.
 
     On the CPU (bfloat16) a tile is up to 16 rows of vectors by 64 columns, on Intel AMX; processors
     without it compute the same tiles with AVX512-BF16 or in vector arithmetic, where `CpuTile` is
@@ -226,7 +226,7 @@ def _explain_cpu(tile: OctetTile, problem: Problem) -> str:
             "parallel for piece of the block rows:      # with sums of its own, added in order\n"
             f"  for j0 in range(0, {n}, 64):\n"
             f"    for p0 in range(row_offsets[b], row_offsets[b + 1], 16):\n"
-            f"      products = values[p0:p0+16, :] @ B[{V} * b : {V} * (b + 1), j0:j0+64]  # tiles\n"
+            f"      products = values[p0:p0+16, :] @ B[{V} * b : {V} * (b + 1), j0:j0+64]\n"
             "      sums[column_indices[p0 + i], j0:j0+64] += products[i, :]"
         )
     return (

@@ -6,7 +6,7 @@ from battery import BATTERY, array, cast, from_row_lengths, sizes_for
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax import COO, CSC, CSR, CpuTile, spmm, spmv
+from sgap_jax import COO, CSC, CSR, CpuTile, SparseArray, spmm, spmv
 
 COLUMNS = [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100]
 
@@ -185,3 +185,21 @@ def test_threads_that_take_slabs_in_any_order_change_no_bit(batched):
     packed = product(CpuTile(columns=16, nonzeros=128, packed=True))
     for _ in range(5):
         np.testing.assert_array_equal(packed(*operands), expected)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_16_bit_results_round_to_nearest_even(name):
+    """Of subnormal float16 too, though XLA's threads flush those of float32."""
+    dtype = jnp.dtype(name)
+    bits = np.arange(0, 1 << 16, 7, dtype=np.uint16)
+    x = bits.view(dtype).reshape(1, -1)
+    least = 0 if name == "float16" else 2.0**-100  # of bfloat16 what stays normal
+    keep = np.abs(x.astype(np.float32)) >= least  # not NaN
+    x = np.where(keep, x, np.ones_like(x))
+    for factor in (1.0, 1.1, 0.37, 2.0**-9):
+        A = SparseArray.from_dense(np.full((1, 1), factor, dtype))
+        with np.errstate(over="ignore", invalid="ignore"):
+            product = np.float32(dtype.type(factor)) * x.astype(np.float32)
+            expected = product.astype(dtype)
+        found = np.asarray(jax.jit(spmm)(A, jnp.asarray(x)))
+        np.testing.assert_array_equal(found, expected)
