@@ -16,13 +16,14 @@ namespace sgap {
 
 // The greatest depth of a head: rows of one pass lie on the kernel's stack.
 constexpr int64_t kMostDepth = 4096;
+constexpr int64_t kMostOctetDepth = 512;  // of the kernels on matrix tiles
 
 // Keys or values, [batch or 1, keys, key_heads, depth]: read where they are, or from copies.
 struct KeyRows {
   const void* source;
-  int64_t depth, padded;  // padded to whole vectors of any instruction set
+  int64_t depth, padded;  // padded to whole vectors of any instruction set, or to whole tiles
   int64_t batch_stride;   // elements, 0 where shared
-  void* copies;           // [slots, keys, padded] of accumulators, or null
+  void* copies;           // [slots, keys, padded] of accumulators (tiles: of bfloat16), or null
   int64_t slots;          // head h of all batches' is in slot h % slots
 };
 

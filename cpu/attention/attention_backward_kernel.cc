@@ -1,76 +1,7 @@
-#include "cpu/attention/attention_rows.h"
+#include "cpu/attention/attention_backward.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
-
-// What a task does: its row piece against its key piece, in all heads that share a head of keys.
-struct BackwardPlace {
-  int64_t phase, slot;  // slot: of the key head, among those of its group
-  int64_t batch, key_head;
-  int64_t block_begin, block_end;
-  int32_t key_begin, key_end;
-  bool whole;  // there is one key piece: whatever the structure, all keys are in it
-};
-
-BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTask& own) {
-  const int64_t slot = own.task / args.pieces % own.count, piece = own.task % args.pieces;
-  const int64_t phase = own.task / args.pieces / own.count, head = own.first + slot;
-  const int64_t key_piece = (piece + phase) % args.pieces;
-  return {phase,
-          slot,
-          head / args.key_heads,
-          head % args.key_heads,
-          args.piece_begin[piece],
-          args.piece_begin[piece + 1],
-          int32_t(args.keys * key_piece / args.pieces),
-          int32_t(args.keys * (key_piece + 1) / args.pieces),
-          args.pieces == 1};
-}
-
-// The next vectors of [begin, end) that follow each other and whose keys are in the task's piece.
-// Nothing is assumed about their order: nobody has checked a traced structure.
-struct Run {
-  int64_t begin, end;
-};
-
-Run NextRun(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t begin,
-            int64_t end) {
-  if (place.whole) return {begin, end};
-  constexpr int kStep = kVectorBytes / 4;
-  using Numbers = Vector<uint32_t, kStep>;
-  const auto width = uint32_t(place.key_end - place.key_begin);
-  const auto inside = [&](int64_t p) {
-    return uint32_t(args.indices[p]) - uint32_t(place.key_begin) < width;
-  };
-  const auto count = [&](int64_t p) {
-    Numbers columns;
-    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
-    const Numbers found = columns - uint32_t(place.key_begin) < width ? Numbers{} + 1 : Numbers{};
-    return FoldLanes<1, uint32_t, kStep>(found)[0];
-  };
-  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
-  while (begin < end && !inside(begin)) ++begin;
-  int64_t stop = begin;
-  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
-  while (stop < end && inside(stop)) ++stop;
-  return {begin, stop};
-}
-
-// Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
-// about to be in the cache then.
-template <typename Acc>
-struct KeySums {
-  Acc* k;
-  Acc* v;
-  int64_t k_row, v_row;
-  uint8_t* added;  // of each key
-};
-
-template <typename Acc>
-void Clear(Acc* row, int64_t depth) {
-  constexpr int kSize = kLanes<Acc>;
-  for (int64_t d = 0; d < depth; d += kSize) Store<Acc, kSize>(row + d, Vector<Acc, kSize>{});
-}
 
 // Some rows of a block row: what each pass over their keys reads and adds to.
 template <typename Acc>
@@ -104,12 +35,7 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
     const int keys = run.end - p < kMostKeys ? int(run.end - p) : kMostKeys;
     PointAt(sums.k, sums.k_row, columns, keys, k_targets);
     PointAt(sums.v, sums.v_row, columns, keys, v_targets);
-    for (int j = 0; j < keys; ++j) {  // before the products, which hide the stores
-      if (sums.added[size_t(columns[j])]) continue;
-      sums.added[size_t(columns[j])] = 1;
-      Clear(k_targets[j], args.padded_depth);
-      Clear(v_targets[j], args.padded_value_depth);
-    }
+    BeginKeys(args, sums, columns, keys);  // before the products, which hide the stores
     block.Compute(args, at, left_q, p, run.end);
     block.Products(left_dout, args.padded_value_depth, block.values, block.count, slopes);
     for (int i = 0; i < block.padded * kRows; i += kSize) {
@@ -132,73 +58,6 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
     if (run.begin == run.end) run = NextRun(args, place, run.end, end);
   }
 }
-
-// The sums of a task. In the first phase nothing has been added to its keys.
-template <typename T>
-KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const BackwardPlace& place) {
-  using Acc = Accumulator<T>;
-  uint8_t* added = args.added + place.slot * args.keys;
-  if (place.phase == 0) {
-    __builtin_memset(added + place.key_begin, 0, size_t(place.key_end - place.key_begin));
-  }
-  if (args.sums) {
-    const int64_t row = args.padded_depth + args.padded_value_depth;
-    Acc* k = static_cast<Acc*>(args.sums) + place.slot * args.keys * row;
-    return {k, k + args.padded_depth, row, row, added};
-  }
-  const int64_t first = place.batch * args.keys * args.key_heads + place.key_head;
-  return {static_cast<Acc*>(args.dk) + first * args.depth,
-          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
-          args.key_heads * args.value_depth, added};
-}
-
-// The place of a head among those that a group has.
-int64_t SlotOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
-  const int64_t heads = args.heads / args.key_heads;
-  return place.slot * heads + head % heads;
-}
-
-// delta of the rows of a pass, whose dout is given, `stride` apart.
-template <typename T>
-void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Accumulator<T>* dout,
-            int64_t stride, Accumulator<T>* delta) {
-  using Acc = Accumulator<T>;
-  constexpr int kSize = kLanes<T>;
-  const int64_t first = at.row * args.heads + at.head;
-  const T* out =
-      static_cast<const T*>(args.out) + at.batch * args.out_stride + first * args.value_depth;
-  const Acc* dlse = static_cast<const Acc*>(args.dlse) + at.batch * args.dlse_stride + first;
-  for (int64_t r = 0; r < at.height; ++r, dout += stride) {
-    const T* own = out + r * args.heads * args.value_depth;
-    Vector<Acc, kSize> sums = {};
-    int64_t d = 0;
-    for (; d + kSize <= args.value_depth; d += kSize) {
-      sums += Load<T, kSize>(own + d) * Load<Acc, kSize>(dout + d);
-    }
-    Acc sum = FoldLanes<1, Acc, kSize>(sums)[0];
-    for (; d < args.value_depth; ++d) sum += LoadScalar<T>(own + d) * dout[d];
-    delta[r] = sum - dlse[r * args.heads];
-  }
-}
-
-// Where dq of a head is added up over the phases, without the scale.
-template <typename T>
-struct PartialRows {
-  Accumulator<T>* first;
-  int64_t stride;
-
-  PartialRows(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head) {
-    using Acc = Accumulator<T>;
-    if (args.dq_sums) {
-      const int64_t slot = SlotOfHead(args, place, head);
-      first = static_cast<Acc*>(args.dq_sums) + slot * args.rows * args.padded_depth;
-      stride = args.padded_depth;
-    } else {
-      stride = args.heads * args.depth;
-      first = static_cast<Acc*>(args.dq) + place.batch * args.rows * stride + head * args.depth;
-    }
-  }
-};
 
 template <typename T>
 void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t head,
@@ -274,32 +133,6 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   }
 }
 
-// How many rows of dk and dv ahead of its stores EndSums prefetches.
-constexpr int64_t kRowsAhead = 4;
-
-// dk and dv of the task's keys, after the last phase.
-template <typename T>
-void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
-             const KeySums<Accumulator<T>>& sums) {
-  using Acc = Accumulator<T>;
-  const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
-  const int64_t first = place.batch * args.keys;
-  T* dk = static_cast<T*>(args.dk) + first * k_row + place.key_head * args.depth;
-  T* dv = static_cast<T*>(args.dv) + first * v_row + place.key_head * args.value_depth;
-  for (int64_t j = place.key_begin; j < place.key_end; ++j) {
-    Acc *k = sums.k + j * sums.k_row, *v = sums.v + j * sums.v_row;
-    if (!sums.added[j]) {
-      Clear(k, args.padded_depth);
-      Clear(v, args.padded_value_depth);
-    }
-    if (!args.sums) continue;
-    PrefetchRow(dk + (j + kRowsAhead) * k_row, args.depth);
-    PrefetchRow(dv + (j + kRowsAhead) * v_row, args.value_depth);
-    StoreRow<T>(k, args.depth, Acc(1), dk + j * k_row);
-    StoreRow<T>(v, args.value_depth, Acc(1), dv + j * v_row);
-  }
-}
-
 template <typename T>
 void BackwardTask(const AttentionBackwardArgs& args, int64_t task) {
   GroupTask own = FindGroup(args, args.pieces * args.pieces, task);
@@ -310,7 +143,7 @@ void BackwardTask(const AttentionBackwardArgs& args, int64_t task) {
   for (int64_t head = first; head < first + heads; ++head) {
     RowsOfHead<T>(args, place, head, sums);
   }
-  if (place.phase == args.pieces - 1) EndSums<T>(args, place, sums);
+  if (place.phase == args.pieces - 1) EndSums<T>(args, place, sums, 1);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// FFI targets sgap_attention_cvs_v1 and sgap_attention_backward_cvs_v1: their common operands are
-// checked, described and placed first, then come the two handlers.
+// FFI targets sgap_attention_cvs_v1 and sgap_attention_backward_cvs_v1, and the two of matrix
+// tiles: their common operands are checked, described and placed first, then come the two handlers.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -23,10 +23,11 @@ constexpr int64_t kCopyBytes = 64 << 10;  // of one task
 constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
 constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
 
-// The operands that both directions have.
+// The operands that both directions have, and whether they are for matrix tiles.
 struct Operands {
   ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
   int64_t vector_length;
+  bool octets;
 };
 
 // What a call owns of its operands: a valid structure, and the bias at the vectors of that.
@@ -99,6 +100,11 @@ std::string Check(const Operands& in, int64_t batch) {
   return BadBatch("lengths", in.lengths, batch);
 }
 
+// Bytes of a number of the copies of K and V.
+int64_t CopiedBytes(const AttentionProblem& problem, bool octets) {
+  return int64_t(octets ? sizeof(BFloat16) : AccumulatorBytes(problem.dtype));
+}
+
 AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool is_causal,
                           StructureAndBias* owned) {
   AttentionProblem out{};
@@ -113,9 +119,12 @@ AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool 
   out.value_depth = in.v.dimensions()[3];
   out.vectors = in.indices.dimensions()[0];
   out.length = in.vector_length;
-  const int64_t whole = 64 / int64_t(AccumulatorBytes(out.dtype));
-  out.padded_depth = (out.depth + whole - 1) / whole * whole;
-  out.padded_value_depth = (out.value_depth + whole - 1) / whole * whole;
+  const int64_t whole = 64 / CopiedBytes(out, in.octets), least = in.octets ? 1 : 0;
+  const auto padded = [&](int64_t depth) {
+    return (std::max(depth, least) + whole - 1) / whole * whole;
+  };
+  out.padded_depth = padded(out.depth);
+  out.padded_value_depth = padded(out.value_depth);
   out.q_stride = BatchStride(in.q);
   if (!Absent(in.bias)) {
     out.bias = in.bias.untyped_data();
@@ -168,7 +177,7 @@ int64_t Slots(const AttentionProblem& problem, ffi::AnyBuffer x) {
 int64_t CopiesBytes(const Operands& in, const AttentionProblem& problem) {
   const int64_t row = Slots(problem, in.k) * problem.padded_depth +
                       Slots(problem, in.v) * problem.padded_value_depth;
-  return problem.keys * row * int64_t(AccumulatorBytes(problem.dtype));
+  return problem.keys * row * CopiedBytes(problem, in.octets);
 }
 
 // Bytes of the keys and values of one head in accumulators.
@@ -184,7 +193,7 @@ void PlaceKeys(const Operands& in, char* memory, AttentionProblem* out) {
     const int64_t slots = copies ? Slots(*out, x) : 0;
     return KeyRows{x.untyped_data(), x.dimensions()[3], padded, BatchStride(x), copies, slots};
   };
-  const int64_t element = int64_t(AccumulatorBytes(out->dtype));
+  const int64_t element = CopiedBytes(*out, in.octets);
   const int64_t k_bytes = Slots(*out, in.k) * out->keys * out->padded_depth * element;
   out->k = rows(in.k, out->padded_depth, memory);
   out->v = rows(in.v, out->padded_value_depth, memory ? memory + k_bytes : nullptr);
@@ -208,11 +217,24 @@ std::vector<int64_t> PhasesOfGroups(const AttentionProblem& problem, int64_t pha
 }
 
 // Why K and V cannot be read where they are; empty if they can.
-std::string CannotRead(const AttentionProblem& problem) {
+std::string CannotRead(const AttentionProblem& problem, bool octets) {
   const bool narrow = problem.dtype == Dtype::kBFloat16 || problem.dtype == Dtype::kFloat16;
   const bool ragged =
       problem.depth != problem.padded_depth || problem.value_depth != problem.padded_value_depth;
-  return narrow || ragged ? "pack: these K and V can be read only where they are packed" : "";
+  return (narrow && !octets) || ragged
+             ? "pack: these K and V can be read only where they are packed"
+             : "";
+}
+
+// Empty for what kernels of tiles take: bfloat16, in vectors of 4 to 32 rows.
+std::string BadOctets(const AttentionProblem& problem) {
+  const int64_t length = problem.length;
+  const bool holds = length >= 4 && length <= 32 && (length & (length - 1)) == 0;
+  if (problem.dtype != Dtype::kBFloat16 || !holds)
+    return "expected bfloat16 in vectors of 4, 8, 16 or 32 rows";
+  if (std::max(problem.depth, problem.value_depth) > kMostOctetDepth)
+    return "expected heads of at most " + std::to_string(kMostOctetDepth) + " numbers";
+  return "";
 }
 
 int64_t MultiplyAdds(const AttentionProblem& problem) {
@@ -228,13 +250,14 @@ struct AttentionCall {
   Workspace memory;
 };
 
+template <bool kOctets>
 ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
                              ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
                              ffi::AnyBuffer lengths, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                              int64_t vector_length, double scale, bool is_causal,
                              int64_t chunk_nonzeros, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length};
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets};
   std::string error =
       Mismatch("out", *out, q.element_type(), {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? out->dimensions()[0] : 0;
@@ -254,7 +277,8 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
     args.sinks = sinks.untyped_data();
     args.sinks_stride = BatchStride(sinks);
   }
-  if (error.empty() && !pack) error = CannotRead(args);
+  if (error.empty() && !pack) error = CannotRead(args, kOctets);
+  if (error.empty() && kOctets) error = BadOctets(args);
   if (!error.empty()) return Failed("attention: " + error);
   args.out = out->untyped_data();
   args.lse = lse->untyped_data();
@@ -270,15 +294,16 @@ ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   args.group = batch * args.key_heads;
   if (pack) {
     if (!SharesKeys(in, batch)) {
-      args.group = GroupSize(args, HeadBytes(args), tasks, pool.num_threads());
+      args.group = GroupSize(args, kOctets ? HeadBytes(args) / 2 : HeadBytes(args), tasks,
+                             pool.num_threads());
     }
     call->memory = AcquireWorkspace(size_t(std::max<int64_t>(CopiesBytes(in, args), 64)));
     if (!call->memory) return Failed("attention: no memory for a copy of K and V");
   }
   PlaceKeys(in, static_cast<char*>(call->memory.get()), &args);
-  return ParallelPhases(
-      pool, PhasesOfGroups(args, /*phases=*/1, tasks), MultiplyAdds(args),
-      [call, kernel = Kernels().Attention](int64_t task) { kernel(call->args, task); });
+  const auto kernel = kOctets ? Kernels().AttentionOctet : Kernels().Attention;
+  return ParallelPhases(pool, PhasesOfGroups(args, /*phases=*/1, tasks), MultiplyAdds(args),
+                        [call, kernel](int64_t task) { kernel(call->args, task); });
 }
 
 // What a call owns until its last task is done.
@@ -306,6 +331,7 @@ std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t p
   return begin;
 }
 
+template <bool kOctets>
 ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
                             ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                             ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
@@ -314,7 +340,7 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
                             ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
                             int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
                             int64_t pieces, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length};
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets};
   const ffi::DataType type = q.element_type(), wide = WideType(type);
   std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? dq->dimensions()[0] : 0;
@@ -347,7 +373,8 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
     error = "dbias: expected accumulators [batch, heads, vectors, V], got " +
             ShapeString(dbias->dimensions());
   }
-  if (error.empty() && !pack) error = CannotRead(args);
+  if (error.empty() && !pack) error = CannotRead(args, kOctets);
+  if (error.empty() && kOctets) error = BadOctets(args);
   if (!error.empty()) return Failed("attention_backward: " + error);
   args.dout = dout.untyped_data();
   args.out = out.untyped_data();
@@ -378,8 +405,10 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
       std::fill_n(own + used * element, (stored - used) * element, 0);
     }
   }
-  // dk and dv are added up where K and V are read, in place or in memory of the group.
-  const int64_t sum_bytes = pack ? HeadBytes(args) : 0;
+  // dk and dv are added up in memory of the group, but where K and V are read in place and are
+  // accumulators themselves: there.
+  const bool sums = pack || kOctets;
+  const int64_t sum_bytes = sums ? HeadBytes(args) : 0;
   const int64_t q_rows = args.heads / args.key_heads * args.rows;  // of a key head
   const bool partial = pieces > 1 && element != ffi::ByteWidth(type);
   const int64_t dq_bytes = partial ? q_rows * args.padded_depth * int64_t(element) : 0;
@@ -387,7 +416,7 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const int64_t bytes = sum_bytes + dq_bytes + delta_bytes + args.keys;
   args.pieces = pieces;
   args.group = batch * args.key_heads;
-  if (pack && !SharesKeys(in, batch)) {
+  if (sums && !(pack && SharesKeys(in, batch))) {
     args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
   }
   const int64_t copies = pack ? CopiesBytes(in, args) : 0;
@@ -396,7 +425,7 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   char* memory = static_cast<char*>(call->memory.get());
   PlaceKeys(in, pack ? memory : nullptr, &args);
   memory += copies;
-  args.sums = pack ? memory : nullptr;
+  args.sums = sums ? memory : nullptr;
   memory += args.group * sum_bytes;
   args.dq_sums = dq_bytes > 0 ? memory : nullptr;
   memory += args.group * dq_bytes;
@@ -408,8 +437,9 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
   const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
   void* const result = wrt_bias ? dbias->untyped_data() : nullptr;
   if (call->dbias) phases.push_back(1);
+  const auto kernel = kOctets ? Kernels().AttentionBackwardOctet : Kernels().AttentionBackward;
   return ParallelPhases(pool, phases, 3 * MultiplyAdds(args),
-                        [call, tasks, result, kernel = Kernels().AttentionBackward](int64_t task) {
+                        [call, tasks, result, kernel](int64_t task) {
                           if (task < tasks) return kernel(call->args, task);
                           const AttentionBackwardArgs& args = call->args;
                           PutEntries(call->dbias.get(), args.batch * args.heads,
@@ -418,50 +448,57 @@ ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyB
                         });
 }
 
+auto BindAttention() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+      .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
+      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
+      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
+      .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
+      .Attr<int64_t>("vector_length")
+      .Attr<double>("scale")
+      .Attr<bool>("is_causal")
+      .Attr<int64_t>("chunk_nonzeros")
+      .Attr<bool>("pack");
+}
+
+auto BindBackward() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
+      .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
+      .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
+      .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
+      .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
+      .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
+      .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
+      .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
+      .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
+      .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
+      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
+      .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
+      .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
+      .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
+      .Attr<int64_t>("vector_length")
+      .Attr<double>("scale")
+      .Attr<bool>("is_causal")
+      .Attr<bool>("wrt_bias")
+      .Attr<int64_t>("pieces")
+      .Attr<bool>("pack");
+}
+
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-                                  .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-                                  .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-                                  .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-                                  .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
-                                  .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
-                                  .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
-                                  .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
-                                  .Attr<int64_t>("vector_length")
-                                  .Attr<double>("scale")
-                                  .Attr<bool>("is_causal")
-                                  .Attr<int64_t>("chunk_nonzeros")
-                                  .Attr<bool>("pack"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // dout [batch or 1, L, H, Dv]
-                                  .Arg<ffi::AnyBuffer>()  // dlse [batch or 1, L, H]
-                                  .Arg<ffi::AnyBuffer>()  // q [batch or 1, L, H, D]
-                                  .Arg<ffi::AnyBuffer>()  // k [batch or 1, S, Hk, D]
-                                  .Arg<ffi::AnyBuffer>()  // v [batch or 1, S, Hk, Dv]
-                                  .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
-                                  .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-                                  .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
-                                  .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
-                                  .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
-                                  .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
-                                  .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
-                                  .Ret<ffi::AnyBuffer>()  // dbias [batch, H, ...] or [1, 0]
-                                  .Attr<int64_t>("vector_length")
-                                  .Attr<double>("scale")
-                                  .Attr<bool>("is_causal")
-                                  .Attr<bool>("wrt_bias")
-                                  .Attr<int64_t>("pieces")
-                                  .Attr<bool>("pack"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler<false>, BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, AttentionHandler<true>, BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
 
 }  // namespace sgap

@@ -10,9 +10,8 @@ constexpr int64_t kMostRowNumbers = 2 * kMostDepth;  // of the rows of one pass
 
 // Copies a chunk of the keys of one of `count` heads; those of a chunk follow each other, as they
 // lie.
-template <typename T>
+template <typename T, typename Copy>
 void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& at, int64_t count) {
-  using Acc = Accumulator<T>;
   constexpr int kSize = kLanes<T>;
   const int64_t head = at.first + at.task % count, chunk = at.task / count;
   const int64_t begin = chunk * args.copy_rows;
@@ -20,21 +19,30 @@ void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& a
   const int64_t stride = args.key_heads * x.depth;
   const T* from = static_cast<const T*>(x.source) + head / args.key_heads * x.batch_stride +
                   head % args.key_heads * x.depth + begin * stride;
-  Acc* to = static_cast<Acc*>(x.copies) + (head % x.slots * args.keys + begin) * x.padded;
+  Copy* to = static_cast<Copy*>(x.copies) + (head % x.slots * args.keys + begin) * x.padded;
   for (int64_t i = begin; i < end; ++i, from += stride, to += x.padded) {
     int64_t d = 0;
-    for (; d + kSize <= x.depth; d += kSize) Store<Acc, kSize>(to + d, Load<T, kSize>(from + d));
-    for (; d < x.depth; ++d) to[d] = LoadScalar<T>(from + d);
-    for (; d < x.padded; ++d) to[d] = 0;
+    if constexpr (std::is_same_v<T, Copy> && sizeof(T) == 2) {  // for tiles: whole parts
+      for (; d < x.padded; d += 32) {
+        const int64_t left = x.depth - d;
+        const int count = int(left < 0 ? 0 : left < 32 ? left : 32);
+        const auto bits = LoadBits<32>(reinterpret_cast<const uint16_t*>(from + d), count);
+        __builtin_memcpy(to + d, &bits, sizeof(bits));
+      }
+    } else {
+      for (; d + kSize <= x.depth; d += kSize) Store<Copy, kSize>(to + d, Load<T, kSize>(from + d));
+      for (; d < x.depth; ++d) to[d] = LoadScalar<T>(from + d);
+      for (; d < x.padded; ++d) to[d] = Copy{};
+    }
   }
 }
 
 // Whether the task was one of copying; else it counts from the end of those.
-template <typename T>
+template <typename T, typename Copy = Accumulator<T>>
 bool CopyTask(const AttentionProblem& args, GroupTask* at) {
   for (const KeyRows* x : {&args.k, &args.v}) {
     const int64_t tasks = CopyTasks(args, *x, at->count);
-    if (at->task < tasks) return CopyKeys<T>(args, *x, *at, tasks / args.copy_chunks), true;
+    if (at->task < tasks) return CopyKeys<T, Copy>(args, *x, *at, tasks / args.copy_chunks), true;
     at->task -= tasks;
   }
   return false;
@@ -144,6 +152,35 @@ void PointAt(Row* rows, int64_t stride, const int32_t* columns, int count, Row**
   for (int j = 0; j < count; ++j) out[j] = rows + size_t(columns[j]) * size_t(stride);
 }
 
+// Adds the bias, times `factor`, to the scores of the `count` vectors from `begin` on: place(key,
+// row) says where each is.
+template <typename Acc, typename Place>
+void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
+             Acc factor, Place place, Acc* scores) {
+  const Acc* bias = static_cast<const Acc*>(args.bias) + at.batch * args.bias_stride +
+                    at.head * args.bias_head_stride + begin * args.length + at.lane;
+  for (int j = 0; j < count; ++j, bias += args.length) {
+    for (int r = 0; r < at.height; ++r) scores[place(j, r)] += bias[r] * factor;
+  }
+}
+
+// Scores of -inf where kRows rows do not see a key. The order of the columns is not relied on:
+// nobody has checked a traced structure.
+template <int kRows, typename Acc, typename Place>
+void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
+          Place place, Acc* scores) {
+  const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
+  const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;
+  const int32_t* columns = args.indices + begin;
+  for (int j = 0; j < count; ++j) {
+    if (columns[j] < first) continue;  // seen by all rows
+    for (int r = 0; r < kRows; ++r) {
+      const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= at.row + r);
+      if (!seen) scores[place(j, r)] = -Acc(__builtin_inf());
+    }
+  }
+}
+
 // The scores of kRows rows with up to kMostKeys keys, and where these and their values are.
 template <typename Acc, int kRows>
 struct ScoreBlock {
@@ -171,8 +208,9 @@ struct ScoreBlock {
     for (int j = known; j < padded; ++j) keys[j] = keys[known - 1];
     for (int j = count; j < padded; ++j) values[j] = values[count - 1];
     Products(left, args.padded_depth, keys, known, scores);
-    if (args.bias) AddBias(args, at, begin);
-    if (args.is_causal || args.lengths) Mask(args, at, begin);
+    const auto place = [](int key, int row) { return Tile::At(key, row); };
+    if (args.bias) AddBias(args, at, begin, count, Acc(1), place, scores);
+    if (args.is_causal || args.lengths) Mask<kRows>(args, at, begin, count, place, scores);
     for (int j = count; j < padded; ++j) {
       for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;
     }
@@ -193,28 +231,6 @@ struct ScoreBlock {
     for (; j < padded; j += Tile::kFew) {
       prefetch(j + Tile::kTogether);
       Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
-    }
-  }
-
-  void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
-    const Acc* bias = static_cast<const Acc*>(args.bias) + at.batch * args.bias_stride +
-                      at.head * args.bias_head_stride + begin * args.length + at.lane;
-    for (int j = 0; j < count; ++j, bias += args.length) {
-      for (int r = 0; r < at.height; ++r) scores[Tile::At(j, r)] += bias[r];
-    }
-  }
-
-  // Where the order of the columns is not relied on: nobody has checked a traced structure.
-  void Mask(const AttentionProblem& args, const AttentionRows& at, int64_t begin) {
-    const int64_t length = args.lengths ? args.lengths[at.batch * args.lengths_stride] : args.keys;
-    const int64_t first = args.is_causal && at.row + 1 < length ? at.row + 1 : length;
-    const int32_t* columns = args.indices + begin;
-    for (int j = 0; j < count; ++j) {
-      if (columns[j] < first) continue;  // seen by all rows
-      for (int r = 0; r < kRows; ++r) {
-        const bool seen = columns[j] < length && (!args.is_causal || columns[j] <= at.row + r);
-        if (!seen) scores[Tile::At(j, r)] = kLeast;
-      }
     }
   }
 };

@@ -32,6 +32,29 @@ inline Vector<float, N> ExpOfNegative(Vector<float, N> x) {
   }
 }
 
+// 2^x for x <= 0 or NaN, within 2 ulp; zero where it leaves the normal numbers, or a little above.
+template <int N>
+inline Vector<float, N> Exp2OfNegative(Vector<float, N> x) {
+  using Floats = Vector<float, N>;
+  using Ints = Vector<int32_t, N>;
+  constexpr float kRound = 0x1.8p23f;
+  const Floats inside = x < -126.0f ? Floats{} - 126.0f : x;  // -inf - -inf would be NaN
+  const Floats rounded = inside + kRound;
+  const Floats n = rounded - kRound, r = inside - n;
+  Floats p = 1.3264728652e-3f * r + 9.6715129220e-3f;  // fitted to the least relative error
+  p = p * r + 5.5507337379e-2f;
+  p = p * r + 2.4022242079e-1f;
+  p = p * r + 6.9314697760e-1f;
+  p = p * r + 1.0f;
+  if constexpr (kScalesByPowers<float, N>) {
+    p = ScaleByPowers<float, N>(p, n);
+  } else {
+    const Floats scaled = BitCast<Floats>(BitCast<Ints>(p) + (BitCast<Ints>(rounded) << 23));
+    p = x == x ? scaled : x;
+  }
+  return x < -125.0f ? Floats{} : p;
+}
+
 template <int N>
 inline Vector<double, N> ExpOfNegative(Vector<double, N> x) {
   for (int i = 0; i < N; ++i) x[i] = __builtin_exp(x[i]);

@@ -35,11 +35,14 @@ struct alignas(64) TileShapes {
 // nothing of them, so their instructions keep their order.
 class Tiles {
  public:
-  explicit Tiles(const TileShapes& shapes) {
-    asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
-  }
+  explicit Tiles(const TileShapes& shapes) { Reshape(shapes); }
   Tiles(const Tiles&) = delete;
   ~Tiles() { asm volatile("tilerelease"); }
+
+  // Gives the registers other shapes, and zeroes them: 45 ns.
+  void Reshape(const TileShapes& shapes) {
+    asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
+  }
 
   template <int kTile>
   void Zero() {
@@ -71,6 +74,11 @@ class Tiles {
  public:
   explicit Tiles(const TileShapes& shapes) : shapes_(shapes) {}
   Tiles(const Tiles&) = delete;
+
+  void Reshape(const TileShapes& shapes) {
+    shapes_ = shapes;
+    std::memset(tiles_, 0, sizeof(tiles_));
+  }
 
   template <int kTile>
   void Zero() {
@@ -148,6 +156,43 @@ inline void StorePairsInOrder(TileRow x, TileRow y, uint16_t* first, uint16_t* s
   const TileRow pairs[2] = {PairsInOrder<0>(x, y, kAll), PairsInOrder<1>(x, y, kAll)};
   std::memcpy(first, &pairs[0], sizeof(TileRow));
   std::memcpy(second, &pairs[1], sizeof(TileRow));
+}
+
+// Lane i: x[i] and, in the high half, y[i] as bfloat16.
+template <int... i>
+inline Vector<uint32_t, 16> NarrowPairs(Vector<float, 16> x, Vector<float, 16> y,
+                                        std::integer_sequence<int, i...>) {
+#if defined(__AVX512BF16__)
+  const auto halves = BitCast<TileRow>(_mm512_cvtne2ps_pbh(BitCast<__m512>(y), BitCast<__m512>(x)));
+  return BitCast<Vector<uint32_t, 16>>(Shuffle<(i / 2 + i % 2 * 16)...>(halves, halves));
+#else
+  return (RoundToBFloat16<16>(x) >> 16) | (RoundToBFloat16<16>(y) & 0xffff0000u);
+#endif
+}
+
+inline Vector<uint32_t, 16> NarrowPairs(Vector<float, 16> x, Vector<float, 16> y) {
+  return NarrowPairs(x, y, std::make_integer_sequence<int, kTileDepth>());
+}
+
+// The words of kCount rows of 16, one after the other, seen as [16, kCount]: transposed.
+template <int kCount, int kRounds, int... i>
+inline void TransposeWords(Vector<uint32_t, 16>* rows, std::integer_sequence<int, i...> lanes) {
+  // A perfect shuffle, backwards, moves the lowest bit of a word's position to the highest.
+  if constexpr (kRounds > 1) {
+    Vector<uint32_t, 16> next[kCount];
+#pragma GCC unroll 8
+    for (int j = 0; j < kCount / 2; ++j) {
+      next[j] = Shuffle<(2 * i)...>(rows[2 * j], rows[2 * j + 1]);
+      next[j + kCount / 2] = Shuffle<(2 * i + 1)...>(rows[2 * j], rows[2 * j + 1]);
+    }
+    for (int j = 0; j < kCount; ++j) rows[j] = next[j];
+    TransposeWords<kCount, kRounds / 2>(rows, lanes);
+  }
+}
+
+template <int kCount>
+inline void TransposeWords(Vector<uint32_t, 16>* rows) {
+  TransposeWords<kCount, kCount>(rows, std::make_integer_sequence<int, 16>());
 }
 
 // `count` values of a row as bits, up to kTileDepth; the rest is zero and is not read.

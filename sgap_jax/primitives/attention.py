@@ -39,8 +39,9 @@ from sgap_jax.primitives.attention_arguments import (
     check_heads,
 )
 from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
-from sgap_jax.schedules import CpuTile, Schedule, Unfused
+from sgap_jax.schedules import CpuTile, OctetTile, Schedule, Unfused
 from sgap_jax.schedules.cpu import AttentionPlan, attention_plan
+from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_TASK, check_depth
 
 _MOST_WIDE = 4096  # cpu/attention/attention.h: kMostDepth
 
@@ -90,7 +91,8 @@ def sparse_attention(
       key_value_seq_lengths: integers [B] or a scalar; leave out keys from this one on (padding).
         A length beyond the keys leaves out none, a negative one all.
       return_lse: return (O, lse).
-      schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, or
+      schedule: None for the default; `Unfused()`, `Reference()`, a `CpuTile` of some nonzeros, for
+        bfloat16 in vectors of 4 to 32 rows an `OctetTile` (`tile_n=32, tile_k=64`) on the CPU, or
         on CUDA an `AttentionTile`.
 
     Returns:
@@ -218,19 +220,25 @@ def _plan(
     shape: tuple[int, int],
     vector_length: int | None,
     schedule: Schedule | None,
-) -> tuple[CpuTile, AttentionPlan]:
+) -> tuple[CpuTile | OctetTile, AttentionPlan]:
     """The schedule of the CPU kernels and the layout of their work, from the operands' avals."""
     q, k, v = of.q, of.k, of.v
     problem = attention_problem(q, of.column_indices, batch, shape, vector_length, "cpu")
-    tile = resolve(schedule, problem, CpuTile)
+    tile = resolve(schedule, problem, CpuTile, OctetTile)
+    assert isinstance(tile, CpuTile | OctetTile)
     key_batch = joint_batch(k.shape[0], v.shape[0])
     widths = (q.shape[3], v.shape[3])
+    if isinstance(tile, OctetTile) and v.shape[3] > CPU_DEPTH:  # not part of a problem
+        if schedule is not None:
+            check_depth(tile, v.shape[3])
+        tile = CpuTile()
     if max(widths) > _MOST_WIDE:
         raise NotImplementedError(
             f"sparse_attention: the CPU's kernels take heads of up to {_MOST_WIDE} features, got "
             f"{max(widths)}; schedule=Unfused() takes all"
         )
-    return tile, attention_plan(problem, k.shape[2], key_batch, batch, widths)
+    octets = isinstance(tile, OctetTile)
+    return tile, attention_plan(problem, k.shape[2], key_batch, batch, widths, octets)
 
 
 def _cpu(
@@ -244,9 +252,14 @@ def _cpu(
 ) -> Any:
     avals = Forward(*ctx.avals_in)
     tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
-    attrs = dict(vector_length=vector_length or 1, chunk_nonzeros=tile.nonzeros, pack=plan.packed)
+    if isinstance(tile, OctetTile):
+        target, attrs = "sgap_attention_octet_v1", dict(chunk_nonzeros=CPU_TASK, pack=plan.packed)
+    else:
+        target = "sgap_attention_cvs_v1"
+        attrs = dict(chunk_nonzeros=tile.nonzeros, pack=plan.packed)
+    attrs |= dict(vector_length=vector_length or 1)
     own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
-    return ffi_lowering("sgap_attention_cvs_v1", ctx, own, shapes, **attrs, **of)
+    return ffi_lowering(target, ctx, own, shapes, **attrs, **of)
 
 
 def _backward_cpu(
@@ -259,10 +272,11 @@ def _backward_cpu(
     **of: Any,
 ) -> Any:
     avals = Backward(*ctx.avals_in)
-    _, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
+    tile, plan = _plan(avals, ctx.avals_out[0].shape[0], shape, vector_length, schedule)
     attrs = dict(vector_length=vector_length or 1, pieces=plan.pieces)
     attrs |= dict(pack=plan.backward_packed)
-    target = "sgap_attention_backward_cvs_v1"
+    kind = "octet" if isinstance(tile, OctetTile) else "cvs"
+    target = f"sgap_attention_backward_{kind}_v1"
     own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
     return ffi_lowering(target, ctx, own, shapes, **attrs, **of)
 

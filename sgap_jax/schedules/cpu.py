@@ -172,6 +172,7 @@ class CpuTile(Schedule):
         return f"CpuTile(columns={self.columns}, nonzeros={self.nonzeros}{packed})"
 
 
+_OCTET_PART = 32  # features that a matrix tile has
 _LANES = {"float64": 8}  # elements of the widest vector register, else 16
 _COPIED_USES = 8  # copies pay if vectors use a key so often, counted over all heads that share it
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
@@ -195,7 +196,12 @@ class AttentionPlan:
 
 
 def attention_plan(
-    problem: Problem, key_heads: int, key_batch: int, batch: int, widths: tuple[int, int]
+    problem: Problem,
+    key_heads: int,
+    key_batch: int,
+    batch: int,
+    widths: tuple[int, int],
+    octets: bool = False,
 ) -> AttentionPlan:
     """The plan for `problem.batch` heads in `batch` sequences, each with `key_heads` heads of keys
     of `widths` features (of k, of v); key_batch is 1 if the sequences share the keys.
@@ -222,14 +228,24 @@ def attention_plan(
         uses, batch = 0, 1
     else:
         uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
+    if octets:
+        ragged = any(width % _OCTET_PART or not width for width in widths)
+        packed = ragged or (key_heads > 1 and uses >= _COPIED_USES)
+        return AttentionPlan(packed, packed, _pieces_of(problem, batch, key_heads))
     whole = not any(width % lanes for width in widths) and not problem.dtype.endswith("16")
     apart = [math.gcd(key_heads * width * wide, _PAGE) for width in widths]
     apart = [x if 2 * width * wide < x else 0 for x, width in zip(apart, widths, strict=True)]
     packed = max(apart) == _PAGE and uses >= _COPIED_USES
     backward = 2 * max(apart) >= _PAGE and max(apart) * uses >= _PAGE * _COPIED_USES
-    known = isinstance(rows, Integral) and isinstance(keys, Integral)
-    pieces = _pieces(max(batch * key_heads, 1), min(rows // length, keys) if known else 1)
+    pieces = _pieces_of(problem, batch, key_heads)
     return AttentionPlan(not whole or packed, not whole or backward, pieces)
+
+
+def _pieces_of(problem: Problem, batch: int, key_heads: int) -> int:
+    rows, keys = problem.shape
+    known = isinstance(rows, Integral) and isinstance(keys, Integral)
+    most = min(rows // (problem.vector_length or 1), keys) if known else 1
+    return _pieces(max(batch * key_heads, 1), most)
 
 
 def _pieces(heads: int, most: int) -> int:

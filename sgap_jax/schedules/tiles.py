@@ -46,11 +46,13 @@ class VectorTile(Schedule):
             raise ScheduleError(f"{problem.op}: {self}: {why}; leave {name} out")
 
     def check_vectors(self, problem: Problem, platform: str = "cuda") -> None:
-        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm on this
-        platform with vectors of the tile's length."""
-        if problem.op not in ("spmm", "sddmm"):
+        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm (on the
+        CPU, attention too) on this platform with vectors of the tile's length."""
+        ops = ("spmm", "sddmm", "attention") if platform == "cpu" else ("spmm", "sddmm")
+        if problem.op not in ops:
             raise NotImplementedError(
-                f"{problem.op}: {self} has kernels of spmm and sddmm; leave the schedule out here"
+                f"{problem.op}: {self} has kernels of {', '.join(ops[:-1])} and {ops[-1]}; leave "
+                "the schedule out here"
             )
         if problem.vector_length is None:
             raise NotImplementedError(
@@ -104,8 +106,11 @@ class OctetTile(VectorTile):
     On the CPU (bfloat16) a tile is up to 16 rows of vectors by 64 columns, on Intel AMX; processors
     without it compute the same tiles with AVX512-BF16 or in vector arithmetic, where `CpuTile` is
     as fast. spmm takes vectors of 2 to 32 rows, `tile_k` 16 or 32 vectors a step, and A^T B with
-    products that are scattered to rows of C; sddmm takes vectors of 4 to 32 rows, in steps of
-    `tile_n=32` vectors and `tile_k=64` features.
+    products that are scattered to rows of C; sddmm and sparse_attention take vectors of 4 to 32
+    rows, in steps of `tile_n=32` vectors and `tile_k=64` features. Attention is one kernel, and its
+    gradients another, for heads of up to 512 features: scores, their exponentials and sums are
+    float32, and probabilities, and gradients of scores, are rounded to bfloat16 before they are
+    multiplied, as by `AttentionTile(octet=True)` on CUDA.
 
     Attributes:
       vector_length: V of the format, 2, 4, 8, 16 or 32.
@@ -176,8 +181,9 @@ class OctetTile(VectorTile):
         return explain(self, problem)
 
 
-# On the CPU (cpu/spmm/spmm_octet_kernel.cc, cpu/sddmm/sddmm_octet_kernel.cc).
-CPU_STEP = (32, 64)  # vectors and features of a step of sddmm
+# On the CPU (cpu/spmm/spmm_octet_kernel.cc, cpu/sddmm/sddmm_octet_kernel.cc, cpu/attention).
+CPU_STEP = (32, 64)  # vectors and features of a step of sddmm and attention
+CPU_DEPTH = 512  # the most features of a head of attention
 _CPU_DEPTHS = (16, 32)  # vectors of a step of spmm
 CPU_TASK = 8192  # nonzeros of a task, as those of `CpuTile`
 
@@ -192,16 +198,32 @@ def _check_cpu(tile: OctetTile, problem: Problem) -> None:
         )
     for name in ("stages", "row_warps", "swizzle", "tf32"):
         tile.check_default(problem, name, "is of tensor cores, not of the CPU's tiles")
-    if problem.op == "sddmm":
+    if problem.op != "spmm":
         if (tile.tile_n, tile.tile_k) != CPU_STEP or tile.vector_length < 4:
             raise NotImplementedError(
-                f"sddmm: no kernel on the CPU obeys {tile}; those of vectors of 4 to 32 rows have "
-                f"tile_n={CPU_STEP[0]} and tile_k={CPU_STEP[1]}"
+                f"{problem.op}: no kernel on the CPU obeys {tile}; those of vectors of 4 to 32 "
+                f"rows have tile_n={CPU_STEP[0]} and tile_k={CPU_STEP[1]}"
             )
+        if problem.op == "attention":
+            check_depth(tile, problem.n)
     elif tile.tile_n % _PANEL or tile.tile_k not in _CPU_DEPTHS:
         raise NotImplementedError(
             f"spmm: no kernel on the CPU obeys {tile}; tile_n is a multiple of {_PANEL} there, and "
             f"tile_k one of {', '.join(map(str, _CPU_DEPTHS))}"
+        )
+
+
+def _block(length: int) -> int:
+    """How many keys attention has the scores of at once."""
+    return 256 if length > 8 else 512
+
+
+def check_depth(tile: OctetTile, depth: int) -> None:
+    """Raises NotImplementedError for heads of more features than attention's kernels take."""
+    if depth > CPU_DEPTH:
+        raise NotImplementedError(
+            f"attention: {tile} takes heads of up to {CPU_DEPTH} features on the CPU, got {depth}; "
+            "CpuTile() takes more"
         )
 
 
@@ -210,6 +232,20 @@ def _explain_cpu(tile: OctetTile, problem: Problem) -> str:
     n, V = problem.n, tile.vector_length
     rows = min(V, 16)
     task = f"parallel for chunk of {max(CPU_TASK // V, 1)} vectors:"
+    if problem.op == "attention":
+        keys, features = CPU_STEP
+        return (
+            f"{task}                              # of each head\n"
+            f"  for b in block rows of chunk:           # up to {rows} rows at once\n"
+            f"    for p in range(row_offsets[b], row_offsets[b + 1], {_block(V)}):\n"
+            f"      j = column_indices[p:p+{_block(V)}]\n"
+            f"      s = scale * K[j, :] @ Q[{V} * b : {V} * (b + 1), :].T + bias[p:p+{_block(V)}]"
+            f"  # 16 keys x {features} features gathered\n"
+            "      raise the peaks, rescale acc and total\n"
+            "      P = exp(s - peak); total += P.sum(0)    # then rounded to bfloat16\n"
+            f"      acc += P.T @ V[j, :]                # {keys} values gathered as pairs of rows\n"
+            "    out = acc / total;  lse = peak + log(total)"
+        )
     if problem.op == "sddmm":
         vectors, features = CPU_STEP
         return (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_results import all_cases
 
-from sgap_jax import SparseArray, einsum, select
+from sgap_jax import CVS, OctetTile, SparseArray, einsum, select, sparse_attention
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
@@ -57,6 +57,10 @@ def programs():
     arrays = (np.ones(3, np.float32), np.int32([0, 1, 3]), np.int32([1, 0, 2]))
     yield lambda *arrays: made(*arrays).checked().row_offsets, arrays
     yield lambda *arrays: made(*arrays).transposed, arrays
+    octets = dict(schedule=OctetTile(8, tile_n=32, tile_k=64))
+    attention = lambda q, A: sparse_attention(q, q, q, A, **octets).sum()
+    A = SparseArray.from_dense(np.ones((8, 8), np.float32), format=CVS(8))
+    yield jax.grad(attention), (np.ones((8, 1, 8), jax.numpy.bfloat16), A)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
     yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)

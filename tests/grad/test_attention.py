@@ -9,7 +9,16 @@ from battery import cast, rounded
 from jax import export
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import CSR, CVS, CpuTile, Reference, SparseArray, Unfused, sparse_attention
+from sgap_jax import (
+    CSR,
+    CVS,
+    CpuTile,
+    OctetTile,
+    Reference,
+    SparseArray,
+    Unfused,
+    sparse_attention,
+)
 
 MASK = np.random.default_rng(0).random((42, 37)) < 0.3
 MASK[5], MASK[16:24] = False, False  # a row, and all rows of a vector
@@ -43,6 +52,7 @@ GRADIENTS = [
     *((length, "float32", None) for length in (None, 4, 8, 20)),
     *((8, dtype, None) for dtype in ("bfloat16", "float16")),
     (16, "float64", None),
+    *((V, "bfloat16", OctetTile(V, tile_n=32, tile_k=64)) for V in (4, 16)),
     (2, "float32", SCHEDULES[1]),
     *((8, "float32", schedule) for schedule in SCHEDULES[2:]),
 ]

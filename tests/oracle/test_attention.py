@@ -17,12 +17,14 @@ from sgap_jax import (
     CSR,
     CVS,
     CpuTile,
+    OctetTile,
     Reference,
     SparseArray,
     Unfused,
     reference,
     sparse_attention,
 )
+from sgap_jax.schedules.machine import machine
 
 # Chunks of 32 nonzeros split the rows of small problems.
 SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
@@ -34,14 +36,21 @@ def operands(shape, heads, key_heads, widths, dtype, seed=0):
     return [rounded(rng.standard_normal(size), dtype) for size in sizes]
 
 
-def bounds(out, lse, v, scores, D, terms, dtype, unfused):
+def on_tiles(A, dtype, schedule):
+    """Whether probabilities may be rounded to bfloat16 before they are multiplied."""
+    chosen = isinstance(schedule, OctetTile) or (schedule is None and machine().matrix_tiles)
+    return chosen and dtype == "bfloat16" and A.format.vector_length in (4, 8, 16, 32)
+
+
+def bounds(out, lse, v, scores, D, terms, dtype, unfused, tiles=False):
     """Error bounds: rounding of scores (relative to the greatest), of the exponential and of the
-    sums."""
+    sums; on tiles of probabilities too."""
     u = unit_roundoff(dtype) if unfused else accumulator_roundoff(dtype)
     u = min(u, accumulator_roundoff(dtype)) if not unfused else max(u, 2**-24 if u > 1e-12 else u)
     slack = (8 * (D + 4) * scores + 4 * terms + 40) * (accumulator_roundoff(dtype) + 2**-53)
     peak = np.abs(v).max(initial=0)
-    return slack * peak + 1.01 * unit_roundoff(dtype) * np.abs(out) + 1e-45, slack
+    share = slack + (unit_roundoff(dtype) if tiles else 0)
+    return share * peak + 1.01 * unit_roundoff(dtype) * np.abs(out) + 1e-45, slack
 
 
 def is_right(A, case, dtype, *, heads=2, key_heads=1, widths=(8, 5), schedule=None, **options):
@@ -67,7 +76,8 @@ def is_right(A, case, dtype, *, heads=2, key_heads=1, widths=(8, 5), schedule=No
                 seen=lambda i, j, end=end: j < end and (j <= i or not causal),
             )
             size = abs(scale) * (np.abs(mine[0]).max(initial=0) * np.abs(mine[1]).max(initial=0))
-            out_bound, slack = bounds(*expected, mine[2], size, widths[0], terms, dtype, False)
+            given = (mine[2], size, widths[0], terms, dtype, False, on_tiles(A, dtype, schedule))
+            out_bound, slack = bounds(*expected, *given)
             assert_within(out[b, :, h], expected[0], out_bound)
             empty = np.isneginf(expected[1])
             np.testing.assert_array_equal(np.isneginf(lse[b, :, h]), empty)
