@@ -266,6 +266,7 @@ def _cpu(
     if isinstance(tile, OctetTile):
         target, chunk = "sgap_sddmm_octet_v1", CPU_TASK
     else:
+        assert isinstance(tile, CpuTile)
         target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
         chunk = tile.nonzeros
     return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=chunk)

@@ -273,6 +273,7 @@ def _cpu(
         operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
         attrs = dict(tile_columns=tile.tile_n, pieces=octet_pieces(problem, tile.tile_n))
         return ffi_lowering("sgap_spmm_octet_scatter_v1", ctx, operands, avals, **attrs)
+    assert isinstance(tile, CpuTile)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
         return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)

@@ -45,7 +45,12 @@ class VectorTile(Schedule):
         if getattr(self, name) != default:
             raise ScheduleError(f"{problem.op}: {self}: {why}; leave {name} out")
 
-    def check_vectors(self, problem: Problem, platform: str = "cuda") -> None:
+    def check_vectors(self, problem: Problem) -> None:
+        """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm on "cuda"
+        with vectors of the tile's length."""
+        self._check_vectors(problem, "cuda")
+
+    def _check_vectors(self, problem: Problem, platform: str) -> None:
         """Raises NotImplementedError or ScheduleError unless the problem is spmm or sddmm (on the
         CPU, attention too) on this platform with vectors of the tile's length."""
         ops = ("spmm", "sddmm", "attention") if platform == "cpu" else ("spmm", "sddmm")
@@ -190,7 +195,7 @@ CPU_TASK = 8192  # nonzeros of a task, as those of `CpuTile`
 
 def _check_cpu(tile: OctetTile, problem: Problem) -> None:
     """Raises ScheduleError or NotImplementedError if the CPU has no kernel for the tile."""
-    tile.check_vectors(problem, "cpu")
+    tile._check_vectors(problem, "cpu")
     if problem.dtype != "bfloat16":
         raise NotImplementedError(
             f"{problem.op}: {tile}: matrix tiles of the CPU multiply bfloat16, got "

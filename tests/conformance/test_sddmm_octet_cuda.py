@@ -132,7 +132,7 @@ def test_other_problems_have_other_defaults(changes):
 
 
 ERRORS = [
-    (OctetTile(8), dict(platform="cpu"), NotImplementedError, ["sddmm", "cuda", "not on cpu"]),
+    (OctetTile(8), dict(platform="tpu"), NotImplementedError, ["sddmm", "cuda", "not on tpu"]),
     (OctetTile(8), dict(format="CSR"), NotImplementedError, ["column vectors", "CVS(8)"]),
     (OctetTile(4), dict(), ScheduleError, ["vectors of 4, got CVS(8)"]),
     (OctetTile(8), dict(dtype="float64"), NotImplementedError, ["float64", "bfloat16"]),

@@ -6,13 +6,14 @@ it has several), the attributes with their types, and the types of operands and 
 """
 
 import re
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from kernel_results import all_cases
 
-from sgap_jax import CVS, OctetTile, SparseArray, einsum, select, sparse_attention
+from sgap_jax import CVS, OctetTile, SparseArray, einsum, sddmm, select, sparse_attention, spmm
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
@@ -59,8 +60,13 @@ def programs():
     yield lambda *arrays: made(*arrays).transposed, arrays
     octets = dict(schedule=OctetTile(8, tile_n=32, tile_k=64))
     attention = lambda q, A: sparse_attention(q, q, q, A, **octets).sum()
-    A = SparseArray.from_dense(np.ones((8, 8), np.float32), format=CVS(8))
+    A = SparseArray.from_dense(np.ones((8, 8), jax.numpy.bfloat16), format=CVS(8))
     yield jax.grad(attention), (np.ones((8, 1, 8), jax.numpy.bfloat16), A)
+    B = np.ones((8, 3), jax.numpy.bfloat16)
+    yield lambda A, B: sddmm(A, B, B, **octets).values, (A, B)
+    for transpose in (False, True):
+        product = partial(spmm, transpose=transpose, schedule=OctetTile(8))
+        yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
     yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)

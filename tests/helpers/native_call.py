@@ -7,6 +7,9 @@ from sgap_jax.runtime.native import native
 # XLA_FFI_DataType of the FFI's C API.
 TYPES = {"int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16}
 
+# These have the kernels of avx512, but for those of matrix tiles (cpu/simd/tiles.h).
+TILE_ISAS = ("avx512_bf16", "amx")
+
 
 def _described(array):
     return array.ctypes.data, TYPES[str(array.dtype)], list(array.shape)
@@ -28,3 +31,8 @@ def run(target, operands, results, attributes, isa, threads=1):
         threads,
     )
     return results
+
+
+def kernel_isas():
+    """The instruction sets that differ in other kernels than those of matrix tiles."""
+    return [isa for isa in native.supported_isas() if isa not in TILE_ISAS]
