@@ -1,0 +1,53 @@
+"""What the choice of CPU schedules knows of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The processor that schedules are chosen for; by default a Zen 5, on which most rules were
+    measured.
+
+    Attributes:
+      l1_bytes: the first-level data cache of a core.
+      l2_bytes: its second-level cache.
+      cores: how many there are.
+      vector_bytes: the width of the registers that the kernels in use have.
+      intel: whether it is one of Intel's.
+    """
+
+    l1_bytes: int = 48 << 10
+    l2_bytes: int = 1 << 20
+    cores: int = 2
+    vector_bytes: int = 64
+    intel: bool = False
+
+
+_current = Machine()
+
+
+def this_machine() -> Machine:
+    """The machine that `choose_schedule` chooses for."""
+    return _current
+
+
+def set_machine(machine: Machine) -> None:
+    """Says what the machine is. The package does once, when it loads, with what the native library
+    has read; the build of a wheel, which has no native library, chooses for the default."""
+    global _current
+    _current = machine
+
+
+@contextmanager
+def on_machine(machine: Machine) -> Iterator[None]:
+    """A context in which schedules are chosen for `machine`, for all threads: tests use it."""
+    before = this_machine()
+    set_machine(machine)
+    try:
+        yield
+    finally:
+        set_machine(before)
