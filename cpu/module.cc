@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cpu/common/isa.h"
+#include "cpu/common/machine.h"
 #include "cpu/compiled/compiled.h"
 #include "cuda/launch/launch_ffi.h"
 #include "xla/ffi/api/ffi.h"
@@ -40,6 +41,16 @@ nb::dict Targets() {
   targets[#name] = name;
 #include "cpu/kernels.def"
   return targets;
+}
+
+nb::dict MachineRead() {
+  const sgap::Machine& found = sgap::ThisMachine();
+  nb::dict machine;
+  machine["l1_bytes"] = found.l1_bytes;
+  machine["l2_bytes"] = found.l2_bytes;
+  machine["cores"] = found.cores;
+  machine["intel"] = found.intel;
+  return machine;
 }
 
 nb::dict CudaTargets() {
@@ -107,6 +118,7 @@ NB_MODULE(_native, module) {
   sgap::DefineTestCall(module);
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);
+  module.def("machine", &MachineRead);
   module.def("ffi_api_version",
              [] { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); });
 }

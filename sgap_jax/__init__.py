@@ -32,6 +32,7 @@ from sgap_jax.primitives.sparse_softmax import sparse_softmax as sparse_softmax
 from sgap_jax.primitives.spmm import spmm as spmm
 from sgap_jax.primitives.spmm import spmv as spmv
 from sgap_jax.runtime.native import info as info
+from sgap_jax.runtime.native import machine as _machine
 from sgap_jax.schedules import AtomicParallelism as AtomicParallelism
 from sgap_jax.schedules import AttentionTile as AttentionTile
 from sgap_jax.schedules import CpuTile as CpuTile
@@ -46,8 +47,12 @@ from sgap_jax.schedules import Unfused as Unfused
 from sgap_jax.schedules import WarpTile as WarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import legal_points as legal_points
+from sgap_jax.schedules.machine import Machine as _Machine
+from sgap_jax.schedules.machine import set_machine as _set_machine
 from sgap_jax.tuning import Tuned as Tuned
 from sgap_jax.tuning import candidate_schedules as candidate_schedules
 from sgap_jax.tuning import tune as tune
 
 __version__ = _version("sgap_jax")
+
+_set_machine(_Machine(**_machine()))

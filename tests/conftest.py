@@ -28,8 +28,12 @@ from emulated_launch import Sampled, emulate  # noqa: E402
 
 from sgap_jax import CpuTile, Reference  # noqa: E402
 from sgap_jax.schedules.emulated import Emulated  # noqa: E402
+from sgap_jax.schedules.machine import Machine, set_machine  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# Default schedules, and with them the bits of results, are those of one machine, whatever this is.
+set_machine(Machine())
 
 # XLA's executables are kept beside the other cached results: JAX keys them by program, options and
 # machine.

@@ -222,6 +222,13 @@ inline void StoreHalves(void* target, uint64_t bits, int count) {
   }
 }
 
+// The same of an address.
+template <typename T>
+inline const T* KeptPointer(const T* x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
 // The first `count` (1 to N) elements; the other lanes are zero and their memory is not read.
 template <typename T, int N>
 inline Vector<Accumulator<T>, N> LoadPartial(const T* source, int count) {

@@ -1,3 +1,4 @@
+#include "cpu/common/machine.h"
 #include "cpu/spmm/spmm.h"
 #include "cpu/spmm/spmm_rows.h"
 
@@ -23,20 +24,32 @@ constexpr int64_t kLongRow = 16;
 constexpr int64_t kFewRows = 1 << 15;
 constexpr int64_t kTinyRow = 4;
 
-// Rows of a B of more bytes are not in the second-level cache, and prefetching them pays.
-constexpr int64_t kPrefetchBytes = 1 << 20;
+// Rows of a B (or of the block of its columns) that has more bytes than the second-level cache are
+// not there, and prefetching them pays.
+inline Ahead AheadOf(int64_t bytes) {
+  const Machine& machine = ThisMachine();
+  if (bytes <= machine.l2_bytes) return Ahead::kNothing;
+  return machine.intel ? Ahead::kStarts : Ahead::kRows;
+}
 
 template <typename T, typename X>
 using BlockFunction = void (*)(const RowBlock<T, X>&);
 
 template <typename T, typename X, int kWidth, int kVectors>
-BlockFunction<T, X> ChooseTail(bool tail, bool prefetch) {
-  if (tail) {
-    using Rows = Tile<T, X, kWidth, kVectors, true>;
-    return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
-  }
-  using Rows = Tile<T, X, kWidth, kVectors, false>;
-  return prefetch ? &Rows::template Run<true> : &Rows::template Run<false>;
+BlockFunction<T, X> ChooseTail(bool tail, Ahead ahead) {
+  const auto choose = [ahead](auto rows) -> BlockFunction<T, X> {
+    using Rows = decltype(rows);
+    switch (ahead) {
+      case Ahead::kNothing:
+        return &Rows::template Run<Ahead::kNothing>;
+      case Ahead::kRows:
+        return &Rows::template Run<Ahead::kRows>;
+      default:
+        return &Rows::template Run<Ahead::kStarts>;
+    }
+  };
+  return tail ? choose(Tile<T, X, kWidth, kVectors, true>())
+              : choose(Tile<T, X, kWidth, kVectors, false>());
 }
 
 // Columns one pass over the rows can take.
@@ -46,32 +59,32 @@ constexpr int64_t kMaxColumns = kMaxVectors * kLanes<T>;
 // The code for a block of `columns` columns, at most kMaxColumns. Up to 8 columns take a narrower
 // vector.
 template <typename T, typename X>
-BlockFunction<T, X> ChooseBlock(int64_t columns, bool prefetch) {
+BlockFunction<T, X> ChooseBlock(int64_t columns, Ahead ahead) {
   constexpr int kWidth = kLanes<T>;
   const bool tail = columns % kWidth != 0;
   const int64_t vectors = (columns + kWidth - 1) / kWidth;
   if constexpr (kWidth > 8) {
-    if (columns <= 8) return ChooseTail<T, X, 8, 1>(columns < 8, prefetch);
+    if (columns <= 8) return ChooseTail<T, X, 8, 1>(columns < 8, ahead);
   }
   switch (vectors) {
     case 1:
-      return ChooseTail<T, X, kWidth, 1>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 1>(tail, ahead);
     case 2:
-      return ChooseTail<T, X, kWidth, 2>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 2>(tail, ahead);
     case 3:
-      return ChooseTail<T, X, kWidth, 3>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 3>(tail, ahead);
     case 4:
-      return ChooseTail<T, X, kWidth, 4>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 4>(tail, ahead);
     case 5:
-      return ChooseTail<T, X, kWidth, 5>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 5>(tail, ahead);
     case 6:
-      return ChooseTail<T, X, kWidth, 6>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 6>(tail, ahead);
     case 7:
-      return ChooseTail<T, X, kWidth, 7>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 7>(tail, ahead);
     case 8:
-      return ChooseTail<T, X, kWidth, 8>(tail, prefetch);
+      return ChooseTail<T, X, kWidth, 8>(tail, ahead);
     default:
-      return ChooseTail<T, X, kWidth, kMaxVectors>(false, prefetch);
+      return ChooseTail<T, X, kWidth, kMaxVectors>(false, ahead);
   }
 }
 
@@ -122,7 +135,7 @@ class BlockTask {
       : values_(static_cast<const T*>(args.values) + tile.batch * args.values_stride),
         permutation_(args.permutation),
         columns_(columns),
-        run_(ChooseBlock<T, X>(columns, args.k * columns * int64_t(sizeof(X)) > kPrefetchBytes)) {
+        run_(ChooseBlock<T, X>(columns, AheadOf(args.k * columns * int64_t(sizeof(X))))) {
     block_.indices = args.indices;
     block_.last_entry = args.entries - 1;
     block_.x = x + (column - tile.first);

@@ -64,6 +64,13 @@ for _name, _stages in native.cuda_targets().items():
     jax.ffi.register_ffi_target(_name, _stages, platform="CUDA")
 
 
+def machine() -> dict[str, Any]:
+    """What the native library has read of the processor: the fields of `schedules.Machine`."""
+    isa = native.isa()
+    width = 32 if isa == "avx2" else 16 if isa == "baseline" else 64
+    return {**native.machine(), "vector_bytes": width, "matrix_tiles": isa == "amx"}
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -72,7 +79,8 @@ def _version(package: str) -> str:
 
 
 def info() -> dict[str, Any]:
-    """The environment: versions, instruction sets (chosen and supported), devices, threads.
+    """The environment: versions, instruction sets (chosen and supported), the machine that
+    schedules are chosen for, devices, threads.
 
     Starts the JAX backend (to list the devices).
     """
@@ -83,6 +91,7 @@ def info() -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu_isa": native.isa(),
         "cpu_isas_supported": list(native.supported_isas()),
+        "cpu_machine": [f"{name} {value}" for name, value in machine().items()],
         "ffi_api_built": ".".join(map(str, native.ffi_api_version())),
         "ffi_api_installed": ".".join(map(str, _installed_ffi_version())),
         "ffi_targets": list(TARGETS),

@@ -1,40 +1,55 @@
-"""What the choice of a schedule for the CPU knows of the processor."""
+"""What the choice of CPU schedules knows of the machine."""
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The processor of this process, as far as `choose_schedule` depends on it.
+    """The processor that schedules are chosen for; by default a Zen 5, on which most rules were
+    measured.
 
     Attributes:
+      l1_bytes: the first-level data cache of a core.
+      l2_bytes: its second-level cache.
+      cores: how many there are.
+      vector_bytes: the width of the registers that the kernels in use have.
+      intel: whether it is one of Intel's.
       matrix_tiles: whether kernels may use a matrix unit for bfloat16 (Intel AMX).
     """
 
+    l1_bytes: int = 48 << 10
+    l2_bytes: int = 1 << 20
+    cores: int = 2
+    vector_bytes: int = 64
+    intel: bool = False
     matrix_tiles: bool = False
 
 
-_assumed: ContextVar[Machine | None] = ContextVar("machine", default=None)
+_current = Machine()
 
 
-def machine() -> Machine:
-    """The processor of this process, or the one that `assuming` names."""
-    if (assumed := _assumed.get()) is not None:
-        return assumed
-    # Here, because schedules of CUDA kernels are chosen without the native library in a build.
-    from sgap_jax.runtime.native import native
+def this_machine() -> Machine:
+    """The machine that `choose_schedule` chooses for."""
+    return _current
 
-    return Machine(matrix_tiles=native.isa() == "amx")
+
+def set_machine(machine: Machine) -> None:
+    """Says what the machine is. The package does once, when it loads, with what the native library
+    has read; the build of a wheel, which has no native library, chooses for the default."""
+    global _current
+    _current = machine
 
 
 @contextmanager
-def assuming(other: Machine) -> Iterator[None]:
-    """A context in which schedules are chosen as on another processor."""
-    token = _assumed.set(other)
+def on_machine(machine: Machine) -> Iterator[None]:
+    """A context in which schedules are chosen for `machine`, for all threads: tests use it."""
+    before = this_machine()
+    set_machine(machine)
     try:
         yield
     finally:
-        _assumed.reset(token)
+        set_machine(before)

@@ -11,7 +11,7 @@ from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile, scatter
-from sgap_jax.schedules.machine import machine
+from sgap_jax.schedules.machine import this_machine
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.tiles import (
@@ -29,15 +29,17 @@ _SMALLER_SDDMM = 1 << 15  # nonzeros, for column vectors: fewer take the smalles
 _OCTET_WORK = 4096  # attention on matrix tiles needs so many multiply-adds of scores in a block row
 _PACKED_BYTES = {"float32": 4, "float64": 8}  # the dtypes that are packed, and their sizes
 _SLAB_ROW = 128  # bytes of a row of a packed tile
-_SLAB = 1280 << 10  # the most bytes of a packed tile
+_SLAB = Fraction(5, 4)  # of L2: the most bytes of a packed tile
 _WIDE_ROW = 512  # bytes of a row of a packed tile, if values are reached through a permutation
-_BEYOND_L2 = 1280 << 10  # bytes of a dense operand that does not fit in L2
+_BEYOND_L2 = Fraction(5, 4)  # of L2: a dense operand of so many bytes does not fit there
 _ROW_USES = 40  # packing needs so many nonzeros per row of the dense operand
 _ROW_LENGTH = 24  # packing needs so many nonzeros per row of the sparse operand
 _WIDENED_USES = 16  # widening 16-bit rows needs so many entries (or vectors) per row of B
 _WIDENED = 1 << 20  # the most bytes of a tile of widened rows
 _DENSE = 6  # packing narrow rows needs one of so many entries to be stored
 _SMALL_SPMM = 1 << 15  # nonzeros plus rows: fewer take smaller chunks
+_SMALL_INTEL = 1 << 17  # the same on Intel
+_FEW_USES = 8  # on Intel tiles need so many nonzeros per row of the dense operand
 _MOST_COLUMNS = 1 << 20  # dense columns in tiles of 32: a launch has 65535 tiles
 _MOST_OF_VECTORS = 1 << 19  # dense columns in tiles of 16
 _LINE = 128  # bytes that a gather reads at once
@@ -69,6 +71,21 @@ def choose_schedule(problem: Problem) -> Schedule:
     - chunks of 2048 to 16384 nonzeros 0.87x to 1.1x; a small problem takes smaller chunks, so that
       all cores get a share.
 
+    Caches are counted in those of the machine (`this_machine`, which `info()` shows), so these
+    bounds are 2 and 1.25 times the caches of a core, and so on, and all calls of a process choose
+    alike. On Intel, whose second-level cache delivers rows about as fast as the kernels take them,
+    tiles need a dense operand of twice that cache (4 MB), or of 2 MB if its rows are used 40 times
+    and have 1024 bytes or more. Time relative to one tile, measured on an
+    Intel Xeon (family 6 model 167, 2 threads, 48 KB L1, 2 MB L2), float32, n = 128 and 256:
+
+    - where rows of B are used 40 times: packed rows of 256 bytes if such a slab fits in 3/4 of L2
+      (0.68 for a graph of 5201 vertices; 1.02 for the banded bcsstk16, whose rows are near
+      anyway), else of 128 bytes (0.52 and 0.37 for 10,000 columns); where B is smaller, packing
+      took 1.06 to 1.5 and is not chosen;
+    - where they are used 8 to 40 times: n = 128 in tiles of 256 bytes that are not packed, up to
+      slabs of 2.5 times L2 (0.80, 0.85); more columns in packed rows of 128 bytes (0.64 to 1.07);
+    - for n of 128 and more, chunks of 2048 up to 131,000 nonzeros and rows: 0.86 to 1.03.
+
     The kernels of column vectors walk narrow blocks of columns by themselves, without packing.
 
     A packed tile holds accumulators, so 16-bit rows are widened once and not at each use. Of up to
@@ -97,12 +114,13 @@ def choose_schedule(problem: Problem) -> Schedule:
         vectors = problem.vector_length is not None
         smaller = not vectors or problem.nnz * problem.batch < _SMALLER_SDDMM
         return CpuTile(nonzeros=2048 if smaller else 4096)
-    if problem.op == "spmm" and (row := _packed_row(problem)):
-        return CpuTile(columns=row // _PACKED_BYTES[problem.dtype], packed=True)
+    if problem.op == "spmm" and (narrow := _cpu_tile(problem)):
+        return narrow
     if problem.op == "spmm" and _widening_pays(problem):
         return CpuTile(columns=problem.n, packed=True)
     work = (problem.nnz + problem.shape[0]) * problem.batch
-    if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < _SMALL_SPMM:
+    small = _SMALL_INTEL if this_machine().intel else _SMALL_SPMM
+    if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < small:
         return CpuTile(nonzeros=2048)
     return CpuTile()
 
@@ -122,7 +140,7 @@ def _cpu_octets(problem: Problem) -> OctetTile | None:
     0.9x to 1.0x, 0.9x to 1.2x; of fewer 0.7x, 0.4x to 0.8x.
     """
     V = problem.vector_length
-    if problem.dtype != "bfloat16" or V not in (4, 8, 16, 32) or not machine().matrix_tiles:
+    if problem.dtype != "bfloat16" or V not in (4, 8, 16, 32) or not this_machine().matrix_tiles:
         return None
     work = problem.nnz * problem.n * V  # of scores, in all rows of a block row
     attends = problem.n <= CPU_DEPTH and work >= _OCTET_WORK * problem.shape[0]
@@ -268,21 +286,34 @@ def _rows(col: int, group: int, **tunables: Any) -> AtomicParallelism:
     return AtomicParallelism(row=row, col=col, group=group, **tunables)
 
 
-def _packed_row(problem: Problem) -> int:
-    """Bytes of a row of a packed tile on the CPU; 0 if packing does not pay."""
+def _cpu_tile(problem: Problem) -> CpuTile | None:
+    """A tile narrower than the dense operand on the CPU; None if that does not pay."""
     if problem.format != CSR or problem.dtype not in _PACKED_BYTES:
-        return 0
-    (m, k), row = problem.shape, problem.n * _PACKED_BYTES[problem.dtype]
+        return None
+    size = _PACKED_BYTES[problem.dtype]
+    if not problem.permuted and this_machine().intel:
+        row, packed = _intel_row(problem, problem.n * size)
+    else:
+        row, packed = _packed_row(problem, problem.n * size), True
+    return CpuTile(columns=row // size, packed=packed) if row else None
+
+
+def _packed_row(problem: Problem, row: int) -> int:
+    """Bytes of a row of a packed tile, where a row of the dense operand has `row`; 0 if packing
+    does not pay."""
+    (m, k), machine = problem.shape, this_machine()
+    l1, l2 = machine.l1_bytes, machine.l2_bytes
     if problem.permuted:
-        wide = row >= 768 and k <= min(5 * row, 10 << 10) and k * row >= _BEYOND_L2
+        wide = row >= 768 and k <= min(5 * row, 10 << 10) and k * row >= _BEYOND_L2 * l2
         return _WIDE_ROW if wide and problem.nnz >= max(16 * k, 12 * m) else 0
     slab = k * _SLAB_ROW
-    if problem.nnz < max(_ROW_USES * k, _ROW_LENGTH * m) or slab > _SLAB or k * row < 128 << 10:
+    if problem.nnz < max(_ROW_USES * k, _ROW_LENGTH * m) or slab > _SLAB * l2 or 8 * k * row < l2:
         return 0
     if row < 512:
-        pays = row >= 256 and 64 << 10 <= slab <= 128 << 10 and _DENSE * problem.nnz >= m * k
+        near = 4 * l1 <= 3 * slab <= 8 * l1
+        pays = row >= 256 and near and _DENSE * problem.nnz >= m * k
     else:
-        pays = row >= 1024 or slab <= 96 << 10 or slab >= 256 << 10
+        pays = row >= 1024 or slab <= 2 * l1 or 4 * slab >= l2
     return _SLAB_ROW if pays else 0
 
 
@@ -296,6 +327,21 @@ def _widening_pays(problem: Problem) -> bool:
     if not 1 <= n * k <= _WIDENED // 4 or problem.nnz < _WIDENED_USES * k * (length or 1):
         return False
     return n <= 4 or (length == 2 and (problem.dtype == "float16" or n <= 16))
+
+
+def _intel_row(problem: Problem, row: int) -> tuple[int, bool]:
+    """Bytes of a row of a tile on Intel, and whether it is packed; (0, False) for one tile."""
+    k, l2 = problem.shape[1], this_machine().l2_bytes
+    double, large, many = 2 * _SLAB_ROW, k * row >= 2 * l2, problem.nnz >= _ROW_USES * k
+    if not large and not (many and row >= 1024 and k * row >= l2):
+        return 0, False
+    if row < 512 or problem.nnz < _FEW_USES * k:
+        return 0, False
+    if row < 1024 and not many:
+        return (double, False) if 2 * k * double <= 5 * l2 else (0, False)
+    if large and many and 4 * k * double <= 3 * l2:
+        return double, True
+    return (_SLAB_ROW, True) if k * _SLAB_ROW <= _SLAB * l2 else (0, False)
 
 
 _chooser: ContextVar[Callable[[Problem], Schedule]] = ContextVar("chooser", default=choose_schedule)

@@ -20,7 +20,7 @@ from sgap_jax import (
     sparse_attention,
     spmm,
 )
-from sgap_jax.schedules.machine import Machine, assuming
+from sgap_jax.schedules.machine import Machine, on_machine
 
 PROBLEM = Problem("attention", (64, 64), 2000, 64, dtype="bfloat16", format="CVS(8)")
 TILE = OctetTile(8, tile_n=32, tile_k=64)
@@ -28,7 +28,7 @@ TILE = OctetTile(8, tile_n=32, tile_k=64)
 
 def test_attention_takes_it_where_there_is_a_matrix_unit():
     chosen = lambda **changes: choose_schedule(dataclasses.replace(PROBLEM, **changes))  # noqa: E731
-    with assuming(Machine(matrix_tiles=True)):
+    with on_machine(Machine(matrix_tiles=True)):
         for length in (4, 8, 16, 32):
             tile = chosen(format=CVS(length))
             assert tile == dataclasses.replace(TILE, vector_length=length)
@@ -42,7 +42,7 @@ def test_attention_takes_it_where_there_is_a_matrix_unit():
             dict(nnz=400),  # few keys in a row
         ):
             assert chosen(**other) == CpuTile(), other
-    with assuming(Machine(matrix_tiles=False)):
+    with on_machine(Machine(matrix_tiles=False)):
         assert chosen() == CpuTile()
     text = TILE.explain(PROBLEM)
     assert "rounded to bfloat16" in text and "column_indices[p:p+512]" in text
@@ -72,7 +72,7 @@ def test_wide_values():
     q, v = jnp.ones((8, 1, 64), "bfloat16"), jnp.ones((8, 1, 513), "bfloat16")
     with pytest.raises(NotImplementedError, match="got 513"):
         sparse_attention(q, q, v, A, schedule=TILE)
-    with assuming(Machine(matrix_tiles=True)):
+    with on_machine(Machine(matrix_tiles=True)):
         text = jax.jit(lambda: sparse_attention(q, q, v, A)).lower().as_text()
     assert "sgap_attention_cvs_v1" in text
 
@@ -92,7 +92,7 @@ SAMPLING = OctetTile(8, tile_n=32, tile_k=64)
 
 def test_products_take_it_where_there_is_a_matrix_unit():
     transposed = dict(shape=(1024, 2048), permuted=True)
-    with assuming(Machine(matrix_tiles=True)):
+    with on_machine(Machine(matrix_tiles=True)):
         for length in (4, 8, 16, 32):
             problem = dataclasses.replace(PRODUCT, format=CVS(length))
             assert choose_schedule(problem) == OctetTile(length, tile_n=512, tile_k=32)
@@ -107,7 +107,7 @@ def test_products_take_it_where_there_is_a_matrix_unit():
             assert not isinstance(
                 choose_schedule(dataclasses.replace(PRODUCT, **other)), OctetTile
             ), other
-    with assuming(Machine()):
+    with on_machine(Machine()):
         assert not isinstance(choose_schedule(PRODUCT), OctetTile)
         assert not isinstance(choose_schedule(SAMPLED), OctetTile)
 

@@ -33,6 +33,8 @@ from sgap_jax import (
 )
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.spmm import launch_plan
+from sgap_jax.runtime.native import info, machine
+from sgap_jax.schedules.machine import Machine, on_machine, this_machine
 from sgap_jax.schedules.problem import ROW_OPS, TILED
 
 MOST = 2**31 - 1
@@ -226,3 +228,69 @@ def test_typical_products_of_vectors():
     assert chosen(2048, 307, 256, batch=8) == chosen(4096, 409, 4096) == plain
     assert chosen(2048, 307, 256, 4) == "OctetTile(vector_length=4, stages=2)"
     assert chosen(2048, 307, 64, 4) == "OctetTile(vector_length=4, stages=2, row_warps=4)"
+
+
+INTEL = Machine(l2_bytes=2 << 20, intel=True)
+
+
+def chosen_on(machine, k, nnz, n, m=5000, **more):
+    with on_machine(machine):
+        return choose_schedule(Problem("spmm", (m, k), nnz, n=n, **more))
+
+
+@pytest.mark.parametrize(
+    ("k", "uses", "n", "schedule"),
+    [
+        (1024, 300, 64, CpuTile()),  # B within L2
+        (1024, 300, 256, CpuTile()),
+        (2048, 100, 256, CpuTile(columns=32, packed=True)),  # of L2's size, rows of 1024 bytes
+        (5200, 40, 128, CpuTile()),
+        (5200, 40, 256, CpuTile(columns=64, packed=True)),  # such a slab fits in L2
+        (10_000, 100, 64, CpuTile()),  # rows too narrow
+        (10_000, 100, 128, CpuTile(columns=32, packed=True)),
+        (10_000, 14, 128, CpuTile(columns=64)),  # few uses
+        (10_000, 14, 256, CpuTile(columns=32, packed=True)),
+        (20_481, 8, 128, CpuTile()),  # slabs beyond L2
+        (20_481, 8, 256, CpuTile()),
+        (20_000, 7, 256, CpuTile()),
+    ],
+)
+def test_tiles_on_intel(k, uses, n, schedule):
+    assert chosen_on(INTEL, k, k * uses, n) == schedule
+    wide = dataclasses.replace(schedule, columns=schedule.columns // 2)
+    assert chosen_on(INTEL, k, k * uses, n // 2, dtype="float64") == wide
+    assert chosen_on(INTEL, k, k * uses, n, dtype="bfloat16") == CpuTile()
+
+
+def test_small_products_on_intel_take_small_chunks():
+    small, large = CpuTile(nonzeros=2048), CpuTile()
+    assert chosen_on(INTEL, 512, 120_000, 128) == small != chosen_on(INTEL, 512, 130_000, 128)
+    assert chosen_on(INTEL, 512, 120_000, 64) == chosen_on(Machine(), 512, 120_000, 64) == large
+
+
+def test_caches_are_counted_in_those_of_the_machine():
+    # (columns of A, n) at a bound of the default machine, that is kept where all sizes are doubled.
+    twice = Machine(l1_bytes=96 << 10, l2_bytes=2 << 20)
+    for k, n in ((512, 64), (1024, 64), (1025, 64), (768, 128), (769, 128), (2048, 128)):
+        for dense in (k, k + 1):
+            doubled = chosen_on(twice, 2 * dense, 10**6, n, m=500)
+            assert chosen_on(Machine(), dense, 10**6, n, m=500) == doubled
+    over = dict(nnz=10**6, n=256)
+    packed = CpuTile(columns=32, packed=True)
+    assert chosen_on(Machine(), 10_240, **over) == chosen_on(twice, 20_480, **over) == packed
+    assert chosen_on(Machine(), 10_241, **over) == chosen_on(twice, 20_481, **over) == CpuTile()
+
+
+def test_the_machine_is_read_and_shown():
+    found = Machine(**machine())
+    assert 4 << 10 <= found.l1_bytes <= 1 << 20 and 64 << 10 <= found.l2_bytes <= 1 << 30
+    assert found.cores >= 1 and found.vector_bytes in (16, 32, 64)
+    assert f"l2_bytes {found.l2_bytes}" in info()["cpu_machine"]
+
+
+def test_a_machine_lasts_as_long_as_its_context():
+    before = this_machine()
+    with pytest.raises(KeyError), on_machine(INTEL):
+        assert this_machine() == INTEL
+        raise KeyError
+    assert this_machine() == before

@@ -10,7 +10,7 @@ import itertools
 
 from sgap_jax import Problem, candidate_schedules, choose_schedule
 from sgap_jax.launch.defaults import NAMES, default_calls
-from sgap_jax.schedules.machine import Machine, assuming
+from sgap_jax.schedules.machine import Machine, on_machine
 
 OPS = ("spmm", "sddmm", "gspmm", "sparse_softmax")
 FORMATS = ("CSR", "CVS(8)", "BCSR(4, 4)")
@@ -33,7 +33,7 @@ def problems():
 def chosen(problem):
     """A line for each schedule: the numbers of dense columns that it is chosen for."""
     columns = COLUMNS if problem.op in ("spmm", "sddmm", "gspmm", "attention") else (1,)
-    with assuming(Machine()):
+    with on_machine(Machine()):
         each = [(n, str(choose_schedule(dataclasses.replace(problem, n=n)))) for n in columns]
     return [
         f"    n = {', '.join(str(n) for n, _ in group)}: {schedule}"

@@ -24,7 +24,7 @@ from sgap_jax import (
     reference,
     sparse_attention,
 )
-from sgap_jax.schedules.machine import machine
+from sgap_jax.schedules.machine import this_machine
 
 # Chunks of 32 nonzeros split the rows of small problems.
 SCHEDULES = [None, CpuTile(nonzeros=32), Reference(), Unfused()]
@@ -38,7 +38,7 @@ def operands(shape, heads, key_heads, widths, dtype, seed=0):
 
 def on_tiles(A, dtype, schedule):
     """Whether probabilities may be rounded to bfloat16 before they are multiplied."""
-    chosen = isinstance(schedule, OctetTile) or (schedule is None and machine().matrix_tiles)
+    chosen = isinstance(schedule, OctetTile) or (schedule is None and this_machine().matrix_tiles)
     return chosen and dtype == "bfloat16" and A.format.vector_length in (4, 8, 16, 32)
 
 

@@ -1,0 +1,17 @@
+// What the kernels and the choice of schedules know of the machine, read once.
+#pragma once
+
+#include <cstdint>
+
+namespace sgap {
+
+struct Machine {
+  int64_t l1_bytes, l2_bytes;  // the caches of one core: first-level data, second-level
+  int64_t cores;
+  // Whether it is one of Intel's, whose prefetchers bring the lines after those that are asked for.
+  bool intel;
+};
+
+const Machine& ThisMachine();
+
+}  // namespace sgap
