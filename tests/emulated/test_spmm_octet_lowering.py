@@ -116,7 +116,7 @@ PROBLEM = Problem("spmm", (100, 90), 800, 64, 1, "bfloat16", "CVS(8)", "cuda")
 @pytest.mark.parametrize(
     ("tile", "changes", "kind", "says"),
     [
-        (OctetTile(8), {"platform": "cpu"}, NotImplementedError, "runs on the platform cuda, not"),
+        (OctetTile(8), {"platform": "tpu"}, NotImplementedError, "runs on the platform cuda, not"),
         (OctetTile(8), {"dtype": "int32"}, NotImplementedError, "no kernel for dtype int32"),
         (OctetTile(8), {"dtype": "float64"}, NotImplementedError, "have no float64"),
         (OctetTile(8), {"dtype": "float32"}, ScheduleError, r"10 bits of tf32; .* tf32=True"),
@@ -168,8 +168,8 @@ def test_fields_out_of_range_say_so(fields, says):
 
 def test_the_operations_say_what_they_take():
     A, B = integer_vectors("bfloat16"), integers("bfloat16", 33, 8)
-    with pytest.raises(NotImplementedError, match="runs on the platform cuda, not on cpu"):
-        spmm(A, B, schedule=OctetTile(8))
+    with pytest.raises(NotImplementedError, match="no kernel on the CPU obeys OctetTile"):
+        spmm(A, B, schedule=OctetTile(8, tile_k=48))
     on_entries = A.asformat(CSR)
     with pytest.raises(NotImplementedError, match="not on CSR"):
         spmm(on_entries, B, schedule=Emulated(emulate, OctetTile(8)))
