@@ -27,7 +27,7 @@ class KeyOctets {
     alignas(64) uint16_t tiles[2 * kMostOctetParts][kRows / 2][kTileDepth];
 
     void Pack(const BFloat16* rows, int64_t stride, int64_t height, int64_t depth) {
-      for (int64_t part = 0; part * kTileDepth < depth; ++part) {
+      for (int64_t part = 0; part == 0 || part * kTileDepth < depth; ++part) {
         const int64_t left = depth - part * kTileDepth;
         const auto load = [&](int r) {
           const BFloat16* row = rows + r * stride + part * kTileDepth;
@@ -210,7 +210,7 @@ class BackwardOctets {
     for (int r = 0; r < kRows; ++r) {
       const float lse = r < at.height ? stored[r * args_.heads] : Of::kLeast;
       sees_[r] = lse != Of::kLeast;
-      lse_[r] = sees_[r] ? lse * float(kLog2E) : 0;
+      lse_[r] = sees_[r] ? lse : 0;
       delta_[r] = sees_[r] ? deltas_[at.row + r] : 0;
     }
   }
@@ -238,8 +238,9 @@ class BackwardOctets {
     const V lse = Of::OfRows(lse_), delta = Of::OfRows(delta_);
     const V sees = Of::OfRows(sees_);
     const auto slope = [&](float* scores, float* slopes, V* term) {
-      const V s = Load<float, kTileColumns>(scores) * factor - lse;
-      const V x = Exp2OfNegative<kTileColumns>(s);
+      // The product is rounded, as the forward kernel rounds the peak that lse is made of.
+      const V s = Kept(Load<float, kTileColumns>(scores) * factor) - lse;
+      const V x = Exp2OfNegative<kTileColumns>(s * float(kLog2E));
       *term = sees != 0 ? x : V{};
       const V ds = *term * (Load<float, kTileColumns>(slopes) - delta);
       const V own = *term == 0 ? V{} : ds;  // whatever a masked value holds

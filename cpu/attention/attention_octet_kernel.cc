@@ -25,17 +25,20 @@ class ForwardOctets {
     const BFloat16* q = static_cast<const BFloat16*>(args_.q) + at.batch * args_.q_stride;
     rows_.Pack(q + at.row * stride + at.head * args_.depth, stride, at.height, args_.depth);
     if (begin == end) std::memset(sums_, 0, size_t(kRows * depth) * sizeof(float));
-    V peak = V{} + Of::kLeast, total = {};
+    V peak = V{} + Of::kLeast, total = {};  // the peak in units of `factor`
+    float factor = 1;
     for (int64_t p = begin; p < end; p += kMostKeys) {
       const int count = int(end - p < kMostKeys ? end - p : kMostKeys);
       octets_.Dots(rows_, k, args_.indices + p, count, scores_);
-      const float factor = Of::Finish(args_, at, p, count, scores_);
+      factor = Of::Finish(args_, at, p, count, scores_);
+      const float power = factor * float(kLog2E);
       const V before = peak;
-      peak = Of::GreatestOfRow(Of::Greatest(scores_, count, factor, peak));
+      peak = Of::GreatestOfRow(Of::Greatest(scores_, count, peak));
       // Under a peak of -inf all terms are zero, but for NaN.
       const V shift = peak == Of::kLeast ? V{} : peak;
       if (p != begin) {
-        const V shrink = before == Of::kLeast ? V{} : Exp2OfNegative<kTileColumns>(before - shift);
+        const V shrink =
+            before == Of::kLeast ? V{} : Exp2OfNegative<kTileColumns>((before - shift) * power);
         total *= shrink;
         Shrink(shrink, depth);
       }
@@ -44,15 +47,15 @@ class ForwardOctets {
                      const float* scores = scores_ + step * kStep;
                      weights_.Set(step, [&](int i, V* low, V* high) {
                        const float* at = scores + 2 * i * kTileColumns;
-                       const V s = Load<float, kTileColumns>(at) * factor - shift;
-                       const V t = Load<float, kTileColumns>(at + kTileColumns) * factor - shift;
+                       const V s = (Load<float, kTileColumns>(at) - shift) * power;
+                       const V t = (Load<float, kTileColumns>(at + kTileColumns) - shift) * power;
                        *low = Exp2OfNegative<kTileColumns>(s);
                        *high = Exp2OfNegative<kTileColumns>(t);
                        total += *low + *high;
                      });
                    });
     }
-    Store<float, kTileColumns>(peaks_, peak * float(1 / kLog2E));
+    Store<float, kTileColumns>(peaks_, peak * factor);
     Store<float, kTileColumns>(totals_, Of::SumOfRow(total));
   }
 

@@ -2,8 +2,8 @@
 // sections 5.3 and 6.3) of the two kinds of products, with the tiles of cpu/simd/tiles.h in the
 // place of tensor cores. Scores are dot products of the rows with gathered keys, 16 at a time;
 // sums are weights, such as probabilities, times gathered values, 32 at a time. What a step has
-// gathered is multiplied while the next one gathers: what has just been stored cannot be loaded
-// into a tile yet.
+// gathered is multiplied while the next one gathers: a tile's load of what has just been stored
+// waits for the store.
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
@@ -42,7 +42,7 @@ struct OctetPairs {
 
   // rows [height, depth], `stride` apart; the others, and features past the last, are zero.
   void Pack(const BFloat16* rows, int64_t stride, int64_t height, int64_t depth) {
-    for (int64_t part = 0; part * kTileDepth < depth; ++part) {
+    for (int64_t part = 0; part == 0 || part * kTileDepth < depth; ++part) {
       const int64_t left = depth - part * kTileDepth;
       const int wide = int(left < kTileDepth ? left : kTileDepth);
       for (int v = 0; v < kRows; v += 4) {
@@ -252,17 +252,17 @@ struct OctetScores {
   static constexpr int kKeys = kTileColumns / kRows;
   static constexpr float kLeast = -__builtin_inff();
 
-  // Makes scores, times log2(e), of the dot products of `count` keys: they are what is stored times
-  // the result; -inf up to a whole number of steps.
+  // Makes scores of the dot products of `count` keys. Returns f: the score of entry i is
+  // scores[i] * f. Entries of the keys from `count` up to a multiple of 32 become -inf.
   static float Finish(const AttentionProblem& args, const AttentionRows& at, int64_t begin,
                       int count, float* scores) {
-    const float scale = float(args.scale * kLog2E);
+    const float scale = float(args.scale);
     const bool plain = !args.bias && !args.is_causal && !args.lengths && scale > 0;
     for (int i = 0; !plain && i < count * kRows; i += kTileColumns) {
       Store<float, kTileColumns>(scores + i, Load<float, kTileColumns>(scores + i) * scale);
     }
     const auto place = [](int key, int row) { return key * kRows + row; };
-    if (args.bias) AddBias(args, at, begin, count, float(kLog2E), place, scores);
+    if (args.bias) AddBias(args, at, begin, count, place, scores);
     if (args.is_causal || args.lengths) Mask<kRows>(args, at, begin, count, place, scores);
     const int padded = (count + kTileDepth - 1) / kTileDepth * kTileDepth;
     for (int i = count * kRows; i < padded * kRows; ++i) scores[i] = kLeast;
@@ -271,12 +271,12 @@ struct OctetScores {
 
   // The greatest in each lane of `peak` and of the scores of `count` keys, NaN ignored. Four at a
   // time: one maximum after the other would take as long as the exponentials.
-  static V Greatest(const float* scores, int count, float factor, V peak) {
+  static V Greatest(const float* scores, int count, V peak) {
     V peaks[4] = {peak, peak, peak, peak};
     for (int i = 0; i < count * kRows; i += 4 * kTileColumns) {
 #pragma GCC unroll 4
       for (int u = 0; u < 4; ++u) {
-        const V s = Load<float, kTileColumns>(scores + i + u * kTileColumns) * factor;
+        const V s = Load<float, kTileColumns>(scores + i + u * kTileColumns);
         peaks[u] = s > peaks[u] ? s : peaks[u];
       }
     }

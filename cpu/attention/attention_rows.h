@@ -156,11 +156,11 @@ void PointAt(Row* rows, int64_t stride, const int32_t* columns, int count, Row**
 // row) says where each is.
 template <typename Acc, typename Place>
 void AddBias(const AttentionProblem& args, const AttentionRows& at, int64_t begin, int count,
-             Acc factor, Place place, Acc* scores) {
+             Place place, Acc* scores) {
   const Acc* bias = static_cast<const Acc*>(args.bias) + at.batch * args.bias_stride +
                     at.head * args.bias_head_stride + begin * args.length + at.lane;
   for (int j = 0; j < count; ++j, bias += args.length) {
-    for (int r = 0; r < at.height; ++r) scores[place(j, r)] += bias[r] * factor;
+    for (int r = 0; r < at.height; ++r) scores[place(j, r)] += bias[r];
   }
 }
 
@@ -209,7 +209,7 @@ struct ScoreBlock {
     for (int j = count; j < padded; ++j) values[j] = values[count - 1];
     Products(left, args.padded_depth, keys, known, scores);
     const auto place = [](int key, int row) { return Tile::At(key, row); };
-    if (args.bias) AddBias(args, at, begin, count, Acc(1), place, scores);
+    if (args.bias) AddBias(args, at, begin, count, place, scores);
     if (args.is_causal || args.lengths) Mask<kRows>(args, at, begin, count, place, scores);
     for (int j = count; j < padded; ++j) {
       for (int r = 0; r < kRows; ++r) scores[Tile::At(j, r)] = kLeast;

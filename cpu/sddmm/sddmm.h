@@ -12,7 +12,7 @@
 
 namespace sgap {
 
-// Of kernels Sddmm (entries; length = 1) and SddmmCvs.
+// Of kernels Sddmm (entries; length = 1), SddmmCvs and SddmmOctet.
 struct SddmmArgs {
   Dtype dtype;
   const int32_t* offsets;  // [ceil(m / length) + 1]

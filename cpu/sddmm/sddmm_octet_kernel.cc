@@ -2,7 +2,7 @@
 // section 6.3), with the tiles of cpu/simd/tiles.h in the place of tensor cores. The rows of x of a
 // block row, two features next to each other, are B; the rows of y that 32 of its vectors name,
 // gathered 64 features at a time, are A. A step is gathered while the one before it is multiplied:
-// what has just been stored cannot be loaded into a tile yet.
+// a tile's load of what has just been stored waits for the store.
 #include "cpu/common/partition.h"
 #include "cpu/sddmm/sddmm.h"
 #include "cpu/sddmm/sddmm_dots.h"

@@ -20,7 +20,8 @@ inline V Shuffle(V a, V b) {
 #if defined(__clang__) || __GNUC__ >= 12
   return __builtin_shufflevector(a, b, kFrom...);
 #else
-  using Index = std::conditional_t<sizeof(a[0]) == 8, int64_t, int32_t>;
+  using Index = std::conditional_t<sizeof(a[0]) == 8, int64_t,
+                                   std::conditional_t<sizeof(a[0]) == 2, int16_t, int32_t> >;
   return __builtin_shuffle(a, b, Vector<Index, sizeof...(kFrom)>{kFrom...});
 #endif
 }

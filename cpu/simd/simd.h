@@ -183,13 +183,17 @@ inline void Store(T* target, Vector<Accumulator<T>, N> x) {
 // x, which the compiler now keeps in a register: it would load it once more for each use.
 template <typename V>
 inline V Kept(V x) {
+  if constexpr (sizeof(V) > kVectorBytes) {
+    asm("" : "+m"(x));  // wider than a register
+  } else {
 #if defined(__AVX512VL__)
-  asm("" : "+v"(x));
+    asm("" : "+v"(x));
 #elif defined(__x86_64__)
-  asm("" : "+x"(x));
+    asm("" : "+x"(x));
 #elif defined(__aarch64__)
-  asm("" : "+w"(x));
+    asm("" : "+w"(x));
 #endif
+  }
   return x;
 }
 

@@ -3,10 +3,10 @@
 // and up to 64 columns, steps of up to 32 vectors: their values, transposed once for all columns,
 // are A; the rows of x that they name are gathered and interleaved in pairs on the way: B.
 //
-// What has just been stored cannot be loaded into a tile yet, nor the other way round. So steps
-// follow each other like this, across columns and block rows: gather step s; round and store the
-// sums that left their tiles before; multiply step s - 1, and let its sums leave if it was the
-// last.
+// A tile's load of what has just been stored waits for the store, and so does a load of what a tile
+// has just stored. To hide that, steps follow each other like this, across columns and block rows:
+// gather step s; round and store the sums that left their tiles before; multiply step s - 1, and
+// let its sums leave if it was the last.
 #include "cpu/simd/tiles.h"
 #include "cpu/spmm/spmm_cvs_rows.h"
 
@@ -127,7 +127,7 @@ class OctetTask {
   }
 
   // The values of the vectors [begin, end): packed[step of vectors][row][vector], zero where there
-  // is none. What was packed before stays, as a step of it may have to be multiplied.
+  // is none. There are two such arrays, in turn: the step under way may read the one before.
   const uint16_t* Pack(const OctetRow& row, int64_t begin, int64_t end) {
     uint16_t* const packed = packed_[packs_++ % 2];
     const auto* values = reinterpret_cast<const uint16_t*>(row.values);

@@ -146,6 +146,53 @@ def test_long_rows_whose_maxima_rise():
     np.testing.assert_allclose(tiled[1], other[1], rtol=1e-5)
 
 
+def direct(q, k, v, isa, target="attention", more=()):
+    """Results of a handler for one head of vectors of 8, all of which store each key."""
+    keys = k.shape[1]
+    none, structure = np.zeros((1, 0), np.float32), (np.int32([0, keys]), np.arange(keys))
+    structure = tuple(x.astype(np.int32) for x in structure)
+    rows, shared = (1, 8, 1), dict(vector_length=8, scale=0.125, is_causal=False, pack=True)
+    if target == "attention":
+        results = [((*rows, v.shape[3]), q.dtype), (rows, np.float32)]
+        given = (q, k, v, none, none, none.astype(np.int32), *structure)
+        return run("sgap_attention_octet_v1", given, results, shared | dict(chunk_nonzeros=64), isa)
+    results = [(x.shape, x.dtype) for x in (q, k, v)] + [((1, 0), np.float32)]
+    given = (*more[:2], q, k, v, none, none.astype(np.int32), *more[2:], *structure)
+    attributes = shared | dict(pieces=1, wrt_bias=False)
+    return run("sgap_attention_backward_octet_v1", given, results, attributes, isa)
+
+
+@isas
+def test_large_scores(isa):
+    """The greatest score of a row counts as exactly 1, however large its rounding error is."""
+    one = lambda value, keys: cast(np.full((1, keys, 1, 64), value), "bfloat16")
+    for size in (1e3, 3e4, -3e4, 1e5):
+        q, k, v = one(1e5 if abs(size) == 1e5 else abs(size), 8), one(size, 4), one(1, 4)
+        out, lse = direct(q, k, v, isa)
+        np.testing.assert_array_equal(out.astype(np.float32), 1)
+        exact = float(q.flat[0]) * float(k.flat[0]) * 64 * 0.125
+        np.testing.assert_allclose(lse, exact + np.log(4), rtol=1e-6)
+        more = (out, np.zeros((1, 8, 1), np.float32), out, lse)
+        *_, dv, _ = direct(q, k, v, isa, "backward", more)
+        assert np.isfinite(dv.astype(np.float32)).all()
+
+
+@isas
+def test_no_features(isa):
+    """Scores of no features are 0; values of none have gradients in lse alone."""
+    ones = lambda *shape: cast(np.ones(shape), "bfloat16")
+    direct(*(cast(np.full((1, n, 1, 64), np.nan), "bfloat16") for n in (8, 4, 4)), isa)
+    out, lse = direct(ones(1, 8, 1, 0), ones(1, 4, 1, 0), ones(1, 4, 1, 64), isa)
+    np.testing.assert_array_equal(out.astype(np.float32), 1)
+    np.testing.assert_allclose(lse, np.log(4), rtol=1e-6)
+    q, k, v = ones(1, 8, 1, 32), ones(1, 4, 1, 32), ones(1, 4, 1, 0)
+    out, lse = direct(q, k, v, isa)
+    more = (out, np.ones((1, 8, 1), np.float32), out, lse)
+    dq, dk, *_ = direct(q, k, v, isa, "backward", more)
+    np.testing.assert_allclose(dq.astype(np.float32), 0.125, rtol=0.01)
+    np.testing.assert_allclose(dk.astype(np.float32), 8 / 4 * 0.125, rtol=0.01)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
