@@ -52,10 +52,13 @@ def choose_schedule(problem: Problem) -> Schedule:
     atomic-parallelism space that `_point` describes. On platforms other than CPU and CUDA it is the
     plain-JAX lowering.
 
-    On the CPU most calls of spmm have one tile with all columns. A dense operand whose rows are
-    used many times is packed into tiles of 128 bytes a row if that brings it into a nearer cache:
-    a slab of 96 KB is half in the first-level cache, one of 1.25 MB about in the second. Speed
-    relative to one tile, measured on two Zen 5 cores (48 KB L1 and 1 MB L2 each, 32 MB L3),
+    On a CPU with a matrix unit, column vectors of bfloat16 take the tile of `_cpu_octets`, if there
+    is one.
+
+    Else most calls of spmm have one tile with all columns on the CPU. A dense operand whose rows
+    are used many times is packed into tiles of 128 bytes a row if that brings it into a nearer
+    cache: a slab of 96 KB is half in the first-level cache, one of 1.25 MB about in the second.
+    Speed relative to one tile, measured on two Zen 5 cores (48 KB L1 and 1 MB L2 each, 32 MB L3),
     float32:
 
     - where packing is chosen: 1.0x to 1.6x for n = 128, 0.99x to 1.7x for 256, 1.1x to 1.6x for

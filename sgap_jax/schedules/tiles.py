@@ -108,13 +108,14 @@ class OctetTile(VectorTile):
     V = 16 and 32 a gathered row serves 2 and 4 mmas, and V < 8 leaves columns idle. float16 and
     bfloat16 use m16n8k16, float32 m16n8k8 in tf32; the accumulator is float32.
 
-    On the CPU (bfloat16) a tile is up to 16 rows of vectors by 64 columns, on Intel AMX; processors
-    without it compute the same tiles with AVX512-BF16 or in vector arithmetic, where `CpuTile` is
-    as fast. spmm takes vectors of 2 to 32 rows, `tile_k` 16 or 32 vectors a step, and A^T B with
-    products that are scattered to rows of C; sddmm and sparse_attention take vectors of 4 to 32
-    rows, in steps of `tile_n=32` vectors and `tile_k=64` features. Attention is one kernel, and its
-    gradients another, for heads of up to 512 features: scores, their exponentials and sums are
-    float32, and probabilities, and gradients of scores, are rounded to bfloat16 before they are
+    On the CPU (bfloat16) a tile is up to 16 rows of vectors by 64 columns, on Intel AMX. Processors
+    without it compute the same tiles with AVX512-BF16 or in vector arithmetic: right, but slower
+    than `CpuTile`. spmm takes vectors of 2 to 32 rows, with 16 or 32 vectors (`tile_k`) in a step;
+    for A^T B, products are scattered to rows of C. sddmm and attention take vectors of 4 to 32
+    rows, in steps of `tile_n=32` vectors and `tile_k=64` features.
+
+    In attention, heads have up to 512 features. Scores, their exponentials and all sums are
+    float32. Probabilities, and gradients of scores, are rounded to bfloat16 before they are
     multiplied, as by `AttentionTile(octet=True)` on CUDA.
 
     Attributes:

@@ -10,7 +10,6 @@ import itertools
 
 from sgap_jax import Problem, candidate_schedules, choose_schedule
 from sgap_jax.launch.defaults import NAMES, default_calls
-from sgap_jax.schedules.machine import Machine, on_machine
 
 OPS = ("spmm", "sddmm", "gspmm", "sparse_softmax")
 FORMATS = ("CSR", "CVS(8)", "BCSR(4, 4)")
@@ -33,8 +32,7 @@ def problems():
 def chosen(problem):
     """A line for each schedule: the numbers of dense columns that it is chosen for."""
     columns = COLUMNS if problem.op in ("spmm", "sddmm", "gspmm", "attention") else (1,)
-    with on_machine(Machine()):
-        each = [(n, str(choose_schedule(dataclasses.replace(problem, n=n)))) for n in columns]
+    each = [(n, str(choose_schedule(dataclasses.replace(problem, n=n)))) for n in columns]
     return [
         f"    n = {', '.join(str(n) for n, _ in group)}: {schedule}"
         for schedule, group in itertools.groupby(each, lambda choice: choice[1])
@@ -42,7 +40,7 @@ def chosen(problem):
 
 
 def test_chosen_schedules(golden):
-    """Problems with the same choices share a paragraph. On the CPU without a matrix unit."""
+    """Problems with the same choices share a paragraph. On the machine that conftest.py sets."""
     found = {}
     for problem, platform in itertools.product(problems(), ("cpu", "cuda")):
         problem = dataclasses.replace(problem, platform=platform)
