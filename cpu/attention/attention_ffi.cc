@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/attention/attention.h"
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -251,9 +252,9 @@ struct AttentionCall {
 };
 
 template <bool kOctets>
-ffi::Future AttentionHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
-                             ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
-                             ffi::AnyBuffer lengths, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
+ffi::Future AttentionHandler(Pool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                             ffi::AnyBuffer bias, ffi::AnyBuffer sinks, ffi::AnyBuffer lengths,
+                             IndexArray offsets, IndexArray indices,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                              int64_t vector_length, double scale, bool is_causal,
                              int64_t chunk_nonzeros, bool pack) {
@@ -332,14 +333,13 @@ std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t p
 }
 
 template <bool kOctets>
-ffi::Future BackwardHandler(ffi::ThreadPool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
-                            ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
-                            ffi::AnyBuffer lse, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                            ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
-                            ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
-                            int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
-                            int64_t pieces, bool pack) {
+ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse, ffi::AnyBuffer q,
+                            ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer bias,
+                            ffi::AnyBuffer lengths, ffi::AnyBuffer out, ffi::AnyBuffer lse,
+                            IndexArray offsets, IndexArray indices, ffi::Result<ffi::AnyBuffer> dq,
+                            ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
+                            ffi::Result<ffi::AnyBuffer> dbias, int64_t vector_length, double scale,
+                            bool is_causal, bool wrt_bias, int64_t pieces, bool pack) {
   const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets};
   const ffi::DataType type = q.element_type(), wide = WideType(type);
   std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
@@ -457,8 +457,8 @@ auto BindAttention() {
       .Arg<ffi::AnyBuffer>()  // bias [batch or 1, H or 1, ...]
       .Arg<ffi::AnyBuffer>()  // sinks [batch or 1, H]
       .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
-      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
+      .Arg<IndexArray>()      // indices [vectors]
       .Ret<ffi::AnyBuffer>()  // out [batch, L, H, Dv]
       .Ret<ffi::AnyBuffer>()  // lse [batch, L, H]
       .Attr<int64_t>("vector_length")
@@ -480,8 +480,8 @@ auto BindBackward() {
       .Arg<ffi::AnyBuffer>()  // lengths [batch or 1, 1]
       .Arg<ffi::AnyBuffer>()  // out [batch or 1, L, H, Dv]
       .Arg<ffi::AnyBuffer>()  // lse [batch or 1, L, H]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(L / V) + 1]
-      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Arg<IndexArray>()      // offsets [ceil(L / V) + 1]
+      .Arg<IndexArray>()      // indices [vectors]
       .Ret<ffi::AnyBuffer>()  // dq [batch, L, H, D]
       .Ret<ffi::AnyBuffer>()  // dk [batch, S, Hk, D]
       .Ret<ffi::AnyBuffer>()  // dv [batch, S, Hk, Dv]
@@ -496,9 +496,13 @@ auto BindBackward() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler<false>, BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, AttentionHandler<true>, BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, EachStructure<AttentionHandler<false>>::Call,
+                              BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, EachStructure<AttentionHandler<true>>::Call,
+                              BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, EachStructure<BackwardHandler<false>>::Call,
+                              BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, EachStructure<BackwardHandler<true>>::Call,
+                              BindBackward());
 
 }  // namespace sgap

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -106,8 +107,35 @@ inline xla::ffi::Future Finished() {
   return xla::ffi::Future(promise);
 }
 
+// Calls that wait until all of them are known, to run together.
+struct DeferredCall {
+  std::vector<int64_t> phase_tasks;
+  int64_t work;
+  std::function<void(int64_t)> run;
+  std::function<bool()> last_needed;  // null where the last phase is
+};
+using DeferredCalls = std::vector<DeferredCall>;
+
+// Where the tasks of a call run: on XLA's threads, or later, with those of other calls.
+class Pool {
+ public:
+  Pool(xla::ffi::ThreadPool threads, DeferredCalls* later = nullptr)  // NOLINT: converts
+      : threads_(threads), later_(later) {}
+
+  int64_t num_threads() const { return threads_.num_threads(); }
+  const xla::ffi::ThreadPool& threads() const { return threads_; }
+  DeferredCalls* later() const { return later_; }
+
+ private:
+  xla::ffi::ThreadPool threads_;
+  DeferredCalls* later_;
+};
+
+// Runs calls as one, whose tasks are all of theirs.
+xla::ffi::Future RunTogether(xla::ffi::ThreadPool threads, DeferredCalls calls);
+
 // Works with up to `helpers` other threads: those that stand by, then others of the pool.
-inline void RunShared(xla::ffi::ThreadPool& pool, const std::shared_ptr<Work>& work,
+inline void RunShared(xla::ffi::ThreadPool pool, const std::shared_ptr<Work>& work,
                       int64_t helpers) {
   work->stand_by = CallsAreClose();
   BeforeXla(work.get());
@@ -222,8 +250,12 @@ class Job final : public Work {
 // The calling thread works too and none waits for another, but for a moment; `run` (and what it
 // owns) lives until the last task is done.
 template <typename Task, typename Needed>
-xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+xla::ffi::Future ParallelPhases(const Pool& pool, const std::vector<int64_t>& phase_tasks,
                                 int64_t work, Task run, Needed last_needed) {
+  if (pool.later()) {
+    pool.later()->push_back({phase_tasks, work, std::move(run), std::move(last_needed)});
+    return Finished();
+  }
   AfterXla(&finished_calls);
   const auto phases = static_cast<int64_t>(phase_tasks.size());
   const int64_t widest = *std::max_element(phase_tasks.begin(), phase_tasks.end());
@@ -240,18 +272,22 @@ xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<in
   auto job = std::make_shared<Job<Task, Needed>>(std::move(run), std::move(last_needed),
                                                  phase_tasks.data(), phases, threads);
   xla::ffi::Future future = job->Future();
-  RunShared(pool, job, threads - 1);
+  RunShared(pool.threads(), job, threads - 1);
   return future;
 }
 
 template <typename Task>
-xla::ffi::Future ParallelPhases(xla::ffi::ThreadPool& pool, const std::vector<int64_t>& phase_tasks,
+xla::ffi::Future ParallelPhases(const Pool& pool, const std::vector<int64_t>& phase_tasks,
                                 int64_t work, Task run) {
+  if (pool.later()) {
+    pool.later()->push_back({phase_tasks, work, std::move(run), nullptr});
+    return Finished();
+  }
   return ParallelPhases(pool, phase_tasks, work, std::move(run), [] { return true; });
 }
 
 template <typename Task>
-xla::ffi::Future ParallelTasks(xla::ffi::ThreadPool& pool, int64_t tasks, int64_t work, Task run) {
+xla::ffi::Future ParallelTasks(const Pool& pool, int64_t tasks, int64_t work, Task run) {
   return ParallelPhases(pool, {tasks}, work, std::move(run));
 }
 

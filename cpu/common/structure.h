@@ -138,7 +138,7 @@ class StructureJob {
 };
 
 template <typename Begin>
-xla::ffi::Future RunOnStructure(xla::ffi::ThreadPool& pool, const Structure& given, Begin begin) {
+xla::ffi::Future RunOnStructure(const Pool& pool, const Structure& given, Begin begin) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const auto job = std::make_shared<StructureJob<Begin>>(given, begin, threads);
   return ParallelPhases(

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -90,18 +91,18 @@ GspmmArgs Operands(Fold fold, ffi::AnyBuffer values, ffi::AnyBuffer x, ffi::AnyB
   return args;
 }
 
-ffi::Future Run(ffi::ThreadPool& pool, const GspmmArgs& args, const Structure& structure,
-                int64_t batch, int64_t chunk_nonzeros) {
+ffi::Future Run(const Pool& pool, const GspmmArgs& args, const Structure& structure, int64_t batch,
+                int64_t chunk_nonzeros) {
   return RunOnStructure(pool, structure,
                         [=](const Structure& valid, const CompactStructure*, int64_t) {
                           return Begin(args, valid, batch, chunk_nonzeros);
                         });
 }
 
-ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                         ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                         ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> arg, bool add,
-                         bool minimum, int64_t chunk_nonzeros) {
+ffi::Future GspmmHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets, IndexArray indices,
+                         IndexArray permutation, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                         ffi::Result<ffi::AnyBuffer> arg, bool add, bool minimum,
+                         int64_t chunk_nonzeros) {
   std::string error = CheckGspmm(values, offsets, indices, permutation, x, *y, chunk_nonzeros);
   if (!error.empty()) return Failed("gspmm: " + error);
   const int64_t batch = y->dimensions()[0], m = y->dimensions()[1], n = y->dimensions()[2];
@@ -119,9 +120,8 @@ ffi::Future GspmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBu
   return Run(pool, args, StructureOf(offsets, indices, permutation, args.k), batch, chunk_nonzeros);
 }
 
-ffi::Future GspmmArgGatherToXHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
-                                     ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                                     ffi::AnyBuffer permutation, ffi::AnyBuffer d,
+ffi::Future GspmmArgGatherToXHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                                     IndexArray indices, IndexArray permutation, ffi::AnyBuffer d,
                                      ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
                                      int64_t chunk_nonzeros) {
   std::string error = CheckGspmm(values, offsets, indices, permutation, d, *y, chunk_nonzeros);
@@ -180,7 +180,7 @@ std::string Common(ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffe
   return "";
 }
 
-ffi::Future RunArgGather(ffi::ThreadPool& pool, ArgGatherArgs args, Kernel<ArgGatherArgs> kernel,
+ffi::Future RunArgGather(const Pool& pool, ArgGatherArgs args, Kernel<ArgGatherArgs> kernel,
                          const int32_t* offsets, int64_t tasks, int64_t work) {
   const auto valid = std::make_shared<ValidOffsets>(offsets, args.matrix_rows, args.nnz);
   args.offsets = valid->data();
@@ -188,10 +188,10 @@ ffi::Future RunArgGather(ffi::ThreadPool& pool, ArgGatherArgs args, Kernel<ArgGa
                        [args, kernel, valid](int64_t task) { kernel(args, task); });
 }
 
-ffi::Future GspmmArgGatherHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
-                                  ffi::AnyBuffer offsets, ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                                  ffi::AnyBuffer arg, ffi::Result<ffi::AnyBuffer> y,
-                                  bool transposed, int64_t chunk_nonzeros) {
+ffi::Future GspmmArgGatherHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                                  IndexArray indices, ffi::AnyBuffer x, ffi::AnyBuffer arg,
+                                  ffi::Result<ffi::AnyBuffer> y, bool transposed,
+                                  int64_t chunk_nonzeros) {
   ArgGatherArgs args = {};
   const int64_t batch = y->dimensions().size() == 3 ? y->dimensions()[0] : -1;
   std::string error = BadChunk(chunk_nonzeros);
@@ -211,9 +211,8 @@ ffi::Future GspmmArgGatherHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
                       batch * args.m * args.n * 4);
 }
 
-ffi::Future GspmmArgGatherToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets,
-                                          ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                                          ffi::AnyBuffer d, ffi::AnyBuffer arg,
+ffi::Future GspmmArgGatherToValuesHandler(Pool pool, IndexArray offsets, IndexArray indices,
+                                          ffi::AnyBuffer x, ffi::AnyBuffer d, ffi::AnyBuffer arg,
                                           ffi::Result<ffi::AnyBuffer> out, bool transposed,
                                           int64_t chunk_nonzeros) {
   ArgGatherArgs args = {};
@@ -236,13 +235,13 @@ ffi::Future GspmmArgGatherToValuesHandler(ffi::ThreadPool pool, ffi::AnyBuffer o
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmFfi, GspmmHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmFfi, EachStructure<GspmmHandler>::Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
-                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<IndexArray>()      // offsets [m + 1]
+                                  .Arg<IndexArray>()      // indices [nnz]
+                                  .Arg<IndexArray>()      // permutation [nnz] or [0]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Ret<ffi::AnyBuffer>()  // arg [batch, m, n] or [0]
@@ -250,35 +249,36 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmFfi, GspmmHandler,
                                   .Attr<bool>("minimum")
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToXFfi, GspmmArgGatherToXHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToXFfi, EachStructure<GspmmArgGatherToXHandler>::Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [m + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
-                                  .Arg<ffi::AnyBuffer>()  // permutation [nnz] or [0]
+                                  .Arg<IndexArray>()      // offsets [m + 1]
+                                  .Arg<IndexArray>()      // indices [nnz]
+                                  .Arg<IndexArray>()      // permutation [nnz] or [0]
                                   .Arg<ffi::AnyBuffer>()  // d [batch or 1, k, n]
                                   .Arg<ffi::AnyBuffer>()  // arg [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherFfi, GspmmArgGatherHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherFfi, EachStructure<GspmmArgGatherHandler>::Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, nnz]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [rows of the matrix + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<IndexArray>()      // offsets [rows of the matrix + 1]
+                                  .Arg<IndexArray>()      // indices [nnz]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, sources, n]
                                   .Arg<ffi::AnyBuffer>()  // arg [batch or 1, m, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<bool>("transposed")
                                   .Attr<int64_t>("chunk_nonzeros"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToValuesFfi, GspmmArgGatherToValuesHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GspmmArgGatherToValuesFfi,
+                              EachStructure<GspmmArgGatherToValuesHandler>::Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // offsets [rows of the matrix + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [nnz]
+                                  .Arg<IndexArray>()      // offsets [rows of the matrix + 1]
+                                  .Arg<IndexArray>()      // indices [nnz]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, sources, n]
                                   .Arg<ffi::AnyBuffer>()  // d [batch or 1, m, n]
                                   .Arg<ffi::AnyBuffer>()  // arg [batch or 1, m, n]

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -28,7 +29,7 @@ std::string CheckRows(const VectorShape& shape, ffi::AnyBuffer values, ffi::AnyB
   return Mismatch("rows", rows, values.element_type(), {values.dimensions()[0], shape.rows});
 }
 
-ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool pool,
+ffi::Future Reduce(const char* name, RowOperation operation, const Pool& pool,
                    ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuffer rows,
                    int64_t chunk_nonzeros, std::optional<int64_t> m) {
   const VectorShape shape = ClaimedShape(values, offsets, m);
@@ -50,19 +51,19 @@ ffi::Future Reduce(const char* name, RowOperation operation, ffi::ThreadPool poo
       [call, kernel = Kernels().RowReduce](int64_t task) { kernel(call->args, task); });
 }
 
-ffi::Future RowSumHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+ffi::Future RowSumHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
                           ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
                           std::optional<int64_t> m) {
   return Reduce("row_sum", RowOperation::kSum, pool, values, offsets, *rows, chunk_nonzeros, m);
 }
 
-ffi::Future RowMaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+ffi::Future RowMaxHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
                           ffi::Result<ffi::AnyBuffer> rows, int64_t chunk_nonzeros,
                           std::optional<int64_t> m) {
   return Reduce("row_max", RowOperation::kMax, pool, values, offsets, *rows, chunk_nonzeros, m);
 }
 
-ffi::Future RowBroadcastHandler(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer offsets,
+ffi::Future RowBroadcastHandler(Pool pool, ffi::AnyBuffer rows, IndexArray offsets,
                                 ffi::Result<ffi::AnyBuffer> values, int64_t chunk_nonzeros,
                                 std::optional<int64_t> m) {
   const VectorShape shape = ClaimedShape(*values, offsets, m);
@@ -92,7 +93,7 @@ auto Bind() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [batch, vectors, V], or rows [batch, m]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
       .Ret<ffi::AnyBuffer>()  // rows, or values
       .Attr<int64_t>("chunk_nonzeros");
 }
@@ -100,15 +101,15 @@ auto Bind() {
 }  // namespace
 
 extern "C" XLA_FFI_Error* RowSumFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, RowSumHandler, Bind>(frame, "rows");
+  return CallWithOptional<int64_t, EachStructure<RowSumHandler>::Call, Bind>(frame, "rows");
 }
 
 extern "C" XLA_FFI_Error* RowMaxFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, RowMaxHandler, Bind>(frame, "rows");
+  return CallWithOptional<int64_t, EachStructure<RowMaxHandler>::Call, Bind>(frame, "rows");
 }
 
 extern "C" XLA_FFI_Error* RowBroadcastFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, RowBroadcastHandler, Bind>(frame, "rows");
+  return CallWithOptional<int64_t, EachStructure<RowBroadcastHandler>::Call, Bind>(frame, "rows");
 }
 
 }  // namespace sgap

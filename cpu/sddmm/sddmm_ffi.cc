@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -181,10 +182,9 @@ std::string BadOctets(ffi::AnyBuffer out) {
 }
 
 template <bool kOctets>
-ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyBuffer indices,
-                         ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::AnyBuffer weights,
-                         ffi::AnyBuffer scale, ffi::Result<ffi::AnyBuffer> out,
-                         int64_t chunk_nonzeros) {
+ffi::Future SddmmHandler(Pool pool, IndexArray offsets, IndexArray indices, ffi::AnyBuffer x,
+                         ffi::AnyBuffer y, ffi::AnyBuffer weights, ffi::AnyBuffer scale,
+                         ffi::Result<ffi::AnyBuffer> out, int64_t chunk_nonzeros) {
   std::string error = CheckSddmm(offsets, indices, x, y, weights, scale, *out);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
   if (error.empty() && kOctets) error = BadOctets(*out);
@@ -211,8 +211,8 @@ ffi::Future SddmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer offsets, ffi::AnyB
 auto BindSddmm() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-      .Arg<ffi::AnyBuffer>()  // indices [entries]
+      .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
+      .Arg<IndexArray>()      // indices [entries]
       .Arg<ffi::AnyBuffer>()  // x [batch or 1, m, d]
       .Arg<ffi::AnyBuffer>()  // y [batch or 1, k, d]
       .Arg<ffi::AnyBuffer>()  // weights [batch or 1, entries] or [..., V], or no elements
@@ -223,7 +223,7 @@ auto BindSddmm() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmFfi, SddmmHandler<false>, BindSddmm());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmOctetFfi, SddmmHandler<true>, BindSddmm());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmFfi, EachStructure<SddmmHandler<false>>::Call, BindSddmm());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SddmmOctetFfi, EachStructure<SddmmHandler<true>>::Call, BindSddmm());
 
 }  // namespace sgap

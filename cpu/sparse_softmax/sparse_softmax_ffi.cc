@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -45,9 +46,9 @@ std::string CheckResult(ffi::AnyBuffer out, const VectorShape& shape, ffi::DataT
 
 // Cuts `call` into phases and runs it.
 template <typename Args>
-ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
-                const VectorShape& shape, ffi::AnyBuffer offsets, ffi::AnyBuffer out,
-                Kernel<Args> kernel, int64_t number_work, int64_t chunk_nonzeros) {
+ffi::Future Run(const Pool& pool, std::shared_ptr<SoftmaxCall<Args>> call, const VectorShape& shape,
+                ffi::AnyBuffer offsets, ffi::AnyBuffer out, Kernel<Args> kernel,
+                int64_t number_work, int64_t chunk_nonzeros) {
   const int64_t batch = out.dimensions()[0];
   call->args.numbers = shape.Numbers();
   call->args.out = out.untyped_data();
@@ -61,7 +62,7 @@ ffi::Future Run(ffi::ThreadPool pool, std::shared_ptr<SoftmaxCall<Args>> call,
                         [call, kernel](int64_t task) { kernel(call->args, task); });
 }
 
-ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+ffi::Future SoftmaxHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
                            ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros,
                            std::optional<int64_t> rows) {
   const VectorShape shape = ClaimedShape(values, offsets, rows);
@@ -78,10 +79,9 @@ ffi::Future SoftmaxHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::Any
              chunk_nonzeros);
 }
 
-ffi::Future JacobianHandler(ffi::ThreadPool pool, ffi::AnyBuffer probabilities,
-                            ffi::AnyBuffer tangent, ffi::AnyBuffer offsets,
-                            ffi::Result<ffi::AnyBuffer> out, double scale, int64_t chunk_nonzeros,
-                            std::optional<int64_t> rows) {
+ffi::Future JacobianHandler(Pool pool, ffi::AnyBuffer probabilities, ffi::AnyBuffer tangent,
+                            IndexArray offsets, ffi::Result<ffi::AnyBuffer> out, double scale,
+                            int64_t chunk_nonzeros, std::optional<int64_t> rows) {
   const VectorShape shape = ClaimedShape(probabilities, offsets, rows);
   const ffi::DataType type = probabilities.element_type();
   std::string error = CheckVectors("probabilities", shape, probabilities, offsets, chunk_nonzeros);
@@ -110,7 +110,7 @@ auto BindSoftmax() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // values [batch, nnz] or [..., V]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
       .Ret<ffi::AnyBuffer>()  // probabilities, as values
       .Attr<double>("scale")
       .Attr<int64_t>("chunk_nonzeros");
@@ -121,7 +121,7 @@ auto BindJacobian() {
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // probabilities [batch or 1, nnz] or [..., V]
       .Arg<ffi::AnyBuffer>()  // tangent [batch or 1, nnz] or [..., V]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
+      .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
       .Ret<ffi::AnyBuffer>()  // [batch, nnz] or [..., V]
       .Attr<double>("scale")
       .Attr<int64_t>("chunk_nonzeros");
@@ -130,11 +130,12 @@ auto BindJacobian() {
 }  // namespace
 
 extern "C" XLA_FFI_Error* SparseSoftmaxFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, SoftmaxHandler, BindSoftmax>(frame, "rows");
+  return CallWithOptional<int64_t, EachStructure<SoftmaxHandler>::Call, BindSoftmax>(frame, "rows");
 }
 
 extern "C" XLA_FFI_Error* SparseSoftmaxJacobianFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<int64_t, JacobianHandler, BindJacobian>(frame, "rows");
+  return CallWithOptional<int64_t, EachStructure<JacobianHandler>::Call, BindJacobian>(frame,
+                                                                                       "rows");
 }
 
 }  // namespace sgap

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/common/each_structure.h"
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/parallel.h"
@@ -150,7 +151,7 @@ std::string BadOctets(ffi::AnyBuffer values) {
 }
 
 // Runs `kernel` on checked operands; `args` has what the kernels differ in.
-ffi::Future RunProduct(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
+ffi::Future RunProduct(const Pool& pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
                        ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
                        ffi::Result<ffi::AnyBuffer> y, const SpmmSchedule& schedule,
                        Kernel<SpmmArgs> kernel, SpmmArgs args) {
@@ -177,10 +178,10 @@ std::string BadTile(int64_t tile_columns, int64_t chunk_nonzeros) {
 }
 
 // The target of vectors has an attribute `transpose`, that of entries none.
-ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                        ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
-                        ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns, int64_t chunk_nonzeros,
-                        bool pack, std::optional<bool> transpose) {
+ffi::Future SpmmHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets, IndexArray indices,
+                        IndexArray permutation, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                        int64_t tile_columns, int64_t chunk_nonzeros, bool pack,
+                        std::optional<bool> transpose) {
   const bool vectors = transpose.has_value();
   std::string error =
       CheckSpmm(values, offsets, indices, permutation, x, *y, vectors, transpose.value_or(false));
@@ -193,8 +194,8 @@ ffi::Future SpmmHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuf
                     vectors ? Kernels().SpmmCvs : Kernels().Spmm, args);
 }
 
-ffi::Future SpmmOctetHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                             ffi::AnyBuffer indices, ffi::AnyBuffer permutation, ffi::AnyBuffer x,
+ffi::Future SpmmOctetHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                             IndexArray indices, IndexArray permutation, ffi::AnyBuffer x,
                              ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
                              int64_t chunk_nonzeros, int64_t step) {
   std::string error =
@@ -235,10 +236,9 @@ std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi:
 }
 
 template <bool kOctets>
-ffi::Future SpmmScatterHandler(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer offsets,
-                               ffi::AnyBuffer indices, ffi::AnyBuffer x,
-                               ffi::Result<ffi::AnyBuffer> y, int64_t tile_columns,
-                               int64_t pieces) {
+ffi::Future SpmmScatterHandler(Pool pool, ffi::AnyBuffer values, IndexArray offsets,
+                               IndexArray indices, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+                               int64_t tile_columns, int64_t pieces) {
   std::string error = CheckSpmmScatter(values, offsets, indices, x, *y);
   if (error.empty() && kOctets) error = BadOctets(values);
   if (tile_columns < 1) {
@@ -292,9 +292,9 @@ auto BindSpmm() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // values [batch or 1, entries] or [..., V]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1] or [m + 1]
-      .Arg<ffi::AnyBuffer>()  // indices [entries]
-      .Arg<ffi::AnyBuffer>()  // permutation [0] or [entries]
+      .Arg<IndexArray>()      // offsets [ceil(m / V) + 1] or [m + 1]
+      .Arg<IndexArray>()      // indices [entries]
+      .Arg<IndexArray>()      // permutation [0] or [entries]
       .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
       .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
       .Attr<int64_t>("tile_columns")
@@ -306,8 +306,8 @@ auto BindSpmmScatter() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
-      .Arg<ffi::AnyBuffer>()  // offsets [ceil(k / V) + 1]
-      .Arg<ffi::AnyBuffer>()  // indices [vectors]
+      .Arg<IndexArray>()      // offsets [ceil(k / V) + 1]
+      .Arg<IndexArray>()      // indices [vectors]
       .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
       .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
       .Attr<int64_t>("tile_columns")
@@ -317,23 +317,25 @@ auto BindSpmmScatter() {
 }  // namespace
 
 extern "C" XLA_FFI_Error* SpmmFfi(XLA_FFI_CallFrame* frame) {
-  return CallWithOptional<bool, SpmmHandler, BindSpmm>(frame, "transpose");
+  return CallWithOptional<bool, EachStructure<SpmmHandler>::Call, BindSpmm>(frame, "transpose");
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetFfi, SpmmOctetHandler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetFfi, EachStructure<SpmmOctetHandler>::Call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
-                                  .Arg<ffi::AnyBuffer>()  // offsets [ceil(m / V) + 1]
-                                  .Arg<ffi::AnyBuffer>()  // indices [vectors]
-                                  .Arg<ffi::AnyBuffer>()  // permutation [0]
+                                  .Arg<IndexArray>()      // offsets [ceil(m / V) + 1]
+                                  .Arg<IndexArray>()      // indices [vectors]
+                                  .Arg<IndexArray>()      // permutation [0]
                                   .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]
                                   .Ret<ffi::AnyBuffer>()  // y [batch, m, n]
                                   .Attr<int64_t>("tile_columns")
                                   .Attr<int64_t>("chunk_nonzeros")
                                   .Attr<int64_t>("step"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, SpmmScatterHandler<false>, BindSpmmScatter());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetScatterFfi, SpmmScatterHandler<true>, BindSpmmScatter());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmScatterFfi, EachStructure<SpmmScatterHandler<false>>::Call,
+                              BindSpmmScatter());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SpmmOctetScatterFfi, EachStructure<SpmmScatterHandler<true>>::Call,
+                              BindSpmmScatter());
 
 }  // namespace sgap

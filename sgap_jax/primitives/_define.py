@@ -1,8 +1,8 @@
 """`define` makes a JAX primitive of its rules; helpers that the rules of all primitives share.
 
 A primitive's operands are data first, then index arrays. A data operand has one leading batch axis,
-of size 1 or B; index arrays have none. Hence one batching rule serves all primitives. JAX's legacy
-modules (ad, batching, mlir, xla) are imported here only.
+of size 1 or B; index arrays have none. Hence one batching rule (_batch.py) serves all primitives.
+JAX's legacy modules (ad, batching, mlir, xla) are imported here and in _batch.py only.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,17 @@ from sgap_jax.formats.structure import (
     positions,
     segment_of_entry,
     unfolded,
-    varying_axes,
     well_formed,
     well_formed_transpose,
 )
 from sgap_jax.launch import launch
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.primitives._batch import as_cotangent, define_each
+from sgap_jax.primitives._batch import batch_rule as batch_rule
+from sgap_jax.primitives._batch import bind as bind
+from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
+from sgap_jax.primitives._batch import joint_batch as joint_batch
+from sgap_jax.primitives._batch import out_aval as out_aval
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
 from sgap_jax.schedules.select import default_schedule
@@ -174,91 +179,12 @@ def define(
         assert isinstance(data, int)
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
+    if isinstance(data, int):
+        define_each(primitive, data, cpu)
     return primitive
 
 
 is_linear_operand = ad.is_undefined_primal
-
-
-def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
-    """Binds after giving all operands the same varying axes.
-
-    Under shard_map a replicated operand next to a sharded one must be cast explicitly: the
-    transpose of that cast is the psum without which its gradient is one shard's.
-    """
-    axes = frozenset().union(*(varying_axes(x) for x in operands))
-    joined = [
-        x
-        if varying_axes(x) == axes
-        else jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
-        for x in operands
-    ]
-    return primitive.bind(*joined, **params)
-
-
-def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The aval of a result: varying axes of `like`, no sharded dimension, no weak type."""
-    sharding = like.sharding
-    if sharding.mesh.empty:
-        return like.update(shape=shape, dtype=dtype, weak_type=False)
-    sharding = sharding.update(spec=jax.P(*([None] * len(shape))))
-    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
-
-
-def joint_batch(*sizes: int) -> int:
-    """The batch size of a result: each operand's is 1 or B, which may be zero."""
-    return next((size for size in sizes if size != 1), 1)
-
-
-def as_cotangent(x: Any, operand: Any) -> Any:
-    """The cotangent x in the form of `operand`: summed over the batch if the operand was broadcast
-    over it, and with the operand's sharding."""
-    if operand.shape and operand.shape[0] == 1 and x.shape[0] != 1:
-        x = x.sum(0, keepdims=True)
-    mesh = operand.sharding.mesh
-    explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
-    return jax.sharding.reshard(x, operand.sharding) if explicit else x
-
-
-def batch_rule(
-    primitive: Primitive, data: int, args: Sequence, dims: Sequence, **params: Any
-) -> tuple[Any, Any]:
-    """vmap: a mapped axis of data joins the batch axis; with mapped index arrays, calls run one
-    after another."""
-    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-    if any(d is not None for d in dims[data:]):
-        mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True) if d is not None]
-
-        def one(slices: Sequence) -> Any:
-            left = iter(slices)
-            full = [a if d is None else next(left) for a, d in zip(args, dims, strict=True)]
-            return bind(primitive, *full, **params)
-
-        out = jax.lax.map(one, mapped)
-        return out, jax.tree.map(lambda _: 0, out)
-
-    own = [
-        a.shape[0] if d is None else jnp.moveaxis(a, d, 0).shape[1]
-        for a, d in zip(args[:data], dims[:data], strict=True)
-    ]
-    batch = joint_batch(*own)
-
-    def merge(a: Any, d: int | None) -> Any:
-        if d is None and a.shape[0] == 1:
-            return a  # the kernel broadcasts it
-        a = a[None] if d is None else jnp.moveaxis(a, d, 0)
-        a = jnp.broadcast_to(a, (size, batch) + a.shape[2:])
-        return a.reshape((size * batch,) + a.shape[2:])
-
-    merged = [merge(a, d) for a, d in zip(args[:data], dims[:data], strict=True)]
-    out = bind(primitive, *merged, *args[data:], **params)
-    out = jax.tree.map(lambda x: x.reshape((size, batch) + x.shape[1:]), out)
-    return out, jax.tree.map(lambda _: 0, out)
-
-
-def ffi_lowering(target: str, ctx: Any, operands: Sequence, avals: Sequence, **attrs: Any) -> Any:
-    """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
-    return jax.ffi.ffi_lowering(target)(ctx.replace(avals_in=list(avals)), *operands, **attrs)
 
 
 def jax_lowering(ctx: Any, function: Callable, values: Sequence, avals: Sequence) -> Any:

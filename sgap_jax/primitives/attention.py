@@ -15,6 +15,7 @@ from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
+from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -36,7 +37,9 @@ from sgap_jax.primitives.attention_arguments import (
     as_lengths,
     as_sinks,
     attention_problem,
+    by_sequence_and_head,
     check_heads,
+    leading_axes,
 )
 from sgap_jax.primitives.attention_unfused import Backward, Forward, Tangent, absent, no_array
 from sgap_jax.schedules import CpuTile, OctetTile, Schedule, Unfused
@@ -79,12 +82,15 @@ def sparse_attention(
       k: [B, S, Hk, D]; each of its heads serves H / Hk consecutive heads of q.
       v: [B, S, Hk, Dv].
       pattern: sparse [L, S] in CSR, CVS(V) or, without a bias, BCSR(r, c), whose values are not
-        read; or one for each of the H heads. In CVS(V) all V rows of a vector see its key.
+        read. In CVS(V) all V rows of a vector see its key. Or a pattern for each head: a sequence
+        of H patterns; or one SparseArray whose values and index arrays have leading axes [H, ...]
+        or [B, H, ...], as `jax.vmap` returns it, where H may also be Hk (a pattern for each head of
+        keys) or 1, and B may be 1. On the CPU one call then computes all heads.
       scale: scalar factor of the scores, 1 / sqrt(D) if None. An array multiplies q before, and the
         product is rounded to the dtype of q; a number multiplies the scores and is not rounded.
       bias: a value for each stored entry, added to the scores: of the shape of `pattern.values`, or
         with leading axes [H, ...] or [B, H, ...], where H or B may be 1. -infinity masks an entry.
-        With a pattern for each head: a sequence of H biases.
+        With a sequence of patterns: a sequence of H biases.
       sinks: [H], a logit for each head that only takes part in the normalisation of its rows.
       is_causal: leave out entries (i, j) with j > i, those within a vector too. They still cost
         as much as other stored entries: `masks.causal` makes a pattern that stores few of them.
@@ -112,6 +118,11 @@ def sparse_attention(
     check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
+    if isinstance(pattern, SparseArray) and leading_axes(pattern):
+        options = dict(scale=scale, is_causal=is_causal, schedule=schedule)
+        lengths = key_value_seq_lengths
+        out, lse = _of_each_pattern(op, q, k, v, pattern, bias, sinks, lengths, options)
+        return (out, lse) if return_lse else out
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
     for i, one in enumerate(heads):
         check_sparse(op, "pattern", one)
@@ -139,7 +150,7 @@ def sparse_attention(
     if len(heads) == 1 or all(one is heads[0] for one in heads):
         if isinstance(bias, Sequence) and len(heads) > 1:
             bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)
-        bias = as_bias(op, bias, heads[0], q)
+        bias = as_bias(op, bias, heads[0].values.shape, q)
         out, lse = _attention(q, k, v, heads[0], bias, sinks, lengths, **params)
     else:
         each: Sequence = [None] * len(heads) if bias is None else bias
@@ -149,13 +160,67 @@ def sparse_attention(
         results = []
         for h, one in enumerate(heads):
             mine = [q[:, :, h : h + 1], *(x[:, :, h // group : h // group + 1] for x in (k, v))]
-            own = as_bias(op, each[h], one, mine[0])
+            own = as_bias(op, each[h], one.values.shape, mine[0])
             sink = sinks if absent(sinks) else sinks[:, h : h + 1]
             results.append(_attention(*mine, one, own, sink, lengths, **params))
         out, lse = (jnp.concatenate(parts, axis=2) for parts in zip(*results, strict=True))
     if not batched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
+
+
+def _of_each_pattern(
+    op: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: SparseArray,
+    bias: Any,
+    sinks: Any,
+    lengths: Any,
+    options: dict,
+) -> tuple[Any, Any]:
+    """(O, lse) with a pattern that has leading axes: attention with one pattern, mapped over
+    sequences and over the heads that have patterns of their own."""
+    q, k, v, batched = check_heads(op, q, k, v, [pattern])
+    B, L, H, _ = q.shape
+    pattern, own = by_sequence_and_head(op, pattern, B, H, k.shape[2])
+    if own > k.shape[2]:
+        k, v = (jnp.repeat(x, own // x.shape[2], axis=2) for x in (k, v))
+    heads = [
+        jnp.moveaxis(x.reshape(*x.shape[:2], own, x.shape[2] // own, x.shape[3]), 2, 1)
+        for x in (q, k, v)
+    ]
+    if bias is not None:
+        bias = as_bias(op, bias, pattern.values.shape[2:], q)
+        bias = bias.reshape(
+            bias.shape[0], *((1, 1) if bias.shape[1] == 1 else (own, H // own)), *bias.shape[2:]
+        )
+    if sinks is not None:
+        sinks = as_sinks(op, sinks, H, accumulator(q.dtype)).reshape(1, own, H // own)
+    if lengths is not None:
+        lengths = as_lengths(op, lengths, B)
+
+    def one(q: Any, k: Any, v: Any, pattern: SparseArray, bias: Any, sinks: Any, n: Any) -> Any:
+        given = dict(bias=bias, sinks=sinks, key_value_seq_lengths=n, return_lse=True)
+        return sparse_attention(q, k, v, pattern, **given, **options)
+
+    found = _over(B, partial(_over, own, one), *heads, pattern, bias, sinks, lengths)
+    out, lse = (jnp.moveaxis(x, 1, 2) for x in found)
+    out, lse = out.reshape(B, L, H, out.shape[-1]), lse.reshape(B, L, H)
+    return (out, lse) if batched else (out[0], lse[0])
+
+
+def _over(size: int, function: Any, *args: Any) -> Any:
+    """`function` mapped over the first axis of all arrays, which is `size` or, where all share an
+    array, 1."""
+    leaves, tree = jax.tree.flatten(args)
+    axes = [None if x.shape[0] == 1 else 0 for x in leaves]
+    leaves = [x[0] if axis is None else x for x, axis in zip(leaves, axes, strict=True)]
+    call = lambda *leaves: function(*jax.tree.unflatten(tree, leaves))  # noqa: E731
+    if size == 1:
+        return jax.tree.map(lambda x: x[None], call(*leaves))
+    return jax.vmap(call, axes)(*leaves)
 
 
 @partial(jax.jit, static_argnames=("scale", "is_causal", "schedule"), inline=True)
@@ -237,8 +302,8 @@ def _plan(
             f"sparse_attention: the CPU's kernels take heads of up to {_MOST_WIDE} features, got "
             f"{max(widths)}; schedule=Unfused() takes all"
         )
-    octets = isinstance(tile, OctetTile)
-    return tile, attention_plan(problem, k.shape[2], key_batch, batch, widths, octets)
+    octets, calls = isinstance(tile, OctetTile), batch * structures_of_lowering()
+    return tile, attention_plan(problem, k.shape[2], key_batch, calls, widths, octets)
 
 
 def _cpu(
@@ -258,8 +323,7 @@ def _cpu(
         target = "sgap_attention_cvs_v1"
         attrs = dict(chunk_nonzeros=tile.nonzeros, pack=plan.packed)
     attrs |= dict(vector_length=vector_length or 1)
-    own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
-    return ffi_lowering(target, ctx, own, shapes, **attrs, **of)
+    return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
 
 
 def _backward_cpu(
@@ -277,8 +341,7 @@ def _backward_cpu(
     attrs |= dict(pack=plan.backward_packed)
     kind = "octet" if isinstance(tile, OctetTile) else "cvs"
     target = f"sgap_attention_backward_{kind}_v1"
-    own, shapes = unfused.of_kernel(operands), unfused.of_kernel(avals)
-    return ffi_lowering(target, ctx, own, shapes, **attrs, **of)
+    return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
 
 
 def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:

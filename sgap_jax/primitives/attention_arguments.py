@@ -56,14 +56,39 @@ def check_heads(
     return (q, k, v, True) if batched else (q[None], k[None], v[None], False)
 
 
-def as_bias(op: str, bias: Any, pattern: SparseArray, q: Any) -> jax.Array:
-    """The bias [B|1, H|1, *pattern.values.shape] in the accumulator's dtype; for None
+def leading_axes(A: SparseArray) -> tuple[int, ...]:
+    """The axes of A's values before those of one array; () for one array."""
+    return tuple(A.values.shape[: -1 - len(A.format.stored_shape(A.shape))])
+
+
+def by_sequence_and_head(
+    op: str, pattern: SparseArray, batch: int, heads: int, key_heads: int
+) -> tuple[SparseArray, int]:
+    """A pattern with leading axes [H] or [B, H] as one with [B|1, H], and its H: of q's heads, of
+    k's heads, or 1."""
+    lead = leading_axes(pattern)
+    arrays = jax.tree.leaves((pattern.index_arrays, pattern.transposed))
+    fits = len(lead) <= 2 and lead[-1] in (1, key_heads, heads)
+    fits = fits and (len(lead) == 1 or lead[0] in (1, batch))
+    if not fits or any(x.shape[:-1] != lead for x in arrays):
+        found = sorted({str(list(x.shape[:-1])) for x in arrays} | {str(list(lead))})
+        raise ValueError(
+            f"{op}: pattern: its arrays must have leading axes [H] or [B, H] with B in "
+            f"{sorted({1, batch})} and H in {sorted({1, key_heads, heads})}, got {', '.join(found)}"
+        )
+    if len(lead) == 1:
+        pattern = jax.tree.map(lambda x: x[None], pattern)
+    return pattern, lead[-1]
+
+
+def as_bias(op: str, bias: Any, stored: tuple[int, ...], q: Any) -> jax.Array:
+    """The bias [B|1, H|1, *stored] of values of shape `stored` in the accumulator's dtype; for None
     `no_array`."""
     wide = accumulator(q.dtype)
     if bias is None:
         return no_array(wide)
     bias = jnp.asarray(bias)
-    stored, (B, _, H, _) = pattern.values.shape, q.shape
+    B, _, H, _ = q.shape
     lead = bias.shape[: bias.ndim - len(stored)] if bias.ndim >= len(stored) else None
     fits = (
         lead is not None

@@ -236,9 +236,7 @@ def _cpu(
     checked: bool,
     schedule: Schedule | None,
 ) -> Any:
-    problem, operands, avals = kernel_operands(
-        "gspmm", ctx.avals_in, operands, shape, transpose, "cpu"
-    )
+    problem, operands, _ = kernel_operands("gspmm", ctx.avals_in, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     nowhere = jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
     results = [ctx.avals_out[0], ctx.avals_out[1] if positions else nowhere]
@@ -246,7 +244,6 @@ def _cpu(
         "sgap_gspmm_csr_v1",
         ctx.replace(avals_out=results),
         operands,
-        avals,
         add=add,
         minimum=minimum,
         chunk_nonzeros=tile.nonzeros,

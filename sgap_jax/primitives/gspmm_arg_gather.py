@@ -186,13 +186,11 @@ def _arg_gather_cpu(
     schedule: Any,
     **_: Any,
 ) -> Any:
-    w_aval, x_aval, arg_aval, *avals = ctx.avals_in
-    problem = _along(ctx, "gspmm", "cpu", shape, x_aval.shape[2], transpose)
+    problem = _along(ctx, "gspmm", "cpu", shape, ctx.avals_in[1].shape[2], transpose)
     return ffi_lowering(
         "sgap_gspmm_arg_gather_csr_v1",
         ctx,
         (w, *arrays[:2], x, arg),
-        (w_aval, *avals[:2], x_aval, arg_aval),
         transposed=transpose,
         chunk_nonzeros=resolve(schedule, problem, CpuTile).nonzeros,
     )
@@ -214,10 +212,10 @@ def _to_x_operands(
 def _to_x_cpu(
     ctx: Any, *operands: Any, shape: Any, transpose: bool, schedule: Any, **of: Any
 ) -> Any:
-    problem, operands, avals = _to_x_operands(ctx, operands, shape, transpose, "cpu")
+    problem, operands, _ = _to_x_operands(ctx, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile)
     target = "sgap_gspmm_arg_gather_to_x_csr_v1"
-    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=tile.nonzeros)
+    return ffi_lowering(target, ctx, operands, chunk_nonzeros=tile.nonzeros)
 
 
 def _to_values_cpu(
@@ -231,13 +229,11 @@ def _to_values_cpu(
     schedule: Any,
     **_: Any,
 ) -> Any:
-    x_aval, d_aval, arg_aval, *avals = ctx.avals_in
-    problem = _along(ctx, "sddmm", "cpu", shape, x_aval.shape[2], transpose)
+    problem = _along(ctx, "sddmm", "cpu", shape, ctx.avals_in[0].shape[2], transpose)
     return ffi_lowering(
         "sgap_gspmm_arg_gather_to_values_csr_v1",
         ctx,
         (*arrays[:2], x, d, arg),
-        (*avals[:2], x_aval, d_aval, arg_aval),
         transposed=transpose,
         chunk_nonzeros=resolve(schedule, problem, CpuTile).nonzeros,
     )

@@ -180,7 +180,7 @@ def row_lowering(
     target = f"sgap_{stem}_csr_v1"
     if of["vector_length"] is not None:
         target, attrs["rows"] = f"sgap_{stem}_cvs_v1", of["rows"]
-    return ffi_lowering(target, ctx, operands, ctx.avals_in, **attrs)
+    return ffi_lowering(target, ctx, operands, **attrs)
 
 
 def row_launch_lowering(

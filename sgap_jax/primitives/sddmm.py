@@ -261,7 +261,7 @@ def _cpu(
     schedule: Schedule | None,
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
-    problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
+    problem, operands, _ = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
     tile = resolve(schedule, problem, CpuTile, OctetTile)
     if isinstance(tile, OctetTile):
         target, chunk = "sgap_sddmm_octet_v1", CPU_TASK
@@ -269,7 +269,7 @@ def _cpu(
         assert isinstance(tile, CpuTile)
         target = f"sgap_sddmm_{'csr' if vector_length is None else 'cvs'}_v1"
         chunk = tile.nonzeros
-    return ffi_lowering(target, ctx, operands, avals, chunk_nonzeros=chunk)
+    return ffi_lowering(target, ctx, operands, chunk_nonzeros=chunk)
 
 
 def _cuda(

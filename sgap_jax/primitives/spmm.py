@@ -261,28 +261,25 @@ def _cpu(
     checked: bool,
     schedule: Schedule | None,
 ) -> Any:
-    given = list(zip(operands, ctx.avals_in, strict=True))
-    problem, operands, avals = kernel_operands(
-        "spmm", ctx.avals_in, operands, shape, transpose, "cpu"
-    )
+    values, x, row_offsets, column_indices, *_ = operands
+    problem, operands, _ = kernel_operands("spmm", ctx.avals_in, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile, OctetTile)
+    walked = (values, row_offsets, column_indices, x)  # by rows of A, also for A^T B
     if isinstance(tile, OctetTile):
         if not transpose:
             attrs = dict(tile_columns=tile.tile_n, chunk_nonzeros=CPU_TASK, step=tile.tile_k)
-            return ffi_lowering("sgap_spmm_octet_v1", ctx, operands, avals, **attrs)
-        operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
+            return ffi_lowering("sgap_spmm_octet_v1", ctx, operands, **attrs)
         attrs = dict(tile_columns=tile.tile_n, pieces=octet_pieces(problem, tile.tile_n))
-        return ffi_lowering("sgap_spmm_octet_scatter_v1", ctx, operands, avals, **attrs)
+        return ffi_lowering("sgap_spmm_octet_scatter_v1", ctx, walked, **attrs)
     assert isinstance(tile, CpuTile)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
-        return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, avals, **attrs)
+        return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, **attrs)
     columns, pieces = scatter(problem, tile)
     if not pieces:
-        return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, avals, transpose=transpose, **attrs)
-    operands, avals = zip(given[0], *given[2:4], given[1], strict=True)
+        return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, transpose=transpose, **attrs)
     attrs = dict(tile_columns=columns, pieces=pieces)
-    return ffi_lowering("sgap_spmm_cvs_scatter_v1", ctx, operands, avals, **attrs)
+    return ffi_lowering("sgap_spmm_cvs_scatter_v1", ctx, walked, **attrs)
 
 
 def _cuda(

@@ -85,7 +85,7 @@ def _scores_at(scores: Any, offsets: Any, indices: Any) -> Any:
 def _cpu(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
     if schedule is not None:
         return None
-    return ffi_lowering("sgap_top_k_csr_v1", ctx, operands, ctx.avals_in, k=k)
+    return ffi_lowering("sgap_top_k_csr_v1", ctx, operands, k=k)
 
 
 def _jvp(primals: Any, tangents: Any, *, k: int, schedule: Schedule | None) -> tuple:

@@ -1,0 +1,314 @@
+"""How primitives are batched, and `each(P)`: a primitive P for each of several structures.
+
+Data operands of a primitive have one leading batch axis, of size 1 or B; index arrays have none.
+Where vmap maps data, its axis joins the batch axis. Where it maps index arrays, the call becomes
+one of `each(P)`, whose index arrays have a leading axis with an element for each of S structures.
+There the batch axis of a data operand is 1, which all share, or a multiple of S: as many elements
+for each structure, in their order. On the CPU one call computes it, whose tasks are those of all
+structures; elsewhere a loop takes the structures in turn. Its derivatives are P's, mapped over
+them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from sgap_jax.formats.structure import varying_axes
+from sgap_jax.schedules import Reference
+
+_EACH: dict[Primitive, Primitive] = {}
+
+# How many structures the call that is being lowered is for.
+_structures: ContextVar[int] = ContextVar("structures", default=1)
+
+
+def bind(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """Binds after giving all operands the same varying axes.
+
+    Under shard_map a replicated operand next to a sharded one must be cast explicitly: the
+    transpose of that cast is the psum without which its gradient is one shard's.
+    """
+    axes = frozenset().union(*(varying_axes(x) for x in operands))
+    joined = [
+        x
+        if varying_axes(x) == axes
+        else jax.lax.pcast(x, tuple(axes - varying_axes(x)), to="varying")
+        for x in operands
+    ]
+    return primitive.bind(*joined, **params)
+
+
+def out_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The aval of a result: varying axes of `like`, no sharded dimension, no weak type."""
+    sharding = like.sharding
+    if sharding.mesh.empty:
+        return like.update(shape=shape, dtype=dtype, weak_type=False)
+    sharding = sharding.update(spec=jax.P(*([None] * len(shape))))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def joint_batch(*sizes: int) -> int:
+    """The batch size of a result: each operand's is 1 or B, which may be zero."""
+    return next((size for size in sizes if size != 1), 1)
+
+
+def as_cotangent(x: Any, operand: Any) -> Any:
+    """The cotangent x in the form of `operand`: summed over the batch if the operand was broadcast
+    over it, and with the operand's sharding."""
+    if operand.shape and operand.shape[0] == 1 and x.shape[0] != 1:
+        x = x.sum(0, keepdims=True)
+    mesh = operand.sharding.mesh
+    explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+    return jax.sharding.reshard(x, operand.sharding) if explicit else x
+
+
+def batch_rule(
+    primitive: Primitive, data: int, args: Sequence, dims: Sequence, **params: Any
+) -> tuple[Any, Any]:
+    """vmap: a mapped axis of data joins the batch axis; with mapped index arrays it is the axis of
+    the structures, of which the call is one for each."""
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    structures = any(d is not None for d in dims[data:])
+    if structures and primitive not in _EACH:
+        out = _one_after_another(primitive, args, dims, params)
+        return out, jax.tree.map(lambda _: 0, out)
+    own = [
+        a.shape[0] if d is None else jnp.moveaxis(a, d, 0).shape[1]
+        for a, d in zip(args[:data], dims[:data], strict=True)
+    ]
+    batch = joint_batch(*own)
+
+    def merge(a: Any, d: int | None, batch: int) -> Any:
+        if d is None and a.shape[0] == 1:
+            return a  # the kernel broadcasts it
+        a = a[None] if d is None else jnp.moveaxis(a, d, 0)
+        a = jnp.broadcast_to(a, (size, batch) + a.shape[2:])
+        return a.reshape((size * batch,) + a.shape[2:])
+
+    # Among the elements of one structure, the kernel broadcasts.
+    sizes = own if structures else [batch] * data
+    merged = [merge(a, d, n) for a, d, n in zip(args[:data], dims[:data], sizes, strict=True)]
+    arrays = args[data:]
+    if structures:
+        arrays = [_leading(a, d, size) for a, d in zip(arrays, dims[data:], strict=True)]
+        primitive = _EACH[primitive]
+    out = bind(primitive, *merged, *arrays, **params)
+    return _parted(out, size)
+
+
+def _parted(results: Any, size: int) -> tuple[Any, Any]:
+    """Results with the mapped axis apart from the batch axis that it had joined, and where it
+    is."""
+    out = jax.tree.map(lambda x: x.reshape(size, *_of_one(x, size)), results)
+    return out, jax.tree.map(lambda _: 0, out)
+
+
+def _leading(a: Any, d: int | None, size: int) -> Any:
+    """The array with its mapped axis first, or repeated along a new one."""
+    return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+
+
+def _of_one(x: Any, structures: int) -> tuple[int, ...]:
+    """The shape of what one structure has of an array with a batch axis."""
+    count = x.shape[0]
+    return (1 if count == 1 or structures == 0 else count // structures, *x.shape[1:])
+
+
+def _avals_of_one(avals: Sequence, data: int) -> list:
+    count = avals[data].shape[0]
+    shapes = [_of_one(a, count) if i < data else a.shape[1:] for i, a in enumerate(avals)]
+    return [out_aval(a, shape, a.dtype) for a, shape in zip(avals, shapes, strict=True)]
+
+
+def _mapped(function: Callable, data: Sequence, arrays: Sequence) -> Any:
+    """`function(data, arrays)` for each structure, mapped: results [S, ...]."""
+    count = arrays[0].shape[0]
+    split, axes = _split(data, count)
+    return jax.vmap(function, (axes, 0))(split, list(arrays))
+
+
+def _split(data: Sequence, count: int) -> tuple[list, list]:
+    """Data operands with an axis for the structures before that of their elements, and where that
+    axis is: None for an operand that all share."""
+    axes = [None if x.shape[0] == 1 else 0 for x in data]
+    split = [
+        x if axis is None else x.reshape(count, *_of_one(x, count))
+        for x, axis in zip(data, axes, strict=True)
+    ]
+    return split, axes
+
+
+def _joined(x: Any) -> Any:
+    """[S, B, ...] -> [S B, ...]."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _one_after_another(
+    primitive: Primitive, args: Sequence, dims: Sequence, params: dict
+) -> jax.Array | list:
+    """The results of the calls on the elements along mapped axes, in a loop: [size, ...]."""
+    mapped = [jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True) if d is not None]
+
+    def one(slices: Sequence) -> Any:
+        left = iter(slices)
+        full = [a if d is None else next(left) for a, d in zip(args, dims, strict=True)]
+        return bind(primitive, *full, **params)
+
+    return jax.lax.map(one, mapped)
+
+
+def structures_of_lowering() -> int:
+    """For how many structures the call is that is being lowered."""
+    return _structures.get()
+
+
+@contextmanager
+def _lowering_for(structures: int) -> Iterator[None]:
+    token = _structures.set(structures)
+    try:
+        yield
+    finally:
+        _structures.reset(token)
+
+
+def ffi_lowering(target: str, ctx: Any, operands: Sequence, **attrs: Any) -> Any:
+    """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
+    layouts = [tuple(reversed(range(x.type.rank))) for x in operands]
+    results = [_batched(aval, _structures.get()) for aval in ctx.avals_out]
+    ctx = ctx.replace(avals_in=[None] * len(operands), avals_out=results)
+    return jax.ffi.ffi_lowering(target, operand_layouts=layouts)(ctx, *operands, **attrs)
+
+
+def _batched(aval: Any, structures: int) -> Any:
+    """The aval of the results of all structures, from that of one."""
+    return aval.update(shape=(aval.shape[0] * structures, *aval.shape[1:]))
+
+
+def define_each(primitive: Primitive, data: int, cpu: Callable | None) -> None:
+    """Makes `each(primitive)`; the first `data` operands are data.
+
+    `cpu` lowers a call on one structure to FFI targets that take index arrays of several, or
+    returns None where there is no kernel for it.
+    """
+    whole = _EACH[primitive] = Primitive(f"{primitive.name}_each")
+    multiple = whole.multiple_results = primitive.multiple_results
+    whole.def_impl(partial(xla.apply_primitive, whole))
+
+    def results_of_one(avals: Sequence, params: dict) -> Any:
+        return primitive.abstract_eval(*_avals_of_one(avals, data), **params)[0]
+
+    def abstract_eval(*avals: Any, **params: Any) -> Any:
+        count = avals[data].shape[0]
+        assert all(aval.shape[0] == count for aval in avals[data:])
+        return jax.tree.map(lambda aval: _batched(aval, count), results_of_one(avals, params))
+
+    def loop(ctx: Any, *operands: Any, **params: Any) -> Any:
+        def plain(*operands: Any) -> Any:
+            arrays = operands[data:]
+            split, axes = _split(operands[:data], arrays[0].shape[0])
+            dims = [*axes, *(0 for _ in arrays)]
+            out = _one_after_another(primitive, [*split, *arrays], dims, params)
+            return jax.tree.map(_joined, out)
+
+        unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
+        return mlir.lower_fun(plain, multiple)(ctx.replace(avals_in=unsharded), *operands)
+
+    def one_call(ctx: Any, *operands: Any, **params: Any) -> Any:
+        assert cpu is not None
+        schedule, lowered = params["schedule"], None
+        on_host = schedule is not None and schedule._host_launches() is not None
+        if not (on_host or isinstance(schedule, Reference)):
+            one = _avals_of_one(ctx.avals_in, data)
+            results = results_of_one(ctx.avals_in, params)
+            of_one = ctx.replace(avals_in=one, avals_out=results if multiple else [results])
+            with _lowering_for(ctx.avals_in[data].shape[0]):
+                lowered = cpu(of_one, *operands, **params)
+        return loop(ctx, *operands, **params) if lowered is None else lowered
+
+    def jvp(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
+        moving = [i for i, t in enumerate(tangents[:data]) if type(t) is not ad.Zero]
+        moving = [i for i in moving if tangents[i].dtype != jax.dtypes.float0]
+
+        def of_one(values: Sequence, arrays: Sequence) -> tuple:
+            own, along = list(values[:data]), values[data:]
+
+            def at(*moved: Any) -> Any:
+                for i, x in zip(moving, moved, strict=True):
+                    own[i] = x
+                return bind(primitive, *own, *arrays, **params)
+
+            out, dout = jax.jvp(at, [own[i] for i in moving], list(along))
+            real = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(out)]
+            return out, [
+                t for t, is_real in zip(jax.tree.leaves(dout), real, strict=True) if is_real
+            ]
+
+        if not moving:
+            out = bind(whole, *primals, **params)
+            found: Iterator = iter(())
+        else:
+            values = [*primals[:data], *(tangents[i] for i in moving)]
+            out, dout = jax.tree.map(_joined, _mapped(of_one, values, primals[data:]))
+            found = iter(dout)
+        dout = [
+            next(found)
+            if moving and jnp.issubdtype(x.dtype, jnp.inexact)
+            else ad.Zero(jax.typeof(x).to_tangent_aval())
+            for x in jax.tree.leaves(out)
+        ]
+        return out, dout if multiple else dout[0]
+
+    def transpose(cotangent: Any, *operands: Any, **params: Any) -> list:
+        grads: list = [None] * len(operands)
+        cotangents = cotangent if multiple else [cotangent]
+        if all(type(c) is ad.Zero for c in cotangents):
+            return grads
+        cotangents = [ad.instantiate_zeros(c) for c in cotangents]
+        linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+        known = [i for i in range(data) if i not in linear]
+        avals = [x.aval if i in linear else jax.typeof(x) for i, x in enumerate(operands)]
+        one = _avals_of_one(avals, data)
+        rule = ad.primitive_transposes[primitive]
+
+        def of_one(values: Sequence, arrays: Sequence) -> list:
+            given, left = values[: len(cotangents)], iter(values[len(cotangents) :])
+            full = [ad.UndefinedPrimal(one[i]) if i in linear else next(left) for i in range(data)]
+            found = rule(list(given) if multiple else given[0], *full, *arrays, **params)
+            return [found[i] for i in linear]
+
+        values = [*cotangents, *(operands[i] for i in known)]
+        for i, grad in zip(linear, _mapped(of_one, values, operands[data:]), strict=True):
+            grads[i] = as_cotangent(_joined(grad), avals[i])
+        return grads
+
+    def batch(args: Sequence, dims: Sequence, **params: Any) -> tuple[Any, Any]:
+        size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+        arrays = [_leading(a, d, size) for a, d in zip(args[data:], dims[data:], strict=True)]
+        count = arrays[0].shape[1]
+
+        def merge(a: Any, d: int | None) -> Any:
+            if d is None and a.shape[0] == 1:
+                return a
+            a = _leading(a, d, size)
+            if a.shape[1] == 1:  # shared by the structures, but not by the mapped elements
+                a = jnp.broadcast_to(a, (size, count, *a.shape[2:]))
+            return _joined(a)
+
+        merged = [merge(a, d) for a, d in zip(args[:data], dims[:data], strict=True)]
+        return _parted(bind(whole, *merged, *map(_joined, arrays), **params), size)
+
+    whole.def_abstract_eval(abstract_eval)
+    ad.primitive_jvps[whole] = jvp
+    if primitive in ad.primitive_transposes:
+        ad.primitive_transposes[whole] = transpose
+    batching.primitive_batchers[whole] = batch
+    mlir.register_lowering(whole, loop)
+    if cpu is not None:
+        mlir.register_lowering(whole, one_call, platform="cpu")

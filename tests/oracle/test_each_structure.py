@@ -1,0 +1,201 @@
+"""Several structures in one call: what a call for each gives, and on the CPU one custom call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from native_call import kernel_isas, run
+
+from sgap_jax import (
+    BCSR,
+    CSR,
+    CVS,
+    Reference,
+    gspmm,
+    row_max,
+    row_sum,
+    sddmm,
+    select,
+    sparse_attention,
+    sparse_softmax,
+    spmm,
+)
+from sgap_jax.runtime.native import native
+
+COUNT, M, K, D = 3, 24, 20, 8
+NONE = np.zeros(0, np.int32)
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape), jnp.float32)
+
+
+def structures(format, dtype="float32", grid=None):
+    """Structures of one capacity, which fill it differently; the last one stores nothing."""
+    height, width = format.block_shape + (1,) * (2 - len(format.block_shape))
+    scores = normal(COUNT, -(-M // height), -(-K // width))
+    lengths = jnp.asarray([scores.shape[2], scores.shape[2] // 2, 0], jnp.int32)
+    pick = lambda x, n: select.top_k(x, 5, lengths=n, format=format, shape=(M, K))
+    A = jax.vmap(pick)(scores, lengths)
+    values = normal(*A.values.shape, seed=1).astype(dtype)
+    return jax.vmap(lambda A, v: A.with_values(v))(A, values)
+
+
+def one(A, i):
+    return jax.tree.map(lambda x: x[i], A)
+
+
+HEADS = lambda x: x[:, None, :]
+# Functions of an array, of X [M, D] and of Y [K, D].
+OPS = {
+    "spmm": lambda A, X, Y: spmm(A, Y),
+    "spmm transposed": lambda A, X, Y: spmm(A, X, transpose=True),
+    "sddmm": lambda A, X, Y: sddmm(A, X, Y, scale=X[0, 0], weighted=True).values,
+    "softmax": lambda A, X, Y: sparse_softmax(A, scale=0.5).values,
+    "row_sum": lambda A, X, Y: row_sum(A),
+    "row_max": lambda A, X, Y: jnp.where(jnp.isneginf(row_max(A)), 0, row_max(A)),
+    "gspmm max": lambda A, X, Y: gspmm(A, Y, op="add", reduce="max"),
+    "attention": lambda A, X, Y: sparse_attention(HEADS(X), HEADS(Y), HEADS(2 * Y), A),
+}
+CASES = [(op, CSR) for op in OPS] + [(op, CVS(4)) for op in OPS] + [("spmm", BCSR(4, 2))]
+
+
+@pytest.mark.parametrize(("op", "format"), CASES, ids=str)
+def test_results_and_gradients(op, format):
+    A, X, Y = structures(format), normal(COUNT, M, D), normal(K, D)
+
+    def value_and_gradients(A, X, Y, weights):
+        of = lambda v, X, Y: jnp.vdot(OPS[op](A.with_values(v), X, Y), weights)
+        return OPS[op](A, X, Y), jax.grad(of, (0, 1, 2))(A.values, X, Y)
+
+    shape = jax.eval_shape(OPS[op], one(A, 0), X[0], Y).shape
+    weights = normal(COUNT, *shape, seed=2)
+    program = jax.jit(jax.vmap(value_and_gradients, (0, 0, None, 0)))
+    found = program(A, X, Y, weights)
+    alone = jax.jit(value_and_gradients)
+    for i in range(COUNT):
+        right = alone(one(A, i), X[i], Y, weights[i])
+        for x, y in zip(jax.tree.leaves(one(found, i)), jax.tree.leaves(right), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    text = program.lower(A, X, Y, weights).as_text()
+    assert "sgap_" in text and "stablehlo.while" not in text
+
+
+def test_shared_operands_get_the_sum_of_the_gradients():
+    A, X, Y = structures(CSR), normal(M, D), normal(K, D)
+
+    def total(v, X, Y):
+        products = jax.vmap(lambda A, v: spmm(A.with_values(v), Y) * X, (0, None))(A, v)
+        return jnp.sum(products**2)
+
+    def twin(v, X, Y):
+        dense = jnp.stack([one(A, i).with_values(v).todense() for i in range(COUNT)])
+        return jnp.sum((dense @ Y * X[None]) ** 2)
+
+    operands = (A.values[0], X, Y)
+    found, right = (jax.jit(jax.hessian(f, 2))(*operands) for f in (total, twin))
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
+    for f, g in zip(
+        *(jax.jit(jax.grad(f, (0, 1, 2)))(*operands) for f in (total, twin)), strict=True
+    ):
+        np.testing.assert_allclose(f, g, rtol=1e-4, atol=1e-3)
+
+
+def test_more_maps_around_and_inside():
+    # Several elements for each structure; structures that other maps share; both.
+    A, Y = structures(CSR), normal(2, COUNT, 4, K, D)
+    inner = jax.vmap(spmm, (None, 0))
+    found = jax.jit(jax.vmap(jax.vmap(inner), (None, 0)))(A, Y)
+    dense = jnp.stack([one(A, i).todense() for i in range(COUNT)])
+    right = jnp.einsum("sij,bsejk->bseik", dense, Y, precision="highest")
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    twice = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), A)
+    found = jax.jit(jax.vmap(jax.vmap(spmm, (0, None))))(twice, Y[:, 0, 0])
+    right = jnp.einsum("bsij,bjk->bsik", jnp.stack([dense, dense[::-1]]), Y[:, 0, 0])
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_other_schedules_and_none():
+    A, Y = structures(CVS(4)), normal(K, D)
+    plain = lambda A: spmm(A, Y, schedule=Reference())
+    np.testing.assert_allclose(jax.vmap(plain)(A), jax.vmap(lambda A: spmm(A, Y))(A), atol=1e-5)
+    nothing = jax.tree.map(lambda x: x[:0], A)
+    assert jax.vmap(lambda A: spmm(A, Y))(nothing).shape == (0, M, D)
+
+
+PATTERNS = [((4,), 2, None), ((2,), 2, None), ((3, 4), 2, 3), ((1, 2), 2, None), ((3, 1), 4, None)]
+
+
+@pytest.mark.parametrize(("lead", "key_heads", "bias"), PATTERNS, ids=str)
+def test_attention_with_patterns_of_heads(lead, key_heads, bias):
+    B, H = 3, 4
+    q, k, v = (
+        normal(B, n, h, D, seed=i) for i, (n, h) in enumerate([(M, H), *[(K, key_heads)] * 2])
+    )
+    pick = lambda x: select.top_k(x, 5)
+    for _ in lead:
+        pick = jax.vmap(pick)
+    A = pick(normal(*lead, M, K))
+    options = dict(sinks=normal(H), key_value_seq_lengths=jnp.asarray([K, 7, 0]), return_lse=True)
+    if bias is not None:
+        options["bias"] = normal(B, H, *A.values.shape[len(lead) :], seed=3)
+    found = jax.jit(lambda q: sparse_attention(q, k, v, A, **options))(q)
+    full = jax.tree.map(lambda x: x.reshape(*(1,) * (2 - len(lead)), *x.shape), A)
+    for b in range(B):
+        for h in range(H):
+            i, j = (0 if n == 1 else at for n, at in zip(full.values.shape, (b, h), strict=False))
+            j = h // (H // full.values.shape[1]) if full.values.shape[1] > 1 else 0
+            own = one(one(full, i), j)
+            g = h // (H // key_heads)
+            part = dict(sinks=options["sinks"][h : h + 1], return_lse=True)
+            part["key_value_seq_lengths"] = options["key_value_seq_lengths"][b]
+            if bias is not None:
+                part["bias"] = options["bias"][b, h]
+            heads = (q[b, :, h : h + 1], k[b, :, g : g + 1], v[b, :, g : g + 1])
+            for x, y in zip(found, sparse_attention(*heads, own, **part), strict=True):
+                np.testing.assert_allclose(x[b, :, h], y[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_attention_refuses_other_leading_axes():
+    q = normal(2, M, 4, D)
+    A = jax.vmap(lambda x: select.top_k(x, 5))(normal(3, M, M))
+    with pytest.raises(ValueError, match=r"leading axes \[H\] or \[B, H\] .* got \[3\]"):
+        sparse_attention(q, q, q, A)
+
+
+def spmm_call(values, arrays, x, isa, threads=1):
+    tiles = dict(tile_columns=0, chunk_nonzeros=16, pack=True)
+    batch = max(values.shape[0], x.shape[0], arrays[0].shape[0] if arrays[0].ndim == 2 else 1)
+    result = ((batch, arrays[0].shape[-1] - 1, x.shape[2]), x.dtype)
+    (y,) = run("sgap_spmm_csr_v1", (values, *arrays, NONE, x), [result], tiles, isa, threads)
+    return y
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+def test_arbitrary_index_arrays(isa):
+    rng = np.random.default_rng(0)
+    near = np.asarray([-(2**31), -1, 0, 1, 5, 39, 40, 41, 2**31 - 1], np.int32)
+    offsets = np.stack([np.linspace(0, 40, M + 1).astype(np.int32)] * 6)
+    offsets[1:3] = rng.choice(near, (2, M + 1))
+    indices = rng.integers(0, K, (6, 40)).astype(np.int32)
+    indices[2:4, ::7] = rng.choice(near, indices[2:4, ::7].shape)
+    values, x = rng.standard_normal((12, 40)), rng.standard_normal((1, K, 9))
+    for threads in (1, 3):
+        found = spmm_call(values, (offsets, indices), x, isa, threads)
+        for i in range(6):
+            own = values[2 * i : 2 * i + 2]
+            right = spmm_call(own, (offsets[i], indices[i]), x, isa)
+            np.testing.assert_array_equal(found[2 * i : 2 * i + 2], right)
+
+
+def test_the_handler_refuses_what_does_not_belong_together():
+    offsets, indices = np.zeros((2, M + 1), np.int32), np.zeros((2, 4), np.int32)
+    values, x = np.ones((2, 4)), np.ones((1, K, 1))
+    isa = native.isa()
+    assert not spmm_call(values, (offsets, indices), x, isa).any()
+    with pytest.raises(ValueError, match="expected all of them for each structure"):
+        spmm_call(values, (offsets, indices[0]), x, isa)
+    with pytest.raises(ValueError, match="expected all of them for each structure"):
+        spmm_call(values, (offsets, np.zeros((3, 4), np.int32)), x, isa)
+    with pytest.raises(ValueError, match="a multiple of the 2 structures, got 3"):
+        spmm_call(np.ones((3, 4)), (offsets, indices), x, isa)
