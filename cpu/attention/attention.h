@@ -36,6 +36,7 @@ struct AttentionProblem {
   const void* bias;        // [batch or 1, heads or 1, vectors, V] of accumulators, or null
   const int32_t* lengths;  // [batch or 1], or null
   int64_t batch, rows, keys, heads, key_heads, depth, value_depth, vectors, length;
+  int64_t row_heads, row_key_heads;  // side by side in memory: a call may have some of them
   int64_t padded_depth, padded_value_depth;
   int64_t q_stride, lengths_stride;  // elements from one batch to the next, 0 where shared
   int64_t bias_stride, bias_head_stride;

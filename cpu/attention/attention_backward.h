@@ -100,10 +100,10 @@ KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const Backw
     Acc* k = static_cast<Acc*>(args.sums) + place.slot * args.keys * row;
     return {k, k + args.padded_depth, row, row, added};
   }
-  const int64_t first = place.batch * args.keys * args.key_heads + place.key_head;
+  const int64_t first = place.batch * args.keys * args.row_key_heads + place.key_head;
   return {static_cast<Acc*>(args.dk) + first * args.depth,
-          static_cast<Acc*>(args.dv) + first * args.value_depth, args.key_heads * args.depth,
-          args.key_heads * args.value_depth, added};
+          static_cast<Acc*>(args.dv) + first * args.value_depth, args.row_key_heads * args.depth,
+          args.row_key_heads * args.value_depth, added};
 }
 
 // The place of a head among those that a group has.
@@ -119,12 +119,12 @@ void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Ac
             int64_t stride, Accumulator<T>* delta) {
   using Acc = Accumulator<T>;
   constexpr int kSize = kLanes<T>;
-  const int64_t first = at.row * args.heads + at.head;
+  const int64_t first = at.row * args.row_heads + at.head;
   const T* out =
       static_cast<const T*>(args.out) + at.batch * args.out_stride + first * args.value_depth;
   const Acc* dlse = static_cast<const Acc*>(args.dlse) + at.batch * args.dlse_stride + first;
   for (int64_t r = 0; r < at.height; ++r, dout += stride) {
-    const T* own = out + r * args.heads * args.value_depth;
+    const T* own = out + r * args.row_heads * args.value_depth;
     Vector<Acc, kSize> sums = {};
     int64_t d = 0;
     for (; d + kSize <= args.value_depth; d += kSize) {
@@ -132,7 +132,7 @@ void Deltas(const AttentionBackwardArgs& args, const AttentionRows& at, const Ac
     }
     Acc sum = FoldLanes<1, Acc, kSize>(sums)[0];
     for (; d < args.value_depth; ++d) sum += LoadScalar<T>(own + d) * dout[d];
-    delta[r] = sum - dlse[r * args.heads];
+    delta[r] = sum - dlse[r * args.row_heads];
   }
 }
 
@@ -149,7 +149,7 @@ struct PartialRows {
       first = static_cast<Acc*>(args.dq_sums) + slot * args.rows * args.padded_depth;
       stride = args.padded_depth;
     } else {
-      stride = args.heads * args.depth;
+      stride = args.row_heads * args.depth;
       first = static_cast<Acc*>(args.dq) + place.batch * args.rows * stride + head * args.depth;
     }
   }
@@ -163,7 +163,8 @@ template <typename T>
 void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
              const KeySums<Accumulator<T>>& sums, Accumulator<T> scale) {
   using Acc = Accumulator<T>;
-  const int64_t k_row = args.key_heads * args.depth, v_row = args.key_heads * args.value_depth;
+  const int64_t k_row = args.row_key_heads * args.depth;
+  const int64_t v_row = args.row_key_heads * args.value_depth;
   const int64_t first = place.batch * args.keys;
   T* dk = static_cast<T*>(args.dk) + first * k_row + place.key_head * args.depth;
   T* dv = static_cast<T*>(args.dv) + first * v_row + place.key_head * args.value_depth;

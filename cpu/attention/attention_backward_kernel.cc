@@ -65,7 +65,7 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   using Acc = Accumulator<T>;
   const bool first = place.phase == 0, last = place.phase == args.pieces - 1;
   const int64_t batch = place.batch, own = head * args.value_depth;
-  const int64_t q_row = args.heads * args.depth, out_row = args.heads * args.value_depth;
+  const int64_t q_row = args.row_heads * args.depth, out_row = args.row_heads * args.value_depth;
   const T* q_head = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
   const T* dout_head = static_cast<const T*>(args.dout) + batch * args.dout_stride + own;
   const T* out_head = static_cast<const T*>(args.out) + batch * args.out_stride + own;
@@ -80,7 +80,7 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
     if (run.begin == run.end && !first && !last) continue;
     ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
       constexpr int kRows = decltype(count)::value;
-      const int64_t row = at.row * args.heads + head;
+      const int64_t row = at.row * args.row_heads + head;
       LoadRows<T>(q_head + at.row * q_row, q_row, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), q);
       // Of whole rows of accumulators dout is read, and dq added up, where they are.
@@ -108,13 +108,13 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
       if (first) Deltas<T>(args, at, rows.dout, rows.dout_row, deltas + at.row);
       for (int r = 0; r < kRows; ++r) {
         const bool inside = r < at.height;
-        lse[r] = inside ? stored_lse[r * args.heads] : Acc(__builtin_inf());
+        lse[r] = inside ? stored_lse[r * args.row_heads] : Acc(__builtin_inf());
         if (lse[r] == -Acc(__builtin_inf())) lse[r] = Acc(__builtin_inf());
         delta[r] = inside ? deltas[at.row + r] : Acc(0);
       }
       rows.dbias = static_cast<Acc*>(args.dbias);
       if (rows.dbias)
-        rows.dbias += (batch * args.heads + head) * args.vectors * args.length + at.lane;
+        rows.dbias += (batch * args.row_heads + head) * args.vectors * args.length + at.lane;
       PrefetchPass(args, at, /*next=*/true, q_head, q_row, args.depth);
       PrefetchPass(args, at, /*next=*/true, dout_head, out_row, args.value_depth);
       if (first) PrefetchPass(args, at, /*next=*/true, out_head, out_row, args.value_depth);

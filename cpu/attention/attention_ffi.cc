@@ -24,11 +24,35 @@ constexpr int64_t kCopyBytes = 64 << 10;  // of one task
 constexpr int64_t kHeldBytes = 1 << 20;   // of copies and sums, for each thread
 constexpr int64_t kExpWork = 16;          // multiply-adds that take as long as one exponential
 
+// The sequences and heads of keys that a structure is for: some of all sequences with all heads, or
+// some heads of one.
+struct Window {
+  int64_t first, batch;
+  int64_t first_key_head, key_heads;
+
+  bool IsFirst() const { return first == 0 && first_key_head == 0; }
+};
+
 // The operands that both directions have, and whether they are for matrix tiles.
 struct Operands {
   ffi::AnyBuffer q, k, v, bias, lengths, offsets, indices;
   int64_t vector_length;
   bool octets;
+  Window window;
+
+  // The window's first head of q.
+  int64_t FirstHead() const {
+    return window.first_key_head * (q.dimensions()[2] / k.dimensions()[2]);
+  }
+  // What `buffer`, or the `base` in its place, has from the window's first sequence and from `head`
+  // on, where heads are `size` elements apart.
+  char* From(ffi::AnyBuffer buffer, int64_t head, int64_t size, void* base = nullptr) const {
+    const int64_t batch = buffer.dimensions()[0];
+    const int64_t stride = batch <= 1 ? 0 : int64_t(buffer.element_count()) / batch;
+    const int64_t elements = window.first * stride + head * size;
+    char* data = static_cast<char*>(base ? base : buffer.untyped_data());
+    return data + elements * int64_t(ffi::ByteWidth(buffer.element_type()));
+  }
 };
 
 // What a call owns of its operands: a valid structure, and the bias at the vectors of that.
@@ -106,17 +130,19 @@ int64_t CopiedBytes(const AttentionProblem& problem, bool octets) {
   return int64_t(octets ? sizeof(BFloat16) : AccumulatorBytes(problem.dtype));
 }
 
-AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool is_causal,
+AttentionProblem Describe(const Operands& in, double scale, bool is_causal,
                           StructureAndBias* owned) {
   AttentionProblem out{};
   out.dtype = *ToDtype(in.q.element_type());
-  out.q = in.q.untyped_data();
-  out.batch = batch;
+  out.batch = in.window.batch;
   out.rows = in.q.dimensions()[1];
   out.keys = in.k.dimensions()[1];
-  out.heads = in.q.dimensions()[2];
-  out.key_heads = in.k.dimensions()[2];
+  out.row_heads = in.q.dimensions()[2];
+  out.row_key_heads = in.k.dimensions()[2];
+  out.key_heads = in.window.key_heads;
+  out.heads = out.row_heads / out.row_key_heads * out.key_heads;
   out.depth = in.q.dimensions()[3];
+  out.q = in.From(in.q, in.FirstHead(), out.depth);
   out.value_depth = in.v.dimensions()[3];
   out.vectors = in.indices.dimensions()[0];
   out.length = in.vector_length;
@@ -128,12 +154,12 @@ AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool 
   out.padded_value_depth = padded(out.value_depth);
   out.q_stride = BatchStride(in.q);
   if (!Absent(in.bias)) {
-    out.bias = in.bias.untyped_data();
     out.bias_stride = BatchStride(in.bias);
     out.bias_head_stride = in.bias.dimensions()[1] == 1 ? 0 : out.vectors * out.length;
+    out.bias = in.From(in.bias, in.FirstHead(), out.bias_head_stride);
   }
   if (!Absent(in.lengths)) {
-    out.lengths = Ints(in.lengths);
+    out.lengths = reinterpret_cast<const int32_t*>(in.From(in.lengths, 0, 0));
     out.lengths_stride = BatchStride(in.lengths);
   }
   out.scale = scale;
@@ -146,8 +172,8 @@ AttentionProblem Describe(const Operands& in, int64_t batch, double scale, bool 
   if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
     const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
     const auto shape = in.bias.dimensions();
-    owned->bias = TakeEntries(out.bias, shape[0] * shape[1], vector, *compact);
-    out.bias = owned->bias.get();
+    owned->bias = TakeEntries(in.bias.untyped_data(), shape[0] * shape[1], vector, *compact);
+    out.bias = in.From(in.bias, in.FirstHead(), out.bias_head_stride, owned->bias.get());
   }
   return out;
 }
@@ -192,7 +218,9 @@ int64_t HeadBytes(const AttentionProblem& problem) {
 void PlaceKeys(const Operands& in, char* memory, AttentionProblem* out) {
   const auto rows = [&](ffi::AnyBuffer x, int64_t padded, char* copies) {
     const int64_t slots = copies ? Slots(*out, x) : 0;
-    return KeyRows{x.untyped_data(), x.dimensions()[3], padded, BatchStride(x), copies, slots};
+    const int64_t depth = x.dimensions()[3];
+    const void* source = in.From(x, in.window.first_key_head, depth);
+    return KeyRows{source, depth, padded, BatchStride(x), copies, slots};
   };
   const int64_t element = CopiedBytes(*out, in.octets);
   const int64_t k_bytes = Slots(*out, in.k) * out->keys * out->padded_depth * element;
@@ -252,13 +280,13 @@ struct AttentionCall {
 };
 
 template <bool kOctets>
-ffi::Future AttentionHandler(Pool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                             ffi::AnyBuffer bias, ffi::AnyBuffer sinks, ffi::AnyBuffer lengths,
-                             IndexArray offsets, IndexArray indices,
-                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
-                             int64_t vector_length, double scale, bool is_causal,
-                             int64_t chunk_nonzeros, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets};
+ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer q, ffi::AnyBuffer k,
+                         ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
+                         ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
+                         ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                         int64_t vector_length, double scale, bool is_causal,
+                         int64_t chunk_nonzeros, bool pack) {
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets, window};
   std::string error =
       Mismatch("out", *out, q.element_type(), {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? out->dimensions()[0] : 0;
@@ -268,33 +296,36 @@ ffi::Future AttentionHandler(Pool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi:
   auto call = std::make_shared<AttentionCall>();
   AttentionArgs& args = call->args;
   args = {};
-  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal, &call->owned);
+  static_cast<AttentionProblem&>(args) = Describe(in, scale, is_causal, &call->owned);
   const ffi::DataType wide = WideType(q.element_type());
-  error = Mismatch("out", *out, q.element_type(), {batch, args.rows, args.heads, args.value_depth});
-  if (error.empty()) error = Mismatch("lse", *lse, wide, {batch, args.rows, args.heads});
+  error =
+      Mismatch("out", *out, q.element_type(), {batch, args.rows, args.row_heads, args.value_depth});
+  if (error.empty()) error = Mismatch("lse", *lse, wide, {batch, args.rows, args.row_heads});
   if (error.empty() && !Absent(sinks)) {
-    error = Mismatch("sinks", sinks, wide, {kAnySize, args.heads});
+    error = Mismatch("sinks", sinks, wide, {kAnySize, args.row_heads});
     if (error.empty()) error = BadBatch("sinks", sinks, batch);
-    args.sinks = sinks.untyped_data();
-    args.sinks_stride = BatchStride(sinks);
   }
   if (error.empty() && !pack) error = CannotRead(args, kOctets);
   if (error.empty() && kOctets) error = BadOctets(args);
   if (!error.empty()) return Failed("attention: " + error);
-  args.out = out->untyped_data();
-  args.lse = lse->untyped_data();
-  AdviseHugePages(args.out, out->size_bytes());
   if (batch == 0 || args.rows == 0) return Finished();
+  if (!Absent(sinks)) {
+    args.sinks = in.From(sinks, in.FirstHead(), 1);
+    args.sinks_stride = BatchStride(sinks);
+  }
+  args.out = in.From(*out, in.FirstHead(), args.value_depth);
+  args.lse = in.From(*lse, in.FirstHead(), 1);
+  if (window.IsFirst()) AdviseHugePages(args.out, out->size_bytes());
 
-  const int64_t blocks = offsets.dimensions()[0] - 1, walks = batch * args.heads;
+  const int64_t blocks = offsets.dimensions()[0] - 1, walks = args.batch * args.heads;
   const int64_t chunk = std::max<int64_t>(1, chunk_nonzeros / vector_length);
   const size_t piece =
       size_t(walks * vector_length * (args.padded_value_depth + 2)) * AccumulatorBytes(args.dtype);
   static_cast<RowTasks&>(args) = call->plan.Cut(args.offsets, blocks, chunk, walks, piece);
   const int64_t tasks = args.heads / args.key_heads * args.row_tasks;  // of a key head
-  args.group = batch * args.key_heads;
+  args.group = args.batch * args.key_heads;
   if (pack) {
-    if (!SharesKeys(in, batch)) {
+    if (!SharesKeys(in, args.batch)) {
       args.group = GroupSize(args, kOctets ? HeadBytes(args) / 2 : HeadBytes(args), tasks,
                              pool.num_threads());
     }
@@ -333,14 +364,15 @@ std::vector<int64_t> CutPieces(const int32_t* offsets, int64_t blocks, int64_t p
 }
 
 template <bool kOctets>
-ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse, ffi::AnyBuffer q,
-                            ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::AnyBuffer bias,
-                            ffi::AnyBuffer lengths, ffi::AnyBuffer out, ffi::AnyBuffer lse,
-                            IndexArray offsets, IndexArray indices, ffi::Result<ffi::AnyBuffer> dq,
-                            ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
-                            ffi::Result<ffi::AnyBuffer> dbias, int64_t vector_length, double scale,
-                            bool is_causal, bool wrt_bias, int64_t pieces, bool pack) {
-  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets};
+ffi::Future RunBackward(const Pool& pool, const Window& window, ffi::AnyBuffer dout,
+                        ffi::AnyBuffer dlse, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                        ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
+                        ffi::AnyBuffer lse, IndexArray offsets, IndexArray indices,
+                        ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                        ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
+                        int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
+                        int64_t pieces, bool pack) {
+  const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets, window};
   const ffi::DataType type = q.element_type(), wide = WideType(type);
   std::string error = Mismatch("dq", *dq, type, {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? dq->dimensions()[0] : 0;
@@ -350,18 +382,18 @@ ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
   auto call = std::make_shared<BackwardCall>();
   AttentionBackwardArgs& args = call->args;
   args = {};
-  static_cast<AttentionProblem&>(args) = Describe(in, batch, scale, is_causal, &call->owned);
+  static_cast<AttentionProblem&>(args) = Describe(in, scale, is_causal, &call->owned);
   const auto expect = [&](const char* name, ffi::AnyBuffer buffer, ffi::DataType of,
                           std::initializer_list<int64_t> shape) {
     if (error.empty()) error = Mismatch(name, buffer, of, shape);
   };
-  expect("dq", *dq, type, {batch, args.rows, args.heads, args.depth});
-  expect("dk", *dk, type, {batch, args.keys, args.key_heads, args.depth});
-  expect("dv", *dv, type, {batch, args.keys, args.key_heads, args.value_depth});
-  expect("dout", dout, type, {kAnySize, args.rows, args.heads, args.value_depth});
-  expect("out", out, type, {kAnySize, args.rows, args.heads, args.value_depth});
-  expect("dlse", dlse, wide, {kAnySize, args.rows, args.heads});
-  expect("lse", lse, wide, {kAnySize, args.rows, args.heads});
+  expect("dq", *dq, type, {batch, args.rows, args.row_heads, args.depth});
+  expect("dk", *dk, type, {batch, args.keys, args.row_key_heads, args.depth});
+  expect("dv", *dv, type, {batch, args.keys, args.row_key_heads, args.value_depth});
+  expect("dout", dout, type, {kAnySize, args.rows, args.row_heads, args.value_depth});
+  expect("out", out, type, {kAnySize, args.rows, args.row_heads, args.value_depth});
+  expect("dlse", dlse, wide, {kAnySize, args.rows, args.row_heads});
+  expect("lse", lse, wide, {kAnySize, args.rows, args.row_heads});
   if (error.empty()) error = BadBatch("dout", dout, batch);
   if (error.empty()) error = BadBatch("out", out, batch);
   if (error.empty()) error = BadBatch("dlse", dlse, batch);
@@ -369,38 +401,42 @@ ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
   const int64_t stored = args.vectors * args.length;
   if (error.empty() && wrt_bias &&
       (dbias->element_type() != wide ||
-       int64_t(dbias->element_count()) != batch * args.heads * stored)) {
+       int64_t(dbias->element_count()) != batch * args.row_heads * stored)) {
     error = "dbias: expected accumulators [batch, heads, vectors, V], got " +
             ShapeString(dbias->dimensions());
   }
   if (error.empty() && !pack) error = CannotRead(args, kOctets);
   if (error.empty() && kOctets) error = BadOctets(args);
   if (!error.empty()) return Failed("attention_backward: " + error);
-  args.dout = dout.untyped_data();
-  args.out = out.untyped_data();
-  args.dlse = dlse.untyped_data();
-  args.lse = lse.untyped_data();
+  if (batch == 0) return Finished();
   args.dout_stride = BatchStride(dout);
   args.out_stride = BatchStride(out);
   args.dlse_stride = BatchStride(dlse);
   args.lse_stride = BatchStride(lse);
-  args.dq = dq->untyped_data();
-  args.dk = dk->untyped_data();
-  args.dv = dv->untyped_data();
-  for (ffi::AnyBuffer result : {*dq, *dk, *dv}) {
-    AdviseHugePages(result.untyped_data(), result.size_bytes());
+  args.dout = in.From(dout, in.FirstHead(), args.value_depth);
+  args.out = in.From(out, in.FirstHead(), args.value_depth);
+  args.dlse = in.From(dlse, in.FirstHead(), 1);
+  args.lse = in.From(lse, in.FirstHead(), 1);
+  args.dq = in.From(*dq, in.FirstHead(), args.depth);
+  args.dk = in.From(*dk, window.first_key_head, args.depth);
+  args.dv = in.From(*dv, window.first_key_head, args.value_depth);
+  if (window.IsFirst()) {
+    for (ffi::AnyBuffer result : {*dq, *dk, *dv}) {
+      AdviseHugePages(result.untyped_data(), result.size_bytes());
+    }
   }
-  if (batch == 0) return Finished();
   const int64_t blocks = offsets.dimensions()[0] - 1;
   const size_t element = AccumulatorBytes(args.dtype);
+  void* dbias_rows = nullptr;
   if (wrt_bias) {
-    args.dbias = dbias->untyped_data();
+    // A window's heads are next to each other: all of some sequences, or some of one.
+    args.dbias = dbias_rows = in.From(*dbias, in.FirstHead(), stored);
     if (call->owned.structure.compact()) {
-      call->dbias.reset(new char[dbias->size_bytes()]);
+      call->dbias.reset(new char[size_t(args.batch * args.heads * stored) * element]);
       args.dbias = call->dbias.get();
     }
     const size_t used = size_t(blocks > 0 ? args.offsets[blocks] : 0) * args.length;
-    for (int64_t i = 0; i < batch * args.heads && used < size_t(stored); ++i) {
+    for (int64_t i = 0; i < args.batch * args.heads && used < size_t(stored); ++i) {
       char* own = static_cast<char*>(args.dbias) + size_t(i) * stored * element;
       std::fill_n(own + used * element, (stored - used) * element, 0);
     }
@@ -415,8 +451,8 @@ ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
   const int64_t delta_bytes = q_rows * int64_t(element);
   const int64_t bytes = sum_bytes + dq_bytes + delta_bytes + args.keys;
   args.pieces = pieces;
-  args.group = batch * args.key_heads;
-  if (sums && !(pack && SharesKeys(in, batch))) {
+  args.group = args.batch * args.key_heads;
+  if (sums && !(pack && SharesKeys(in, args.batch))) {
     args.group = GroupSize(args, sum_bytes + bytes, pieces, pool.num_threads());
   }
   const int64_t copies = pack ? CopiesBytes(in, args) : 0;
@@ -435,17 +471,86 @@ ffi::Future BackwardHandler(Pool pool, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
   args.piece_begin = call->pieces.data();
   std::vector<int64_t> phases = PhasesOfGroups(args, /*phases=*/pieces, pieces);
   const int64_t tasks = std::accumulate(phases.begin(), phases.end(), int64_t(0));
-  void* const result = wrt_bias ? dbias->untyped_data() : nullptr;
   if (call->dbias) phases.push_back(1);
   const auto kernel = kOctets ? Kernels().AttentionBackwardOctet : Kernels().AttentionBackward;
   return ParallelPhases(pool, phases, 3 * MultiplyAdds(args),
-                        [call, tasks, result, kernel](int64_t task) {
+                        [call, tasks, dbias_rows, kernel](int64_t task) {
                           if (task < tasks) return kernel(call->args, task);
                           const AttentionBackwardArgs& args = call->args;
                           PutEntries(call->dbias.get(), args.batch * args.heads,
                                      size_t(args.length) * AccumulatorBytes(args.dtype),
-                                     *call->owned.structure.compact(), result);
+                                     *call->owned.structure.compact(), dbias_rows);
                         });
+}
+
+// Runs call(pool, window, offsets, indices) for the window of each structure. Structures are for as
+// many heads of keys each, sequence by sequence: for whole sequences, or for heads of one.
+template <typename Call>
+ffi::Future EachWindow(ffi::ThreadPool threads, const char* op, ffi::AnyBuffer k,
+                       IndexArray offsets, IndexArray indices, ffi::AnyBuffer result, Call call) {
+  const auto rank4 = [](ffi::AnyBuffer x) { return x.dimensions().size() == 4; };
+  if (!rank4(result) || !rank4(k) || k.dimensions()[2] < 1) {
+    return Failed(std::string(op) + ": k and the first result: expected rank 4 and heads");
+  }
+  const int64_t batch = result.dimensions()[0], heads = k.dimensions()[2];
+  StructureCount count;
+  count.See(offsets);
+  count.See(indices);
+  if (!count.Found()) return call(Pool(threads), Window{0, batch, 0, heads}, offsets, indices);
+  const int64_t structures = *count.Found();
+  const bool fits = structures <= batch
+                        ? structures > 0 && batch % structures == 0
+                        : batch > 0 && structures % batch == 0 && heads % (structures / batch) == 0;
+  std::string error = count.Error();
+  if (error.empty() && !fits && batch > 0) {
+    error = "index arrays: expected one structure for as many heads of keys each, of " +
+            std::to_string(batch) + " x " + std::to_string(heads) + ", got " +
+            std::to_string(structures);
+  }
+  if (!error.empty()) return Failed(std::string(op) + ": " + error);
+  return RunEach(threads, batch == 0 ? 0 : structures, [&](const Pool& pool, int64_t i) {
+    StructureSlice slice(i, structures);
+    const int64_t of_batch = std::max<int64_t>(1, structures / batch);  // of one sequence
+    const int64_t own = heads / of_batch;
+    const Window window = structures <= batch
+                              ? Window{batch / structures * i, batch / structures, 0, heads}
+                              : Window{i / of_batch, 1, i % of_batch * own, own};
+    return call(pool, window, slice(offsets), slice(indices));
+  });
+}
+
+template <bool kOctets>
+ffi::Future AttentionHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::AnyBuffer k,
+                             ffi::AnyBuffer v, ffi::AnyBuffer bias, ffi::AnyBuffer sinks,
+                             ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
+                             ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
+                             int64_t vector_length, double scale, bool is_causal,
+                             int64_t chunk_nonzeros, bool pack) {
+  return EachWindow(
+      threads, "attention", k, offsets, indices, *out,
+      [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
+        return RunAttention<kOctets>(pool, window, q, k, v, bias, sinks, lengths, offsets, indices,
+                                     out, lse, vector_length, scale, is_causal, chunk_nonzeros,
+                                     pack);
+      });
+}
+
+template <bool kOctets>
+ffi::Future BackwardHandler(ffi::ThreadPool threads, ffi::AnyBuffer dout, ffi::AnyBuffer dlse,
+                            ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                            ffi::AnyBuffer bias, ffi::AnyBuffer lengths, ffi::AnyBuffer out,
+                            ffi::AnyBuffer lse, IndexArray offsets, IndexArray indices,
+                            ffi::Result<ffi::AnyBuffer> dq, ffi::Result<ffi::AnyBuffer> dk,
+                            ffi::Result<ffi::AnyBuffer> dv, ffi::Result<ffi::AnyBuffer> dbias,
+                            int64_t vector_length, double scale, bool is_causal, bool wrt_bias,
+                            int64_t pieces, bool pack) {
+  return EachWindow(
+      threads, "attention_backward", k, offsets, indices, *dq,
+      [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
+        return RunBackward<kOctets>(pool, window, dout, dlse, q, k, v, bias, lengths, out, lse,
+                                    offsets, indices, dq, dk, dv, dbias, vector_length, scale,
+                                    is_causal, wrt_bias, pieces, pack);
+      });
 }
 
 auto BindAttention() {
@@ -496,13 +601,9 @@ auto BindBackward() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, EachStructure<AttentionHandler<false>>::Call,
-                              BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, EachStructure<AttentionHandler<true>>::Call,
-                              BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, EachStructure<BackwardHandler<false>>::Call,
-                              BindBackward());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, EachStructure<BackwardHandler<true>>::Call,
-                              BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler<false>, BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, AttentionHandler<true>, BindAttention());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
 
 }  // namespace sgap

@@ -63,9 +63,9 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
   const int64_t batch = walk / args.heads, head = walk % args.heads;
   const RowTask& rows = args.tasks[own.task % args.row_tasks];
   const T* q = static_cast<const T*>(args.q) + batch * args.q_stride + head * args.depth;
-  const int64_t stride = args.heads * args.depth, depth = args.padded_value_depth;
-  const T* out =
-      static_cast<const T*>(args.out) + (batch * args.rows * args.heads + head) * args.value_depth;
+  const int64_t stride = args.row_heads * args.depth, depth = args.padded_value_depth;
+  const T* out = static_cast<const T*>(args.out) +
+                 (batch * args.rows * args.row_heads + head) * args.value_depth;
   alignas(64) Acc loaded[kMostRowNumbers];
   alignas(64) Acc sums[kMostRowNumbers];
   Acc peaks[kLanes<Acc>], totals[kLanes<Acc>];
@@ -77,7 +77,8 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
       LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), loaded);
       PrefetchPass(args, at, /*next=*/true, q, stride, args.depth);
-      PrefetchPass(args, at, /*next=*/false, out, args.heads * args.value_depth, args.value_depth);
+      PrefetchPass(args, at, /*next=*/false, out, args.row_heads * args.value_depth,
+                   args.value_depth);
       RowState<Acc> state{sums, peaks, totals, depth};
       ForwardRows<Acc, kRows>(args, at, loaded, begin, end, state);
       if (rows.piece < 0) {

@@ -172,7 +172,7 @@ class BackwardOctets {
  private:
   // Row r of the pass in dq.
   BFloat16* Row(void* dq, const AttentionRows& at, int64_t r) const {
-    const int64_t row = (at.batch * args_.rows + at.row + r) * args_.heads + at.head;
+    const int64_t row = (at.batch * args_.rows + at.row + r) * args_.row_heads + at.head;
     return static_cast<BFloat16*>(dq) + row * args_.depth;
   }
 
@@ -190,8 +190,8 @@ class BackwardOctets {
 
   // What the keys meet: q, dout, lse and delta of the rows.
   void Begin(const AttentionRows& at, bool first) {
-    const int64_t stride = args_.heads * args_.depth;
-    const int64_t value_stride = args_.heads * args_.value_depth;
+    const int64_t stride = args_.row_heads * args_.depth;
+    const int64_t value_stride = args_.row_heads * args_.value_depth;
     const BFloat16* q = static_cast<const BFloat16*>(args_.q) + at.batch * args_.q_stride +
                         at.row * stride + at.head * args_.depth;
     const BFloat16* dout = static_cast<const BFloat16*>(args_.dout) + at.batch * args_.dout_stride +
@@ -206,9 +206,9 @@ class BackwardOctets {
       Deltas<BFloat16>(args_, at, wide_dout_, args_.padded_value_depth, deltas_ + at.row);
     }
     const float* stored = static_cast<const float*>(args_.lse) + at.batch * args_.lse_stride +
-                          at.row * args_.heads + at.head;
+                          at.row * args_.row_heads + at.head;
     for (int r = 0; r < kRows; ++r) {
-      const float lse = r < at.height ? stored[r * args_.heads] : Of::kLeast;
+      const float lse = r < at.height ? stored[r * args_.row_heads] : Of::kLeast;
       sees_[r] = lse != Of::kLeast;
       lse_[r] = sees_[r] ? lse : 0;
       delta_[r] = sees_[r] ? deltas_[at.row + r] : 0;
@@ -268,7 +268,7 @@ class BackwardOctets {
 
   void StoreBias(const AttentionRows& at, int64_t p, int count) {
     float* target = static_cast<float*>(args_.dbias) + at.lane +
-                    ((at.batch * args_.heads + at.head) * args_.vectors + p) * args_.length;
+                    ((at.batch * args_.row_heads + at.head) * args_.vectors + p) * args_.length;
     for (int j = 0; j < count; ++j, target += args_.length) {
       std::memcpy(target, slopes_ + j * kRows, kRows * sizeof(float));
     }

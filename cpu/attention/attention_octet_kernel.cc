@@ -21,7 +21,7 @@ class ForwardOctets {
   void Run(const AttentionRows& at, int64_t begin, int64_t end) {
     const int64_t key_head = at.head / (args_.heads / args_.key_heads);
     const OctetKeys k(args_, args_.k, at.batch, key_head), v(args_, args_.v, at.batch, key_head);
-    const int64_t stride = args_.heads * args_.depth, depth = args_.padded_value_depth;
+    const int64_t stride = args_.row_heads * args_.depth, depth = args_.padded_value_depth;
     const BFloat16* q = static_cast<const BFloat16*>(args_.q) + at.batch * args_.q_stride;
     rows_.Pack(q + at.row * stride + at.head * args_.depth, stride, at.height, args_.depth);
     if (begin == end) std::memset(sums_, 0, size_t(kRows * depth) * sizeof(float));

@@ -28,7 +28,7 @@ struct OctetKeys {
       stride = size_t(x.padded);
     } else {
       first = static_cast<const BFloat16*>(x.source) + batch * x.batch_stride + key_head * x.depth;
-      stride = size_t(args.key_heads * x.depth);
+      stride = size_t(args.row_key_heads * x.depth);
     }
   }
 

@@ -34,7 +34,7 @@ void Finish(const AttentionArgs& args, int64_t batch, int64_t head, int64_t row,
     total = total * share + (sink == kLeast ? Acc(0) : ExpOfDifference(sink, greatest));
     peak = greatest;
   }
-  const int64_t place = (batch * args.rows + row) * args.heads + head;
+  const int64_t place = (batch * args.rows + row) * args.row_heads + head;
   T* out = static_cast<T*>(args.out) + place * args.value_depth;
   StoreRow<T>(sums, args.value_depth, total == 0 ? Acc(0) : share / total, out);
   Acc* lse = static_cast<Acc*>(args.lse) + place;

@@ -16,7 +16,7 @@ void CopyKeys(const AttentionProblem& args, const KeyRows& x, const GroupTask& a
   const int64_t head = at.first + at.task % count, chunk = at.task / count;
   const int64_t begin = chunk * args.copy_rows;
   const int64_t end = begin + args.copy_rows < args.keys ? begin + args.copy_rows : args.keys;
-  const int64_t stride = args.key_heads * x.depth;
+  const int64_t stride = args.row_key_heads * x.depth;
   const T* from = static_cast<const T*>(x.source) + head / args.key_heads * x.batch_stride +
                   head % args.key_heads * x.depth + begin * stride;
   Copy* to = static_cast<Copy*>(x.copies) + (head % x.slots * args.keys + begin) * x.padded;
@@ -61,7 +61,7 @@ struct HeadKeys {
       stride = x.padded;
     } else {
       first = static_cast<const Acc*>(x.source) + batch * x.batch_stride + key_head * x.depth;
-      stride = args.key_heads * x.depth;
+      stride = args.row_key_heads * x.depth;
     }
   }
 };

@@ -94,6 +94,21 @@ class StructureCount {
   std::vector<int64_t> batches_;
 };
 
+// Runs call(pool, i), which returns a handler's future, for each i below `count`, all as one call.
+template <typename Call>
+xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, Call call) {
+  DeferredCalls calls;
+  for (int64_t i = 0; i < count; ++i) {
+    xla::ffi::Future future = call(Pool(threads, &calls), i);
+    std::string error;
+    future.OnReady([&](const std::optional<xla::ffi::Error>& found) {
+      if (found) error = found->message();
+    });
+    if (!error.empty()) return Failed(error);
+  }
+  return RunTogether(threads, std::move(calls));
+}
+
 // kHandler(Pool, ...) for one structure, as a handler of index arrays of one structure or several.
 template <auto kHandler>
 struct EachStructure;
@@ -106,17 +121,10 @@ struct EachStructure<kHandler> {
     if (!count.Found()) return kHandler(threads, args...);
     const std::string wrong = count.Error();
     if (!wrong.empty()) return Failed(wrong);
-    DeferredCalls calls;
-    for (int64_t i = 0; i < *count.Found(); ++i) {
+    return RunEach(threads, *count.Found(), [&](const Pool& pool, int64_t i) {
       StructureSlice slice(i, *count.Found());
-      xla::ffi::Future future = kHandler(Pool(threads, &calls), slice(args)...);
-      std::string error;
-      future.OnReady([&](const std::optional<xla::ffi::Error>& found) {
-        if (found) error = found->message();
-      });
-      if (!error.empty()) return Failed(error);
-    }
-    return RunTogether(threads, std::move(calls));
+      return kHandler(pool, slice(args)...);
+    });
   }
 };
 

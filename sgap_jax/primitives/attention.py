@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
@@ -19,6 +20,7 @@ from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
+    batch_rule,
     bind,
     check_scale,
     check_schedule,
@@ -37,7 +39,7 @@ from sgap_jax.primitives.attention_arguments import (
     as_lengths,
     as_sinks,
     attention_problem,
-    by_sequence_and_head,
+    by_structures,
     check_heads,
     leading_axes,
 )
@@ -118,17 +120,17 @@ def sparse_attention(
     check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
-    if isinstance(pattern, SparseArray) and leading_axes(pattern):
-        options = dict(scale=scale, is_causal=is_causal, schedule=schedule)
-        lengths = key_value_seq_lengths
-        out, lse = _of_each_pattern(op, q, k, v, pattern, bias, sinks, lengths, options)
-        return (out, lse) if return_lse else out
     heads = list(pattern) if isinstance(pattern, Sequence) else [pattern]
+    leading = leading_axes(pattern) if isinstance(pattern, SparseArray) else ()
     for i, one in enumerate(heads):
-        check_sparse(op, "pattern", one)
+        if not leading:
+            check_sparse(op, "pattern", one)
         blocks = one.format.modes[0] == 0 and len(one.format.block_shape) == 2
         if blocks and bias is None:
-            one = heads[i] = split_blocks(one)
+            split = split_blocks
+            for _ in leading:
+                split = jax.vmap(split)
+            one = heads[i] = split(one)
         if one.format != CSR and one.format != CVS(one.format.vector_length or 1):
             nearest = CVS(one.format.block_shape[0]) if blocks else CSR
             raise NotImplementedError(
@@ -136,6 +138,10 @@ def sparse_attention(
                 f"pattern.asformat({nearest}) has one"
             )
     q, k, v, batched = check_heads(op, q, k, v, heads)
+    if leading:
+        heads[0], apart = by_structures(op, heads[0], q.shape[0], q.shape[2], k.shape[2])
+        if apart > k.shape[2]:
+            k, v = (jnp.repeat(x, apart // x.shape[2], axis=2) for x in (k, v))
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[3], 1))
     factor, number = check_scale(op, scale), 1.0
@@ -150,7 +156,7 @@ def sparse_attention(
     if len(heads) == 1 or all(one is heads[0] for one in heads):
         if isinstance(bias, Sequence) and len(heads) > 1:
             bias = jnp.stack([jnp.asarray(one) for one in bias], axis=-1 - heads[0].values.ndim)
-        bias = as_bias(op, bias, heads[0].values.shape, q)
+        bias = as_bias(op, bias, heads[0].values.shape[len(leading_axes(heads[0])) :], q)
         out, lse = _attention(q, k, v, heads[0], bias, sinks, lengths, **params)
     else:
         each: Sequence = [None] * len(heads) if bias is None else bias
@@ -169,60 +175,6 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
-def _of_each_pattern(
-    op: str,
-    q: Any,
-    k: Any,
-    v: Any,
-    pattern: SparseArray,
-    bias: Any,
-    sinks: Any,
-    lengths: Any,
-    options: dict,
-) -> tuple[Any, Any]:
-    """(O, lse) with a pattern that has leading axes: attention with one pattern, mapped over
-    sequences and over the heads that have patterns of their own."""
-    q, k, v, batched = check_heads(op, q, k, v, [pattern])
-    B, L, H, _ = q.shape
-    pattern, own = by_sequence_and_head(op, pattern, B, H, k.shape[2])
-    if own > k.shape[2]:
-        k, v = (jnp.repeat(x, own // x.shape[2], axis=2) for x in (k, v))
-    heads = [
-        jnp.moveaxis(x.reshape(*x.shape[:2], own, x.shape[2] // own, x.shape[3]), 2, 1)
-        for x in (q, k, v)
-    ]
-    if bias is not None:
-        bias = as_bias(op, bias, pattern.values.shape[2:], q)
-        bias = bias.reshape(
-            bias.shape[0], *((1, 1) if bias.shape[1] == 1 else (own, H // own)), *bias.shape[2:]
-        )
-    if sinks is not None:
-        sinks = as_sinks(op, sinks, H, accumulator(q.dtype)).reshape(1, own, H // own)
-    if lengths is not None:
-        lengths = as_lengths(op, lengths, B)
-
-    def one(q: Any, k: Any, v: Any, pattern: SparseArray, bias: Any, sinks: Any, n: Any) -> Any:
-        given = dict(bias=bias, sinks=sinks, key_value_seq_lengths=n, return_lse=True)
-        return sparse_attention(q, k, v, pattern, **given, **options)
-
-    found = _over(B, partial(_over, own, one), *heads, pattern, bias, sinks, lengths)
-    out, lse = (jnp.moveaxis(x, 1, 2) for x in found)
-    out, lse = out.reshape(B, L, H, out.shape[-1]), lse.reshape(B, L, H)
-    return (out, lse) if batched else (out[0], lse[0])
-
-
-def _over(size: int, function: Any, *args: Any) -> Any:
-    """`function` mapped over the first axis of all arrays, which is `size` or, where all share an
-    array, 1."""
-    leaves, tree = jax.tree.flatten(args)
-    axes = [None if x.shape[0] == 1 else 0 for x in leaves]
-    leaves = [x[0] if axis is None else x for x, axis in zip(leaves, axes, strict=True)]
-    call = lambda *leaves: function(*jax.tree.unflatten(tree, leaves))  # noqa: E731
-    if size == 1:
-        return jax.tree.map(lambda x: x[None], call(*leaves))
-    return jax.vmap(call, axes)(*leaves)
-
-
 @partial(jax.jit, static_argnames=("scale", "is_causal", "schedule"), inline=True)
 def _attention(
     q: Any,
@@ -237,16 +189,20 @@ def _attention(
     is_causal: bool,
     schedule: Schedule | None,
 ) -> list:
-    operands = (q, k, v, bias, sinks, lengths, *structure(require_arrays(pattern)))
+    arrays: Any = lambda pattern: structure(require_arrays(pattern))  # noqa: E731
+    arrays = jax.vmap(arrays) if leading_axes(pattern) else arrays
+    operands = (q, k, v, bias, sinks, lengths, *arrays(pattern))
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
     params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
     if isinstance(schedule, Unfused):
-        return unfused.forward(*operands, **params | dict(schedule=None))
+        forward = unfused.by_structure(unfused.forward, Forward)
+        return forward(*operands, **params | dict(schedule=None))
     return bind(attention_p, *operands, **params)
 
 
 # The operands of the three primitives are `Forward`, `Tangent` and `Backward` of
-# attention_unfused.py, which has their shapes. attention_tangent_p is the derivative of
+# attention_unfused.py, which has their shapes. Their index arrays are of one structure, or of
+# several, [S, ...]: see `by_structure` there. attention_tangent_p is the derivative of
 # attention_p; its transpose is attention_backward_p, which has a kernel. Other derivatives are
 # computed unfused.
 
@@ -275,7 +231,7 @@ def _backward_abstract_eval(*operands: Any, wrt_bias: bool, **params: Any) -> li
     batch, length = unfused.backward_batch(*of), params["vector_length"]
     dense = [out_aval(x, (batch, *x.shape[1:]), x.dtype) for x in (of.q, of.k, of.v)]
     vector = () if length is None else (length,)
-    stored = (batch, of.q.shape[2], of.column_indices.shape[0], *vector)
+    stored = (batch, of.q.shape[2], of.column_indices.shape[-1], *vector)
     return [*dense, out_aval(of.lse, stored if wrt_bias else (1, 0), of.lse.dtype)]
 
 
@@ -344,6 +300,43 @@ def _backward_cpu(
     return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
 
 
+def _of_each_structure(primitive: Any, plain: Any, of: type) -> Any:
+    """`plain`, a lowering in plain JAX; for several structures the primitive, mapped over them."""
+
+    def lowered(*operands: Any, **params: Any) -> Any:
+        if operands[-1].ndim == 1:
+            return plain(*operands, **params)
+        return unfused.by_structure(partial(bind, primitive), of)(*operands, **params)
+
+    return lowered
+
+
+def _of_one_structure(launch: Any) -> Any:
+    """`launch`, a lowering to CUDA, for one structure only."""
+
+    def cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
+        return None if len(ctx.avals_in[-1].shape) > 1 else launch(ctx, *operands, **params)
+
+    return cuda
+
+
+def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tuple[Any, Any]:
+    arrays, axes = args[data:], dims[data:]
+    if all(x.ndim == 1 + (d is not None) for x, d in zip(arrays, axes, strict=True)):
+        return batch_rule(primitive, data, args, dims, **params)
+    # The structures of the mapped elements follow each other, as their sequences do.
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    every = [
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(arrays, axes, strict=True)
+    ]
+    own, axes = list(args[:data]), list(dims[:data])
+    if all(d is None for d in axes):
+        own[0], axes[0] = jnp.broadcast_to(own[0], (size, *own[0].shape)), 0
+    joined = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in every]
+    return batch_rule(primitive, data, [*own, *joined], [*axes, *[None] * len(joined)], **params)
+
+
 def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:
     sinks, lengths, *arrays = operands
     shape, length = params["shape"], params["vector_length"]
@@ -386,7 +379,8 @@ def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
     if any(t is not None for t in linear):
         given = _or_absent(linear, primals[:count])
         terms.append(bind(attention_tangent_p, *given, *primals[count:], **params))
-    terms.append(_along(unfused.tangent, primals, tangents, count, params))
+    tangent = unfused.by_structure(unfused.tangent, Tangent)
+    terms.append(_along(tangent, primals, tangents, count, params))
     return results, *terms
 
 
@@ -399,7 +393,8 @@ def _backward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
             jnp.zeros_like(x) if t is None else t for t, x in zip(linear, primals, strict=False)
         ]
         terms.append(bind(attention_backward_p, *given, *primals[count:], **params))
-    terms.append(_along(unfused.backward, primals, tangents, count, params))
+    backward = unfused.by_structure(unfused.backward, Backward)
+    terms.append(_along(backward, primals, tangents, count, params))
     return results, *terms
 
 
@@ -452,41 +447,48 @@ def _backward_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
         )
         for i, x in enumerate(operands[:2])
     ]
-    of = lambda *x: unfused.backward(*x, *operands[2:], **params)  # noqa: E731
+    backward = unfused.by_structure(unfused.backward, Backward)
+    of = lambda *x: backward(*x, *operands[2:], **params)  # noqa: E731
     found = jax.vjp(of, *zeros)[1](list(cotangents))
     return {i: found[i] for i in linear}
 
 
-attention_p = define(
-    "attention",
+attention_p, attention_tangent_p, attention_backward_p = map(
+    Primitive, ("attention", "attention_tangent", "attention_backward")
+)
+define(
+    attention_p,
     data=len(Forward._fields) - unfused.STRUCTURE,
+    batch=partial(_batch, attention_p, len(Forward._fields) - unfused.STRUCTURE),
     abstract_eval=_abstract_eval,
-    reference=unfused.forward,
+    reference=_of_each_structure(attention_p, unfused.forward, Forward),
     cpu=_cpu,
-    cuda=launches.forward,
-    compact=_compact,
+    cuda=_of_one_structure(launches.forward),
+    compact=_of_each_structure(attention_p, _compact, Forward),
     jvp=_jvp,
     transpose=None,
     multiple_results=True,
 )
-attention_tangent_p = define(
-    "attention_tangent",
+define(
+    attention_tangent_p,
     data=len(Tangent._fields) - unfused.STRUCTURE,
+    batch=partial(_batch, attention_tangent_p, len(Tangent._fields) - unfused.STRUCTURE),
     abstract_eval=_tangent_abstract_eval,
-    reference=unfused.tangent,
+    reference=_of_each_structure(attention_tangent_p, unfused.tangent, Tangent),
     cpu=None,
     jvp=_tangent_jvp,
     transpose=_tangent_transpose,
     multiple_results=True,
 )
-attention_backward_p = define(
-    "attention_backward",
+define(
+    attention_backward_p,
     data=len(Backward._fields) - unfused.STRUCTURE,
+    batch=partial(_batch, attention_backward_p, len(Backward._fields) - unfused.STRUCTURE),
     abstract_eval=_backward_abstract_eval,
-    reference=unfused.backward,
+    reference=_of_each_structure(attention_backward_p, unfused.backward, Backward),
     cpu=_backward_cpu,
-    cuda=launches.backward,
-    compact=_backward_compact,
+    cuda=_of_one_structure(launches.backward),
+    compact=_of_each_structure(attention_backward_p, _backward_compact, Backward),
     jvp=_backward_jvp,
     transpose=_backward_transpose,
     multiple_results=True,

@@ -1,5 +1,6 @@
 """Checks the arguments of sparse_attention and brings them to the shapes of its primitive."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,11 +62,12 @@ def leading_axes(A: SparseArray) -> tuple[int, ...]:
     return tuple(A.values.shape[: -1 - len(A.format.stored_shape(A.shape))])
 
 
-def by_sequence_and_head(
+def by_structures(
     op: str, pattern: SparseArray, batch: int, heads: int, key_heads: int
 ) -> tuple[SparseArray, int]:
-    """A pattern with leading axes [H] or [B, H] as one with [B|1, H], and its H: of q's heads, of
-    k's heads, or 1."""
+    """A pattern with leading axes [H] or [B, H] as one with [B H], whose structures are those of
+    all sequences, or without leading axes where all share it; and its H: of q's heads, of k's
+    heads, or 1."""
     lead = leading_axes(pattern)
     arrays = jax.tree.leaves((pattern.index_arrays, pattern.transposed))
     fits = len(lead) <= 2 and lead[-1] in (1, key_heads, heads)
@@ -76,9 +78,15 @@ def by_sequence_and_head(
             f"{op}: pattern: its arrays must have leading axes [H] or [B, H] with B in "
             f"{sorted({1, batch})} and H in {sorted({1, key_heads, heads})}, got {', '.join(found)}"
         )
-    if len(lead) == 1:
-        pattern = jax.tree.map(lambda x: x[None], pattern)
-    return pattern, lead[-1]
+    if math.prod(lead) == 1:
+        return jax.tree.map(lambda x: x.reshape(x.shape[len(lead) :]), pattern), 1
+
+    def joined(x: Any) -> Any:
+        own = x.shape[len(lead) :]
+        every = jnp.broadcast_to(x, (batch, lead[-1], *own))
+        return every.reshape(batch * lead[-1], *own)
+
+    return jax.tree.map(joined, pattern), lead[-1]
 
 
 def as_bias(op: str, bias: Any, stored: tuple[int, ...], q: Any) -> jax.Array:
@@ -141,7 +149,7 @@ def attention_problem(
     return Problem(
         "attention",
         shape,
-        nnz=indices.shape[0] * (length or 1),
+        nnz=indices.shape[-1] * (length or 1),
         n=q.shape[3],
         batch=batch * q.shape[2],
         dtype=q.dtype.name,

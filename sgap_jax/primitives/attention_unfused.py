@@ -21,6 +21,7 @@ Arrays are [B|1, L or S, heads, width]; `bias` is [B|1, heads|1, ...values], `si
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -117,6 +118,71 @@ def absent(x: Any) -> bool:
 
 def no_array(dtype: Any) -> Any:
     return jnp.zeros((1, 0), dtype)
+
+
+# Where the operands and results of the three primitives have their heads; lengths have none.
+_HEADS = {"bias": 1, "sinks": 1, "dbias": 1, "dsinks": 1, "lengths": None}
+RESULTS = {
+    Forward: ("out", "lse"),
+    Tangent: ("dout", "dlse"),
+    Backward: ("dq", "dk", "dv", "dbias"),
+}
+
+
+def by_structure(function: Callable, of: Any) -> Callable:
+    """`function` of operands that are an `of`, mapped over the structures where its index arrays
+    are of several: [S, ...] with S a multiple of the batch, the same number of structures for each
+    sequence and the same number of heads of keys for each structure."""
+
+    def mapped(*operands: Any, **params: Any) -> list:
+        own, arrays = operands[:-STRUCTURE], operands[-STRUCTURE:]
+        if arrays[0].ndim == 1:
+            return function(*operands, **params)
+        batch = joint_batch(*(x.shape[0] for x in own))
+        if batch == 0:
+            return function(*own, *(jnp.zeros(x.shape[1:], x.dtype) for x in arrays), **params)
+        count = arrays[0].shape[0] // batch
+        named = dict(zip(of._fields, own, strict=False))
+        split = [_apart(x, _HEADS.get(name, 2), count) for name, x in named.items()]
+        structures = [x.reshape(batch, count, *x.shape[1:]) for x in arrays]
+
+        def one(*operands: Any) -> list:
+            data = [x if absent(x) else x[None] for x in operands[: len(own)]]
+            return [x[0] for x in function(*data, *operands[len(own) :], **params)]
+
+        found = over(batch, partial(over, count, one), *split, *structures)
+        axes = [1 if name == "dbias" else 2 for name in RESULTS[of]]
+        return [_together(x, axis) for x, axis in zip(found, axes, strict=True)]
+
+    return mapped
+
+
+def _apart(x: Any, axis: int | None, count: int) -> Any:
+    """[B, ..., count H, ...] -> [B, count, ..., H, ...]; 1 for the count where all share heads."""
+    if absent(x):
+        return x[None, None]
+    if axis is None or x.shape[axis] == 1:
+        return x[:, None]
+    shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 1)
+
+
+def _together(x: Any, axis: int) -> Any:
+    """The results [B, count, ..., H, ...] of each structure -> [B, ..., count H, ...]."""
+    if x.ndim == 3:  # absent, of each structure
+        return x[:1, 0]
+    x = jnp.moveaxis(x, 1, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def over(size: int, function: Callable, *args: Any) -> Any:
+    """`function` mapped over the first axis of all arrays, which is `size` or, where all share an
+    array, 1."""
+    axes = [None if x.shape[0] == 1 else 0 for x in args]
+    own = [x[0] if axis is None else x for x, axis in zip(args, axes, strict=True)]
+    if size == 1:
+        return jax.tree.map(lambda x: x[None], function(*own))
+    return jax.vmap(function, axes)(*own)
 
 
 class Composition:

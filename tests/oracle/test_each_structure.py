@@ -10,7 +10,9 @@ from sgap_jax import (
     BCSR,
     CSR,
     CVS,
+    OctetTile,
     Reference,
+    Unfused,
     gspmm,
     row_max,
     row_sum,
@@ -123,37 +125,88 @@ def test_other_schedules_and_none():
     assert jax.vmap(lambda A: spmm(A, Y))(nothing).shape == (0, M, D)
 
 
-PATTERNS = [((4,), 2, None), ((2,), 2, None), ((3, 4), 2, 3), ((1, 2), 2, None), ((3, 1), 4, None)]
+PATTERNS = [
+    ((4,), 2, CSR, "float32", None),
+    ((2,), 2, CVS(4), "float64", Unfused()),
+    ((3, 4), 2, CSR, "float32", None),
+    ((3, 2), 2, CVS(4), "bfloat16", OctetTile(4, tile_n=32, tile_k=64)),
+    ((1, 2), 2, CVS(4), "bfloat16", None),
+    ((3, 1), 4, CSR, "float32", None),
+    ((1, 1), 4, BCSR(4, 2), "float32", None),
+]
 
 
-@pytest.mark.parametrize(("lead", "key_heads", "bias"), PATTERNS, ids=str)
-def test_attention_with_patterns_of_heads(lead, key_heads, bias):
+@pytest.mark.parametrize(("lead", "key_heads", "format", "dtype", "schedule"), PATTERNS, ids=str)
+def test_attention_with_patterns_of_heads(lead, key_heads, format, dtype, schedule):
     B, H = 3, 4
-    q, k, v = (
-        normal(B, n, h, D, seed=i) for i, (n, h) in enumerate([(M, H), *[(K, key_heads)] * 2])
-    )
-    pick = lambda x: select.top_k(x, 5)
-    for _ in lead:
-        pick = jax.vmap(pick)
-    A = pick(normal(*lead, M, K))
-    options = dict(sinks=normal(H), key_value_seq_lengths=jnp.asarray([K, 7, 0]), return_lse=True)
-    if bias is not None:
-        options["bias"] = normal(B, H, *A.values.shape[len(lead) :], seed=3)
-    found = jax.jit(lambda q: sparse_attention(q, k, v, A, **options))(q)
-    full = jax.tree.map(lambda x: x.reshape(*(1,) * (2 - len(lead)), *x.shape), A)
-    for b in range(B):
-        for h in range(H):
-            i, j = (0 if n == 1 else at for n, at in zip(full.values.shape, (b, h), strict=False))
-            j = h // (H // full.values.shape[1]) if full.values.shape[1] > 1 else 0
-            own = one(one(full, i), j)
+    sizes = [(M, H), (K, key_heads), (K, key_heads)]
+    q, k, v = (normal(B, *size, D, seed=i).astype(dtype) for i, size in enumerate(sizes))
+    A = structures(format)
+    pick = lambda i: one(A, i % COUNT)
+    every = [pick(i) for i in range(np.prod(lead))]
+    A = jax.tree.map(lambda *x: jnp.stack(x).reshape(*lead, *x[0].shape), *every)
+    wide = "float64" if dtype == "float64" else "float32"
+    operands = dict(q=q, k=k, v=v, sinks=normal(H).astype(wide))
+    if len(format.block_shape) < 2:
+        operands["bias"] = normal(B, H, *every[0].values.shape, seed=3).astype(wide)
+    lengths = jnp.asarray([K, 7, 0])
+    weights = normal(B, M, H, D, seed=4).astype(wide)
+
+    def whole(of):
+        options = dict(key_value_seq_lengths=lengths, return_lse=True, schedule=schedule)
+        out, lse = sparse_attention(**of, pattern=A, **options)
+        return jnp.vdot(out.astype(wide), weights) + jnp.where(lse > -9, lse, 0).sum(), (out, lse)
+
+    def in_turn(of):
+        outs = np.empty((B, H), object)
+        for b, h in np.ndindex(B, H):
+            own = [0 if n == 1 else i for n, i in zip((1, *lead)[-2:], (b, h), strict=True)]
+            at = own[0] * lead[-1] + (own[1] * lead[-1] // H if own[1] else 0)
             g = h // (H // key_heads)
-            part = dict(sinks=options["sinks"][h : h + 1], return_lse=True)
-            part["key_value_seq_lengths"] = options["key_value_seq_lengths"][b]
-            if bias is not None:
-                part["bias"] = options["bias"][b, h]
-            heads = (q[b, :, h : h + 1], k[b, :, g : g + 1], v[b, :, g : g + 1])
-            for x, y in zip(found, sparse_attention(*heads, own, **part), strict=True):
-                np.testing.assert_allclose(x[b, :, h], y[:, 0], rtol=1e-5, atol=1e-5)
+            part = dict(key_value_seq_lengths=lengths[b], return_lse=True, schedule=schedule)
+            part["sinks"] = of["sinks"][h : h + 1]
+            if "bias" in of:
+                part["bias"] = of["bias"][b, h]
+            heads = (of["q"][b, :, h : h + 1], *(of[n][b, :, g : g + 1] for n in "kv"))
+            outs[b, h] = sparse_attention(*heads, every[at], **part)
+        out, lse = (
+            jnp.stack([jnp.concatenate([outs[b, h][i] for h in range(H)], 1) for b in range(B)])
+            for i in (0, 1)
+        )
+        return jnp.vdot(out.astype(wide), weights) + jnp.where(lse > -9, lse, 0).sum(), (out, lse)
+
+    found, right = (
+        jax.jit(jax.value_and_grad(f, has_aux=True))(operands) for f in (whole, in_turn)
+    )
+    bound = 2e-2 if dtype == "bfloat16" else 1e-4
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        np.testing.assert_allclose(
+            x, y, rtol=bound, atol=bound * max(1, np.abs(y[np.isfinite(y)]).max())
+        )
+
+
+def test_attention_with_patterns_of_heads_to_order_2_and_mapped():
+    B, H = 2, 2
+    q, k = normal(B, M, H, 3), normal(B, K, H, 3)
+    A = jax.vmap(jax.vmap(lambda x: select.top_k(x, 4)))(normal(B, H, M, K))
+    mask = jnp.stack([one(one(A, b), h).todense() != 0 for b, h in np.ndindex(B, H)])
+    mask = mask.reshape(B, H, M, K)
+
+    def twin(q, k):
+        s = jnp.where(mask, jnp.einsum("bihd,bjhd->bhij", q, k) / 3**0.5, -jnp.inf)
+        return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(s), k)
+
+    def second(f):
+        first = jax.grad(lambda q, k: jnp.sum(f(q, k) ** 2), (0, 1))
+        return lambda q, k: jax.jvp(first, (q, k), (q, -k))[1]
+
+    ours = lambda q, k: sparse_attention(q, k, k, A)
+    for f, g in zip(*(jax.jit(second(f))(q, k) for f in (ours, twin)), strict=True):
+        np.testing.assert_allclose(f, g, rtol=1e-4, atol=1e-4)
+    qs = jnp.stack([q, 2 * q])
+    found = jax.jit(jax.vmap(ours, (0, None)))(qs, k)
+    np.testing.assert_allclose(found, jax.vmap(twin, (0, None))(qs, k), rtol=1e-4, atol=1e-4)
 
 
 def test_attention_refuses_other_leading_axes():
