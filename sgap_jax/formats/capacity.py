@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from sgap_jax.formats import checks, construct, structure
 from sgap_jax.formats.levels import CSC, CSR, Format
@@ -75,9 +76,9 @@ def of_coordinates(
     wide = construct.accumulator(values.dtype)
     sums = jnp.zeros(nse, wide).at[to].add(values.astype(wide), mode="drop")
     indices = jnp.zeros(nse, jnp.int32).at[to].set(indices, mode="drop")
-    return _fields(
-        sums.astype(values.dtype), offsets, indices, shape, format, merge and nse >= count
-    )
+    symbolic = export.is_symbolic_dim(count)
+    fits = merge and (nse == count if symbolic else nse >= count)
+    return _fields(sums.astype(values.dtype), offsets, indices, shape, format, fits)
 
 
 @partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)

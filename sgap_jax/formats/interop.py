@@ -85,7 +85,8 @@ def from_coordinates(
     if nse is not None or traced:
         capacity.require_sortable(format, len(shape), what)
         nse = coordinates.shape[0] if nse is None else checks.check_count(nse, "nse", what)
-        checks.check_nnz(max(nse, coordinates.shape[0]), what)
+        checks.check_nnz(nse, what)
+        checks.check_nnz(coordinates.shape[0], what)
     if not traced:
         fields = construct.assemble(
             list(coordinates.T),

@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import export
 from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, structure
@@ -152,9 +153,11 @@ def route(
             f"{what}: expert_of_token must have shape [tokens] or [tokens, choices], got "
             f"{list(given.shape)}; a batch is a vmap"
         )
-    rows = given.size + min(experts, given.size) * (block - 1)
+    symbolic = export.is_symbolic_dim(given.size)
+    rows = given.size + (experts if symbolic else min(experts, given.size)) * (block - 1)
     if capacity is not None:
-        rows = min(rows, experts * -(-capacity // block) * block)
+        most = experts * -(-capacity // block) * block
+        rows = most if symbolic else min(rows, most)
     checks.check_nnz(rows, what)
     return _routed(
         checks.saturated(given), experts=experts, block=block, capacity=capacity, rows=rows

@@ -10,7 +10,8 @@ import scipy.sparse
 from jax.experimental import sparse as jsparse
 from jax.test_util import check_grads
 
-from sgap_jax import BCSR, COO, CSC, CSF, CSR, SparseArray, spmm
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, SparseArray, select, spmm
+from sgap_jax.runtime.native import info
 
 M, N, COUNT = 6, 9, 40
 FORMATS = (CSR, CSC, COO)
@@ -265,6 +266,25 @@ def test_nothing_is_sorted_by_comparing(format, nse):
         text = jax.jit(loss).lower(jnp.ones(size, jnp.float32), c).as_text()
         assert "sgap_transpose_structure_v1" in text and "sgap_spmm_csr_v1" in text
         assert "stablehlo.sort" not in text
+
+
+def test_exported_for_any_number_of_coordinates():
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(name) for name in info()["ffi_targets"]]
+    (n,) = jax.export.symbolic_shape("n")
+    shapes = jax.ShapeDtypeStruct((n, 2), jnp.int32), jax.ShapeDtypeStruct((n,), jnp.float32)
+    coordinates, values = coordinates_of("duplicates"), np.arange(COUNT, dtype=np.float32)
+    for nse in (None, 50):
+        f = jax.jit(lambda c, v: made(c, v, nse=nse).todense())  # noqa: B023
+        exported = jax.export.export(f, disabled_checks=allowed)(*shapes)
+        np.testing.assert_array_equal(exported.call(coordinates, values), f(coordinates, values))
+    shapes = jax.ShapeDtypeStruct((n, 2), jnp.int32), jax.ShapeDtypeStruct((n, 3), jnp.float32)
+    f = jax.jit(lambda c, x: select.route(c, N, block=4).gather(x))
+    exported = jax.export.export(f, disabled_checks=allowed)(*shapes)
+    x = np.random.default_rng(8).standard_normal((COUNT, 3)).astype(np.float32)
+    right = np.asarray(f(coordinates, x))
+    found = np.asarray(exported.call(coordinates, x))
+    np.testing.assert_array_equal(found[: len(right)], right)
+    assert not found[len(right) :].any()
 
 
 def test_what_is_refused():
