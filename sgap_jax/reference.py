@@ -193,3 +193,21 @@ def top_k(
         indices += sorted(exist[:k])
         offsets.append(len(indices))
     return np.array(offsets, np.int32), np.array(indices, np.int32)
+
+
+def route(
+    experts_of_tokens: ArrayLike, experts: int, block: int, capacity: int | None = None
+) -> tuple[list[int], list[int], int]:
+    """(rows, starts, dropped): for each row the flattened choice (t, c) in it, -1 for padding; the
+    rows starts[e] .. starts[e + 1] - 1 are those of expert e, the choices of it in their order and
+    then padding up to a multiple of `block`. Of an expert's choices the first `capacity` are kept,
+    and `dropped` are not."""
+    rows: list[int] = []
+    starts, dropped = [0], 0
+    for e in range(experts):
+        own = [p for p, x in enumerate(np.ravel(experts_of_tokens).tolist()) if x == e]
+        kept = own if capacity is None else own[:capacity]
+        dropped += len(own) - len(kept)
+        rows += kept + [-1] * (-len(kept) % block)
+        starts.append(len(rows))
+    return rows, starts, dropped

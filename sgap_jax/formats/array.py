@@ -14,7 +14,7 @@ import jax
 import jax.export
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import checked, checks, construct, convert, interop, parts
+from sgap_jax.formats import capacity, checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators, no_extremum
 from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
@@ -31,9 +31,9 @@ Dtype = DTypeLike | None
 class SparseArray(Operators):
     """A sparse tensor: values [nnz] and, per level of its format, index arrays (int32).
 
-    Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_bcoo`,
-    `from_bcsr` or `sgap_jax.read`; the bare constructor checks nothing (pytrees need that). The
-    arrays of each format::
+    Build one with `from_scipy`, `from_dense`, `from_coordinates`, `from_arrays`, `from_topk`,
+    `from_bcoo`, `from_bcsr` or `sgap_jax.read`; the bare constructor checks nothing (pytrees
+    need that). The arrays of each format::
 
         format  index_arrays
         CSR     ((), (row_offsets [m + 1], column_indices [nnz]))
@@ -57,12 +57,18 @@ class SparseArray(Operators):
     """
 
     @classmethod
-    def from_dense(cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None) -> SparseArray:
-        """The entries of a concrete dense array that are != 0, which NaN is.
+    def from_dense(
+        cls, x: ArrayLike, *, format: Format = CSR, dtype: Dtype = None, nse: int | None = None
+    ) -> SparseArray:
+        """The entries of a dense array that are != 0, which NaN is.
 
-        Raises ValueError for a traced or non-numeric array.
+        `nse`: the capacity, how many entries the result can store (static); a traced matrix needs
+        one, see `from_coordinates`. Differentiable in x at these entries.
+
+        Raises ValueError for a traced array without a capacity, a concrete one with more entries
+        than that, and a non-numeric one.
         """
-        return cls(**interop.from_dense(x, format=format, dtype=dtype))
+        return cls(**interop.from_dense(x, format=format, dtype=dtype, nse=nse))
 
     @classmethod
     def from_scipy(
@@ -85,26 +91,67 @@ class SparseArray(Operators):
         format: Format = CSR,
         dtype: Dtype = None,
         duplicates: str = "sum",
+        nse: int | None = None,
     ) -> SparseArray:
-        """Concrete `coordinates` [nnz, ndim] in any order, `values` [nnz] (may be traced).
+        """`coordinates` [nnz, ndim] in any order, `values` [nnz].
 
         `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
-        Raises ValueError for wrong shapes and dtypes and for coordinates out of range.
+        `nse`: the capacity, how many entries the result can store (static); the rest of it is
+        padding. None: as many as there are; for traced coordinates, as many as are given.
+
+        Traced coordinates, of a matrix in CSR, CSC or COO, are sorted and merged inside jit: on the
+        CPU by counting, in time linear in nnz, nse and the shape. Those out of range are left out,
+        as BCOO's padding is. If `nse` is less than nnz, or `duplicates` is "error", the result is
+        unchecked: the first `nse` entries in the format's order are stored, `overflow` says how
+        many more there were, and `checked()` fails if there were any. Differentiable in values.
+
+        Raises ValueError for wrong shapes and dtypes and, if concrete, for coordinates out of range
+        and more entries than `nse`; NotImplementedError for a capacity in other formats.
         """
         fields = interop.from_coordinates(
-            coordinates, values, shape, format=format, dtype=dtype, duplicates=duplicates
+            coordinates, values, shape, format=format, dtype=dtype, duplicates=duplicates, nse=nse
+        )
+        return cls(**fields)
+
+    @classmethod
+    def from_topk(
+        cls,
+        indices: ArrayLike,
+        values: ArrayLike | None = None,
+        *,
+        shape: tuple[int, int],
+        format: Format = CSR,
+        dtype: Dtype = None,
+        nse: int | None = None,
+    ) -> SparseArray:
+        """Row i has entries in the columns indices[i, :], with the values values[i, :].
+
+        `values, indices = jax.lax.top_k(scores, k)` are such arrays [m, k]: in any order, and an
+        index that is out of range is left out. Values None are ones. Equal indices of a row are
+        summed. `shape` is (m, columns), the capacity m k by default; otherwise as
+        `from_coordinates`. `sgap_jax.select.top_k` makes such an array of the scores, faster.
+        """
+        fields = interop.from_topk(
+            indices, values, shape=shape, format=format, dtype=dtype, nse=nse
         )
         return cls(**fields)
 
     @classmethod
     def from_bcoo(
-        cls, a: Any, *, format: Format = CSR, dtype: Dtype = None, duplicates: str = "sum"
+        cls,
+        a: Any,
+        *,
+        format: Format = CSR,
+        dtype: Dtype = None,
+        duplicates: str = "sum",
+        nse: int | None = None,
     ) -> SparseArray:
-        """A concrete `jax.experimental.sparse.BCOO` without batch and dense dimensions.
+        """A `jax.experimental.sparse.BCOO` without batch and dense dimensions.
 
-        Its out-of-range padding is dropped. Otherwise as `from_coordinates`.
+        Its out-of-range padding is dropped. Otherwise as `from_coordinates`, inside jit too.
         """
-        return cls(**interop.from_bcoo(a, format=format, dtype=dtype, duplicates=duplicates))
+        fields = interop.from_bcoo(a, format=format, dtype=dtype, duplicates=duplicates, nse=nse)
+        return cls(**fields)
 
     @classmethod
     def from_bcsr(
@@ -140,6 +187,12 @@ class SparseArray(Operators):
         the matrix are ignored, NaN too.
         """
         return cls(**construct.from_arrays(values, row_offsets, column_indices, shape, format))
+
+    @property
+    def overflow(self) -> jax.Array:
+        """[] int32: how many entries did not fit in the capacity `nnz` of an array that was made
+        inside jit. Ask the array itself: what is derived from it has what is stored."""
+        return capacity.overflow(self)
 
     @property
     def row_lengths(self) -> jax.Array:

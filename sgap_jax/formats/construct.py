@@ -106,20 +106,30 @@ def strictly_sorted(coordinates: Sequence[np.ndarray]) -> bool:
     return bool(rises.all())
 
 
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """The dtype in which values of this dtype are summed."""
+    if dtype == np.bool_:
+        return np.dtype(np.int32)
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if narrow else dtype
+
+
 def _merge_duplicates(values: Any, first: np.ndarray) -> Any:
     """Sums each run of values with equal coordinates; `first` marks where a run starts. The
     accumulator is float32 at least."""
     dtype = values.dtype
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    wide: Any = jnp.float32 if narrow else dtype
+    wide = accumulator(dtype)
     if not checks.is_traced(values):
         summed = np.add.reduceat(values.astype(wide), np.flatnonzero(first))
         return summed.astype(dtype)
-    if dtype == jnp.bool_:
-        wide = jnp.int32
     run = np.cumsum(first, dtype=np.int32) - 1
     runs = int(run[-1]) + 1
     return jax.ops.segment_sum(values.astype(wide), run, num_segments=runs).astype(dtype)
+
+
+def check_duplicates(duplicates: Any, what: str) -> None:
+    if duplicates not in DUPLICATES:
+        raise ValueError(f"{what}: duplicates: expected one of {DUPLICATES}, got {duplicates!r}")
 
 
 def assemble(
@@ -137,8 +147,7 @@ def assemble(
 
     `coordinates` are concrete integers (range checked here), `values` [nnz] NumPy or traced.
     """
-    if duplicates not in DUPLICATES:
-        raise ValueError(f"{what}: duplicates: expected one of {DUPLICATES}, got {duplicates!r}")
+    check_duplicates(duplicates, what)
     checks.check_nnz(values.shape[0], what)
     if not checks.is_traced(values):
         values = np.asarray(values)

@@ -90,9 +90,9 @@ def _in_order(A: Array) -> Array:
     part last."""
     outer, inner = A.format.modes
     found, size = coordinates(A), A.shape[outer]
-    order = jnp.argsort(found[outer], stable=True).astype(jnp.int32)
+    once = jnp.zeros(2, jnp.int32).at[1].set(A.nnz)
+    offsets, _, order = structure.transpose_structure(once, found[outer], size)
     indices = jnp.where(found[outer][order] < size, found[inner][order], -1)
-    offsets = structure.offsets_of_indices(found[outer], size, jnp.asarray(A.nnz, jnp.int32))
     return replace(
         A,
         values=structure.whole(A.values)[order],

@@ -12,35 +12,44 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, construct, convert, structure, vectors
+from sgap_jax.formats import capacity, checks, construct, convert, structure, vectors
 from sgap_jax.formats.levels import COO, CSC, CSR, Format, require_stored
 from sgap_jax.formats.stored import StoredArray
 
-_TRACED_STRUCTURE = "SparseArray.from_arrays takes traced structure"
 
-
-def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
+def from_dense(x: Any, *, format: Format, dtype: Any, nse: Any = None) -> dict[str, Any]:
     what = "SparseArray.from_dense"
-    checks.check_concrete(
-        x,
-        "x",
-        what,
-        "the number of entries is a static size: build the structure outside jit and use "
-        "with_values inside",
-    )
+    nse = None if nse is None else checks.check_count(nse, "nse", what)
+    if nse is None:
+        checks.check_concrete(
+            x,
+            "x",
+            what,
+            "the number of entries is a static size: give nse, how many can be stored, or build "
+            "the structure outside jit and use with_values inside",
+        )
     if hasattr(x, "todense"):
         raise ValueError(
             f"{what}: x: expected a dense array, got a {type(x).__name__}; from_scipy, from_bcoo "
             "and from_bcsr take those of others, asformat is for a SparseArray"
         )
-    x = np.asarray(x)
+    x = checks.as_array(x)
     checks.check_numeric(x.dtype, what, "x")
     shape = checks.check_shape(x.shape, what)
     format = require_stored(format, x.ndim, what)
+    if nse is not None:
+        capacity.require_sortable(format, x.ndim, what)
+        checks.check_nnz(nse, what)
+    if checks.is_traced(x):
+        checks.check_nnz(x.size, what)
+        x = checks.to_jax_values(x, dtype, what)
+        made = capacity.of_dense(x, shape=shape, format=format, nse=nse)
+        return made | {"shape": shape, "format": format}
+    x = np.asarray(x)
     # np.nonzero of the transpose to the format's mode order finds the entries already sorted.
     found = np.nonzero(np.transpose(x, format.modes) != 0)
     coordinates = [found[format.modes.index(mode)] for mode in range(x.ndim)]
-    return construct.assemble(
+    fields = construct.assemble(
         coordinates,
         x[tuple(coordinates)],
         shape,
@@ -49,6 +58,7 @@ def from_dense(x: Any, *, format: Format, dtype: Any) -> dict[str, Any]:
         dtype=dtype,
         what=what,
     )
+    return fields if nse is None else capacity.padded(fields, nse, what)
 
 
 def from_coordinates(
@@ -59,11 +69,11 @@ def from_coordinates(
     format: Format,
     dtype: Any,
     duplicates: str,
+    nse: Any = None,
     what: str = "SparseArray.from_coordinates",
 ) -> dict[str, Any]:
     shape = checks.check_shape(shape, what)
     format = require_stored(format, len(shape), what)
-    checks.check_concrete(coordinates, "coordinates", what, _TRACED_STRUCTURE)
     coordinates = checks.check_indices(coordinates, "coordinates", 2, what)
     if coordinates.shape[1] != len(shape):
         raise ValueError(
@@ -71,13 +81,63 @@ def from_coordinates(
             f"got {list(coordinates.shape)}"
         )
     values = checks.check_values(values, coordinates.shape[0], what)
-    return construct.assemble(
+    traced = checks.is_traced(coordinates)
+    if nse is not None or traced:
+        capacity.require_sortable(format, len(shape), what)
+        nse = coordinates.shape[0] if nse is None else checks.check_count(nse, "nse", what)
+        checks.check_nnz(nse, what)
+        checks.check_nnz(coordinates.shape[0], what)
+    if not traced:
+        fields = construct.assemble(
+            list(coordinates.T),
+            values,
+            shape,
+            format,
+            duplicates=duplicates,
+            dtype=dtype,
+            what=what,
+        )
+        return fields if nse is None else capacity.padded(fields, nse, what)
+    construct.check_duplicates(duplicates, what)
+    made = capacity.of_coordinates(
         list(coordinates.T),
+        checks.to_jax_values(values, dtype, what),
+        shape=shape,
+        format=format,
+        nse=nse,
+        merge=duplicates == "sum",
+    )
+    return made | {"shape": shape, "format": format}
+
+
+def from_topk(
+    indices: Any, values: Any, *, shape: Any, format: Format, dtype: Any, nse: Any
+) -> dict[str, Any]:
+    what = "SparseArray.from_topk"
+    shape = checks.check_shape(shape, what)
+    indices = checks.check_indices(indices, "indices", 2, what)
+    (m, k), columns = indices.shape, indices.reshape(-1)
+    if len(shape) != 2 or shape[0] != m:
+        raise ValueError(
+            f"{what}: shape: expected ({m}, columns), the rows of indices {[m, k]}, got {shape}"
+        )
+    values = jnp.ones((m, k), dtype) if values is None else checks.as_array(values)
+    rows: Any = np.repeat(np.arange(m, dtype=np.int32), k)
+    if values.shape != (m, k):
+        raise ValueError(f"{what}: values: expected shape [{m}, {k}], got {list(values.shape)}")
+    values = values.reshape(-1)
+    if not checks.is_traced(columns):
+        real = (columns >= 0) & (columns < shape[1])
+        rows, columns, values = rows[real], columns[real], values[np.flatnonzero(real)]
+    stack: Any = jnp if checks.is_traced(columns) else np
+    return from_coordinates(
+        stack.stack([rows, columns], axis=1),
         values,
         shape,
-        format,
-        duplicates=duplicates,
+        format=format,
         dtype=dtype,
+        duplicates="sum",
+        nse=m * k if nse is None else nse,
         what=what,
     )
 
@@ -108,21 +168,31 @@ def from_scipy(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[s
     )
 
 
-def from_bcoo(a: Any, *, format: Format, dtype: Any, duplicates: str) -> dict[str, Any]:
+def from_bcoo(
+    a: Any, *, format: Format, dtype: Any, duplicates: str, nse: Any = None
+) -> dict[str, Any]:
     what = "SparseArray.from_bcoo"
     from jax.experimental.sparse import BCOO
 
     if not isinstance(a, BCOO):
         raise ValueError(f"{what}: a: expected a BCOO, got {type(a).__name__}")
     _check_unbatched(a, what)
-    checks.check_concrete(a.indices, "a.indices", what, _TRACED_STRUCTURE)
-    indices = np.asarray(a.indices)
-    real = (indices < np.asarray(a.shape)).all(axis=1)
+    indices: Any = a.indices
     values = a.data
-    if not real.all():  # BCOO marks padding by indices past the end
-        indices, values = indices[real], values[np.flatnonzero(real)]
+    if not checks.is_traced(indices):
+        indices = np.asarray(indices)
+        real = (indices < np.asarray(a.shape)).all(axis=1)
+        if not real.all():  # BCOO marks padding by indices past the end
+            indices, values = indices[real], values[np.flatnonzero(real)]
     return from_coordinates(
-        indices, values, a.shape, format=format, dtype=dtype, duplicates=duplicates, what=what
+        indices,
+        values,
+        a.shape,
+        format=format,
+        dtype=dtype,
+        duplicates=duplicates,
+        nse=nse,
+        what=what,
     )
 
 

@@ -74,7 +74,7 @@ def mean(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
     if dtype == np.bool_:
         raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
-    sums = _sums(A, axes, _wide(dtype), what)
+    sums = _sums(A, axes, construct.accumulator(dtype), what)
     count = math.prod(A.shape[axis] for axis in axes)  # may exceed int32
     means = sums / 1 / float(count)  # sums / 1 turns integers into floats
     return _shaped(A, means.astype(dtype), axes, keepdims)
@@ -85,7 +85,7 @@ def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> 
     convert.require_unbatched(A, f"{what}: A")
     if dtype == np.bool_:
         A = A.astype(dtype)
-    wide = _wide(dtype)
+    wide = construct.accumulator(dtype)
     if len(axes) == A.ndim:
         return _total(A, wide).astype(dtype)
     if A.ndim != 2 or not axes:
@@ -112,14 +112,6 @@ def _shaped(A: StoredArray, sums: jax.Array, axes: tuple[int, ...], keepdims: bo
     if not keepdims:
         return sums
     return sums.reshape([1 if mode in axes else size for mode, size in enumerate(A.shape)])
-
-
-def _wide(dtype: np.dtype) -> np.dtype:
-    """The accumulator dtype for sums of this dtype."""
-    if dtype == np.bool_:
-        return np.dtype(np.int32)
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return np.dtype(np.float32) if narrow else dtype
 
 
 def _dtype(op: Callable, A: StoredArray, dtype: Any) -> np.dtype:

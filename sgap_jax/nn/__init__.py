@@ -1,5 +1,5 @@
-"""Layers for Flax nnx on sparse weights, graphs and attention patterns; `nn.linen` has them for
-linen. Flax comes with the extra `sgap_jax[nn]`; `import sgap_jax` does without it."""
+"""Layers for Flax nnx on sparse weights, graphs, attention patterns and experts; `nn.linen` has
+them for linen. Flax comes with the extra `sgap_jax[nn]`; `import sgap_jax` does without it."""
 
 try:
     import flax as flax
@@ -12,9 +12,13 @@ from sgap_jax.nn.adjacency import add_self_loops as add_self_loops
 from sgap_jax.nn.adjacency import normalize_adjacency as normalize_adjacency
 from sgap_jax.nn.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
 from sgap_jax.nn.attention import SparseSelfAttention as SparseSelfAttention
+from sgap_jax.nn.experts import RouterLosses as RouterLosses
+from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
+from sgap_jax.nn.experts import router_z_loss as router_z_loss
 from sgap_jax.nn.graph_attention import GraphAttention as GraphAttention
 from sgap_jax.nn.graph_conv import GraphConv as GraphConv
 from sgap_jax.nn.linear import SparseLinear as SparseLinear
+from sgap_jax.nn.moe import MoE as MoE
 from sgap_jax.nn.pruning import MaskedLinear as MaskedLinear
 from sgap_jax.nn.pruning import magnitude_mask as magnitude_mask
 from sgap_jax.nn.pruning import prune_step as prune_step

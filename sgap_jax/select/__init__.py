@@ -5,4 +5,6 @@ DeepSeek-V3.2, the selection of blocks of MoBA and NSA); how much it can store i
 Static patterns are in `sgap_jax.masks`.
 """
 
+from sgap_jax.select.routing import Routing as Routing
+from sgap_jax.select.routing import route as route
 from sgap_jax.select.rows import top_k as top_k

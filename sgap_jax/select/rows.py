@@ -71,7 +71,7 @@ def top_k(
         raise TypeError(f"{what}: scores must be one of {KERNEL_DTYPES}, got {scores.dtype}")
     check_schedule(what, schedule)
     m, n = scores.shape
-    k = min(_count(what, "k", k), n)
+    k = min(checks.check_count(k, "k", what), n)
     shape = _shape(what, shape, scores.shape, format)
     checks.check_nnz(m * k * math.prod(format.block_shape), what)
     limits = jnp.full(m, n, jnp.int32)
@@ -116,15 +116,6 @@ def _selected(
     values = jnp.broadcast_to(values.reshape(-1, *[1] * len(block)), (values.shape[0], *block))
     fields = structure.as_fields(((), (offsets, indices)), transposed, checked=True)
     return SparseArray(values=values, **fields, shape=shape, format=format)
-
-
-def _count(what: str, name: str, count: Any) -> int:
-    checks.check_concrete(count, name, what, "it says how much the result can store")
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"{what}: {name} must be an integer, got {count!r}")
-    if count.__index__() < 0:
-        raise ValueError(f"{what}: {name} must not be negative, got {count}")
-    return int(count.__index__())
 
 
 def _shape(

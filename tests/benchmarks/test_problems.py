@@ -16,6 +16,7 @@ from benchmarks import (
     bench_formats,
     bench_gradient,
     bench_messages,
+    bench_moe,
     bench_sddmm,
     bench_select,
     bench_softmax,
@@ -310,6 +311,7 @@ def test_bound_names_what_limits():
         (bench_select.selection, (20, 60, 5)),
         (bench_select.transposition, (30, 200)),
         (bench_select.gradient, (30, 200, 4)),
+        (bench_moe.backward, (40, 3, 2, 8, 12)),
     ],
 )
 def test_contenders_for_structures_made_inside_jit_agree(build, sizes):

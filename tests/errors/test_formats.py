@@ -132,10 +132,10 @@ BATCHED = jax.tree.map(lambda x: jnp.stack([x, x]), build())
             ["(2, 3)", "more than once"],
         ),
         (
-            lambda: jax.jit(lambda c: SparseArray.from_coordinates(c, VALUES[:2], SHAPE))(
-                COORDINATES
-            ),
-            ["coordinates", "tracer", "from_arrays"],
+            lambda: jax.jit(
+                lambda c: SparseArray.from_coordinates(c, VALUES[:2], SHAPE, duplicates="keep")
+            )(COORDINATES),
+            ["duplicates", "keep"],
         ),
         (
             lambda: jax.jit(SparseArray.from_dense)(np.eye(3)),

@@ -11,3 +11,4 @@ from sgap_jax.nn.linen.graph import GraphConv as GraphConv
 from sgap_jax.nn.linen.linear import MaskedLinear as MaskedLinear
 from sgap_jax.nn.linen.linear import SparseLinear as SparseLinear
 from sgap_jax.nn.linen.linear import prune_step as prune_step
+from sgap_jax.nn.linen.moe import MoE as MoE

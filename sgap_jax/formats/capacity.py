@@ -1,0 +1,149 @@
+"""Matrices with a capacity: made of traced coordinates or of a traced dense matrix, inside jit.
+
+The capacity `nse` is static. How many entries there are is known when the program runs: the last
+offset is that number, also where it is more than the capacity. Such offsets are not valid: so
+`checked()` fails and names both numbers, and operations see only what is stored, as
+formats/structure.py defines. If the capacity suffices for any contents, the structure counts as
+checked.
+
+Sorting is by counting, one mode after the other: linear in the entries and in the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from sgap_jax.formats import checks, construct, structure
+from sgap_jax.formats.levels import CSC, CSR, Format
+from sgap_jax.formats.stored import StoredArray
+
+
+def require_sortable(format: Format, ndim: int, what: str) -> None:
+    """NotImplementedError for a format that is not made of entries in a static capacity."""
+    if ndim != 2:
+        raise NotImplementedError(
+            f"{what}: a tensor of {ndim} dimensions with nse or inside jit; the nearest is a matrix"
+        )
+    if format not in (CSR, CSC) and not format.is_coordinate:
+        raise NotImplementedError(
+            f"{what}: {format} with nse or inside jit; the nearest are CSR, CSC and COO, and for "
+            "vectors and blocks select.top_k or from_arrays"
+        )
+
+
+@partial(jax.jit, static_argnames=("shape", "format", "nse", "merge"), inline=True)
+def of_coordinates(
+    coordinates: Sequence[jax.Array],
+    values: jax.Array,
+    *,
+    shape: tuple[int, ...],
+    format: Format,
+    nse: int,
+    merge: bool,
+) -> dict[str, Any]:
+    """Values and index arrays of these entries, in any order; those out of range are left out.
+
+    With `merge` equal coordinates are summed in `accumulator(dtype)`, otherwise each is an entry.
+    """
+    count, sizes = values.shape[0], [shape[mode] for mode in format.modes]
+    outer, inner = (checks.saturated(coordinates[mode]) for mode in format.modes)
+    real = structure.in_range(outer, sizes[0]) & structure.in_range(inner, sizes[1])
+    # By the inner mode, then by the outer: each sort is stable.
+    once = jnp.asarray([0, count], jnp.int32)
+    by_inner = structure.transpose_structure(once, jnp.where(real, inner, -1), sizes[1])
+    order = by_inner[2]
+    offsets, indices, permutation = structure.transpose_structure(
+        by_inner[0], outer[order], sizes[0]
+    )
+    values, used = structure.whole(values)[order[permutation]], offsets[-1]
+    place = structure.positions(count)
+    if merge and count:
+        rows = structure.segment_of_entry(offsets, count)
+        again = (rows[1:] == rows[:-1]) & (indices[1:] == indices[:-1])
+        first = (place < used) & jnp.append(True, ~again)
+        # How many entries there are before each position, equal ones counted once.
+        before = jnp.append(0, jnp.cumsum(first, dtype=jnp.int32)).astype(jnp.int32)
+        offsets, place = before[offsets], before[1:] - 1
+    # To the first places: several to one where they are equal, and none beyond the capacity.
+    to = jnp.where(structure.positions(count) < used, place, nse)
+    wide = construct.accumulator(values.dtype)
+    sums = jnp.zeros(nse, wide).at[to].add(values.astype(wide), mode="drop")
+    indices = jnp.zeros(nse, jnp.int32).at[to].set(indices, mode="drop")
+    symbolic = export.is_symbolic_dim(count)
+    fits = merge and (nse == count if symbolic else nse >= count)
+    return _fields(sums.astype(values.dtype), offsets, indices, shape, format, fits)
+
+
+@partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)
+def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) -> dict[str, Any]:
+    """Values and index arrays of the entries of x that are != 0."""
+    x = jnp.transpose(structure.whole(x), format.modes)
+    rows, columns = x.shape
+    stored = x != 0
+    lengths = jnp.sum(stored, axis=1, dtype=jnp.int32)
+    offsets = jnp.append(0, jnp.cumsum(lengths, dtype=jnp.int32)).astype(jnp.int32)
+    # A stable counting sort by whether an entry is stored.
+    starts = jnp.arange(rows + 1, dtype=jnp.int32) * columns
+    keys = stored.reshape(-1).astype(jnp.int32) - 1
+    _, row, entry = structure.transpose_structure(starts, keys, 1)
+    more = max(nse - x.size, 0)
+    row, entry = (jnp.pad(array[:nse], (0, more)) for array in (row, entry))
+    inside = structure.positions(nse) < offsets[-1]
+    values = x.reshape(-1)[entry] if x.size else jnp.zeros(nse, x.dtype)
+    values = jnp.where(inside, values, jnp.zeros((), x.dtype))
+    indices = jnp.where(inside, entry - row * columns, 0)
+    return _fields(values, offsets, indices, shape, format, nse >= x.size)
+
+
+def _fields(
+    values: jax.Array,
+    offsets: jax.Array,
+    indices: jax.Array,
+    shape: tuple[int, ...],
+    format: Format,
+    checked: bool,
+) -> dict[str, Any]:
+    inner = shape[format.modes[1]]
+    transposed = structure.transpose_structure(offsets, indices, inner)
+    levels: tuple[Any, ...] = ((), (offsets, indices))
+    if format.is_coordinate:
+        bounds = jnp.append(0, offsets[-1]).astype(jnp.int32)
+        levels = (bounds, structure.segment_of_entry(offsets, indices.shape[0])), (indices,)
+    fields = structure.as_fields(levels, transposed, checked=checked)
+    return {"values": values, **fields}
+
+
+def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
+    """These fields of a concrete matrix with the capacity `nse`; ValueError if it is too small."""
+    values = fields["values"]
+    stored = values.shape[0]
+    if stored > nse:
+        raise ValueError(
+            f"{what}: nse: expected at least {stored}, as many as there are entries, got {nse}"
+        )
+
+    def longer(array: Any) -> np.ndarray:
+        return np.pad(np.asarray(array), (0, nse - stored))
+
+    with structure.concrete():  # under jit too, as in construct.index_fields
+        levels = tuple((*x[:-1], longer(x[-1])) if x else () for x in fields["index_arrays"])
+        offsets, indices, permutation = fields["transposed"]
+        rest = np.arange(stored, nse, dtype=np.int32)
+        transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
+        made = structure.placed(structure.as_fields(levels, transposed, checked=True))
+    return fields | {"values": jnp.pad(values, (0, nse - stored)), **made}
+
+
+def overflow(A: StoredArray) -> jax.Array:
+    """See `SparseArray.overflow`."""
+    level = next(level for level in A.index_arrays if level)
+    if A.is_checked:
+        return jnp.zeros(level[0].shape[:-1], jnp.int32)
+    return jnp.maximum(level[0][..., -1] - level[-1].shape[-1], 0)

@@ -1,0 +1,174 @@
+"""Mixtures of experts: the computation of nnx.MoE and linen.MoE, and the losses of a router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Initializer
+
+from sgap_jax.formats import checks
+from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives.sddmm import sddmm
+from sgap_jax.primitives.spmm import spmm
+from sgap_jax.schedules import Schedule
+from sgap_jax.select.routing import route
+from sgap_jax.select.rows import top_k
+
+Activation = Callable[[jax.Array], jax.Array]
+
+_lecun = jax.nn.initializers.variance_scaling
+# Of weights [experts, hidden, features], into the hidden features and out of them.
+IN_INIT: Initializer = _lecun(1.0, "fan_in", "truncated_normal", 2, 1, (0,))
+OUT_INIT: Initializer = _lecun(1.0, "fan_in", "truncated_normal", 1, 2, (0,))
+LONGEST_BLOCK = 16
+
+
+class RouterLosses(NamedTuple):
+    """Losses of a router, to be added to that of the model times a weight of one's own.
+
+    load_balancing: `load_balancing_loss`, usually times 0.01; z: `router_z_loss`, times 0.001.
+    """
+
+    load_balancing: jax.Array
+    z: jax.Array
+
+
+def load_balancing_loss(logits: Any, chosen: Any) -> jax.Array:
+    """How unevenly a router spreads tokens over E experts; 1 if evenly, at most E.
+
+        E * sum over experts e of f[e] P[e]
+
+    with f[e] the share of the choices that are e, and P[e] the mean over the tokens of the
+    softmax of the logits. The gradient reaches the logits through P.
+
+    Args:
+      logits: [tokens, E], traced or not. chosen: integers [tokens] or [tokens, choices].
+
+    Returns:
+      [] in float32 at least.
+
+    Source: Switch Transformer (Fedus et al., 2022), equations 4 to 6, without the factor alpha.
+    """
+    logits, chosen = _checked_logits("load_balancing_loss", logits), jnp.asarray(chosen)
+    tokens, experts = logits.shape
+    if chosen.ndim not in (1, 2) or chosen.shape[0] != tokens:
+        raise ValueError(
+            f"load_balancing_loss: chosen must have shape [{tokens}] or [{tokens}, choices], got "
+            f"{list(chosen.shape)}"
+        )
+    if not jnp.issubdtype(chosen.dtype, jnp.integer):
+        raise TypeError(f"load_balancing_loss: chosen must be integers, got {chosen.dtype}")
+    places = jnp.where(chosen < 0, experts, chosen).reshape(-1)
+    counts = jnp.zeros(experts, logits.dtype).at[places].add(1, mode="drop")
+    share = counts / max(chosen.size, 1)
+    mean = jnp.sum(jax.nn.softmax(logits, axis=-1), axis=0) / max(tokens, 1)
+    return experts * jnp.sum(share * mean)
+
+
+def router_z_loss(logits: Any) -> jax.Array:
+    """The mean over the tokens of logsumexp(logits[t])^2, which keeps logits [tokens, experts]
+    small; in float32 at least. Source: ST-MoE (Zoph et al., 2022), equation 5."""
+    logits = _checked_logits("router_z_loss", logits)
+    sums = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.sum(sums**2) / max(logits.shape[0], 1)
+
+
+def _checked_logits(op: str, logits: Any) -> jax.Array:
+    logits = jnp.asarray(logits)
+    if logits.ndim != 2 or not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ValueError(
+            f"{op}: logits must be floats [tokens, experts], got {list(logits.shape)} of "
+            f"{logits.dtype}"
+        )
+    return logits.astype(accumulator(logits.dtype))
+
+
+def check_options(
+    op: str,
+    features: int,
+    hidden: int,
+    experts: int,
+    selected: int,
+    block: int | None,
+    capacity_factor: float | None,
+) -> None:
+    """TypeError or ValueError unless sizes are positive integers, and the others in range."""
+    sizes = dict(
+        features=features,
+        hidden_features=hidden,
+        num_experts=experts,
+        num_selected=selected,
+        block=1 if block is None else block,
+    )
+    for name, size in sizes.items():
+        if checks.check_count(size, name, op) < 1:
+            raise ValueError(f"{op}: {name} must be at least 1, got {size}")
+    if selected > experts:
+        raise ValueError(f"{op}: num_selected: expected at most {experts} experts, got {selected}")
+    if capacity_factor is not None and not capacity_factor >= 0:
+        raise ValueError(f"{op}: capacity_factor must not be negative, got {capacity_factor}")
+
+
+def choose(logits: jax.Array, choices: int, normalize: bool) -> tuple[jax.Array, jax.Array]:
+    """(experts, weights) [tokens, choices]: the greatest of softmax(logits), experts ascending."""
+    tokens = logits.shape[0]
+    # Without -infinity every row has as many as are asked for.
+    found = top_k(jax.nn.softmax(logits, axis=-1), choices)
+    experts = found.column_indices.reshape(tokens, choices)
+    weights = found.values.reshape(tokens, choices)
+    if normalize:
+        weights = weights / jnp.sum(weights, axis=1, keepdims=True)
+    return experts, weights
+
+
+def block_size(choices: int, experts: int) -> int:
+    """Rows of a block: up to LONGEST_BLOCK, and where an expert has few tokens, so few that
+    padding to blocks adds little."""
+    each = choices / experts / 4
+    return 2 ** math.floor(math.log2(min(max(each, 4), LONGEST_BLOCK)))
+
+
+def mixture(
+    op: str,
+    x: jax.Array,
+    router: jax.Array,
+    w_in: jax.Array,
+    w_gate: jax.Array | None,
+    w_out: jax.Array,
+    *,
+    choices: int,
+    normalize: bool,
+    activation: Activation,
+    capacity_factor: float | None,
+    block: int | None,
+    schedule: Schedule | None,
+) -> tuple[jax.Array, RouterLosses]:
+    """See `sgap_jax.nn.MoE`: x [..., features], router [features, experts], weights of the experts
+    [experts, hidden, features]."""
+    experts, hidden, features = w_in.shape
+    if x.ndim < 1 or x.shape[-1] != features:
+        raise ValueError(f"{op}: inputs must have shape [..., {features}], got {list(x.shape)}")
+    tokens = x.reshape(math.prod(x.shape[:-1]), features)
+    count = tokens.shape[0] * choices
+    capacity = None
+    if capacity_factor is not None:
+        capacity = math.ceil(capacity_factor * count / experts)
+    wide = accumulator(x.dtype)
+    logits = tokens.astype(wide) @ router.astype(wide)
+    chosen, weights = choose(logits, choices, normalize)
+    block = block_size(count, experts) if block is None else block
+    routing = route(chosen, experts, block=block, capacity=capacity)
+    topology, rows = routing.topology(hidden), routing.gather(tokens)
+
+    def into(w: jax.Array) -> Any:
+        return sddmm(topology, rows, w.reshape(experts * hidden, features), schedule=schedule)
+
+    h = into(w_in)
+    inner = activation(h.values) if w_gate is None else activation(into(w_gate).values) * h.values
+    y = spmm(h.with_values(inner), w_out.reshape(experts * hidden, features), schedule=schedule)
+    out = routing.combine(y, weights.astype(y.dtype)).reshape(x.shape)
+    return out, RouterLosses(load_balancing_loss(logits, chosen), router_z_loss(logits))
