@@ -13,18 +13,19 @@ namespace sgap {
 
 // Integers in the order of the scores: 0 for -infinity, 1 for NaN, then the numbers; -0 is 0. In
 // integers, so that no mode of the float unit takes subnormal numbers for 0.
-__device__ inline unsigned KeyOf(float score) {
-  const unsigned bits = __float_as_uint(score), sign = 1u << 31, infinity = 0x7f800000;
+template <class Key>
+__device__ inline Key KeyOfBits(Key bits, Key infinity) {
+  const Key sign = Key(1) << (8 * sizeof(Key) - 1);
   if ((bits & ~sign) > infinity) return 1;
   if (bits == (sign | infinity)) return 0;
-  return bits & sign ? (bits == sign ? sign : ~bits) : bits | sign;
+  if (bits == sign) return sign;
+  return bits & sign ? ~bits : bits | sign;
+}
+__device__ inline unsigned KeyOf(float score) {
+  return KeyOfBits(__float_as_uint(score), 0x7f800000u);
 }
 __device__ inline Size KeyOf(double score) {
-  const Size bits = __double_as_longlong(score), sign = Size(1) << 63;
-  const Size infinity = Size(0x7ff) << 52;
-  if ((bits & ~sign) > infinity) return 1;
-  if (bits == (sign | infinity)) return 0;
-  return bits & sign ? (bits == sign ? sign : ~bits) : bits | sign;
+  return KeyOfBits(Size(__double_as_longlong(score)), Size(0x7ff) << 52);
 }
 
 template <class T>
