@@ -332,6 +332,18 @@ def test_derivatives_of_a_function_that_is_not_linear():
     check_grads(jax.jit(indexer), (q, k, w), order=2, eps=1e-5)
 
 
+def _shape(function):
+    return dict(shape=(M, N)) if function else {}
+
+
+SHARDED = {
+    "top_k": lambda x, f: select.top_k(x, 4, keep=near, causal=True, **_shape(f)).values,
+    "pattern": lambda x, f: select.top_k(x, 4, keep=BAND, **_shape(f)).values,
+    "top_p": lambda x, f: select.top_p(x, 0.6, most=5, **_shape(f)).values,
+    "threshold": lambda x, f: select.threshold(x, 1.0, nse=200, **_shape(f)).values,
+}
+
+
 def test_batches():
     q, k = jnp.asarray(integers(3, M, 2)), jnp.asarray(integers(N, 2))
 
@@ -373,6 +385,31 @@ def test_no_array_of_all_scores(of, monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * m * n // 2
     # Tiles under the diagonal leave out columns of the upper rows.
     assert f"f32[256,{n}]" in text and "f32[256,1024]" in text
+
+
+def test_in_shard_map():
+    q, k = jnp.asarray(integers(2 * M, 2)), jnp.asarray(integers(N, 2))
+    rows, whole = jax.P("rows"), jax.P()
+
+    def of(q, k):
+        found = [select((q, k), False) for select in SHARDED.values()]
+        return *found, SHARDED["top_k"](lambda r, c: q[r] @ k[c].T, True)
+
+    with jax.set_mesh(jax.make_mesh((2,), ("rows",), (jax.sharding.AxisType.Auto,))):
+        sharded = jax.shard_map(lambda q, k: of(q, k), in_specs=(rows, whole), out_specs=rows)
+        found = jax.jit(sharded)(q, k)
+        loss = lambda q, k: jnp.sum(jax.shard_map(
+            lambda q, k: sum(jnp.sum(jnp.sin(x)) for x in of(q, k))[None],
+            in_specs=(rows, whole), out_specs=rows,
+        )(q, k))  # fmt: skip
+        gradient = jax.jit(jax.grad(loss, (0, 1)))(q, k)
+    halves = [of(q[:M], k), of(q[M:], k)]
+    for got, *want in zip(found, *halves, strict=True):
+        np.testing.assert_allclose(got, np.concatenate(want), atol=1e-12)
+    right = jax.grad(
+        lambda q, k: sum(jnp.sum(jnp.sin(x)) for h in (q[:M], q[M:]) for x in of(h, k)), (0, 1)
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), gradient, right(q, k))
 
 
 def test_degenerate_sizes():
