@@ -83,6 +83,7 @@ def kept_entries(keep):
     return np.broadcast_to(False if kept is None else kept, (M, N))
 
 
+@pytest.mark.seconds(check=2, test=10)
 @pytest.mark.parametrize(("causal", "keep"), [(i % 2 == 1, name) for i, name in enumerate(KEEPS)])
 def test_tiles_select_what_the_whole_does(keep, causal):
     q, k, keep = integers(M, 2), integers(N, 2), KEEPS[keep]
@@ -239,6 +240,7 @@ def test_counts_beyond_int32_stay_too_large(monkeypatch):
         np.testing.assert_array_equal(found, [x[:50] for x in np.nonzero(bits)])
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize(("format", "height", "width"), [(CVS(4), 4, 1), (BCSR(2, 3), 2, 3)])
 def test_vectors_and_blocks(format, height, width):
     shape = (M * height - 1, N * width)
@@ -289,6 +291,7 @@ SELECTIONS = {
 }
 
 
+@pytest.mark.seconds(check=3, test=12)
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_derivatives_are_those_of_the_dense_mask(selection):
     q, k, v = (jnp.asarray(normal(*shape)) for shape in ((M, 3), (N, 3), (N, 2)))
@@ -318,6 +321,7 @@ def test_derivatives_are_those_of_the_dense_mask(selection):
         )
 
 
+@pytest.mark.tier("test")
 def test_derivatives_of_a_function_that_is_not_linear():
     q, k, w = jnp.asarray(normal(6, 2, 3)), jnp.asarray(normal(9, 3)), jnp.asarray(normal(6, 2))
 
@@ -332,18 +336,7 @@ def test_derivatives_of_a_function_that_is_not_linear():
     check_grads(jax.jit(indexer), (q, k, w), order=2, eps=1e-5)
 
 
-def _shape(function):
-    return dict(shape=(M, N)) if function else {}
-
-
-SHARDED = {
-    "top_k": lambda x, f: select.top_k(x, 4, keep=near, causal=True, **_shape(f)).values,
-    "pattern": lambda x, f: select.top_k(x, 4, keep=BAND, **_shape(f)).values,
-    "top_p": lambda x, f: select.top_p(x, 0.6, most=5, **_shape(f)).values,
-    "threshold": lambda x, f: select.threshold(x, 1.0, nse=200, **_shape(f)).values,
-}
-
-
+@pytest.mark.tier("test")
 def test_batches():
     q, k = jnp.asarray(integers(3, M, 2)), jnp.asarray(integers(N, 2))
 
@@ -387,31 +380,38 @@ def test_no_array_of_all_scores(of, monkeypatch):
     assert f"f32[256,{n}]" in text and "f32[256,1024]" in text
 
 
+@pytest.mark.tier("test")
 def test_in_shard_map():
     q, k = jnp.asarray(integers(2 * M, 2)), jnp.asarray(integers(N, 2))
-    rows, whole = jax.P("rows"), jax.P()
 
     def of(q, k):
-        found = [select((q, k), False) for select in SHARDED.values()]
-        return *found, SHARDED["top_k"](lambda r, c: q[r] @ k[c].T, True)
+        function = lambda rows, columns: q[rows] @ k[columns].T
+        found = (
+            select.top_k(function, 4, keep=near, causal=True, shape=(M, N)),
+            select.top_p((q, k), 0.6, most=5, keep=BAND),
+            select.threshold((q, k), 1.0, nse=200),
+        )
+        return sum(jnp.sum(jnp.sin(A.values)) for A in found)[None], [A.values for A in found]
 
+    def differentiated(f):
+        def loss(q, k):
+            sums, values = f(q, k)
+            return jnp.sum(sums), values
+
+        return jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+
+    def halves(q, k):
+        return jax.tree.map(lambda *x: jnp.concatenate(x), of(q[:M], k), of(q[M:], k))
+
+    rows, whole = jax.P("rows"), jax.P()
     with jax.set_mesh(jax.make_mesh((2,), ("rows",), (jax.sharding.AxisType.Auto,))):
-        sharded = jax.shard_map(lambda q, k: of(q, k), in_specs=(rows, whole), out_specs=rows)
-        found = jax.jit(sharded)(q, k)
-        loss = lambda q, k: jnp.sum(jax.shard_map(
-            lambda q, k: sum(jnp.sum(jnp.sin(x)) for x in of(q, k))[None],
-            in_specs=(rows, whole), out_specs=rows,
-        )(q, k))  # fmt: skip
-        gradient = jax.jit(jax.grad(loss, (0, 1)))(q, k)
-    halves = [of(q[:M], k), of(q[M:], k)]
-    for got, *want in zip(found, *halves, strict=True):
-        np.testing.assert_allclose(got, np.concatenate(want), atol=1e-12)
-    right = jax.grad(
-        lambda q, k: sum(jnp.sum(jnp.sin(x)) for h in (q[:M], q[M:]) for x in of(h, k)), (0, 1)
-    )
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10), gradient, right(q, k))
+        sharded = jax.shard_map(of, in_specs=(rows, whole), out_specs=rows)
+        found = jax.device_get(differentiated(sharded)(q, k))
+    close = lambda x, y: np.testing.assert_allclose(x, y, atol=1e-10)
+    jax.tree.map(close, found, jax.device_get(differentiated(halves)(q, k)))
 
 
+@pytest.mark.tier("test")
 def test_degenerate_sizes():
     for m, n in ((0, 5), (5, 0), (0, 0), (1, 1), (7, 1), (1, 70)):
         q, k = jnp.ones((m, 2)), jnp.ones((n, 2))
