@@ -37,6 +37,17 @@ def check_flag(flag: Any, name: str, what: str) -> bool:
     return bool(flag)
 
 
+def check_count(count: Any, name: str, what: str) -> int:
+    """`count` as an int: how much a result can store, which must be static. TypeError unless it is
+    an integer, ValueError if it is negative."""
+    check_concrete(count, name, what, "it says how much the result can store")
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"{what}: {name} must be an integer, got {count!r}")
+    if count.__index__() < 0:
+        raise ValueError(f"{what}: {name} must not be negative, got {count}")
+    return int(count.__index__())
+
+
 def as_array(x: Any) -> Any:
     """x as an array: JAX arrays are unchanged, a list that contains tracers becomes a JAX array,
     and all else a NumPy array, so that the dtype is not narrowed."""

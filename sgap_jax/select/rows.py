@@ -22,7 +22,6 @@ from sgap_jax.select.scores import (
     Tile,
     as_array,
     bands,
-    checked_count,
     checked_per_row,
     checked_scores,
     over_tiles,
@@ -164,7 +163,7 @@ def top_p(
 
 
 def _checked_capacity(what: str, name: str, k: Any, grid: tuple[int, int], format: Format) -> int:
-    k = min(checked_count(what, name, k), grid[1])
+    k = min(checks.check_count(k, name, what), grid[1])
     checks.check_nnz(grid[0] * k * math.prod(format.block_shape), what)
     return k
 

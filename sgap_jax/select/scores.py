@@ -174,15 +174,6 @@ def as_array(
     return SparseArray(values=values, **fields, shape=shape, format=format)
 
 
-def checked_count(what: str, name: str, count: Any) -> int:
-    checks.check_concrete(count, name, what, "it says how much the result can store")
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"{what}: {name} must be an integer, got {count!r}")
-    if count.__index__() < 0:
-        raise ValueError(f"{what}: {name} must not be negative, got {count}")
-    return int(count.__index__())
-
-
 def checked_per_row(what: str, name: str, number: Any, m: int) -> jax.Array:
     """A real number, or one for each row, as [m]."""
     number = as_numbers(what, name, number)

@@ -18,7 +18,6 @@ from sgap_jax.select.scores import (
     Tile,
     as_array,
     bands,
-    checked_count,
     checked_per_row,
     checked_scores,
     function_at_entries,
@@ -71,7 +70,7 @@ def threshold(
     given, grid, shape = checked_scores(
         what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
     )
-    nse = min(checked_count(what, "nse", nse), math.prod(grid))
+    nse = min(checks.check_count(nse, "nse", what), math.prod(grid))
     checks.check_nnz(nse * math.prod(format.block_shape), what)
     at = checked_per_row(what, "at", at, grid[0])
     run = _threshold if given.has_functions else _jitted_threshold
