@@ -3,11 +3,14 @@
 Selection (`select.top_k` in its structure, without the transpose) beside peers that give the same
 columns in ascending order, and beside the maximum of each row, which reads the scores once. The
 transposed structure beside XLA's stable argsort of the same columns. The gradient of sum((A B)^2)
-in B beside the same with a structure that was passed in with its transpose.
+in B beside the same with a structure that was passed in with its transpose. The selection of causal
+scores q k^T in tiles, and its gradient, beside selections of the same scores held as a whole; the
+nucleus and the threshold in tiles beside top_k of that product.
 """
 
 import argparse
 import pathlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +24,7 @@ from sgap_jax.formats.structure import transpose_structure
 SELECTIONS = [(2048, 2048, 128), (4096, 4096, 256), (1, 131_072, 2048), (256, 256, 16)]
 TRANSPOSES = [(4096, 335_000), (4096, 1_000_000), (100_000, 1_000_000)]  # (rows and columns, nnz)
 GRADIENTS = [(4096, 335_000, 64)]
+PRODUCTS = [(4096, 64, 256), (16_384, 64, 256)]  # (tokens, features, k)
 
 
 def with_torch(scores, k):
@@ -91,9 +95,58 @@ def gradient(m, nnz, n):
     }
 
 
+def product(m, d, k, differentiate=False):
+    q, keys = jnp.asarray(harness.dense(m, d)), jnp.asarray(harness.dense(m + 1, d)[1:])
+
+    def in_tiles(q, keys):
+        return select.top_k((q, keys), k, causal=True).values
+
+    def of_function(q, keys):
+        scores = lambda rows, columns: q[rows] @ keys[columns].T  # noqa: E731
+        return select.top_k(scores, k, causal=True, shape=(m, m)).values
+
+    def whole(q, keys):
+        return select.top_k(q @ keys.T, k, causal=True).values
+
+    def xla(q, keys):
+        scores = jnp.where(jnp.tril(jnp.ones((m, m), bool)), q @ keys.T, -jnp.inf)
+        columns = jnp.sort(jax.lax.top_k(scores, k)[1], axis=1)
+        values = jnp.take_along_axis(scores, columns, axis=1)
+        return jnp.where(values > -jnp.inf, values, 0)
+
+    found = {"ours": in_tiles, "ours_function": of_function, "ours_whole": whole, "jax_top_k": xla}
+    if m > 4096:  # the scores as a whole are 1 GiB, and XLA's selection takes a minute
+        found = {"ours": in_tiles, "ours_function": of_function}
+    if differentiate:
+        loss = {name: lambda *x, f=f: jnp.sum(f(*x) ** 2) for name, f in found.items()}
+        found = {name: jax.grad(f, (0, 1)) for name, f in loss.items()}
+    compiled = {name: jax.jit(f) for name, f in found.items()}
+    sums = {name: float(jnp.sum(jnp.abs(f(q, keys)[0]))) for name, f in compiled.items()}
+    np.testing.assert_allclose(list(sums.values()), sums["ours"], rtol=1e-3)
+    return {name: lambda f=f: jax.block_until_ready(f(q, keys)) for name, f in compiled.items()}
+
+
+def by_rule(m, d, k):
+    q, keys = jnp.asarray(harness.dense(m, d)) / d**0.5, jnp.asarray(harness.dense(m + 1, d)[1:])
+    top_p = jax.jit(lambda q, keys: select.top_p((q, keys), 0.5, most=k, causal=True).values)
+    reached = jax.jit(
+        lambda q, keys: select.threshold((q, keys), 1.0, nse=m * k, causal=True).values
+    )
+    top_k = jax.jit(lambda q, keys: select.top_k((q, keys), k, causal=True).values)
+    names = {"ours": top_k, "ours_top_p": top_p, "ours_threshold": reached}
+    return {name: lambda f=f: f(q, keys).block_until_ready() for name, f in names.items()}
+
+
 KINDS = {
     "top_k": (selection, SELECTIONS, "{} x {}, k = {}"),
     "transpose": (transposition, TRANSPOSES, "{0} x {0}, {1} entries"),
+    "product": (product, PRODUCTS, "{0} x {0}, d = {1}, k = {2}"),
+    "product_gradient": (
+        partial(product, differentiate=True),
+        PRODUCTS,
+        "{0} x {0}, d = {1}, k = {2}",
+    ),
+    "rules": (by_rule, PRODUCTS[:1], "{0} x {0}, d = {1}, at most {2} each"),
     "gradient": (gradient, GRADIENTS, "{0} x {0}, {1} entries, n = {2}"),
 }
 
@@ -101,10 +154,13 @@ KINDS = {
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one size of each; writes no file")
+    parser.add_argument("--kind", choices=KINDS, help="this kind only; writes no file")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
     args = parser.parse_args(argv)
     rows, about_run = [], harness.stamp()
     for kind, (build, sizes, text) in KINDS.items():
+        if args.kind not in (None, kind):
+            continue
         for size in sizes[:1] if args.quick else sizes:
             found = timing.measure(build(*size), 3 if args.quick else timing.ROUNDS)
             ours = found.pop("ours").seconds
@@ -113,7 +169,7 @@ def main(argv: list[str] | None = None) -> None:
             ratios = ", ".join(f"{name} {x.seconds / ours:.2f}" for name, x in found.items())
             print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
             rows.append({"n": "", "schedule": ""} | row | about_run)
-    if args.out or not args.quick:
+    if args.out or not (args.quick or args.kind):
         harness.write((args.out or machine.results_dir()) / "select.csv", rows, whole=True)
 
 

@@ -211,3 +211,56 @@ def route(
         rows += kept + [-1] * (-len(kept) % block)
         starts.append(len(rows))
     return rows, starts, dropped
+
+
+def top_p(
+    scores: ArrayLike,
+    p: ArrayLike,
+    most: int,
+    limits: Sequence[int] | None = None,
+    keep: ArrayLike | None = None,
+) -> tuple[NDArray, NDArray]:
+    """(row_offsets, column_indices) of the columns of each row before which, in the order of
+    `top_k`, lies less than p of softmax(row), at most `most`; kept columns come first, whatever p
+    is."""
+    scores = np.asarray(scores, np.float64)
+    p = np.broadcast_to(p, len(scores))
+    offsets, indices = [0], []
+    for i, row in enumerate(scores):
+        limit = len(row) if limits is None else limits[i]
+        kept = np.zeros(len(row), bool) if keep is None else np.asarray(keep)[i]
+        exist = range(min(limit, len(row)))
+        numbers = {j: row[j] for j in exist if row[j] > -np.inf}
+        peak = max(numbers.values(), default=0.0)
+        weights = {j: 1.0 if x == peak else np.exp(x - peak) for j, x in numbers.items()}
+        total, before, stored = sum(weights.values()), 0.0, []
+        first = [j for j in exist if kept[j]]
+        then = sorted((j for j in numbers if not kept[j]), key=lambda j: (-row[j], j))
+        last = [j for j in exist if np.isnan(row[j]) and not kept[j]]
+        for j in (first + then + last)[:most]:
+            if kept[j] or before < p[i] * total or p[i] >= 1:
+                stored.append(j)
+            before += weights.get(j, 0.0)
+        indices += sorted(stored)
+        offsets.append(len(indices))
+    return np.array(offsets, np.int32), np.array(indices, np.int32)
+
+
+def threshold(
+    scores: ArrayLike,
+    at: ArrayLike,
+    limits: Sequence[int] | None = None,
+    keep: ArrayLike | None = None,
+) -> tuple[NDArray, NDArray]:
+    """(row_offsets, column_indices) of the scores of at least at[i] and above -infinity, and of
+    kept columns."""
+    scores = np.asarray(scores, np.float64)
+    at = np.broadcast_to(np.asarray(at, np.float64), len(scores))
+    offsets, indices = [0], []
+    for i, row in enumerate(scores):
+        for j in range(len(row) if limits is None else min(limits[i], len(row))):
+            kept = keep is not None and np.asarray(keep)[i, j]
+            if kept or (row[j] >= at[i] and row[j] > -np.inf):
+                indices.append(j)
+        offsets.append(len(indices))
+    return np.array(offsets, np.int32), np.array(indices, np.int32)

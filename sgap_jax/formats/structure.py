@@ -191,7 +191,8 @@ def transpose_by_comparing(
     nnz = indices.shape[0]
     offsets, indices = well_formed(offsets, indices, size)
     key = jnp.where(indices >= 0, indices, size)
-    permutation = jnp.argsort(key, stable=True).astype(jnp.int32)
+    # JAX types a sort's results each by its own operand, and those that argsort moves vary nowhere.
+    permutation = varying_like(jnp.argsort(key, stable=True).astype(jnp.int32), key)
     segments = segment_of_entry(offsets, nnz)
     return offsets_of_indices(indices, size, offsets[-1]), segments[permutation], permutation
 

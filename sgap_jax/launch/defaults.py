@@ -10,7 +10,7 @@ For column vectors of 2, 4, 8 and 16 rows: spmm, its transpose (for whole vector
 one column or with 64 and more, a multiple of what one load brings, and block rows of some 32
 vectors or more; and the softmax. Attention: over entries and over vectors of 8 and 16, for heads of
 64 and 128 features, each with its own keys, and enough rows to fill a device. All other
-combinations are too many.
+combinations are too many. Selections of the greatest scores have one kernel for each dtype.
 
 Imports no JAX: the build runs this module before the package can be imported.
 """
@@ -29,6 +29,7 @@ from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
 from sgap_jax.launch import spmm as spmm_cuda
+from sgap_jax.launch import top_k as top_k_cuda
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules import AtomicParallelism, Problem, choose_schedule
 from sgap_jax.schedules.problem import TILED
@@ -64,7 +65,12 @@ OF_ATTENTION: dict[str, Callable[..., KernelCall]] = {
     ),
     "attention_keys_backward": partial(attention_cuda.keys_backward_plan, scale=1.0),
 }
-NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION)
+# Of dense scores: a plan takes (dtype, shape, k), and the kernel depends on the dtype alone.
+OF_SCORES: dict[str, Callable[..., KernelCall]] = {
+    "top_k_select": top_k_cuda.select_plan,
+    "top_k_write": top_k_cuda.write_plan,
+}
+NAMES = (*LAUNCH_PLANS, *OF_VECTORS, *OF_ATTENTION, *OF_SCORES)
 
 COLUMNS = range(1, 257)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -118,6 +124,8 @@ def default_calls(name: str) -> dict[str, KernelCall]:
     """For a name in NAMES: {source of a kernel: a launch of it} for each default kernel."""
     if name in OF_ATTENTION:
         made = _attention_calls(OF_ATTENTION[name])
+    elif name in OF_SCORES:
+        made = (OF_SCORES[name](dtype, (1, _ROWS, _ROWS), 256) for dtype in DTYPES)
     else:
         made = _vector_calls(OF_VECTORS[name]) if name in OF_VECTORS else _point_calls(name)
     return {call.source: call for call in made}

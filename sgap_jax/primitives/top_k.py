@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.top_k import select_plan, write_plan
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
     bind,
     define,
     ffi_lowering,
+    jax_lowering,
     out_aval,
 )
 from sgap_jax.schedules import Schedule
@@ -36,7 +39,7 @@ def _abstract_eval(scores: Any, limits: Any, *, k: int, schedule: Any) -> list:
     ]
 
 
-def _keys(scores: Any) -> Any:
+def keys_of(scores: Any) -> Any:
     """Integers in the order of the scores: the least one for -infinity, then NaN, then numbers."""
     wide = scores.astype(accumulator(scores.dtype))
     integer = jnp.int32 if wide.dtype == jnp.float32 else jnp.int64
@@ -52,23 +55,22 @@ def _reference(scores: Any, limits: Any, *, k: int, schedule: Any) -> list:
     batch, m, n = scores.shape
     columns = jnp.arange(n, dtype=jnp.int32)
     limits = jnp.clip(jnp.broadcast_to(limits, (batch, m)), 0, n)
-    keys = _keys(scores)
+    keys = keys_of(scores)
     least = jnp.iinfo(keys.dtype).min
     keys = jnp.where(columns[None, None] < limits[..., None], keys, least)
     kept, where = jax.lax.top_k(keys, k)  # of equal keys the lower column
     found = jnp.sort(jnp.where(kept > least, where.astype(jnp.int32), n), axis=-1)
     counts = jnp.sum(found < n, axis=-1, dtype=jnp.int32)
-    none = jnp.zeros((batch, 1), jnp.int32)
-    offsets = jnp.concatenate([none, jnp.cumsum(counts, axis=-1, dtype=jnp.int32)], axis=-1)
+    offsets = _offsets(counts)
     place = offsets[:, :-1, None] + positions(k)[None, None]
     place = jnp.where(found < n, place, m * k).reshape(batch, m * k)
     each = jnp.arange(batch)[:, None]
     found = found.reshape(batch, m * k)
     indices = jnp.zeros((batch, m * k), jnp.int32).at[each, place].set(found, mode="drop")
-    return [_scores_at(scores, offsets, indices), offsets, indices]
+    return [scores_at(scores, offsets, indices), offsets, indices]
 
 
-def _scores_at(scores: Any, offsets: Any, indices: Any) -> Any:
+def scores_at(scores: Any, offsets: Any, indices: Any) -> Any:
     """[B, m k]: scores [B, m, n] at the selected entries, zero in the padding."""
     capacity = indices.shape[1]
 
@@ -88,11 +90,32 @@ def _cpu(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
     return ffi_lowering("sgap_top_k_csr_v1", ctx, operands, k=k)
 
 
+def _cuda(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
+    scores, limits = ctx.avals_in
+    batch, m, _ = scores.shape
+    if schedule is not None or batch * m * k == 0:
+        return None
+    dtype, of_values, int32 = scores.dtype.name, ctx.avals_out[0], ctx.avals_out[1]
+    counts, columns = int32.update(shape=(batch, m)), int32.update(shape=(batch, m, k))
+    call = select_plan(dtype, scores.shape, k, shared_limits=limits.shape[0] == 1)
+    found = launch.lower(ctx, call, operands, results=[counts, columns], compiler=nvrtc)
+    (offsets,) = jax_lowering(ctx, _offsets, found[:1], [counts])
+    call, avals = write_plan(dtype, scores.shape, k), [scores, columns, int32]
+    inputs, results = [operands[0], found[1], offsets], [of_values, ctx.avals_out[2]]
+    values, indices = launch.lower(ctx, call, inputs, avals, results, compiler=nvrtc)
+    return [values, offsets, indices]
+
+
+def _offsets(counts: Any) -> Any:
+    """[B, m + 1] of counts [B, m]."""
+    return jnp.pad(jnp.cumsum(counts, axis=-1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+
 def _jvp(primals: Any, tangents: Any, *, k: int, schedule: Schedule | None) -> tuple:
     # Which entries are selected does not change: d values = d scores at these.
     (scores, limits), (dscores, _) = primals, tangents
     out = bind_top_k(scores, limits, k, schedule)
-    return out, None if dscores is None else _scores_at(dscores, *out[1:])
+    return out, None if dscores is None else scores_at(dscores, *out[1:])
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:
@@ -109,6 +132,7 @@ top_k_p = define(
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
+    cuda=_cuda,
     jvp=_jvp,
     transpose=None,
     batch=_batch,

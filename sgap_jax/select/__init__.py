@@ -8,3 +8,5 @@ Static patterns are in `sgap_jax.masks`.
 from sgap_jax.select.routing import Routing as Routing
 from sgap_jax.select.routing import route as route
 from sgap_jax.select.rows import top_k as top_k
+from sgap_jax.select.rows import top_p as top_p
+from sgap_jax.select.threshold import threshold as threshold

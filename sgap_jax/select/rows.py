@@ -1,29 +1,40 @@
-"""Selection in each row of scores: the k greatest."""
+"""Selection in each row of scores: the k greatest, and the most probable ones."""
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, structure, vectors
+from sgap_jax.formats import checks, structure
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, Format
-from sgap_jax.primitives._define import as_numbers, check_schedule
-from sgap_jax.primitives.top_k import bind_top_k
+from sgap_jax.primitives._define import accumulator, check_schedule
+from sgap_jax.primitives.top_k import bind_top_k, keys_of, scores_at
 from sgap_jax.schedules import Schedule
-from sgap_jax.schedules.schedule import KERNEL_DTYPES
+from sgap_jax.select.scores import (
+    SELECTED,
+    Scores,
+    Tile,
+    as_array,
+    bands,
+    checked_per_row,
+    checked_scores,
+    over_tiles,
+)
 
 
 def top_k(
-    scores: ArrayLike,
+    scores: ArrayLike | tuple[jax.Array, jax.Array] | Callable,
     k: int,
     *,
     causal: bool = False,
     lengths: ArrayLike | None = None,
-    keep: ArrayLike | None = None,
+    keep: ArrayLike | SparseArray | Callable | None = None,
     format: Format = CSR,
     shape: tuple[int, int] | None = None,
     schedule: Schedule | None = None,
@@ -40,12 +51,22 @@ def top_k(
 
     Args:
       scores: [m, n], float32, float64, bfloat16 or float16; for CVS(V) and BCSR(r, c) one score for
-        each vector or block of the pattern. Batches: `jax.vmap`.
+        each vector or block of the pattern. Batches: `jax.vmap`. Or scores that are never held as a
+        whole, but computed and selected in tiles of rows, of about a million scores each:
+        a pair (q [m, d], k [n, d]) of one dtype stands for q k^T, accumulated in float32 (float64
+        for float64), where `sddmm` gives the values and the derivatives at what is selected;
+        a function of rows (int32 [r]) and columns (int32 [c]) gives [r, c] scores of these dtypes,
+        such as `lambda rows, columns: q[rows] @ k[columns].T`. It needs `shape`, is differentiable
+        in what it closes over, a tile at a time, and belongs under `jax.jit`.
       k: how many at most, static; all if more than n.
       causal: only columns j <= i + n - m, the last row sees all. In units of blocks for blocks.
+        Tiles leave out most of the other columns.
       lengths: int32 [m] or scalar, may be traced: only columns j < lengths[i].
-      keep: bool, broadcasts to [m, n]: columns that come before all others that are not kept, such
-        as the own and the first block; those with a score of -infinity too. They count among the k.
+      keep: columns that come before all others, such as the own and the first block; those with a
+        score of -infinity too. They count among the k. bool that broadcasts to [m, n]; or a
+        SparseArray such as `masks.band(n, 64)`, of which the stored entries, vectors or blocks are
+        kept; or a function of rows [r, 1] and columns [1, c] that gives bools, as that of
+        `masks.from_function`. The last two are read in tiles where the scores are.
       format: CSR; CVS(V) or BCSR(r, c), whose numbers are all the score of their vector or block.
       shape: of the result; by default [m, n], or for vectors and blocks [m r, n c].
       schedule: None; `Reference()` for plain JAX.
@@ -62,74 +83,262 @@ def top_k(
     and a bisection over these finds the k-th. In time O(m n).
     """
     what = "select.top_k"
-    scores = as_numbers(what, "scores", scores)
-    if scores.ndim != 2:
-        raise ValueError(
-            f"{what}: scores must have shape [m, n], got {list(scores.shape)}; a batch is a vmap"
-        )
-    if scores.dtype.name not in KERNEL_DTYPES:
-        raise TypeError(f"{what}: scores must be one of {KERNEL_DTYPES}, got {scores.dtype}")
     check_schedule(what, schedule)
-    m, n = scores.shape
-    k = min(checks.check_count(k, "k", what), n)
-    shape = _shape(what, shape, scores.shape, format)
-    checks.check_nnz(m * k * math.prod(format.block_shape), what)
-    limits = jnp.full(m, n, jnp.int32)
-    if causal:
-        limits = jnp.clip(jnp.arange(m, dtype=jnp.int32) + 1 + n - m, 0, n)
-    if lengths is not None:
-        lengths = as_numbers(what, "lengths", lengths)
-        if lengths.shape not in ((), (m,)) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-            raise ValueError(
-                f"{what}: lengths must be integers [{m}] or one, got {list(lengths.shape)} of "
-                f"{lengths.dtype}"
-            )
-        limits = jnp.minimum(limits, checks.saturated(lengths))
-    return _selected(scores, limits, keep, k=k, shape=shape, format=format, schedule=schedule)
+    given, grid, shape = checked_scores(
+        what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
+    )
+    k = _checked_capacity(what, "k", k, grid, format)
+    run = _top_k if given.has_functions else _jitted_top_k
+    return run(
+        given,
+        what=what,
+        grid=grid,
+        k=k,
+        causal=causal,
+        shape=shape,
+        format=format,
+        schedule=schedule,
+    )
 
 
-@partial(jax.jit, static_argnames=("k", "shape", "format", "schedule"), inline=True)
-def _selected(
-    scores: jax.Array,
-    limits: jax.Array,
-    keep: Any,
+def top_p(
+    scores: ArrayLike | tuple[jax.Array, jax.Array] | Callable,
+    p: ArrayLike,
     *,
-    k: int,
-    shape: tuple[int, int],
-    format: Format,
-    schedule: Schedule | None,
+    most: int,
+    causal: bool = False,
+    lengths: ArrayLike | None = None,
+    keep: ArrayLike | SparseArray | Callable | None = None,
+    format: Format = CSR,
+    shape: tuple[int, int] | None = None,
+    schedule: Schedule | None = None,
 ) -> SparseArray:
-    ranked = scores
-    if keep is not None:
-        keep = jnp.asarray(keep)
-        if keep.dtype != jnp.bool_:
-            raise TypeError(f"select.top_k: keep must be boolean, got {keep.dtype}")
-        ranked = jnp.where(keep, jnp.asarray(jnp.inf, scores.dtype), scores)
-    values, offsets, indices = (x[0] for x in bind_top_k(ranked[None], limits[None], k, schedule))
-    if keep is not None:
-        rows = structure.segment_of_entry(offsets, indices.shape[0])
-        inside = structure.positions(indices.shape[0]) < offsets[-1]
-        own = scores[rows, indices] if scores.size else values
-        values = jnp.where(inside, own, jnp.zeros((), scores.dtype))
-    transposed = structure.transpose_structure(offsets, indices, scores.shape[1])
-    block = format.block_shape
-    values = jnp.broadcast_to(values.reshape(-1, *[1] * len(block)), (values.shape[0], *block))
-    fields = structure.as_fields(((), (offsets, indices)), transposed, checked=True)
-    return SparseArray(values=values, **fields, shape=shape, format=format)
+    """The most probable columns of each row that together have probability p (its nucleus), at most
+    `most` of them, as a sparse array with the scores as its values:
+
+        (i, j) stored  <=>  the columns of row i before j have, together, a probability below p[i],
+                            and are fewer than `most`,
+
+    with the probabilities P[i, :] = softmax(scores[i, :]) over the columns that exist, and the
+    order of `top_k`. So the last one stored is the one that reaches p. From 1 on p stores all
+    columns, up to `most`; 0 stores none. NaN has probability 0, and of infinite scores each has the
+    same. Scores that are logarithms of probabilities have these as P.
+
+    Args:
+      scores, causal, lengths, format, shape, schedule: as in `top_k`.
+      p: a number, or [m]; may be traced. Has no derivative.
+      most: how many columns a row stores at most, static; all if more than n. A nucleus that has
+        more is cut to its most probable ones.
+      keep: as in `top_k`; kept columns are stored whatever p is, and their probabilities count.
+
+    Returns:
+      A SparseArray of capacity m min(most, n) whose structure is checked; padding after the last
+      entry. Sums of probabilities accumulate in float32 (float64 for float64).
+
+    Raises:
+      TypeError, ValueError: as `top_k`; p of another shape or not real.
+
+    Source: Holtzman et al. 2020, section 3.1 (nucleus sampling). On top of `top_k`, with a
+    bisection over what that selects.
+    """
+    what = "select.top_p"
+    check_schedule(what, schedule)
+    given, grid, shape = checked_scores(
+        what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
+    )
+    most = _checked_capacity(what, "most", most, grid, format)
+    p = checked_per_row(what, "p", p, grid[0])
+    run = _top_p if given.has_functions else _jitted_top_p
+    return run(
+        given,
+        p,
+        what=what,
+        grid=grid,
+        k=most,
+        causal=causal,
+        shape=shape,
+        format=format,
+        schedule=schedule,
+    )
 
 
-def _shape(
-    what: str, shape: tuple[int, int] | None, grid: tuple[int, ...], format: Format
-) -> tuple[int, int]:
-    """The shape of an array whose entries, vectors or blocks are those of a grid."""
-    stored = format.levels[:2] == CSR.levels if isinstance(format, Format) else False
-    if not stored or format.order is not None or format.dense_modes or len(format.levels) > 4:
-        raise ValueError(f"{what}: format must be CSR, CVS(V) or BCSR(r, c), got {format}")
-    rows, columns = (size * side for size, side in zip(grid, vectors.tile(format), strict=True))
-    given = checks.check_shape((rows, columns) if shape is None else shape, what)
-    if len(given) != 2 or vectors.grid(given, format) != list(grid):
-        raise ValueError(
-            f"{what}: shape: scores {list(grid)} in {format} are those of at most "
-            f"{[rows, columns]}, got {list(given)}"
-        )
-    return given[0], given[1]
+def _checked_capacity(what: str, name: str, k: Any, grid: tuple[int, int], format: Format) -> int:
+    k = min(checks.check_count(k, name, what), grid[1])
+    checks.check_nnz(grid[0] * k * math.prod(format.block_shape), what)
+    return k
+
+
+def _top_k(
+    scores: Scores, *, what: str, grid: Any, k: int, causal: bool, schedule: Any, **result: Any
+) -> SparseArray:
+    found = _greatest(what, scores, grid, k, causal, schedule)
+    return as_array(
+        found.values, found.offsets, found.indices, scores, grid, schedule=schedule, **result
+    )
+
+
+def _top_p(
+    scores: Scores,
+    p: jax.Array,
+    *,
+    what: str,
+    grid: Any,
+    k: int,
+    causal: bool,
+    schedule: Any,
+    **result: Any,
+) -> SparseArray:
+    found = _greatest(what, scores, grid, k, causal, schedule, probable=True)
+    values, offsets, indices = found.values, found.offsets, found.indices
+    if indices.shape[0]:
+        part = jnp.where(_nucleus(found, p, k, kept=scores.keep is not None), indices, -1)
+        offsets, indices, entry, _ = structure.compacted(offsets, part, grid[1])
+        stored = structure.positions(entry.shape[0]) < offsets[-1]
+        values = jnp.where(stored, values[entry], jnp.zeros((), values.dtype))
+    return as_array(values, offsets, indices, scores, grid, schedule=schedule, **result)
+
+
+_STATIC = ("what", "grid", "k", "causal", "shape", "format", "schedule")
+_jitted_top_k = jax.jit(_top_k, static_argnames=_STATIC, inline=True)
+_jitted_top_p = jax.jit(_top_p, static_argnames=_STATIC, inline=True)
+
+
+class _Found(NamedTuple):
+    """The k greatest of each row: a structure, padded to m k entries.
+
+    values, ranked [m k] are the scores and what ranks them, which is infinite for kept columns.
+    greatest, total [m] are the greatest score of each row and the sum of exp(score - greatest).
+    """
+
+    values: Any
+    ranked: Any
+    indices: Any
+    offsets: Any
+    greatest: Any
+    total: Any
+
+
+def _greatest(
+    what: str,
+    scores: Scores,
+    grid: tuple[int, int],
+    k: int,
+    causal: bool,
+    schedule: Schedule | None,
+    probable: bool = False,
+) -> _Found:
+    def of_tile(tile: Tile, k: int) -> _Found:
+        # The values of the primitive are the scores that it ranked.
+        direct = scores.keep is None and not callable(scores.source)
+        by = (tile.scores if direct else tile.ranked)[None]
+        ranked, offsets, indices = bind_top_k(by, tile.limits[None], k, schedule)
+        offsets, indices = (checkpoint_name(x, SELECTED) for x in (offsets, indices))
+        values = ranked if direct else scores_at(tile.scores[None], offsets, indices)
+        sums = _totals(tile) if probable else (None, None)
+        order = jax.lax.stop_gradient(ranked)[0] if probable else None
+        return _Found(values[0], order, indices[0], offsets[0], *sums)
+
+    found = [
+        over_tiles(what, partial(of_tile, k=min(k, band.columns)), scores, band, grid[0])
+        for band in bands(scores, grid, causal)
+    ]
+    return _joined(found, grid[0], k)
+
+
+def _joined(parts: list[_Found], m: int, k: int) -> _Found:
+    """One structure of those of all tiles, which are stacked in each part. Rows from m on, of the
+    last tile, have no entries."""
+    if len(parts) == 1 and parts[0].offsets.shape[0] == 1:
+        return _Found(*(x if x is None else x[0] for x in parts[0]))
+    counts = jnp.concatenate([jnp.diff(part.offsets).reshape(-1) for part in parts])
+    offsets = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))
+    first, rows = 0, parts[0].offsets.shape[1] - 1
+    joined: Any = None
+    for part in parts:
+        tiles = (part.values, part.ranked, part.indices)
+        if joined is None:
+            joined = jax.tree.map(
+                lambda x: structure.varying_like(jnp.zeros(len(counts) * k, x.dtype), x), tiles
+            )
+        starts = offsets[first : first + len(part.offsets) * rows : rows]
+        joined = _written(joined, tiles, starts)
+        first += len(part.offsets) * rows
+    values, ranked, indices = jax.tree.map(lambda x: x[: m * k], joined)
+    sums = jax.tree.map(
+        lambda *xs: jnp.concatenate([x.reshape(-1) for x in xs])[:m],
+        *((part.greatest, part.total) for part in parts),
+    )
+    return _Found(values, ranked, indices, offsets[: m + 1], *sums)
+
+
+def _written(joined: Any, tiles: Any, starts: jax.Array) -> Any:
+    """Writes the entries of each tile from its start on; the next tile overwrites the padding."""
+
+    def write(joined: Any, tile: tuple) -> tuple:
+        start, entries = tile
+        put = partial(jax.lax.dynamic_update_slice, start_indices=(start,))
+        return jax.tree.map(put, joined, entries), None
+
+    return jax.lax.scan(write, joined, (starts, tiles))[0]
+
+
+def _totals(tile: Tile) -> tuple[jax.Array, jax.Array]:
+    """(greatest, total) [r] of `_Found`; -infinity and 0 for rows without numbers."""
+    x = jax.lax.stop_gradient(tile.scores)
+    x = x.astype(accumulator(x.dtype))
+    exists = structure.positions(x.shape[1])[None] < tile.limits[:, None]
+    x = jnp.where(exists & ~jnp.isnan(x), x, -jnp.inf)
+    greatest = jnp.max(x, axis=1, initial=-jnp.inf)
+    return greatest, jnp.sum(_weights(x, greatest[:, None]), axis=1)
+
+
+def _weights(scores: jax.Array, greatest: jax.Array) -> jax.Array:
+    """exp(scores - greatest): 0 for NaN and -infinity, 1 for infinity."""
+    weights = jnp.where(scores == greatest, 1, jnp.exp(scores - greatest))
+    return jnp.where(scores > -jnp.inf, weights, 0)
+
+
+def _nucleus(found: _Found, p: jax.Array, k: int, *, kept: bool) -> jax.Array:
+    """bool [m k]: the entries before which their row has less than p of its probability."""
+    counts, capacity = jnp.diff(found.offsets), found.indices.shape[0]
+    stored = structure.positions(k)[None] < counts[:, None]
+    at = jnp.where(stored, found.offsets[:-1, None] + structure.positions(k)[None], 0)
+    values = jax.lax.stop_gradient(found.values)[at].astype(found.total.dtype)
+    weights = jnp.where(stored, _weights(values, found.greatest[:, None]), 0)
+    p = p.astype(weights.dtype)[:, None]
+    reach, always = p * found.total[:, None], jnp.broadcast_to(p >= 1, stored.shape)
+    if kept:  # these come before all others
+        first = (found.ranked[at] == jnp.inf) & stored
+        always |= first
+        reach -= jnp.sum(jnp.where(first, weights, 0), axis=1, keepdims=True)
+        weights = jnp.where(first, 0, weights)
+    keys = keys_of(values)
+    keys = jnp.where(stored, keys, jnp.iinfo(keys.dtype).min)
+    last = _least_key(keys, weights, reach)
+    ties = keys == last
+    weight = jnp.max(jnp.where(ties, weights, 0), axis=1, keepdims=True)
+    rank = jnp.cumsum(ties, axis=1, dtype=jnp.int32) - 1
+    room = reach - _weight_above(keys, weights, last)
+    inside = always | (keys > last) | (ties & (weight * rank.astype(weight.dtype) < room))
+    at = jnp.where(stored, at, capacity)
+    return jnp.zeros(capacity, bool).at[at].set(inside, mode="drop")
+
+
+def _weight_above(keys: jax.Array, weights: jax.Array, least: jax.Array) -> jax.Array:
+    """[m, 1]: the sum of the weights of keys above `least` [m, 1]."""
+    return jnp.sum(jnp.where(keys > least, weights, 0), axis=1, keepdims=True)
+
+
+def _least_key(keys: jax.Array, weights: jax.Array, reach: jax.Array) -> jax.Array:
+    """[m, 1]: the least key above which the weights sum to less than `reach`, among those from a
+    row's least to its greatest key. By bisection: a sort takes several times as long."""
+
+    def halve(bounds: tuple) -> tuple:
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # low + high may overflow
+        below = _weight_above(keys, weights, middle) < reach
+        return jnp.where(below | (low == high), low, middle + 1), jnp.where(below, middle, high)
+
+    bounds = (jnp.min(keys, axis=1, keepdims=True), jnp.max(keys, axis=1, keepdims=True))
+    low, _ = jax.lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, bounds)
+    return low

@@ -11,6 +11,7 @@ from gspmm_oracle import oracle as gspmm_oracle
 from octet_oracle import octet_oracle
 from sddmm_oracle import operands, vector_oracle
 from sddmm_oracle import oracle as sampled_oracle
+from selection_oracle import KINDS, expected, same, scores_of
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, accumulator_roundoff, assert_within, sum_bound, unit_roundoff
 from vector_cases import encoded, vectors
@@ -25,6 +26,7 @@ from sgap_jax import (
     row_max,
     row_sum,
     sddmm,
+    select,
     sparse_softmax,
 )
 from sgap_jax import spmm as product
@@ -163,6 +165,16 @@ def test_row_reductions(dtype):
         assert_within(row_sum(A, schedule=on_gpu()), expected, bound)
         largest = np.asarray(row_max(A, schedule=on_gpu())).astype(np.float64)
         np.testing.assert_array_equal(largest, reference.row_max(values, offsets))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_k(dtype):
+    for kind, (m, n, k) in some(
+        itertools.product(KINDS, ((3, 300, 7), (70, 5000, 600), (4, 40, 40)))
+    ):
+        scores = cast(scores_of(kind, m, n), dtype)
+        A = select.top_k(scores, k, schedule=on_gpu())
+        same([A.values, A.row_offsets, A.column_indices], expected(scores, k), f"{kind}, {m} x {n}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

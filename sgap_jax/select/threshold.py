@@ -1,0 +1,158 @@
+"""Selection of all scores from a threshold on."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from sgap_jax.formats import checks, structure
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives.top_k import keys_of
+from sgap_jax.select.scores import (
+    Scores,
+    Tile,
+    as_array,
+    bands,
+    checked_per_row,
+    checked_scores,
+    function_at_entries,
+    over_tiles,
+)
+
+_BITS = 32
+
+
+def threshold(
+    scores: ArrayLike | tuple[jax.Array, jax.Array] | Callable,
+    at: ArrayLike,
+    *,
+    nse: int,
+    causal: bool = False,
+    lengths: ArrayLike | None = None,
+    keep: ArrayLike | SparseArray | Callable | None = None,
+    format: Format = CSR,
+    shape: tuple[int, int] | None = None,
+) -> SparseArray:
+    """All scores of at least a threshold, as a sparse array with the scores as its values:
+
+        (i, j) stored  <=>  scores[i, j] >= at[i], and scores[i, j] is not -infinity
+
+    NaN is not at least anything. Works inside jit: the capacity `nse` is static, and what is left
+    of it is padding. If more entries reach their thresholds, the array has the first `nse` of them,
+    by rows; its last row offset counts all of them, and `checked()` raises, inside jit when the
+    program runs. So `A.row_offsets[-1] - A.nnz` is how many did not fit, if that is positive. For a
+    bound on each row that keeps the greatest instead: `top_k` of the scores with -infinity in place
+    of those below the threshold.
+
+    Args:
+      scores, causal, lengths, format, shape: as in `top_k`; a function's values are its scores
+        computed again, at each selected entry alone, which also is where its derivative is taken.
+      at: a number, or [m]; may be traced. Compared in float32 (float64 for float64 scores), where 0
+        and -0 are equal. Has no derivative.
+      nse: how many entries, vectors or blocks the result can store, static; m n if more than that.
+      keep: as in `top_k`; kept columns are stored whatever their scores are.
+
+    Returns:
+      A SparseArray, checked only if nse is m n: `A.checked()` checks it.
+
+    Raises:
+      TypeError, ValueError: as `top_k`; `at` of another shape or not real.
+
+    Source: SpargeAttn (Zhang et al. 2025) and MInference (Jiang et al. 2024) select blocks of
+    attention by thresholds. One pass over the scores leaves one bit for each; in plain JAX.
+    """
+    what = "select.threshold"
+    given, grid, shape = checked_scores(
+        what, scores, causal=causal, lengths=lengths, keep=keep, format=format, shape=shape
+    )
+    nse = min(checks.check_count(nse, "nse", what), math.prod(grid))
+    checks.check_nnz(nse * math.prod(format.block_shape), what)
+    at = checked_per_row(what, "at", at, grid[0])
+    run = _threshold if given.has_functions else _jitted_threshold
+    return run(given, at, grid=grid, nse=nse, causal=causal, shape=shape, format=format)
+
+
+def _threshold(
+    scores: Scores, at: jax.Array, *, grid: tuple[int, int], nse: int, causal: bool, **result: Any
+) -> SparseArray:
+    what, (m, n) = "select.threshold", grid
+
+    def of_tile(tile: Tile) -> jax.Array:
+        keys = keys_of(tile.ranked)
+        least = at[tile.rows].astype(accumulator(tile.ranked.dtype))[:, None]
+        reached = (keys >= keys_of(least)) & ~jnp.isnan(tile.ranked) & ~jnp.isnan(least)
+        if scores.keep is not None:
+            reached |= tile.ranked == jnp.inf
+        exists = structure.positions(keys.shape[1])[None] < tile.limits[:, None]
+        return _packed(reached & exists & (keys > jnp.iinfo(keys.dtype).min), n)
+
+    parts = [over_tiles(what, of_tile, scores, band, m) for band in bands(scores, grid, causal)]
+    words = jnp.concatenate([jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts])[
+        :m
+    ]
+    offsets, rows, columns = _entries(words, nse)
+    stored = structure.positions(nse) < offsets[-1]
+    values = None  # of a product: sddmm's
+    if callable(scores.source):
+        values = function_at_entries(what, scores.source, rows, columns)
+    elif not scores.in_tiles:
+        values = scores.source[rows, columns] if nse else jnp.zeros(0, scores.source.dtype)
+    if values is not None:
+        values = jnp.where(stored, values, jnp.zeros((), values.dtype))
+    columns = jnp.where(stored, columns, 0)
+    checked = nse == m * n
+    return as_array(values, offsets, columns, scores, grid, checked=checked, **result)
+
+
+_STATIC = ("grid", "nse", "causal", "shape", "format")
+_jitted_threshold = jax.jit(_threshold, static_argnames=_STATIC, inline=True)
+
+
+def _packed(bits: jax.Array, n: int) -> jax.Array:
+    """bool [r, c] as uint32 [r, ceil(n / 32)], lower columns in lower bits; c is at most n."""
+    count = -(-n // _BITS)
+    bits = jnp.pad(bits, ((0, 0), (0, count * _BITS - bits.shape[1])))
+    bits = bits.reshape(bits.shape[0], count, _BITS).astype(jnp.uint32)
+    places = jnp.arange(_BITS, dtype=jnp.uint32)[None, None]
+    return jnp.sum(bits << places, axis=2, dtype=jnp.uint32)
+
+
+def _entries(words: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
+    of them, up to the greatest int32; entries from the last offset on are any inside the grid."""
+    m, width = words.shape
+    if words.size == 0:
+        empty = jnp.zeros(nse, jnp.int32)
+        return jnp.zeros(m + 1, jnp.int32), empty, empty
+    counts = jax.lax.population_count(words).astype(jnp.int32).reshape(-1)
+    if m * width * _BITS <= checks.INT32_MAX:
+        sums = jnp.cumsum(counts, dtype=jnp.int32)
+    else:
+        sums = jax.lax.associative_scan(_saturating_sum, counts)
+    before = jnp.pad(sums, (1, 0))
+    word = structure.segment_of_entry(before, nse)
+    rank = structure.positions(nse) - before[word]
+    column = word % width * _BITS + _nth_bit(words.reshape(-1)[word], rank)
+    return before[::width], word // width, column
+
+
+def _saturating_sum(x: jax.Array, y: jax.Array) -> jax.Array:
+    total = x.astype(jnp.uint32) + y.astype(jnp.uint32)
+    return jnp.minimum(total, jnp.uint32(checks.INT32_MAX)).astype(jnp.int32)
+
+
+def _nth_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """The position of the bit that is set with `rank` others below it; 31 if there is none."""
+    position = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        low = jax.lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
+        above = rank >= low
+        rank = jnp.where(above, rank - low, rank)
+        word = jnp.where(above, word >> jnp.uint32(width), word)
+        position = jnp.where(above, position + width, position)
+    return position
