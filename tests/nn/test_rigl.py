@@ -235,3 +235,60 @@ def test_wrong_arguments_are_named():
     moved = nn.rigl_step(layer, scores(), 0.1)
     with pytest.raises(ValueError, match=r"one element for each of 27 groups, got shape \[3\]"):
         moved(jnp.ones(3))
+
+
+def test_training_reaches_the_dense_accuracy():
+    """Classes depend on 8 of 128 inputs: of 3% of the weights at random places few read these."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((4096 + 1024, 128)), jnp.float32)
+    directions = jnp.asarray(rng.standard_normal((8, 5)), jnp.float32)
+    labels = jnp.argmax(jnp.matmul(x[:, 3:67:8], directions), -1)
+    train, held = (x[:4096], labels[:4096]), (x[4096:], labels[4096:])
+
+    class Network(nnx.Module):
+        def __init__(self, sparse):
+            rngs = nnx.Rngs(0)
+            sizes = (128, 64)
+            self.up = (
+                nn.SparseLinear(*sizes, sparsity=0.97, rngs=rngs)
+                if sparse
+                else nnx.Linear(*sizes, rngs=rngs)
+            )
+            self.down = nnx.Linear(64, 5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(jax.nn.relu(self.up(x)))
+
+    def loss(model, x, labels):
+        logits = model(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def accuracy(model):
+        return float(jnp.mean(model(held[0]).argmax(-1) == held[1], dtype=jnp.float32))
+
+    @nnx.jit
+    def update(model, optimizer, x, labels):
+        optimizer.update(model, nnx.grad(loss)(model, x, labels))
+
+    @nnx.jit
+    def move(model, optimizer, fraction, x, labels):
+        dense = Network(False)
+        dense.up, dense.down = model.up.to_dense(), model.down
+        scores = nnx.grad(loss)(dense, x, labels).up.kernel[...].T
+        nn.rigl_step(model.up, scores, fraction, model=model, optimizer=optimizer)
+
+    fraction, found = optax.cosine_decay_schedule(0.5, 150), {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for name in ("dense", "fixed", "moved"):
+            model = Network(name != "dense")
+            optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+            for t in range(200):
+                at = slice(t % 16 * 256, (t % 16 + 1) * 256)
+                batch = [part[at] for part in train]
+                if name == "moved" and t % 10 == 0 and t < 150:
+                    move(model, optimizer, fraction(t), *batch)
+                update(model, optimizer, *batch)
+            found[name] = accuracy(model)
+        assert model.up.weight.nnz == 246
+    assert found["moved"] > found["dense"] - 0.01
+    assert found["fixed"] < found["dense"] - 0.1
