@@ -27,7 +27,7 @@ from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
 
-_TILE = 1 << 21  # scores of the indexer that are held at a time
+_TILE = 1 << 21  # products of the indexer that are held at a time
 
 
 def check_count(op: str, name: str, count: Any, least: int = 1) -> int:
@@ -230,13 +230,13 @@ def _new_means(means: jax.Array, keys: jax.Array, position: jax.Array, size: int
 
 def index_scores(q: jax.Array, k: jax.Array, weights: jax.Array) -> jax.Array:
     """I[t, s] = sum_h w[t, h] relu(q[t, h] . k[s]) / sqrt(h d) of q [T, h, d], k [S, d] and weights
-    [T, h]; one head after another, so that no array of all heads is made."""
-    wide = accumulator(q.dtype)
+    [T, h]."""
+    wide, heads = accumulator(q.dtype), q.shape[1]
+    products = jnp.einsum("thd,sd->ths", q, k, preferred_element_type=wide)
     scores = jnp.zeros((q.shape[0], k.shape[0]), wide)
-    for h in range(q.shape[1]):
-        products = jnp.matmul(q[:, h], k.T, preferred_element_type=wide)
-        scores = scores + weights[:, h, None].astype(wide) * jax.nn.relu(products)
-    return scores / math.sqrt(q.shape[1] * q.shape[2])
+    for h in range(heads):  # one loop over the products, where a sum over their axis takes two
+        scores = scores + weights[:, h, None].astype(wide) * jax.nn.relu(products[:, h])
+    return scores / math.sqrt(heads * q.shape[2])
 
 
 def select_tokens(
@@ -269,7 +269,7 @@ def _top_tokens(
     before its limit."""
     q, k, weights = jax.lax.stop_gradient((q, k, weights))
     B, S = k.shape[:2]
-    tile = min(max(_TILE // max(B * S, 1), 1), max(q.shape[1], 1))
+    tile = min(max(_TILE // max(B * S * q.shape[2], 1), 1), max(q.shape[1], 1))
 
     def of_sequence(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
         def scores(rows: jax.Array) -> jax.Array:

@@ -145,7 +145,7 @@ def test_blocks_that_are_selected(kv_heads, query_block, causal):
 @pytest.mark.parametrize("causal", [True, False])
 def test_tokens_that_are_selected(causal, tile, monkeypatch):
     if tile is not None:
-        monkeypatch.setattr(selection, "_TILE", 2 * tile)  # two rows of each sequence
+        monkeypatch.setattr(selection, "_TILE", 4 * tile)  # two rows of each sequence
     layer = token_layer(twin_of())
     for lengths in (None, np.array([L - 3, 0])):
         options = dict(is_causal=causal, key_value_seq_lengths=lengths)
@@ -256,7 +256,7 @@ def test_positions_one_by_one_are_those_of_a_whole_pass(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_several_positions_at_a_time_and_past_the_end(name, monkeypatch):
-    monkeypatch.setattr(selection, "_TILE", 4 * L)  # two rows of each sequence
+    monkeypatch.setattr(selection, "_TILE", 8 * L)  # two rows of each sequence
     layer = LAYERS[name](twin_of())
     whole = layer(X)
     for x, want in ((X, whole), (X[None], whole[None]), (X[0], whole[0])):
