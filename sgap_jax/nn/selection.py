@@ -457,12 +457,21 @@ def _attend_rows(
     (b, g, t) of the structure has positions (b, s, g) of a key, g one of `groups` 1 or Hk. So no
     sequence or head of a cache is copied."""
     (B, T, H, D), (_, S, Hk, _) = q.shape, k.shape
-    rows = jnp.moveaxis(q.reshape(B, T, groups, H // groups, D), 2, 1)
-    keys, values = (x.reshape(B * S * groups, Hk // groups, D) for x in (k, v))
     shape = checks.check_shape((B * groups * T, B * S * groups), "decode")
     transposed = structure.transpose_structure(offsets, columns, shape[1])
     fields = structure.as_fields(((), (offsets, columns)), transposed, checked=True)
     zeros = jnp.zeros(columns.shape, jnp.float32)
     pattern = SparseArray(zeros, **fields, shape=(shape[0], shape[1]), format=CSR)
-    out = sparse_attention(rows.reshape(shape[0], H // groups, D), keys, values, pattern)
-    return jnp.moveaxis(out.reshape(B, groups, T, H // groups, D), 1, 2).reshape(B, T, H, D)
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, pattern: SparseArray) -> jax.Array:
+        rows = jnp.moveaxis(q.reshape(B, T, groups, H // groups, D), 2, 1)
+        rows = rows.reshape(shape[0], H // groups, D)
+        keys, values = (x.reshape(shape[1], Hk // groups, D) for x in (k, v))
+        out = sparse_attention(rows, keys, values, pattern)
+        return jnp.moveaxis(out.reshape(B, groups, T, H // groups, D), 1, 2).reshape(B, T, H, D)
+
+    def nothing(q: jax.Array, *_: Any) -> jax.Array:
+        return jnp.zeros_like(q)
+
+    # In a branch of its own: XLA would write the cache once more for a reader in another shape.
+    return jax.lax.cond(offsets[-1] > 0, attend, nothing, q, k, v, pattern)
