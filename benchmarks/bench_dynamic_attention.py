@@ -193,7 +193,7 @@ def measured(contenders: dict, rounds: int, about: str) -> dict:
     return row
 
 
-def layer(kind: str, L: int, backward: bool, rounds: int) -> dict:
+def layer(kind: str, L: int, backward: bool, rounds: int, without=()) -> dict:
     x, indexed = operands(L), indexer(L)
     attention, text = WAYS[kind]
     compiled = step(attention, backward).lower(*x, indexed).compile()
@@ -206,6 +206,8 @@ def layer(kind: str, L: int, backward: bool, rounds: int) -> dict:
     contenders["selection"]()
     for name, plan in PEERS.items():
         try:
+            if name in without:
+                raise Unavailable("left out")
             call = plan(x, pattern, backward)
             for got, expected in zip(call(), want, strict=False) if name not in OTHER_WORK else ():
                 apart = np.abs(np.asarray(got) - np.asarray(expected)).max()
@@ -303,6 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a short length; writes no file")
     parser.add_argument("--only", choices=(*WAYS, "decode"), help="one kind; writes no file")
     parser.add_argument("--lengths", type=int, nargs="+", help=f"default {LENGTHS}")
+    parser.add_argument("--without", nargs="+", choices=PEERS, default=(), help="peers left out")
     parser.add_argument("--forward", action="store_true", help="no backward pass; writes no file")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
     args = parser.parse_args(argv)
@@ -313,7 +316,9 @@ def main(argv: list[str] | None = None) -> None:
         for L in lengths if args.only in (None, kind) else ():
             for backward in (False,) if args.forward else (False, True):
                 rows.append(
-                    {"n": WIDTH, "schedule": ""} | layer(kind, L, backward, rounds) | about_run
+                    {"n": WIDTH, "schedule": ""}
+                    | layer(kind, L, backward, rounds, args.without)
+                    | about_run
                 )
     for kind in ("tokens", "blocks") if args.only in (None, "decode") else ():
         context = 16_384 if args.quick else CONTEXT
