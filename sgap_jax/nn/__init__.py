@@ -12,6 +12,8 @@ from sgap_jax.nn.adjacency import add_self_loops as add_self_loops
 from sgap_jax.nn.adjacency import normalize_adjacency as normalize_adjacency
 from sgap_jax.nn.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
 from sgap_jax.nn.attention import SparseSelfAttention as SparseSelfAttention
+from sgap_jax.nn.dynamic_attention import BlockSparseAttention as BlockSparseAttention
+from sgap_jax.nn.dynamic_attention import TopKSparseAttention as TopKSparseAttention
 from sgap_jax.nn.experts import RouterLosses as RouterLosses
 from sgap_jax.nn.experts import load_balancing_loss as load_balancing_loss
 from sgap_jax.nn.experts import router_z_loss as router_z_loss
@@ -23,4 +25,5 @@ from sgap_jax.nn.pruning import MaskedLinear as MaskedLinear
 from sgap_jax.nn.pruning import magnitude_mask as magnitude_mask
 from sgap_jax.nn.pruning import prune_step as prune_step
 from sgap_jax.nn.pruning import sparsity_schedule as sparsity_schedule
+from sgap_jax.nn.rigl import rigl_step as rigl_step
 from sgap_jax.nn.structure import Structure as Structure

@@ -23,7 +23,59 @@ _OPTIONS = (
 )
 
 
-class SparseMultiHeadAttention(nnx.MultiHeadAttention):
+class ProjectedAttention(nnx.MultiHeadAttention):
+    """The parameters, projections and cache of `nnx.MultiHeadAttention`, for layers whose attention
+    is another."""
+
+    @classmethod
+    def _from_dense(cls, layer: Any, rngs: nnx.Rngs | None, **own: Any) -> Any:
+        """A layer with the options of `layer`, copies of its parameters, and arguments of its
+        own."""
+        if not isinstance(layer, nnx.MultiHeadAttention):
+            raise TypeError(
+                f"{cls.__name__}.from_dense: layer must be an nnx.MultiHeadAttention, got "
+                f"{type(layer).__name__}"
+            )
+        if rngs is None and layer.dropout_rate > 0:
+            raise ValueError(f"{cls.__name__}.from_dense: rngs: expected, for the dropout")
+        # Newer versions of Flax have it, as the function of a partial that holds the angles.
+        rotated = getattr(nnx, "dot_product_attention_with_rope", None)
+        if rotated is not None and getattr(layer.attention_fn, "func", None) is rotated:
+            raise NotImplementedError(
+                f"{cls.__name__}.from_dense: layer has rotary embeddings; the nearest is to rotate "
+                "query and key and call sparse_attention"
+            )
+        options = {name: getattr(layer, name) for name in _OPTIONS}
+        made = cls(rngs=rngs or nnx.Rngs(0), **options, **own)
+        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
+        return made
+
+    def _project(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, sharding: Any = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value [..., length, heads, features]."""
+        op = type(self).__name__
+        widths = (self.in_features, self.in_kv_features, self.in_kv_features)
+        given = (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v))
+        for (name, x), width in zip(given, widths, strict=True):
+            if x.ndim < 2 or x.shape[-1] != width:
+                want = f"[..., length, {width}]"
+                raise ValueError(f"{op}: {name} must have shape {want}, got {list(x.shape)}")
+        query = self.query(inputs_q, out_sharding=sharding)
+        key = self.key(inputs_k, out_sharding=sharding)
+        value = self.value(inputs_v, out_sharding=sharding)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        return query, key, value
+
+    def _cache(self) -> tuple[nnx.Cache[jax.Array], ...]:
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            op = type(self).__name__
+            raise ValueError(f"{op}: decode: no cache yet; init_cache(inputs.shape) makes one")
+        return self.cached_key, self.cached_value, self.cache_index
+
+
+class SparseMultiHeadAttention(ProjectedAttention):
     """`nnx.MultiHeadAttention` in which a query sees the keys that a sparse pattern stores.
 
         out = concat over heads of sparse_attention(q, k, v, pattern) W_out + b_out
@@ -116,27 +168,10 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         """A layer with the options of `layer` and copies of its parameters; `rngs` is for dropout,
         and needed if `layer` has dropout. If `layer` is sparse, its pattern and schedule are the
         defaults."""
-        if not isinstance(layer, nnx.MultiHeadAttention):
-            raise TypeError(
-                f"{cls.__name__}.from_dense: layer must be an nnx.MultiHeadAttention, got "
-                f"{type(layer).__name__}"
-            )
-        if rngs is None and layer.dropout_rate > 0:
-            raise ValueError(f"{cls.__name__}.from_dense: rngs: expected, for the dropout")
-        # Newer versions of Flax have it, as the function of a partial that holds the angles.
-        rotated = getattr(nnx, "dot_product_attention_with_rope", None)
-        if rotated is not None and getattr(layer.attention_fn, "func", None) is rotated:
-            raise NotImplementedError(
-                f"{cls.__name__}.from_dense: layer has rotary embeddings; the nearest is to rotate "
-                "query and key and call sparse_attention"
-            )
         if isinstance(layer, SparseMultiHeadAttention):
             pattern = layer.pattern if pattern is None else pattern
             schedule = layer.schedule if schedule is None else schedule
-        options = {name: getattr(layer, name) for name in _OPTIONS}
-        made = cls(pattern=pattern, schedule=schedule, rngs=rngs or nnx.Rngs(0), **options)
-        nnx.update(made, jax.tree.map(jnp.copy, nnx.state(layer, nnx.Param)))
-        return made
+        return cls._from_dense(layer, rngs, pattern=pattern, schedule=schedule)
 
     @property
     def pattern(self) -> list[SparseArray]:
@@ -179,20 +214,10 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
                 "key and call sparse_attention"
             )
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
-        widths = (self.in_features, self.in_kv_features, self.in_kv_features)
-        given = (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v))
-        for (name, x), width in zip(given, widths, strict=True):
-            if x.ndim < 2 or x.shape[-1] != width:
-                want = f"[..., length, {width}]"
-                raise ValueError(f"{op}: {name} must have shape {want}, got {list(x.shape)}")
         patterns = check_patterns(op, pattern) or self.pattern
         if not patterns:
             raise ValueError(f"{op}: pattern: expected with the layer or with the call")
-        query = self.query(inputs_q, out_sharding=qkv_sharding)
-        key = self.key(inputs_k, out_sharding=qkv_sharding)
-        value = self.value(inputs_v, out_sharding=qkv_sharding)
-        if self.query_ln is not None and self.key_ln is not None:
-            query, key = self.query_ln(query), self.key_ln(key)
+        projected = self._project(inputs_q, inputs_k, inputs_v, qkv_sharding)
         deterministic = self.deterministic if deterministic is None else deterministic
         drop = None
         if self.dropout_rate > 0 and deterministic is None:
@@ -200,7 +225,6 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         if self.dropout_rate > 0 and not deterministic:
             drop_key = self._dropout_key(rngs)
             drop = weight_dropout(drop_key, self.dropout_rate, self.broadcast_dropout)
-        projected = (query, key, value)
         if decode:
             variables = self._cache()
             cache: Any = tuple(one[...] for one in variables)
@@ -210,12 +234,6 @@ class SparseMultiHeadAttention(nnx.MultiHeadAttention):
         else:
             x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
         return self.out(x, out_sharding=out_sharding)
-
-    def _cache(self) -> tuple[nnx.Cache[jax.Array], ...]:
-        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
-            op = type(self).__name__
-            raise ValueError(f"{op}: decode: no cache yet; init_cache(inputs.shape) makes one")
-        return self.cached_key, self.cached_value, self.cache_index
 
     def _dropout_key(self, rngs: Any) -> Any:
         rngs = self.rngs if rngs is None else rngs

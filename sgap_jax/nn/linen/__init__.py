@@ -6,9 +6,12 @@ only "params" to the optimizer.
 
 from sgap_jax.nn.linen.attention import SparseMultiHeadAttention as SparseMultiHeadAttention
 from sgap_jax.nn.linen.attention import SparseSelfAttention as SparseSelfAttention
+from sgap_jax.nn.linen.dynamic_attention import BlockSparseAttention as BlockSparseAttention
+from sgap_jax.nn.linen.dynamic_attention import TopKSparseAttention as TopKSparseAttention
 from sgap_jax.nn.linen.graph import GraphAttention as GraphAttention
 from sgap_jax.nn.linen.graph import GraphConv as GraphConv
 from sgap_jax.nn.linen.linear import MaskedLinear as MaskedLinear
 from sgap_jax.nn.linen.linear import SparseLinear as SparseLinear
 from sgap_jax.nn.linen.linear import prune_step as prune_step
+from sgap_jax.nn.linen.linear import rigl_step as rigl_step
 from sgap_jax.nn.linen.moe import MoE as MoE

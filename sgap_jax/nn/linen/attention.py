@@ -15,15 +15,9 @@ from sgap_jax.nn.linear import ZEROS
 from sgap_jax.schedules import Schedule
 
 
-class SparseMultiHeadAttention(linen.Module):
-    """Multi-head attention over a sparse pattern: see `sgap_jax.nn.SparseMultiHeadAttention`.
-
-    Parameters, and names, defaults and order of the arguments, are those of
-    `linen.MultiHeadDotProductAttention`, without `attention_fn` and the arguments of dense
-    attention only. The pattern is given with each call: pass it into `jit` as an argument. With
-    `decode` the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes
-    it in the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
-    """
+class ProjectedAttention(linen.Module):
+    """The options, parameters and cache of `linen.MultiHeadDotProductAttention`, for layers whose
+    attention is another."""
 
     num_heads: int
     dtype: Dtype | None = None
@@ -43,6 +37,69 @@ class SparseMultiHeadAttention(linen.Module):
     normalize_qk: bool = False
     schedule: Schedule | None = None
 
+    def _project(
+        self, inputs_q: Any, inputs_k: Any, inputs_v: Any, kv_heads: int | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value [..., length, heads, features]."""
+        op, width = type(self).__name__, self.qkv_features or inputs_q.shape[-1]
+        if width % self.num_heads:
+            raise ValueError(f"{op}: {self.num_heads} heads do not divide {width} features")
+        kv_heads = self.num_heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or self.num_heads % kv_heads:
+            raise ValueError(f"{op}: {kv_heads} heads of keys do not divide {self.num_heads}")
+        inits: dict[str, Any] = dict(kernel_init=self.kernel_init, bias_init=self.bias_init)
+        given = (
+            ("query", inputs_q, self.num_heads),
+            ("key", inputs_k, kv_heads),
+            ("value", inputs_v, kv_heads),
+        )
+        query, key, value = (
+            linen.DenseGeneral(
+                (heads, width // self.num_heads), name=name, **inits, **self._options()
+            )(inputs)
+            for name, inputs, heads in given
+        )
+        if self.normalize_qk:
+            norm: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
+            query = linen.LayerNorm(name="query_ln", **norm)(query)
+            key = linen.LayerNorm(name="key_ln", **norm)(key)
+        return query, key, value
+
+    def _output(self, x: jax.Array, features: int) -> jax.Array:
+        inits: dict[str, Any] = dict(
+            kernel_init=self.out_kernel_init or self.kernel_init,
+            bias_init=self.out_bias_init or self.bias_init,
+        )
+        features = self.out_features or features
+        dense = linen.DenseGeneral(features, axis=(-2, -1), name="out", **inits, **self._options())
+        return dense(x)
+
+    def _options(self) -> dict[str, Any]:
+        return dict(
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            precision=self.precision,
+        )
+
+    def _cache(self, **arrays: Any) -> list[linen.Variable[Any]]:
+        """The cache; if there is none, it is made of zeros in the shapes of these arrays."""
+        made = [
+            self.variable("cache", name, jnp.zeros, x.shape, x.dtype) for name, x in arrays.items()
+        ]
+        return [*made, self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)]
+
+
+class SparseMultiHeadAttention(ProjectedAttention):
+    """Multi-head attention over a sparse pattern: see `sgap_jax.nn.SparseMultiHeadAttention`.
+
+    Parameters, and names, defaults and order of the arguments, are those of
+    `linen.MultiHeadDotProductAttention`, without `attention_fn` and the arguments of dense
+    attention only. The pattern is given with each call: pass it into `jit` as an argument. With
+    `decode` the collection "cache" has `cached_key`, `cached_value` and `cache_index`: `init` makes
+    it in the shape of the whole input, `apply(..., mutable=["cache"])` takes the next positions.
+    """
+
     @linen.compact
     def __call__(
         self,
@@ -60,56 +117,25 @@ class SparseMultiHeadAttention(linen.Module):
         if not patterns:
             raise ValueError(f"{op}: pattern: expected with the call, got {pattern}")
         inputs_k, inputs_v = check_inputs(op, inputs_q, inputs_k, inputs_v)
-        width = self.qkv_features or inputs_q.shape[-1]
-        if width % self.num_heads:
-            raise ValueError(f"{op}: {self.num_heads} heads do not divide {width} features")
-        shape = (self.num_heads, width // self.num_heads)
-        options: dict[str, Any] = dict(
-            use_bias=self.use_bias,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            precision=self.precision,
-        )
-        inits: dict[str, Any] = dict(kernel_init=self.kernel_init, bias_init=self.bias_init)
-        query, key, value = (
-            linen.DenseGeneral(shape, name=name, **inits, **options)(inputs)
-            for name, inputs in (("query", inputs_q), ("key", inputs_k), ("value", inputs_v))
-        )
-        if self.normalize_qk:
-            norm: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
-            query = linen.LayerNorm(name="query_ln", **norm)(query)
-            key = linen.LayerNorm(name="key_ln", **norm)(key)
+        projected = self._project(inputs_q, inputs_k, inputs_v)
         drop = None
         if self.dropout_rate > 0:
             deterministic = linen.merge_param("deterministic", self.deterministic, deterministic)
             if not deterministic:
                 rng = self.make_rng("dropout")
                 drop = weight_dropout(rng, self.dropout_rate, self.broadcast_dropout)
-        projected = (query, key, value)
+        cached = dict(cached_key=projected[1], cached_value=projected[2])
         if self.decode and self.has_variable("cache", "cached_key"):
-            variables = self._cache(key, value)
+            variables = self._cache(**cached)
             cache: Any = tuple(one.value for one in variables)
             x, cache = attend_next(op, cache, *projected, patterns, mask, is_causal, drop)
             for variable, now in zip(variables, cache, strict=True):
                 variable.value = now
         else:
             if self.decode:
-                self._cache(key, value)
+                self._cache(**cached)
             x = attend(op, *projected, patterns, mask, is_causal, drop, self.schedule)
-        features = self.out_features or inputs_q.shape[-1]
-        inits = dict(
-            kernel_init=self.out_kernel_init or self.kernel_init,
-            bias_init=self.out_bias_init or self.bias_init,
-        )
-        return linen.DenseGeneral(features, axis=(-2, -1), name="out", **inits, **options)(x)
-
-    def _cache(self, key: jax.Array, value: jax.Array) -> list[linen.Variable[Any]]:
-        """The cache; if there is none, it is made in the shape of these keys and values."""
-        made = [
-            self.variable("cache", name, jnp.zeros, x.shape, x.dtype)
-            for name, x in (("cached_key", key), ("cached_value", value))
-        ]
-        return [*made, self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)]
+        return self._output(x, inputs_q.shape[-1])
 
 
 class SparseSelfAttention(SparseMultiHeadAttention):

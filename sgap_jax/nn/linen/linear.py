@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +14,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from flax.typing import Dtype, Initializer, PrecisionLike
 
 from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.vectors import grid
 from sgap_jax.nn.linear import ZEROS, linear, pruned_weight, scaled_normal, with_bias
 from sgap_jax.nn.pruning import kernel_mask
+from sgap_jax.nn.rigl import regrown
 from sgap_jax.nn.structure import check_format, index_arrays, of_index_arrays, random_structure
 from sgap_jax.schedules import Schedule
 
@@ -158,6 +160,37 @@ def prune_step(
     if not masks:
         raise ValueError("prune_step: variables: expected the mask of a MaskedLinear, got none")
     return {**variables, "structure": unflatten_dict({**structure, **masks})}
+
+
+def rigl_step(
+    variables: Any, gradient_scores: Any, fraction: Any, *, format: Format = CSR
+) -> tuple[dict[str, Any], Callable[[jax.Array], jax.Array]]:
+    """(variables, moved): the variables of one `SparseLinear` after a step of RigL, and a function
+    that maps an array with an element for each of its values, such as a moment of an optimizer; see
+    `sgap_jax.nn.rigl_step`.
+
+    Args:
+      variables: {"params": {values, ...}, "structure": {index_arrays}} of the layer.
+      gradient_scores: an array [features, in_features].
+      fraction: share of the stored groups to move, from 0 to 1, may be traced.
+      format: of the layer.
+    """
+    op, scores = "rigl_step", jnp.asarray(gradient_scores)
+    params, arrays = variables["params"], variables["structure"]["index_arrays"]
+    if scores.ndim != 2:
+        raise ValueError(f"{op}: gradient_scores must have 2 dimensions, got {list(scores.shape)}")
+    shape = (scores.shape[0], scores.shape[1])
+    rows, columns = grid(shape, check_format(op, format))
+    ends = [arrays[name].shape[0] - 1 for name in ("row_offsets", "column_offsets")]
+    if ends != [rows, columns]:
+        raise ValueError(
+            f"{op}: gradient_scores: a weight {list(shape)} in {format} has {rows} x {columns} "
+            f"groups, got a structure of {ends[0]} x {ends[1]}"
+        )
+    W = of_index_arrays(arrays, linen.meta.unbox(params["values"]), shape, format)
+    W, moved = regrown(op, W, scores, fraction)
+    params = {**params, "values": linen.meta.replace_boxed(params["values"], W.values)}
+    return {**variables, "params": params, "structure": {"index_arrays": index_arrays(W)}}, moved
 
 
 def _variable_axes(given: Any) -> dict[str, int | None]:

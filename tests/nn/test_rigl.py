@@ -1,0 +1,294 @@
+"""RigL: entries that move, against loops over the groups; moments, and one program for all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from sgap_jax import BCSR, CSR, CVS, SparseArray, nn
+from sgap_jax.nn import linen as snn
+from sgap_jax.nn import rigl
+
+M, K = 10, 9  # neither vectors nor blocks divide these
+FORMATS = [CSR, CVS(4), BCSR(4, 2)]
+
+
+def layer_of(format=CSR, sparsity=0.7, seed=0):
+    options = dict(sparsity=sparsity, format=format, param_dtype=jnp.float64)
+    return nn.SparseLinear(K, M, rngs=nnx.Rngs(seed), **options)
+
+
+def scores(seed=1):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal((M, K)))
+
+
+def groups_of(W):
+    """{place in the grid of groups: values}, from the index arrays."""
+    offsets, columns = (np.asarray(x) for x in W.index_arrays[1])
+    values = np.asarray(W.values).reshape(len(columns), *W.format.block_shape)
+    return {
+        (row, int(columns[p])): values[p]
+        for row in range(len(offsets) - 1)
+        for p in range(offsets[row], offsets[row + 1])
+    }
+
+
+def tile_of(format):
+    return (*format.block_shape, 1, 1)[:2]
+
+
+def norm(values):
+    if np.isnan(values).any():
+        return -np.inf
+    return abs(values).item() if values.size == 1 else np.linalg.norm(values)
+
+
+def by_hand(W, G, fraction):
+    """The groups after a step, in loops."""
+    height, width = tile_of(W.format)
+    before = groups_of(W)
+    drop = round(fraction * len(before))
+
+    def magnitude(at):
+        values = before[at].reshape(height, width)
+        return norm(values[: M - at[0] * height, : K - at[1] * width])
+
+    order = sorted(sorted(before), key=lambda at: -magnitude(at))
+    kept = set(order[: len(before) - drop])
+    cells = [(i, j) for i in range(-(-M // height)) for j in range(-(-K // width))]
+    of = lambda at: norm(
+        np.asarray(G)[at[0] * height : (at[0] + 1) * height, at[1] * width : (at[1] + 1) * width]
+    )
+    grown = sorted((at for at in cells if at not in kept), key=lambda at: -of(at))[:drop]
+    zeros = np.zeros(W.format.block_shape)
+    return {at: before[at] if at in kept else zeros for at in sorted([*kept, *grown])}
+
+
+def same(W, want):
+    """W has these groups, and valid arrays with its own transpose."""
+    found = groups_of(W)
+    assert list(found) == list(want)
+    for at, values in want.items():
+        np.testing.assert_array_equal(found[at], values)
+    again = SparseArray.from_arrays(
+        W.values, *(np.asarray(x) for x in W.index_arrays[1]), shape=W.shape, format=W.format
+    )
+    jax.tree.map(np.testing.assert_array_equal, tuple(again.transposed), tuple(W.transposed))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_groups_are_dropped_and_grown_in_one_program(format):
+    layer, programs = layer_of(format), []
+
+    @nnx.jit
+    def step(layer, G, fraction):
+        programs.append(None)
+        moved = nn.rigl_step(layer, G, fraction)
+        count = layer.values.shape[0]
+        return moved(jnp.arange(1, count + 1)), moved(jnp.ones((count, 2)))
+
+    for seed, fraction in enumerate((0.3, 0.0, 1.0, 0.5)):
+        before, want = groups_of(layer.weight), by_hand(layer.weight, scores(seed), fraction)
+        number, twice = step(layer, scores(seed), jnp.float32(fraction))
+        same(layer.weight, want)
+        places = list(before)
+        for at, old in zip(want, np.asarray(number), strict=True):
+            assert old == 0 or places[old - 1] == at
+        grown = sum(at not in before or not np.any(values) for at, values in want.items())
+        assert (number == 0).sum() == round(fraction * len(before)) and grown >= (number == 0).sum()
+        np.testing.assert_array_equal(twice, np.stack(2 * [number > 0], axis=1))
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_scores_by_rows_are_those_of_the_whole(format, monkeypatch):
+    monkeypatch.setattr(rigl, "_TILE", 5 * K)  # one row of groups, or five, at a time
+    whole, rows = layer_of(format), layer_of(format)
+    rng = np.random.default_rng(2)
+    x, dy = (jnp.asarray(rng.standard_normal((6, size))) for size in (K, M))
+    nn.rigl_step(whole, dy.T @ x, 0.4)
+    nn.rigl_step(rows, lambda at: dy[:, at].T @ x, 0.4)
+    same(rows.weight, groups_of(whole.weight))
+    assert list(groups_of(whole.weight)) != list(groups_of(layer_of(format).weight))
+
+
+def test_ties_nan_and_infinity():
+    values = np.zeros((M, K))
+    values[0, :4] = [2, np.nan, -2, 2]
+    values[1, :2] = [np.inf, 1e-40]
+    dense = np.where(np.isnan(values), 1.0, values)
+    W = SparseArray.from_dense(dense)
+    layer = nn.SparseLinear.from_weight(W.with_values(jnp.asarray(values[dense != 0])))
+    G = np.zeros((M, K))
+    G[5, 5], G[5, 6], G[6, 0] = np.nan, -np.inf, 1e-300
+    want = by_hand(layer.weight, G, 0.5)
+    # NaN, the least and the last of equals go; of those without a gradient the first in order grow.
+    assert list(want) == [(0, 0), (0, 1), (0, 2), (1, 0), (5, 6), (6, 0)]
+    nn.rigl_step(layer, G, 0.5)
+    same(layer.weight, want)
+
+
+def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():
+    @jax.jit
+    def step(values, offsets, columns):
+        W = SparseArray.from_arrays(values, offsets, columns, shape=(2, 4))
+        return rigl.regrown("rigl_step", W, jnp.arange(8.0).reshape(2, 4), 0.0)[0]
+
+    # Columns that are not ascending, twice there or out of range, and an entry of padding.
+    columns = jnp.asarray([3, 0, 0, 9, 1, 2], jnp.int32)
+    W = step(jnp.arange(1.0, 7.0), jnp.asarray([0, 4, 5], jnp.int32), columns)
+    same(W, {(0, 0): 2.0, (0, 3): 1.0, (1, 0): 0.0, (1, 1): 5.0, (1, 2): 0.0, (1, 3): 0.0})
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        self.up, self.block = layer_of(CVS(4)), nnx.Dict(up=layer_of(CVS(4), seed=1))
+
+
+@pytest.mark.parametrize(
+    "made, count", [(optax.adam(0.1), 2), (optax.sgd(0.1, momentum=0.9), 1)], ids=["adam", "sgd"]
+)
+def test_moments_move_along(made, count):
+    model = Model()
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = nnx.Optimizer(model, made, wrt=nnx.Param)
+        loss = lambda model: (
+            jnp.sum(jnp.sin(3 * model.up.values[...]))
+            + jnp.sum(jnp.sin(3 * model.block["up"].values[...]))
+        )
+        optimizer.update(model, nnx.grad(loss)(model))
+    before = jax.tree.map(jnp.copy, nnx.state(optimizer))
+    step = nnx.jit(
+        lambda model, optimizer, G: nn.rigl_step(
+            model.block["up"], G, 0.5, model=model, optimizer=optimizer
+        )(jnp.arange(1, model.up.values.shape[0] + 1))
+    )
+    places = np.asarray(step(model, optimizer, scores()))
+    old, new = (nnx.to_flat_state(state) for state in (before, nnx.state(optimizer)))
+    moved = 0
+    for (path, a), (_, b) in zip(old, new, strict=True):
+        a, b = np.asarray(a[...]), np.asarray(b[...])
+        if path[-3:] == ("block", "up", "values"):
+            want = np.where((places > 0)[:, None], a[places - 1], 0)
+            np.testing.assert_array_equal(b, want)
+            assert a.any() and (a != b).any()
+            moved += 1
+        else:
+            np.testing.assert_array_equal(a, b)
+    assert moved == count
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_linen(format):
+    layer = layer_of(format)
+    arrays = nnx.to_pure_dict(nnx.state(layer, nn.Structure))["structure"]
+    params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+    variables = {"params": params, "structure": {"index_arrays": arrays}}
+    step = jax.jit(lambda v, G, f: snn.rigl_step(v, G, f, format=format)[0])
+    got = step(variables, scores(), 0.4)
+    moved = nn.rigl_step(layer, scores(), 0.4)
+    want = nnx.to_pure_dict(nnx.state(layer))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (got["params"], got["structure"]["index_arrays"]),
+        ({name: want[name] for name in params}, want["structure"]),
+    )
+    other = snn.rigl_step(variables, scores(), 0.4, format=format)[1]
+    x = jnp.arange(layer.values.shape[0])
+    np.testing.assert_array_equal(other(x), moved(x))
+    with pytest.raises(ValueError, match="gradient_scores must have 2 dimensions"):
+        snn.rigl_step(variables, jnp.ones(3), 0.4, format=format)
+    with pytest.raises(ValueError, match=r"has 2 x \d+ groups, got a structure of"):
+        snn.rigl_step(variables, jnp.ones((2 * tile_of(format)[0], K)), 0.4, format=format)
+
+
+def test_layers_without_entries_and_full_ones():
+    for sparsity in (1.0, 0.0):
+        layer = layer_of(sparsity=sparsity)
+        nn.rigl_step(layer, scores(), 0.5)
+        assert layer.weight.nnz == round((1 - sparsity) * M * K)
+        layer.weight.checked()
+
+
+def test_wrong_arguments_are_named():
+    layer = layer_of()
+    with pytest.raises(TypeError, match="rigl_step: layer must be an nn.SparseLinear, got Linear"):
+        nn.rigl_step(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), scores(), 0.1)
+    for G in (jnp.ones((K, M)), jnp.ones((M, K), int)):
+        with pytest.raises(ValueError, match=r"gradient_scores must be floats of shape \[10, 9\]"):
+            nn.rigl_step(layer, G, 0.1)
+    with pytest.raises(ValueError, match=r"floats of shape \[10, 9\], got \[10, 3\]"):
+        nn.rigl_step(layer, lambda rows: jnp.ones((rows.shape[0], 3)), 0.1)
+    for fraction in (-0.1, 1.5, "all", float("nan")):
+        with pytest.raises(ValueError, match="rigl_step: fraction: expected a number from 0 to 1"):
+            nn.rigl_step(layer, scores(), fraction)
+    with pytest.raises(ValueError, match="fraction: expected a scalar, got shape"):
+        nnx.jit(lambda layer, f: nn.rigl_step(layer, scores(), f)(jnp.ones(27)))(layer, jnp.ones(2))
+    model = Model()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    with pytest.raises(ValueError, match="model: expected with the optimizer, got None"):
+        nn.rigl_step(model.up, scores(), 0.1, optimizer=optimizer)
+    with pytest.raises(ValueError, match="model: expected one that has the layer"):
+        nn.rigl_step(layer, scores(), 0.1, model=model, optimizer=optimizer)
+    moved = nn.rigl_step(layer, scores(), 0.1)
+    with pytest.raises(ValueError, match=r"one element for each of 27 groups, got shape \[3\]"):
+        moved(jnp.ones(3))
+
+
+def test_training_reaches_the_dense_accuracy():
+    """Classes depend on 8 of 128 inputs: of 3% of the weights at random places few read these."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((4096 + 1024, 128)), jnp.float32)
+    directions = jnp.asarray(rng.standard_normal((8, 5)), jnp.float32)
+    labels = jnp.argmax(jnp.matmul(x[:, 3:67:8], directions), -1)
+    train, held = (x[:4096], labels[:4096]), (x[4096:], labels[4096:])
+
+    class Network(nnx.Module):
+        def __init__(self, sparse):
+            rngs = nnx.Rngs(0)
+            sizes = (128, 64)
+            self.up = (
+                nn.SparseLinear(*sizes, sparsity=0.97, rngs=rngs)
+                if sparse
+                else nnx.Linear(*sizes, rngs=rngs)
+            )
+            self.down = nnx.Linear(64, 5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(jax.nn.relu(self.up(x)))
+
+    def loss(model, x, labels):
+        logits = model(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def accuracy(model):
+        return float(jnp.mean(model(held[0]).argmax(-1) == held[1], dtype=jnp.float32))
+
+    @nnx.jit
+    def update(model, optimizer, x, labels):
+        optimizer.update(model, nnx.grad(loss)(model, x, labels))
+
+    @nnx.jit
+    def move(model, optimizer, fraction, x, labels):
+        dense = Network(False)
+        dense.up, dense.down = model.up.to_dense(), model.down
+        scores = nnx.grad(loss)(dense, x, labels).up.kernel[...].T
+        nn.rigl_step(model.up, scores, fraction, model=model, optimizer=optimizer)
+
+    fraction, found = optax.cosine_decay_schedule(0.5, 150), {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for name in ("dense", "fixed", "moved"):
+            model = Network(name != "dense")
+            optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+            for t in range(200):
+                at = slice(t % 16 * 256, (t % 16 + 1) * 256)
+                batch = [part[at] for part in train]
+                if name == "moved" and t % 10 == 0 and t < 150:
+                    move(model, optimizer, fraction(t), *batch)
+                update(model, optimizer, *batch)
+            found[name] = accuracy(model)
+        assert model.up.weight.nnz == 246
+    assert found["moved"] > found["dense"] - 0.01
+    assert found["fixed"] < found["dense"] - 0.1
