@@ -85,7 +85,7 @@ OPS = {
     "gspmm max": lambda A, X, Y, s: gspmm(A, Y, op="add", reduce="max", schedule=s),
     "gspmm min": lambda A, X, Y, s: gspmm(A, X, reduce="min", transpose=True, schedule=s),
     "attention": lambda A, X, Y, s: sparse_attention(
-        HEADS(X), HEADS(Y), HEADS(2 * Y), A, schedule=s
+        HEADS(X), HEADS(Y), HEADS(2 * Y), A, bias=A.values, schedule=s
     ),
 }
 VECTORS = ("spmm", "spmm transposed", "sddmm", "softmax", "attention")
@@ -199,6 +199,13 @@ def test_several_elements_for_each_structure():
         attend = lambda s: jax.jit(lambda q, A: sparse_attention(q, k, k, A, schedule=s))  # noqa: B023
         close(attend(Emulated(recorded))(q, pattern), attend(None)(q, pattern))
         assert [call.grid[2] for call in recorded.calls] == [2 * COUNT]
+
+
+def test_index_arrays_that_are_not_aligned():
+    A, values, Y = structures(CSR), normal(5 * M), normal(COUNT, K, D)  # the values are shared
+    schedule = Emulated(emulate, Schedule.parse("{<4 nnz, 2 col>, 8}"))
+    of = lambda s: jax.jit(jax.vmap(lambda A, Y: spmm(A.with_values(values), Y, schedule=s)))
+    close(of(schedule)(A, Y), of(None)(A, Y))
 
 
 def test_unchecked_index_arrays():
