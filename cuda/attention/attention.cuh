@@ -246,7 +246,8 @@ __global__ void __launch_bounds__(kBlock, 1)
                     T* __restrict__ out, Accumulator<T>* __restrict__ lse, long long m,
                     long long keys, long long heads, long long key_heads, long long depth,
                     long long value_depth, long long vectors, long long batches,
-                    long long scale_bits, long long flags) {
+                    long long scale_bits, long long flags, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;

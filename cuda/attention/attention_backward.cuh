@@ -24,7 +24,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
     const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
     T* __restrict__ dq, Accumulator<T>* __restrict__ dbias, long long m, long long keys,
     long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias) {
+    long long batches, long long scale_bits, long long flags, long long wrt_bias,
+    long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
@@ -115,7 +117,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
     const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
     const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batches, long long scale_bits, long long flags) {
+    long long vectors, long long batches, long long scale_bits, long long flags,
+    long long sharing) {
+  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;

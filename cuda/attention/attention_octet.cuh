@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
                          float* __restrict__ lse, long long m, long long keys, long long heads,
                          long long key_heads, long long depth, long long value_depth,
                          long long vectors, long long batches, long long scale_bits,
-                         long long flags) {
+                         long long flags, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
   if (kFull) {
     depth = 32 * kSteps;

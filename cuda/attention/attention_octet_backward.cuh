@@ -90,7 +90,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
     const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
     T* __restrict__ dq, float* __restrict__ dbias, long long m, long long keys, long long heads,
     long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias) {
+    long long batches, long long scale_bits, long long flags, long long wrt_bias,
+    long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
   if (kFull) {
     depth = 32 * kSteps;

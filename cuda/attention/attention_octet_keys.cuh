@@ -230,7 +230,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
     const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
     long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batches, long long scale_bits, long long flags) {
+    long long vectors, long long batches, long long scale_bits, long long flags,
+    long long sharing) {
+  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
   constexpr int kRows = kLength < 16 ? kLength : 16;  // rows of a block row in a step of 16
   if (kFull) {
     depth = 32 * kSteps;

@@ -7,6 +7,31 @@ namespace sgap {
 using Index = int;                // row offsets, column indices, permutations
 using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
 
+// The structure of the block's element of the batch, and of those that the block takes after it.
+// `sharing` is 2^32 divided by the number of neighbouring elements that share a structure, rounded
+// up, or 0 where all share one. It is exact for elements and numbers up to 65535 (GRID_Z).
+__device__ inline Size StructureOfBlock(long long sharing) {
+  return Size(blockIdx.z) * Size(sharing) >> 32;
+}
+
+// The same, computed where it is used, inside of a loop too: before the loop it would take
+// registers all the way through.
+__device__ inline Size StructureHere(long long sharing) {
+  asm volatile("mov.u64 %0, %0;" : "+l"(sharing));
+  return StructureOfBlock(sharing);
+}
+
+// Moves pointers to the index arrays of the first of several structures of one capacity, which lie
+// one after the other, to those of the block's structure. A structure of `rows` rows has rows + 1
+// offsets; its other arrays have `capacity` elements.
+template <class Offsets, class... Arrays>
+__device__ inline void MoveToStructure(long long sharing, Size rows, Offsets& offsets,
+                                       Size capacity = 0, Arrays&... arrays) {
+  const Size structure = StructureOfBlock(sharing);
+  offsets += structure * (rows + 1);
+  ((arrays += structure * capacity), ...);
+}
+
 // Threads that must fit on a multiprocessor: 64 registers each. Without this bound ptxas aims at 32
 // registers for some kernels, and spills.
 enum { kThreads = 1024 };

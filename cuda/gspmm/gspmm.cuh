@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                    const T* __restrict__ x, T* __restrict__ y, Index* __restrict__ arg, long long m,
                    long long n, long long values_stride, long long x_stride, long long batches,
-                   long long add, long long minimum) {
+                   long long add, long long minimum, long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   using A = Accumulator<T>;
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;

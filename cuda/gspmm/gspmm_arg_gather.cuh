@@ -22,7 +22,9 @@ __global__ void __launch_bounds__(kBlock)
                          const Index* __restrict__ column_indices, const T* __restrict__ x,
                          const Index* __restrict__ arg, T* __restrict__ y, long long matrix_rows,
                          long long m, long long n, long long w_stride, long long x_stride,
-                         long long arg_stride, long long batches) {
+                         long long arg_stride, long long batches, long long capacity,
+                         long long sharing) {
+  MoveToStructure(sharing, matrix_rows, row_offsets, capacity, column_indices);
   const Size place = Size(blockIdx.x) * kBlock + threadIdx.x;
   if (place >= Size(m) * n) return;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
@@ -47,7 +49,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                             const Index* __restrict__ permutation, const T* __restrict__ d,
                             const Index* __restrict__ arg, T* __restrict__ y, long long m,
                             long long n, long long w_stride, long long d_stride,
-                            long long arg_stride, long long batches) {
+                            long long arg_stride, long long batches, long long capacity,
+                            long long sharing) {
+  MoveToStructure(sharing, m, offsets, capacity, indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const bool inside = place.column < n;
@@ -88,7 +92,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                                  const T* __restrict__ d, const Index* __restrict__ arg,
                                  T* __restrict__ y, long long matrix_rows, long long nnz,
                                  long long n, long long x_stride, long long d_stride,
-                                 long long arg_stride, long long batches) {
+                                 long long arg_stride, long long batches, long long sharing) {
+  MoveToStructure(sharing, matrix_rows, row_offsets, nnz, column_indices);
   const Group<kGroup> group;
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
   const Size stored = matrix_rows > 0 ? row_offsets[matrix_rows] : 0;

@@ -119,9 +119,10 @@ __global__ void __launch_bounds__(32, 8)
                           const float* __restrict__ scale, float16* __restrict__ values,
                           long long m, long long nnz, long long d, long long x_stride,
                           long long y_stride, long long weights_stride, long long scale_stride,
-                          long long batches) {
+                          long long batches, long long sharing) {
   enum { kTileN = 32, kTileK = 64, kSets = kShuffle ? 1 : 2 };
   const unsigned block_rows = unsigned((m + kVectorLength - 1) / kVectorLength);
+  MoveToStructure(sharing, block_rows, row_offsets, nnz / kVectorLength, column_indices);
   const bool any = blockIdx.x < block_rows;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);

@@ -87,11 +87,13 @@ __global__ void __launch_bounds__(32, 16)
                     const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                     const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                     long long nnz, long long d, long long x_stride, long long y_stride,
-                    long long weights_stride, long long scale_stride, long long batches) {
+                    long long weights_stride, long long scale_stride, long long batches,
+                    long long sharing) {
   using Tile = SddmmWarpTile<T, kVectorLength>;
   __shared__ __align__(32) Tile tile;
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned block_rows = unsigned((m + kVectorLength - 1) / kVectorLength);
+  MoveToStructure(sharing, block_rows, row_offsets, nnz / kVectorLength, column_indices);
   const bool any = blockIdx.x < block_rows;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);

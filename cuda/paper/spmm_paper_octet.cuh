@@ -97,7 +97,10 @@ __global__ void __launch_bounds__(32, 8)
     SpmmPaperOctetKernel(const float16* __restrict__ values, const Index* __restrict__ row_offsets,
                          const Index* __restrict__ column_indices, const float16* __restrict__ b,
                          float16* __restrict__ c, long long m, long long n, long long values_stride,
-                         long long b_stride, long long batches) {
+                         long long b_stride, long long batches, long long capacity,
+                         long long sharing) {
+  const Size block_rows = (m + kVectorLength - 1) / kVectorLength;
+  MoveToStructure(sharing, block_rows, row_offsets, capacity, column_indices);
   using Lane = PaperOctetLane<kVectorLength, kTileK, kVector>;
   __shared__ __align__(16) typename Lane::Vectors vectors;
   const Size first_row = Size(blockIdx.x) * kVectorLength;

@@ -92,13 +92,19 @@ __global__ void __launch_bounds__(32, 16)
     SpmmWarpKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const T* __restrict__ b,
                    T* __restrict__ c, long long m, long long n, long long values_stride,
-                   long long b_stride, long long batches) {
+                   long long b_stride, long long batches, long long capacity, long long sharing) {
+  const Size block_rows = (m + kVectorLength - 1) / kVectorLength;
+  MoveToStructure(sharing, block_rows, row_offsets);
   using Tile = SpmmWarpTile<T, kVectorLength, kTileK>;
   __shared__ __align__(32) Tile tile;
   const Size first_row = Size(blockIdx.x) * kVectorLength;
   if (first_row >= m) return;
   const unsigned rows = unsigned(m - first_row < kVectorLength ? m - first_row : kVectorLength);
-  const unsigned first = row_offsets[blockIdx.x], last = row_offsets[blockIdx.x + 1];
+  // Vectors are counted from the first structure's on: a pointer to this structure's would spill.
+  const unsigned before = unsigned(StructureOfBlock(sharing) * capacity);
+  const unsigned first = before + row_offsets[blockIdx.x],
+                 last = before + row_offsets[blockIdx.x + 1];
+  values -= Size(before) * kVectorLength;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     for (Size column = Size(blockIdx.y) * Tile::kTileN; column < n;
          column += Size(gridDim.y) * Tile::kTileN) {

@@ -123,7 +123,9 @@ __device__ inline A Identity(Greater) {
 template <class T, class Combine, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowReduceKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
-                    T* __restrict__ rows, long long m, long long nnz, long long batches) {
+                    T* __restrict__ rows, long long m, long long nnz, long long batches,
+                    long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets);
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   const auto identity = Identity<Accumulator<T>>(Combine());
@@ -150,7 +152,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     RowBroadcastKernel(const T* __restrict__ rows, const Index* __restrict__ row_offsets,
-                       T* __restrict__ values, long long m, long long nnz, long long batches) {
+                       T* __restrict__ values, long long m, long long nnz, long long batches,
+                       long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets);
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {

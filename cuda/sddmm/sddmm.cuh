@@ -118,7 +118,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                    long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long weights_stride, long long scale_stride, long long batches) {
+                   long long weights_stride, long long scale_stride, long long batches,
+                   long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, nnz, column_indices);
   const Dots<T, kColumns, kGroup, kAtOnce, kVector> dots{{}, unsigned(d)};
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const Size first = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup * kNonzeros;
@@ -162,7 +164,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                    long long nnz, long long d, long long x_stride, long long y_stride,
-                   long long weights_stride, long long scale_stride, long long batches) {
+                   long long weights_stride, long long scale_stride, long long batches,
+                   long long sharing) {
+  MoveToStructure(sharing, m, row_offsets);
   using Lanes = Dots<T, kColumns, kGroup, kAtOnce, kVector>;
   const Lanes dots{{}, unsigned(d)};
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
@@ -184,14 +188,16 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
       typename Lanes::Pack kept[kKept > 0 ? kKept : 1];
 #pragma unroll
       for (int s = 0; s < kKept; ++s) kept[s] = dots.template FeaturesOf<kKept>(s, x_row);
+      const Index* own_columns = column_indices + StructureHere(sharing) * nnz;
       Index columns[kAtOnce];
-      LoadOrLast(column_indices, p, last, columns);
+      LoadOrLast(own_columns, p, last, columns);
       while (p < last) {
         const T* y_rows[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) y_rows[i] = y_batch + Size(unsigned(columns[i])) * d;
         // The columns of the next round are loaded during this one.
-        LoadOrLast(column_indices, p + stride, last, columns);
+        if constexpr (kKept == 0) own_columns = column_indices + StructureHere(sharing) * nnz;
+        LoadOrLast(own_columns, p + stride, last, columns);
         Accumulator<T> sums[kAtOnce] = {};
         if constexpr (kKept > 0) {
           dots.AddKept(kept, y_rows, sums);

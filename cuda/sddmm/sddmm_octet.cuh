@@ -210,7 +210,9 @@ __global__ void __launch_bounds__(
                      const T* __restrict__ y, const T* __restrict__ weights,
                      const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
                      long long vectors, long long d, long long x_stride, long long y_stride,
-                     long long weights_stride, long long scale_stride, long long batches) {
+                     long long weights_stride, long long scale_stride, long long batches,
+                     long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   using Dots = OctetDots<T, kLength, kVectors, kStep, kStages, kVector>;
   const Factors<T, kWeighted, kScaled> all_factors{weights, scale};
   const unsigned lane = threadIdx.x % 32, g = lane / 4;

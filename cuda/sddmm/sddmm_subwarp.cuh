@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                        const Accumulator<T>* __restrict__ scale, T* __restrict__ values,
                        long long m, long long vectors, long long d, long long x_stride,
                        long long y_stride, long long weights_stride, long long scale_stride,
-                       long long batches) {
+                       long long batches, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   constexpr unsigned kParts = kLength / kRows;
   using Lanes = VectorDots<T, kLength, kRows, kColumns, kSubwarp, kAtOnce, kVector>;
   const Lanes lanes{{}, unsigned(d)};

@@ -66,7 +66,8 @@ template <class T, int kGroup, int kRows, int kBlock, int kLength>
 __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SparseSoftmaxKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                         T* __restrict__ out, long long m, long long nnz, long long batches,
-                        long long scale_bits) {
+                        long long scale_bits, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets);
   using A = Accumulator<T>;
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);
@@ -117,7 +118,8 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                                 const Index* __restrict__ row_offsets, T* __restrict__ out,
                                 long long m, long long nnz, long long batches,
                                 long long probabilities_stride, long long tangent_stride,
-                                long long scale_bits) {
+                                long long scale_bits, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets);
   using A = Accumulator<T>;
   const RowGroup<kGroup, kLength> group;
   const GroupRows<kGroup, kRows, kBlock, kLength> own(m);

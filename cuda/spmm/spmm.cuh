@@ -76,7 +76,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
-                  long long values_stride, long long b_stride, long long batches) {
+                  long long values_stride, long long b_stride, long long batches,
+                  long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   const Place<1, kColumns, kChunks, kBlock> place;
   if (place.column >= n) return;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
@@ -107,7 +109,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
                        Out* __restrict__ c, long long m, long long n, long long values_stride,
-                       long long b_stride, long long batches) {
+                       long long b_stride, long long batches, long long capacity,
+                       long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   const unsigned start = unsigned(place.worker % kGroups) * kGroup;
@@ -164,7 +168,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
     SpmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, Accumulator<T>* __restrict__ c, long long m, long long n,
-                  long long values_stride, long long b_stride, long long batches) {
+                  long long values_stride, long long b_stride, long long batches,
+                  long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   const Place<1, kColumns, kChunks, kBlock> place;
   const Size first = place.worker * kNonzeros;
   const Size stored = row_offsets[m];
@@ -250,7 +256,9 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
                        Accumulator<T>* __restrict__ c, long long m, long long n,
-                       long long values_stride, long long b_stride, long long batches) {
+                       long long values_stride, long long b_stride, long long batches,
+                       long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, column_indices, permutation);
   const Place<kGroup, kColumns, kChunks, kBlock> place;
   const Group<kGroup> group;
   constexpr Size kWindow = Size(kGroup) * kNonzeros;

@@ -264,7 +264,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
     SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                     const Index* __restrict__ column_indices, const Index* __restrict__ order,
                     const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
-                    long long values_stride, long long b_stride, long long batches) {
+                    long long values_stride, long long b_stride, long long batches,
+                    long long capacity, long long sharing) {
+  const Size rows = (m + kLength - 1) / kLength;
+  MoveToStructure(sharing, rows, row_offsets);
+  if (kOrdered) order += StructureOfBlock(sharing) * rows;
   using O = Octet<T, kLength, kPanels>;
   if (m == 0) return;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -284,8 +288,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
 
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     OctetLane<T, kLength, kPanels, kQuads, kStages, kWarps, kVector> operands(
-        column_indices, values + batch * values_stride, b + batch * b_stride + column, start,
-        int(count), unsigned(n), left, lane);
+        column_indices + StructureHere(sharing) * capacity, values + batch * values_stride,
+        b + batch * b_stride + column, start, int(count), unsigned(n), left, lane);
     Quad<T, kLength, kPanels> held[kStages][kQuads];
     float sums[O::kSums][4] = {};
 #pragma unroll

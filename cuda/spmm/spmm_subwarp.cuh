@@ -139,7 +139,9 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                       const Index* __restrict__ column_indices,
                       const Index* __restrict__ permutation, const T* __restrict__ b,
                       T* __restrict__ c, long long m, long long n, long long values_stride,
-                      long long b_stride, long long tile_bits, long long batches) {
+                      long long b_stride, long long tile_bits, long long batches,
+                      long long capacity, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, capacity, column_indices);
   const TilePlace<kLength / kRows, kColumns, kSplit, kSubwarp, kBlock> place{unsigned(tile_bits)};
   const Size row = place.row * kLength + place.part * kRows;
   const bool inside = place.column < n && row < m;  // the same in all lanes of a group
@@ -167,7 +169,8 @@ __global__ void __launch_bounds__(kBlock, kTileThreads / kBlock)
                                 const Index* __restrict__ permutation, const T* __restrict__ b,
                                 T* __restrict__ c, long long m, long long n, long long k,
                                 long long values_stride, long long b_stride, long long tile_bits,
-                                long long batches) {
+                                long long batches, long long capacity, long long sharing) {
+  MoveToStructure(sharing, m, row_offsets, capacity, block_indices, permutation);
   // Rows of B of one vector that are loaded together.
   constexpr int kPiece = kLength < 8 ? kLength : 8;
   constexpr unsigned kStep = kAtOnce * kSplit;

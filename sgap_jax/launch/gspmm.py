@@ -36,7 +36,7 @@ def extremum_plan(
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n))
-    scalars = (m, n, *strides, problem.batch, int(add), int(minimum))
+    scalars = (m, n, *strides, problem.batch, int(add), int(minimum), problem.nnz)
     return KernelCall.of(
         "gspmm.cuh",
         "GspmmRowKernel",
@@ -61,7 +61,8 @@ def arg_gather_to_x_plan(
     """
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
-    scalars = (m, n, *_strides(batches, (problem.nnz, k * n, k * n)), problem.batch)
+    strides = _strides(batches, (problem.nnz, k * n, k * n))
+    scalars = (m, n, *strides, problem.batch, problem.nnz)
     return KernelCall.of(
         "gspmm_arg_gather.cuh",
         "GspmmArgGatherToXKernel",
@@ -90,7 +91,7 @@ def arg_gather_plan(problem: Problem, batches: Sequence[int] = (1, 1, 1)) -> Ker
         "GspmmArgGatherKernel",
         [operand, _ARG_GATHER_BLOCK, problem.permuted],
         [reads, _INDEX, _INDEX, reads, _INDEX, operand],
-        (problem.shape[0], m, n, *strides, problem.batch),
+        (problem.shape[0], m, n, *strides, problem.batch, problem.nnz),
         blocks=(-(-m * n // _ARG_GATHER_BLOCK), 1),
         threads=_ARG_GATHER_BLOCK,
         batch=problem.batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -60,26 +60,42 @@ class KernelCall:
         batch: int,
         zero: tuple[int, ...] = (),
     ) -> KernelCall:
-        """The launch of one kernel of a header of `cuda/`, for a batch that shares a structure.
+        """The launch of one kernel of a header of `cuda/`, for a batch that shares a structure. Its
+        last int64 argument says which elements of the batch share one (`of_structures`).
 
         Args:
           header: the header's file name.
           kernel: the kernel's name in namespace sgap.
           constants: its template arguments: types as text, integers and bools.
           pointers: the element types of its pointers, in order, const where it only reads.
-          scalars: its int64 arguments after the pointers.
+          scalars: its int64 arguments between the pointers and the last one.
           blocks: the grid in x and y; at least one block each. z is the batch.
           threads: of a block.
           zero: positions of the results that are zeroed before the launch.
         """
+        scalars = (*scalars, 0)
         return cls(
             source=instantiation(header, kernel, constants, pointers, len(scalars)),
             kernel=kernel,
             grid=(max(blocks[0], 1), max(blocks[1], 1), min(max(batch, 1), GRID_Z)),
             block=(threads, 1, 1),
-            scalars=tuple(scalars),
+            scalars=scalars,
             zero=zero,
         )
+
+    def of_structures(self, count: int) -> KernelCall:
+        """This launch for `count` structures of one capacity: each index array has that leading
+        axis, and of the batch, at most GRID_Z elements, each structure has an equal number of
+        neighbours. The call must be from `KernelCall.of`.
+
+        The last argument (cuda/common/types.cuh, StructureOfBlock) is 2^32 / neighbours, rounded
+        up.
+        """
+        if count == 1:
+            return self
+        neighbours, left = divmod(self.grid[2], count)
+        assert left == 0
+        return replace(self, scalars=(*self.scalars[:-1], -(-(2**32) // neighbours)))
 
 
 def instantiation(

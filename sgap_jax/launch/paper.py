@@ -34,6 +34,7 @@ def spmm_plan(problem: Problem, tile: PaperTile, batches: tuple[int, int] = (1, 
         problem.nnz if batches[0] > 1 else 0,
         k * n if batches[1] > 1 else 0,
         problem.batch,
+        problem.nnz // tile.vector_length,
     )
     return KernelCall.of(
         header,

@@ -24,7 +24,10 @@ from sgap_jax.schedules.tiles import (
 
 
 def launch_plan(
-    problem: Problem, schedule: Schedule, batches: tuple[int, int] = (1, 1)
+    problem: Problem,
+    schedule: Schedule,
+    batches: tuple[int, int] = (1, 1),
+    structures: int = 1,
 ) -> KernelCall:
     """The launch of C = A B; the inputs depend on the schedule's type, see the functions below.
 
@@ -33,8 +36,11 @@ def launch_plan(
         column vectors.
       schedule: a point with a kernel or a tile of column vectors that its `check` accepts.
       batches: the leading axes of A's values and of B, each 1 or the batch of the result.
+      structures: how many the call is for (`KernelCall.of_structures`).
     """
     plan = next(plan for kind, plan in PLANS.items() if isinstance(schedule, kind))
+    if plan is _point_plan:
+        return plan(problem, schedule, batches, structures)
     return plan(problem, schedule, batches)
 
 
@@ -45,7 +51,7 @@ def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
 
 
 def _point_plan(
-    problem: Problem, schedule: AtomicParallelism, batches: tuple[int, int]
+    problem: Problem, schedule: AtomicParallelism, batches: tuple[int, int], structures: int
 ) -> KernelCall:
     """The launch of C = A B for a point.
 
@@ -57,12 +63,14 @@ def _point_plan(
       problem: op "spmm" on "cuda"; `batch` is that of the result.
       schedule: a point with a kernel that `AtomicParallelism.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
+      structures: entries that are loaded together must be aligned in each of them.
     """
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
     values_stride = problem.nnz if batches[0] > 1 else 0
-    kernel, constants = _kernel(schedule, problem, values_stride)
+    strides = (values_stride, problem.nnz if structures > 1 else 0)
+    kernel, constants = _kernel(schedule, problem, strides)
     constants += [col, tile // col, schedule.block_size, n % col == 0, problem.permuted]
     index, reads = "const int", f"const {operand}"
     pointers = [reads, index, index, index, reads, out]
@@ -72,6 +80,7 @@ def _point_plan(
         values_stride,
         k * n if batches[1] > 1 else 0,
         problem.batch,
+        problem.nnz,
     )
     return KernelCall.of(
         "spmm.cuh",
@@ -86,8 +95,11 @@ def _point_plan(
     )
 
 
-def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -> tuple[str, list]:
-    """The kernel's name and its first template constants."""
+def _kernel(
+    schedule: AtomicParallelism, problem: Problem, strides: tuple[int, int]
+) -> tuple[str, list]:
+    """The kernel's name and its first template constants. `strides`: those of values and of index
+    arrays, where there are several."""
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
     match algorithm(schedule, "spmm"):
         case "row":
@@ -102,7 +114,7 @@ def _kernel(schedule: AtomicParallelism, problem: Problem, values_stride: int) -
             nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
             # Entries loaded at once: as many as are aligned, and as rows of B fit in registers.
             fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
-            load = math.gcd(nonzeros, values_stride, fit)
+            load = math.gcd(nonzeros, *strides, fit)
             lanes = [nonzeros, schedule.group, schedule.walk, load]
             return "SpmmNnzGroupKernel", [operand, *lanes]
 
@@ -133,6 +145,7 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
         problem.nnz if batches[0] > 1 else 0,
         k * n if batches[1] > 1 else 0,
         problem.batch,
+        problem.nnz // tile.vector_length,
     )
     return KernelCall.of(
         "spmm_octet.cuh",
@@ -194,6 +207,7 @@ def _subwarp_plan(problem: Problem, tile: SubwarpTile, batches: tuple[int, int])
         k * n if batches[1] > 1 else 0,
         tile.tiles_of_block(problem).bit_length() - 1,
         problem.batch,
+        problem.nnz // V,
     )
     pointers = [reads, index, index, index, reads, operand]
     return KernelCall.of(

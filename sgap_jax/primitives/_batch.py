@@ -5,10 +5,11 @@ Where vmap maps data, its axis joins the batch axis. Where it maps index arrays,
 one of `each(P)`, whose index arrays have a leading axis with an element for each of S structures.
 There the batch axis of a data operand is 1, which all share, or a multiple of S: as many elements
 for each structure, in their order. On the CPU one call computes it, whose tasks are those of all
-structures; elsewhere a loop takes the structures in turn. Its derivatives are P's, mapped over
-them.
+structures, and on CUDA one launch; where there is no kernel, and on other platforms, a loop takes
+the structures in turn. Its derivatives are P's, mapped over them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,8 +21,11 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from sgap_jax.formats.structure import varying_axes
+from sgap_jax.formats.structure import unfolded, varying_axes
+from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules import Reference
+from sgap_jax.schedules.schedule import GRID_Z
 
 _EACH: dict[Primitive, Primitive] = {}
 
@@ -186,16 +190,61 @@ def ffi_lowering(target: str, ctx: Any, operands: Sequence, **attrs: Any) -> Any
     return jax.ffi.ffi_lowering(target, operand_layouts=layouts)(ctx, *operands, **attrs)
 
 
+def launch_lowering(
+    ctx: Any,
+    call: KernelCall,
+    operands: Sequence,
+    avals: Sequence | None = None,
+    results: Sequence | None = None,
+) -> Any:
+    """`launch.lower` of a call from `KernelCall.of`, for all structures of the call that is being
+    lowered."""
+    count = _structures.get()
+    if count > 1:  # the index arrays of all follow each other
+        given = ctx.avals_in if avals is None else avals
+        pairs = zip(given, operands, strict=True)
+        avals = [aval.update(shape=tuple(x.type.shape)) for aval, x in pairs]
+    call = call.of_structures(count)
+    return launch.lower(ctx, call, operands, avals, results, compiler=nvrtc)
+
+
+def launched_on_host(
+    schedule: Any, launches: Callable, ctx: Any, operands: Sequence, params: dict
+) -> Any:
+    """What `launches` lowers to if the CPU runs launches as `schedule` does, which `_host_launches`
+    says it can."""
+
+    def lower(run: Callable, ctx: Any, call: KernelCall, operands: Sequence) -> Any:
+        results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
+
+        def host(*inputs: Any) -> tuple:
+            return tuple(run(call, inputs, [(r.shape, r.dtype) for r in results]))
+
+        rule = mlir.lower_fun(lambda *x: jax.pure_callback(host, results, *x), True)
+        return rule(ctx, *operands)
+
+    with schedule._host_launches() as run, launch.handed_to(partial(lower, run)):
+        return launches(ctx, operands, params | {"schedule": schedule._inner})
+
+
 def _batched(aval: Any, structures: int) -> Any:
     """The aval of the results of all structures, from that of one."""
     return aval.update(shape=(aval.shape[0] * structures, *aval.shape[1:]))
 
 
-def define_each(primitive: Primitive, data: int, cpu: Callable | None) -> None:
+def define_each(
+    primitive: Primitive,
+    data: int,
+    cpu: Callable | None,
+    launches: Callable,
+    rewrite: Callable[[dict], Callable | None],
+) -> None:
     """Makes `each(primitive)`; the first `data` operands are data.
 
-    `cpu` lowers a call on one structure to FFI targets that take index arrays of several, or
-    returns None where there is no kernel for it.
+    `cpu` lowers a call on one structure to FFI targets that take index arrays of several, and
+    `launches(ctx, operands, params)` lowers it to CUDA kernels through `launch_lowering`; both
+    return None where there is no kernel for it. `rewrite(params)` is the function, if any, that
+    such a call is computed by then.
     """
     whole = _EACH[primitive] = Primitive(f"{primitive.name}_each")
     multiple = whole.multiple_results = primitive.multiple_results
@@ -220,11 +269,64 @@ def define_each(primitive: Primitive, data: int, cpu: Callable | None) -> None:
         unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
         return mlir.lower_fun(plain, multiple)(ctx.replace(avals_in=unsharded), *operands)
 
+    def one_launch(ctx: Any, operands: Sequence, params: dict) -> Any:
+        # The batch is that of all structures. The index arrays follow each other; their avals stay
+        # those of one structure.
+        count, batch = ctx.avals_in[data].shape[0], batch_of_all(ctx.avals_in)
+        sizes = [1 if aval.shape[0] == 1 else batch for aval in ctx.avals_in[:data]]
+        if batch not in sizes:  # all structures share all operands: the smallest one says how many
+            least = min(range(data), key=lambda i: math.prod(ctx.avals_in[i].shape))
+            sizes[least] = batch
+
+        def inputs(*operands: Any) -> list:
+            pairs = zip(operands, sizes, strict=False)
+            dense = [x if x.shape[0] == n else jnp.repeat(x, n // x.shape[0], 0) for x, n in pairs]
+            return [*dense, *(x.reshape(-1) for x in operands[data:])]
+
+        avals = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
+        given = mlir.lower_fun(inputs, True)(ctx.replace(avals_in=avals), *operands)
+        arrays = _avals_of_one(avals, data)[data:]
+        dense = [
+            aval.update(shape=(n, *aval.shape[1:])) for aval, n in zip(avals, sizes, strict=False)
+        ]
+        with _lowering_for(count):
+            return launches(ctx.replace(avals_in=[*dense, *arrays]), given, params)
+
+    def batch_of_all(avals: Sequence) -> Any:
+        count = avals[data].shape[0]
+        return count * joint_batch(*(_of_one(aval, count)[0] for aval in avals[:data]))
+
+    def fits(avals: Sequence) -> bool:
+        """Whether the batch of all structures has elements, and a launch has a block for each."""
+        batch = batch_of_all(avals)
+        return isinstance(batch, int) and 0 < batch <= GRID_Z
+
+    def in_one_launch(host: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
+        if isinstance(params["schedule"], Reference) or not fits(ctx.avals_in):
+            return loop(ctx, *operands, **params)
+        if host is None:
+            lowered = one_launch(ctx, operands, params)
+        else:
+            lowered = launched_on_host(host, one_launch, ctx, operands, params)
+        if lowered is not None:
+            return lowered
+        function = rewrite(params)
+        if function is None:
+            return loop(ctx, *operands, **params)
+
+        def rewritten(*operands: Any) -> Any:
+            of_one = lambda values, arrays: function(*values, *unfolded(arrays), **params)  # noqa: E731
+            return jax.tree.map(_joined, _mapped(of_one, operands[:data], operands[data:]))
+
+        unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
+        return mlir.lower_fun(rewritten, multiple)(ctx.replace(avals_in=unsharded), *operands)
+
     def one_call(ctx: Any, *operands: Any, **params: Any) -> Any:
         assert cpu is not None
         schedule, lowered = params["schedule"], None
-        on_host = schedule is not None and schedule._host_launches() is not None
-        if not (on_host or isinstance(schedule, Reference)):
+        if schedule is not None and schedule._host_launches() is not None:
+            return in_one_launch(schedule, ctx, *operands, **params)
+        if not isinstance(schedule, Reference):
             one = _avals_of_one(ctx.avals_in, data)
             results = results_of_one(ctx.avals_in, params)
             of_one = ctx.replace(avals_in=one, avals_out=results if multiple else [results])
@@ -312,3 +414,4 @@ def define_each(primitive: Primitive, data: int, cpu: Callable | None) -> None:
     mlir.register_lowering(whole, loop)
     if cpu is not None:
         mlir.register_lowering(whole, one_call, platform="cpu")
+        mlir.register_lowering(whole, partial(in_one_launch, None), platform="cuda")

@@ -26,13 +26,12 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
-from sgap_jax.launch import launch
-from sgap_jax.launch.kernel_call import KernelCall
-from sgap_jax.primitives._batch import as_cotangent, define_each
+from sgap_jax.primitives._batch import as_cotangent, define_each, launched_on_host
 from sgap_jax.primitives._batch import batch_rule as batch_rule
 from sgap_jax.primitives._batch import bind as bind
 from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
 from sgap_jax.primitives._batch import joint_batch as joint_batch
+from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
@@ -90,11 +89,14 @@ def define(
 
     reference_rule = partial(plain_rule, reference)
 
-    def of_vectors(params: dict) -> bool:
-        return entries is not None and params["vector_length"] is not None
-
     def unchecked(params: dict) -> bool:
         return compact is not None and not params["checked"]
+
+    def rewrite(params: dict) -> Callable | None:
+        """What computes a call for which there is no kernel, if it is not the reference."""
+        if unchecked(params):
+            return compact
+        return None if entries is None or params["vector_length"] is None else entries
 
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
         if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
@@ -103,15 +105,12 @@ def define(
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
-        host = None if schedule is None else schedule._host_launches()
-        if host is not None:
-            inner = params | {"schedule": schedule._inner}
-            with host as run, launch.handed_to(on_host(run)):
-                lowered = launches(ctx, operands, inner)
+        if schedule is not None and schedule._host_launches() is not None:
+            lowered = launched_on_host(schedule, launches, ctx, operands, params)
             if lowered is not None:
                 return lowered
             # The operations that it is made of instead have this schedule in their turn.
-            rule = other_rule if of_vectors(params) or unchecked(params) else reference_rule
+            rule = reference_rule if rewrite(params) is None else other_rule
             return rule(ctx, *operands, **params)
         if isinstance(schedule, Reference):
             return other_rule(ctx, *operands, **params)
@@ -124,12 +123,8 @@ def define(
         return other_rule(ctx, *operands, **params) if lowered is None else lowered
 
     def other_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if unchecked(params):
-            assert compact is not None
-            return plain_rule(compact, ctx, *operands, **params)
-        if of_vectors(params):
-            assert entries is not None
-            return plain_rule(entries, ctx, *operands, **params)
+        if (function := rewrite(params)) is not None:
+            return plain_rule(function, ctx, *operands, **params)
         schedule = params["schedule"]
         if not (schedule is None or isinstance(schedule, Reference)):
             raise NotImplementedError(
@@ -180,7 +175,7 @@ def define(
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
-        define_each(primitive, data, cpu)
+        define_each(primitive, data, cpu, launches, rewrite)
     return primitive
 
 
@@ -257,21 +252,6 @@ def derived(schedule: Schedule | None) -> Schedule | None:
 def transposed(schedule: Schedule | None) -> Schedule | None:
     """The schedule of a product with the transpose that a derivative rule calls."""
     return None if schedule is None else schedule.transposed()
-
-
-def on_host(run: Callable) -> Callable:
-    """A lowering of launches that calls `run` on the host."""
-
-    def lower(ctx: Any, call: KernelCall, operands: Sequence) -> Any:
-        results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
-
-        def host(*inputs: Any) -> tuple:
-            return tuple(run(call, inputs, [(r.shape, r.dtype) for r in results]))
-
-        rule = mlir.lower_fun(lambda *x: jax.pure_callback(host, results, *x), True)
-        return rule(ctx, *operands)
-
-    return lower
 
 
 def accumulator(dtype: Any) -> Any:

@@ -87,7 +87,7 @@ def sparse_attention(
         read. In CVS(V) all V rows of a vector see its key. Or a pattern for each head: a sequence
         of H patterns; or one SparseArray whose values and index arrays have leading axes [H, ...]
         or [B, H, ...], as `jax.vmap` returns it, where H may also be Hk (a pattern for each head of
-        keys) or 1, and B may be 1. On the CPU one call then computes all heads.
+        keys) or 1, and B may be 1. One call or launch then computes all heads.
       scale: scalar factor of the scores, 1 / sqrt(D) if None. An array multiplies q before, and the
         product is rounded to the dtype of q; a number multiplies the scores and is not rounded.
       bias: a value for each stored entry, added to the scores: of the shape of `pattern.values`, or

@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
     rows_backward_plan,
 )
 from sgap_jax.launch.attention_shapes import AttentionShapes
-from sgap_jax.primitives._define import jax_lowering, joint_batch, resolve
+from sgap_jax.primitives._define import jax_lowering, joint_batch, launch_lowering, resolve
 from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import Backward, Forward, absent, data, delta, of_kernel
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
@@ -39,7 +38,7 @@ def forward(
     if tile is None:
         return None
     call = forward_plan(problem, tile, shapes, scale)
-    return launch.lower(ctx, call, of_kernel(operands), of_kernel(avals), compiler=nvrtc)
+    return launch_lowering(ctx, call, of_kernel(operands), of_kernel(avals))
 
 
 def backward(
@@ -74,11 +73,11 @@ def backward(
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
     by_rows = [*dense, x.row_offsets, x.column_indices]
     given = [*named.values(), avals.row_offsets, avals.column_indices]
-    rows = launch.lower(ctx, call, by_rows, given, [dq, dbias], compiler=nvrtc)
+    rows = launch_lowering(ctx, call, by_rows, given, [dq, dbias])
     call = keys_backward_plan(problem, tile, shapes, scale)
     by_keys = [*dense, x.column_offsets, x.row_indices, x.permutation]
     given = [*named.values(), avals.column_offsets, avals.row_indices, avals.permutation]
-    keys = launch.lower(ctx, call, by_keys, given, [dk, dv], compiler=nvrtc)
+    keys = launch_lowering(ctx, call, by_keys, given, [dk, dv])
     return [rows[0], *keys, rows[1]]
 
 

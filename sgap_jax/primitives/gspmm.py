@@ -10,7 +10,6 @@ from sgap_jax.formats import vectors
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.gspmm import extremum_plan
 from sgap_jax.primitives._define import (
     accumulator,
@@ -24,6 +23,7 @@ from sgap_jax.primitives._define import (
     entries_that_count,
     ffi_lowering,
     joint_batch,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -270,7 +270,7 @@ def _cuda(
     call = extremum_plan(problem, point, add=add, minimum=minimum, batches=batches)
     out = ctx.avals_out[0]
     results = [out, out.update(dtype=jnp.dtype(jnp.int32))]
-    return launch.lower(ctx, call, operands, avals, results, compiler=nvrtc)[: 1 + positions]
+    return launch_lowering(ctx, call, operands, avals, results)[: 1 + positions]
 
 
 def _jvp(

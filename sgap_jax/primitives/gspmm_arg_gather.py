@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.structure import positions
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.gspmm import arg_gather_plan, arg_gather_to_values_plan, arg_gather_to_x_plan
 from sgap_jax.primitives._define import (
     accumulator,
@@ -30,6 +29,7 @@ from sgap_jax.primitives._define import (
     ffi_lowering,
     is_linear_operand,
     joint_batch,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -255,7 +255,7 @@ def _arg_gather_cuda(
     resolve(schedule, problem, AtomicParallelism)  # refuses dtypes without a kernel
     operands, avals = (w, *arrays[:2], x, arg), (w_aval, *avals[:2], x_aval, arg_aval)
     call = arg_gather_plan(problem, [a.shape[0] for a in (w_aval, x_aval, arg_aval)])
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    return launch_lowering(ctx, call, operands, avals)
 
 
 def _to_x_cuda(
@@ -265,7 +265,7 @@ def _to_x_cuda(
     point = resolve(schedule, problem, AtomicParallelism)
     batches = [avals[i].shape[0] for i in (0, -2, -1)]
     call = arg_gather_to_x_plan(problem, point, batches)
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    return launch_lowering(ctx, call, operands, avals)
 
 
 def _to_values_cuda(
@@ -286,7 +286,7 @@ def _to_values_cuda(
         problem, point, [a.shape[0] for a in (x_aval, d_aval, arg_aval)]
     )
     operands, avals = (*arrays[:2], x, d, arg), (*avals[:2], x_aval, d_aval, arg_aval)
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    return launch_lowering(ctx, call, operands, avals)
 
 
 def _bilinear_jvp(bind: Callable) -> Callable:

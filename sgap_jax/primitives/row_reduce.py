@@ -16,7 +16,6 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import StoredArray
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_reduce import launch_plan
 from sgap_jax.primitives._define import (
@@ -26,6 +25,7 @@ from sgap_jax.primitives._define import (
     check_sparse,
     define,
     ffi_lowering,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -195,7 +195,7 @@ def row_launch_lowering(
     """Lowers an operation on rows to its CUDA kernel, with the launch plan that `plan` makes."""
     problem = _row_problem(op, ctx, count, "cuda", **of)
     call = plan(problem, resolve(schedule, problem, AtomicParallelism))
-    return launch.lower(ctx, call, operands, compiler=nvrtc)
+    return launch_lowering(ctx, call, operands)
 
 
 def _reduce_abstract_eval(

@@ -11,7 +11,6 @@ from jax.extend.core import Primitive
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import join_blocks
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.sddmm import PLANS, launch_plan
 from sgap_jax.launch.sddmm_operands import OperandShapes
 from sgap_jax.primitives._define import (
@@ -28,6 +27,7 @@ from sgap_jax.primitives._define import (
     ffi_lowering,
     is_linear_operand,
     joint_batch,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -286,7 +286,7 @@ def _cuda(
     if isinstance(found, AtomicParallelism) and vector_length is not None:
         return None  # AtomicParallelism has kernels for entries only
     call = launch_plan(problem, found, OperandShapes(*(aval.shape for aval in avals[2:])))
-    return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+    return launch_lowering(ctx, call, operands, avals)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

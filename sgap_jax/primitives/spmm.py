@@ -14,8 +14,8 @@ from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import StoredArray
 from sgap_jax.formats.structure import unfolded
-from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.spmm import PLANS, launch_plan, output_dtype
+from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
     batch_rule,
@@ -32,6 +32,7 @@ from sgap_jax.primitives._define import (
     is_linear_operand,
     jax_lowering,
     joint_batch,
+    launch_lowering,
     out_aval,
     resolve,
     row_of_entry,
@@ -297,15 +298,16 @@ def _cuda(
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
         return None  # AtomicParallelism has kernels for entries only
-    call = launch_plan(problem, found, (avals[0].shape[0], avals[-1].shape[0]))
+    batches = (avals[0].shape[0], avals[-1].shape[0])
+    call = launch_plan(problem, found, batches, structures_of_lowering())
     if not isinstance(found, AtomicParallelism):
         operands, avals = _operands_of(found, ctx, operands, avals)
-        return launch.lower(ctx, call, operands, avals, compiler=nvrtc)
+        return launch_lowering(ctx, call, operands, avals)
     (out,) = ctx.avals_out
     # Where several groups add to one element, they do so in the accumulator's dtype; the result is
     # rounded once.
     wide = out.update(dtype=jnp.dtype(output_dtype(found, problem.dtype)))
-    (result,) = launch.lower(ctx, call, operands, avals, [wide], compiler=nvrtc)
+    (result,) = launch_lowering(ctx, call, operands, avals, [wide])
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
 
 
@@ -317,14 +319,17 @@ def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tup
     if isinstance(tile, OctetTile) and tile.swizzle:
         # The order of the rows takes the place of the permutation, which a product with A lacks.
         values, offsets, indices, _, x = operands
-        (order,) = jax_lowering(ctx, _longest_first, [offsets], [avals[1]])
-        rows = avals[1].update(shape=(avals[1].shape[0] - 1,))
+        count, rows = structures_of_lowering(), avals[1].shape[0] - 1
+        every = avals[1].update(shape=(count * (rows + 1),))
+        (order,) = jax_lowering(ctx, partial(_longest_first, count), [offsets], [every])
+        rows = avals[1].update(shape=(rows,))
         return (values, offsets, indices, order, x), (*avals[:3], rows, avals[4])
     return operands, avals
 
 
-def _longest_first(offsets: Any) -> Any:
-    return jnp.argsort(jnp.diff(unfolded(offsets)), descending=True).astype(offsets.dtype)
+def _longest_first(structures: int, offsets: Any) -> Any:
+    lengths = jnp.diff(unfolded(offsets).reshape(structures, -1))
+    return jnp.argsort(lengths, descending=True).astype(offsets.dtype).reshape(-1)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:

@@ -105,7 +105,8 @@ def test_launches():
     assert (octets[1].zero, octets[1].scalars[10]) == ((1,), 1)
     # 57 times 16 keys; a block of two pairs of warps takes two of these
     assert (octets[2].grid, octets[2].block) == ((29, 2, 3), (128, 1, 1))
-    assert [call.scalars[:10] for call in octets] == [forward.scalars] * 3
+    assert [call.scalars[:10] for call in octets] == [forward.scalars[:10]] * 3
+    assert [call.scalars[10:] for call in octets] == [(0,), (1, 0), (0,)]
 
 
 def test_gradients_of_wide_heads_are_those_without_tensor_cores():

@@ -64,14 +64,14 @@ def test_launches():
     rows = extremum_plan(PROBLEM, Schedule.parse("{<2 row, 4 col>, 1}"), add=True, minimum=False)
     # 32 lanes cover the columns; 8 workers of 2 rows in a block
     assert (rows.grid, rows.block, rows.zero) == ((63, 1, 1), (256, 1, 1), ())
-    assert rows.scalars == (1000, 128, 0, 0, 1, 1, 0)
+    assert rows.scalars == (1000, 128, 0, 0, 1, 1, 0, 20_000, 0)
     point = Schedule.parse("{<1/8 row, 4 col>, 8} tile_size=32 worker_dim_r=1/2")
     # 8 groups of 8 lanes cover a tile of 32 columns; 4 workers of 2 rows in a block
     group = arg_gather_to_x_plan(
         dataclasses.replace(PROBLEM, batch=70_000), point, (70_000, 1, 70_000)
     )
     assert group.grid == (125, 4, 65535)
-    assert group.scalars == (1000, 128, 20_000, 0, 900 * 128, 70_000)
+    assert group.scalars == (1000, 128, 20_000, 0, 900 * 128, 70_000, 20_000, 0)
     gather = arg_gather_plan(dataclasses.replace(PROBLEM, permuted=True), (1, 1, 1))
     assert gather.grid == (450, 1, 1) and gather.scalars[:3] == (1000, 900, 128)
     values = arg_gather_to_values_plan(ENTRIES, Schedule.parse("{<4 nnz, 4 col>, 32}"))

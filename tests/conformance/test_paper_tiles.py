@@ -110,17 +110,17 @@ def test_launches():
         plan = spmm_cuda.launch_plan(spmm, tile)
         # section 5.4: ceil(M / V) x ceil(N / 64) blocks of 32 threads
         assert (plan.grid, plan.block, plan.zero) == ((126, 2, 1), (32, 1, 1), ())
-        assert plan.scalars == (1001, 128, 0, 0, 1)
+        assert plan.scalars == (1001, 128, 0, 0, 1, 20_000, 0)
         plan = sddmm_cuda.launch_plan(sddmm, tile)
         # section 6.4: ceil(M / V) x ceil(N / 32), N the columns of A
-        assert (plan.grid, plan.scalars) == ((126, 29, 1), (1001, 160_000, 128, 0, 0, 0, 0, 1))
+        assert (plan.grid, plan.scalars) == ((126, 29, 1), (1001, 160_000, 128, 0, 0, 0, 0, 1, 0))
         # No row has more vectors than there are.
         few = dataclasses.replace(sddmm, nnz=8 * 40)
         assert sddmm_cuda.launch_plan(few, tile).grid == (126, 2, 1)
         many = dataclasses.replace(spmm, batch=70_000, n=2**23)
         plan = spmm_cuda.launch_plan(many, tile, (70_000, 70_000))
         assert plan.grid == (126, 65535, 65535)
-        assert plan.scalars[2:] == (160_000, 900 * 2**23, 70_000)
+        assert plan.scalars[2:] == (160_000, 900 * 2**23, 70_000, 20_000, 0)
         for shape, nnz, n in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 0)):
             for op, plan in PLANS.items():
                 empty = dataclasses.replace(spmm, op=op, shape=shape, nnz=nnz, n=n)

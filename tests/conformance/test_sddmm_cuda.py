@@ -111,12 +111,12 @@ def test_launches():
     assert (nnz.grid, nnz.block, nnz.zero) == ((79, 1, 1), (256, 1, 1), ())
     assert (row.grid, row.zero) == ((16, 1, 1), ())  # 500 groups
     assert (split.grid, split.block) == ((250, 1, 1), (128, 1, 1))  # 4000 groups, 16 in a block
-    assert nnz.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1)
+    assert nnz.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1, 0)
     many = dataclasses.replace(PROBLEM, batch=70_000)
     own = OperandShapes((70_000,), (70_000,), (70_000, 20_000), (70_000, 1))
     all = launch_plan(many, POINTS[0], own)
     assert all.grid[2] == 65535
-    assert all.scalars[3:] == (1000 * 128, 900 * 128, 20_000, 1, 70_000)
+    assert all.scalars[3:] == (1000 * 128, 900 * 128, 20_000, 1, 70_000, 0)
     assert launch_plan(many, POINTS[0], OperandShapes(y=(70_000,))).scalars[3:5] == (0, 900 * 128)
     assert launch_plan(many, POINTS[0], WEIGHTED).scalars[3:7] == (0, 0, 0, 0)
 

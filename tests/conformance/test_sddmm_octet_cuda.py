@@ -76,7 +76,7 @@ def test_launches():
     plan = launch_plan(PROBLEM, OctetTile(8, tile_n=32, tile_k=64))
     # 20000 vectors in windows of 32, four of them in a block
     assert (plan.grid, plan.block, plan.zero) == ((157, 1, 1), (128, 1, 1), ())
-    assert plan.scalars == (1000, 20_000, 64, 0, 0, 0, 0, 1)
+    assert plan.scalars == (1000, 20_000, 64, 0, 0, 0, 0, 1, 0)
     assert "SddmmOctetKernel<sgap::bfloat16, 8, 32, 64, 1, 128, true, false, false>" in plan.source
     odd = dataclasses.replace(PROBLEM, n=63, dtype="float32")
     tile = OctetTile(8, tile_n=16, tile_k=16, stages=2, tf32=True)
@@ -85,7 +85,7 @@ def test_launches():
     own = OperandShapes((70_000,), (70_000,), (70_000, 20_000, 8), (70_000, 1))
     all = launch_plan(many, OctetTile(8), own)
     assert all.grid[2] == 65535
-    assert all.scalars[3:] == (1000 * 64, 900 * 64, 160_000, 1, 70_000)
+    assert all.scalars[3:] == (1000 * 64, 900 * 64, 160_000, 1, 70_000, 0)
     assert launch_plan(many, OctetTile(8), OperandShapes(y=(70_000,))).scalars[3:5] == (0, 900 * 64)
 
 

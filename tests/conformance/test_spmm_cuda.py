@@ -145,10 +145,10 @@ def test_launches():
     assert (split.grid, split.zero) == ((4000, 1, 1), (0,))
     assert (nnz.grid, nnz.zero) == ((157, 1, 1), (0,))
     assert (segments.grid, segments.block) == ((1250, 8, 1), (128, 1, 1))
-    assert row.scalars == (1000, 128, 0, 0, 1)
+    assert row.scalars == (1000, 128, 0, 0, 1, 20_000, 0)
     batched = dataclasses.replace(PROBLEM, batch=70_000)
     many = launch_plan(batched, Schedule.parse("{<1 row, 1 col>, 1}"), (70_000, 1))
-    assert many.grid[2] == 65535 and many.scalars == (1000, 128, 20_000, 0, 70_000)
+    assert many.grid[2] == 65535 and many.scalars == (1000, 128, 20_000, 0, 70_000, 20_000, 0)
     assert launch_plan(batched, POINTS[0], (1, 70_000)).scalars[2:4] == (0, 900 * 128)
 
 

@@ -94,11 +94,17 @@ def test_vectors_where_the_columns_allow_them():
 def test_launches():
     call = launch_plan(asked(), OctetTile(8))
     assert (call.grid, call.block, call.zero) == ((125, 2, 1), (32, 1, 1), ())
-    assert call.scalars == (1000, 128, 0, 0, 1)
+    assert call.scalars == (1000, 128, 0, 0, 1, 2000, 0)
     call = launch_plan(asked(32, batch=70_000), OctetTile(32, tile_n=128, row_warps=2), (70_000, 1))
     assert (call.grid, call.block) == ((32, 1, 65535), (64, 1, 1))
-    assert call.scalars == (1000, 128, 64_000, 0, 70_000)
-    assert launch_plan(asked(batch=3), OctetTile(8), (1, 3)).scalars[2:] == (0, 900 * 128, 3)
+    assert call.scalars == (1000, 128, 64_000, 0, 70_000, 2000, 0)
+    assert launch_plan(asked(batch=3), OctetTile(8), (1, 3)).scalars[2:] == (
+        0,
+        900 * 128,
+        3,
+        2000,
+        0,
+    )
     for shape, nnz, n in (((0, 5), 0, 3), ((5, 0), 0, 3), ((5, 5), 0, 3), ((5, 5), 8, 0)):
         call = launch_plan(asked(shape=shape, nnz=nnz, n=n), OctetTile(8))
         assert min(call.grid) == 1

@@ -99,23 +99,23 @@ def test_launches():
     # 125 block rows x 4 tiles of 32 columns side by side, 8 lanes each
     wide = plan(of(8), tile)
     assert (wide.grid, wide.block, wide.zero) == ((32, 1, 1), (128, 1, 1), ())
-    assert wide.scalars == (1000, 128, 0, 0, 2, 1)
+    assert wide.scalars == (1000, 128, 0, 0, 2, 1, 20_000, 0)
     # of 32 rows a lane has 4, times 8 columns; 2 subwarps share vectors of 8
     half = of(8, dtype="float16")
     assert tile.lane_rows(half) == 4 and tile.parts(half) == 2 and tile.tile_columns(half) == 64
     assert plan(half, tile).grid == (32, 1, 1)
     # 1000 rows of A^T, 8 tiles of 16 columns in two warps' width
     narrow = plan(of(8, permuted=True), SubwarpTile(8, tile_n=16, block_size=64))
-    assert narrow.grid == (500, 2, 1) and narrow.scalars == (1000, 128, 900, 0, 0, 2, 1)
+    assert narrow.grid == (500, 2, 1) and narrow.scalars == (1000, 128, 900, 0, 0, 2, 1, 20_000, 0)
     # 1250 windows of 16 vectors, two halves of 4 rows each
     sampled = plan(of(8, "sddmm"), tile)
-    assert sampled.grid == (157, 1, 1) and sampled.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1)
+    assert sampled.grid == (157, 1, 1) and sampled.scalars == (1000, 20_000, 128, 0, 0, 0, 0, 1, 0)
     many = of(8, batch=70_000)
     batched = plan(many, tile, (70_000, 1))
-    assert batched.grid[2] == 65535 and batched.scalars[2:] == (160_000, 0, 2, 70_000)
+    assert batched.grid[2] == 65535 and batched.scalars[2:] == (160_000, 0, 2, 70_000, 20_000, 0)
     assert plan(many, tile, (1, 70_000)).scalars[2:4] == (0, 900 * 128)
     both = plan(of(8, "sddmm", batch=3), tile, OperandShapes((3,), (3,), (3, 20_000, 8)))
-    assert both.scalars[3:] == (1000 * 128, 900 * 128, 160_000, 0, 3)
+    assert both.scalars[3:] == (1000 * 128, 900 * 128, 160_000, 0, 3, 0)
 
 
 def constants(problem, tile):

@@ -1,5 +1,7 @@
 """Unchecked row offsets: the promises of docs/in_jax.md for CUDA."""
 
+import itertools
+
 import numpy as np
 import pytest
 from cuda_sources import require_nvrtc
@@ -40,3 +42,37 @@ def test_offsets_in_any_order_end_and_stay_within_bounds(point):
             # Two groups may both treat a row as theirs only.
             assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
     assert ended > 5
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_offsets_of_one_structure_do_not_reach_another(point):
+    require_nvrtc()
+    problem = Problem("spmm", (M, K), NNZ, N, batch=3, platform="cuda")
+    call = launch_plan(problem, Schedule.parse(point), (3, 1), structures=3).of_structures(3)
+    rng, ended = np.random.default_rng(0), 0
+    values = rng.integers(-3, 4, (3, NNZ)).astype(np.float32)
+    values[1] = np.nan
+    B = rng.integers(-3, 4, (K, N)).astype(np.float32)
+    columns, nothing = rng.integers(0, K, (3, NNZ)).astype(np.int32), np.zeros(0, np.int32)
+    valid = np.sort(rng.integers(0, NNZ + 1, (2, M + 1)).astype(np.int32))
+    valid[:, 0] = 0
+    right = np.zeros((2, M, N))
+    for i, structure in enumerate((0, 2)):
+        for row, (first, last) in enumerate(itertools.pairwise(valid[i])):
+            own = slice(first, last)
+            right[i, row] = values[structure, own] @ B[columns[structure, own]]
+    for offsets in FIXED.values():
+        three = np.asarray([valid[0], offsets, valid[1]], np.int32)
+        try:
+            (C,) = emulate(
+                call,
+                (values, three, columns, nothing, B),
+                [((3, M, N), np.float32)],
+                step_limit=90_000,
+            )
+        except Fault as fault:
+            assert str(fault).partition(": ")[2].startswith("race on global memory"), fault
+            continue
+        np.testing.assert_array_equal(C[[0, 2]], right)
+        ended += 1
+    assert ended > 1
