@@ -59,21 +59,24 @@ class KernelCall:
         threads: int,
         batch: int,
         zero: tuple[int, ...] = (),
+        structure: bool = True,
     ) -> KernelCall:
         """The launch of one kernel of a header of `cuda/`, for a batch that shares a structure. Its
-        last int64 argument says which elements of the batch share one (`of_structures`).
+        last int64 argument says which elements of the batch share one (`of_structures`), unless it
+        has no `structure`.
 
         Args:
           header: the header's file name.
           kernel: the kernel's name in namespace sgap.
           constants: its template arguments: types as text, integers and bools.
           pointers: the element types of its pointers, in order, const where it only reads.
-          scalars: its int64 arguments between the pointers and the last one.
+          scalars: its int64 arguments between the pointers and that one.
           blocks: the grid in x and y; at least one block each. z is the batch.
           threads: of a block.
           zero: positions of the results that are zeroed before the launch.
+          structure: whether the kernel reads index arrays of one structure or several.
         """
-        scalars = (*scalars, 0)
+        scalars = (*scalars, 0) if structure else tuple(scalars)
         return cls(
             source=instantiation(header, kernel, constants, pointers, len(scalars)),
             kernel=kernel,

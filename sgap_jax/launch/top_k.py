@@ -29,6 +29,7 @@ def select_plan(
         blocks=(m, 1),
         threads=_SELECTING,
         batch=batch,
+        structure=False,
     )
 
 
@@ -48,4 +49,5 @@ def write_plan(dtype: str, shape: tuple[int, int, int], k: int) -> KernelCall:
         blocks=(m, 1),
         threads=_WRITING,
         batch=batch,
+        structure=False,
     )

@@ -12,7 +12,6 @@ from flax import nnx
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
-    attend_selected,
     check_blocks,
     check_count,
     decode_blocks,
@@ -23,6 +22,7 @@ from sgap_jax.nn.selection import (
     select_tokens,
 )
 from sgap_jax.primitives._define import accumulator, check_schedule
+from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.schedules import Schedule
 
 
@@ -213,8 +213,8 @@ class BlockSparseAttention(SelectedAttention):
         lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
         q, k, v = self._flat(inputs, *projected)
         pattern = self._selected(q, k, is_causal, lengths)
-        options = dict(is_causal=is_causal, lengths=lengths, schedule=self.schedule)
-        return self.out(attend_selected(q, k, v, pattern, **options).reshape(projected[0].shape))
+        options = dict(is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule)
+        return self.out(sparse_attention(q, k, v, pattern, **options).reshape(projected[0].shape))
 
 
 class TopKSparseAttention(SelectedAttention):
@@ -340,7 +340,7 @@ class TopKSparseAttention(SelectedAttention):
         q, k, v, *own = self._flat(inputs, *projected, *indexed)
         pattern = self._selected(own, is_causal, lengths)
         # The selection has left out what is not causal, or padding.
-        out = attend_selected(q, k, v, pattern, schedule=self.schedule)
+        out = sparse_attention(q, k, v, pattern, schedule=self.schedule)
         out = self.out(out.reshape(projected[0].shape))
         if not return_indexer_loss:
             return out

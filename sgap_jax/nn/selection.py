@@ -8,7 +8,7 @@ no derivative; the indexer learns from `indexer_loss`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,7 @@ from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
-from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
-
-_TILE = 1 << 21  # products of the indexer that are held at a time
 
 
 def check_count(op: str, name: str, count: Any, least: int = 1) -> int:
@@ -60,38 +57,6 @@ def key_lengths(op: str, lengths: Any, leading: Sequence[int]) -> jax.Array | No
             f"{list(lengths.shape)} of {lengths.dtype}"
         )
     return jnp.broadcast_to(checks.saturated(lengths), tuple(leading)).reshape(-1)
-
-
-def attend_selected(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    pattern: SparseArray,
-    *,
-    is_causal: bool = False,
-    lengths: jax.Array | None = None,
-    schedule: Schedule | None = None,
-) -> jax.Array:
-    """Attention of q [B, L, H, D], k and v [B, S, Hk, D] over a pattern whose leaves have leading
-    axes [B, G]: one for each of G groups of heads of each sequence, G = 1 or Hk."""
-    (B, L, H, D), G = q.shape, pattern.index_arrays[1][0].shape[1]
-
-    def split(x: jax.Array) -> jax.Array:
-        x = x.reshape(*x.shape[:2], G, x.shape[2] // G, x.shape[3])
-        return jnp.moveaxis(x, 2, 1).reshape(B * G, *x.shape[1:2], *x.shape[3:])
-
-    def one(q: Any, k: Any, v: Any, pattern: SparseArray, length: Any) -> jax.Array:
-        options: Any = dict(is_causal=is_causal, schedule=schedule)
-        return sparse_attention(q, k, v, pattern, key_value_seq_lengths=length, **options)
-
-    pattern = jax.tree.map(lambda x: x.reshape(B * G, *x.shape[2:]), pattern)
-    each = None if lengths is None else jnp.repeat(lengths, G)
-    operands = (split(q), split(k), split(v), pattern, each)
-    if B * G == 1:
-        out = one(*jax.tree.map(lambda x: x[0], operands))[None]
-    else:
-        out = jax.vmap(one)(*operands)
-    return jnp.moveaxis(out.reshape(B, G, *out.shape[1:]), 1, 2).reshape(B, L, H, D)
 
 
 # ---- blocks -------------------------------------------------------------------------------------
@@ -255,7 +220,8 @@ def select_tokens(
     limits = jnp.broadcast_to(limits, (B, L))
     if lengths is not None:
         limits = jnp.minimum(limits, lengths[:, None])
-    offsets, columns = _top_tokens(q, k, weights, count, limits)
+    causal = is_causal and L == S
+    offsets, columns = _top_tokens(q, k, weights, count, limits, causal)
     transposed = jax.vmap(partial(structure.transpose_structure, size=S))(offsets, columns)
     fields = structure.as_fields(((), (offsets, columns)), transposed, checked=True)
     pattern = SparseArray(jnp.zeros(columns.shape, jnp.float32), **fields, shape=(L, S), format=CSR)
@@ -263,43 +229,27 @@ def select_tokens(
 
 
 def _top_tokens(
-    q: jax.Array, k: jax.Array, weights: jax.Array, count: int, limits: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    weights: jax.Array,
+    count: int,
+    limits: jax.Array,
+    causal: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """(offsets [B, L + 1], columns [B, L count]): the greatest scores of the indexer in each row,
-    before its limit."""
+    before its limit. With `causal` the limits are not beyond the row itself."""
     q, k, weights = jax.lax.stop_gradient((q, k, weights))
-    B, S = k.shape[:2]
-    tile = min(max(_TILE // max(B * S * q.shape[2], 1), 1), max(q.shape[1], 1))
+    shape = (q.shape[1], k.shape[1])
 
     def of_sequence(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
-        def scores(rows: jax.Array) -> jax.Array:
-            return index_scores(q[rows], k, weights[rows])
+        def scores(rows: jax.Array, columns: jax.Array) -> jax.Array:
+            return index_scores(q[rows], k[columns], weights[rows])
 
-        return _top_k_of_rows(scores, min(count, S), limits, tile)
+        found = top_k(scores, count, shape=shape, lengths=limits, causal=causal)
+        return found.index_arrays[1]
 
     offsets, columns = jax.vmap(of_sequence)(q, k, weights, limits)
     return offsets, columns
-
-
-def _top_k_of_rows(
-    scores: Callable[[jax.Array], jax.Array], count: int, limits: jax.Array, tile: int
-) -> tuple[jax.Array, jax.Array]:
-    """(offsets, columns) of `top_k` of the scores [L, S], of which `scores` computes those of the
-    given rows: one tile of rows after another."""
-    L = limits.shape[0]
-    if not L:
-        return jnp.zeros(1, jnp.int32), jnp.zeros(0, jnp.int32)
-    tiles = -(-L // tile)
-    padded = jnp.pad(limits, (0, tiles * tile - L))
-
-    def of_tile(number: jax.Array) -> Any:
-        rows = number * tile + structure.positions(tile)
-        found = top_k(scores(jnp.minimum(rows, L - 1)), count, lengths=padded[rows])
-        return found.index_arrays[1]
-
-    offsets, columns = jax.lax.map(of_tile, structure.positions(tiles))
-    offsets, columns = _flat_rows(offsets, columns)
-    return offsets[: L + 1], columns[: L * count]
 
 
 def decode_tokens(

@@ -11,7 +11,6 @@ from flax import linen
 from sgap_jax.nn.dynamic_attention import check_decode, check_options
 from sgap_jax.nn.linen.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
-    attend_selected,
     check_blocks,
     check_count,
     decode_blocks,
@@ -22,6 +21,7 @@ from sgap_jax.nn.selection import (
     select_tokens,
 )
 from sgap_jax.primitives._define import accumulator
+from sgap_jax.primitives.attention import sparse_attention
 
 
 def _flat(inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
@@ -79,8 +79,10 @@ class BlockSparseAttention(SelectedAttention):
             q, k, v = _flat(inputs, *projected)
             own: Any = dict(query_block=self.query_block, is_causal=is_causal, lengths=lengths)
             pattern = select_blocks(q, k, **blocks, **own)
-            options: Any = dict(is_causal=is_causal, lengths=lengths, schedule=self.schedule)
-            x = attend_selected(q, k, v, pattern, **options).reshape(projected[0].shape)
+            options: Any = dict(
+                is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule
+            )
+            x = sparse_attention(q, k, v, pattern, **options).reshape(projected[0].shape)
         return self._output(x, inputs.shape[-1])
 
 
@@ -122,7 +124,7 @@ class TopKSparseAttention(SelectedAttention):
             q, k, v, *own = _flat(inputs, *projected, *indexed)
             chosen: Any = dict(count=self.top_k, is_causal=is_causal, lengths=lengths)
             pattern = select_tokens(*own, **chosen)
-            x = attend_selected(q, k, v, pattern, schedule=self.schedule)
+            x = sparse_attention(q, k, v, pattern, schedule=self.schedule)
             x = x.reshape(projected[0].shape)
         out = self._output(x, inputs.shape[-1])
         if not return_indexer_loss:
