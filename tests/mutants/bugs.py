@@ -155,7 +155,7 @@ PYTHON = (
     Bug(
         name="batch_of_nothing",
         room="primitives/common",
-        file="sgap_jax/primitives/_define.py",
+        file="sgap_jax/primitives/_batch.py",
         text="return next((size for size in sizes if size != 1), 1)",
         replacement="return max(sizes)",
         breaks="abstract evaluation makes a batch of 0 and an unbatched operand a batch of 1",
