@@ -297,9 +297,12 @@ def define_each(
         return count * joint_batch(*(_of_one(aval, count)[0] for aval in avals[:data]))
 
     def fits(avals: Sequence) -> bool:
-        """Whether the batch of all structures has elements, and a launch has a block for each."""
+        """Whether the batch of all structures has elements, and a launch has a block for each; and
+        whether kernels can count the elements of all index arrays in 32 bits."""
         batch = batch_of_all(avals)
-        return isinstance(batch, int) and 0 < batch <= GRID_Z
+        if not isinstance(batch, int) or not 0 < batch <= GRID_Z:
+            return False
+        return all(math.prod(aval.shape) < 2**32 for aval in avals[data:])
 
     def in_one_launch(host: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
         if isinstance(params["schedule"], Reference) or not fits(ctx.avals_in):
