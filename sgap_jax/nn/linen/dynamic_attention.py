@@ -82,7 +82,8 @@ class BlockSparseAttention(SelectedAttention):
             options: Any = dict(
                 is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule
             )
-            x = sparse_attention(q, k, v, pattern, **options).reshape(projected[0].shape)
+            x = sparse_attention(q, k, v, pattern, schedule=self.schedule, **options)
+            x = x.reshape(projected[0].shape)
         return self._output(x, inputs.shape[-1])
 
 
