@@ -11,7 +11,7 @@ from flax import nnx
 
 from sgap_jax import nn
 from sgap_jax.nn import linen as snn
-from sgap_jax.nn import selection
+from sgap_jax.select import scores as select_scores
 
 L, H, IN, WIDTH = 13, 4, 8, 3
 FLOAT64 = dict(param_dtype=jnp.float64)
@@ -141,11 +141,17 @@ def test_blocks_that_are_selected(kv_heads, query_block, causal):
         assert want.any(-1).all() and (want.sum(-1) <= 9).all()
 
 
+def in_small_tiles(monkeypatch, count):
+    """Tiles of about so many of the indexer's scores."""
+    monkeypatch.setattr(select_scores, "_TILE_SCORES", count)
+    monkeypatch.setattr(select_scores, "_LEAST_ROWS", 1)
+
+
 @pytest.mark.parametrize("tile", [None, 2 * L])
 @pytest.mark.parametrize("causal", [True, False])
 def test_tokens_that_are_selected(causal, tile, monkeypatch):
     if tile is not None:
-        monkeypatch.setattr(selection, "_TILE", 4 * tile)  # two rows of each sequence
+        in_small_tiles(monkeypatch, tile)
     layer = token_layer(twin_of())
     for lengths in (None, np.array([L - 3, 0])):
         options = dict(is_causal=causal, key_value_seq_lengths=lengths)
@@ -256,7 +262,7 @@ def test_positions_one_by_one_are_those_of_a_whole_pass(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_several_positions_at_a_time_and_past_the_end(name, monkeypatch):
-    monkeypatch.setattr(selection, "_TILE", 8 * L)  # two rows of each sequence
+    in_small_tiles(monkeypatch, 2 * L)
     layer = LAYERS[name](twin_of())
     whole = layer(X)
     for x, want in ((X, whole), (X[None], whole[None]), (X[0], whole[0])):
@@ -329,7 +335,7 @@ def test_linen(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_array_of_length_by_length(name, monkeypatch):
     length = 512
-    monkeypatch.setattr(selection, "_TILE", 8 * length)
+    in_small_tiles(monkeypatch, 2 * length)
     layer = LAYERS[name](twin_of())
     graph, state = nnx.split(layer)
     loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x))

@@ -79,9 +79,7 @@ class BlockSparseAttention(SelectedAttention):
             q, k, v = _flat(inputs, *projected)
             own: Any = dict(query_block=self.query_block, is_causal=is_causal, lengths=lengths)
             pattern = select_blocks(q, k, **blocks, **own)
-            options: Any = dict(
-                is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule
-            )
+            options: Any = dict(is_causal=is_causal, key_value_seq_lengths=lengths)
             x = sparse_attention(q, k, v, pattern, schedule=self.schedule, **options)
             x = x.reshape(projected[0].shape)
         return self._output(x, inputs.shape[-1])
