@@ -7,17 +7,23 @@ namespace sgap {
 using Index = int;                // row offsets, column indices, permutations
 using Size = unsigned long long;  // every address: a row times its columns overflows 32 bits
 
+// Whether a launch is for several structures. Kernels for one do not pay for that: with the code
+// below they would take more registers.
+#ifndef SGAP_SEVERAL_STRUCTURES
+#define SGAP_SEVERAL_STRUCTURES 0
+#endif
+
 // The structure of the block's element of the batch, and of those that the block takes after it.
 // `sharing` is 2^32 divided by the number of neighbouring elements that share a structure, rounded
 // up, or 0 where all share one. It is exact for elements and numbers up to 65535 (GRID_Z).
 __device__ inline Size StructureOfBlock(long long sharing) {
-  return Size(blockIdx.z) * Size(sharing) >> 32;
+  return SGAP_SEVERAL_STRUCTURES ? Size(blockIdx.z) * Size(sharing) >> 32 : 0;
 }
 
 // The same, computed where it is used, inside of a loop too: before the loop it would take
 // registers all the way through.
 __device__ inline Size StructureHere(long long sharing) {
-  asm volatile("mov.u64 %0, %0;" : "+l"(sharing));
+  if (SGAP_SEVERAL_STRUCTURES) asm volatile("mov.u64 %0, %0;" : "+l"(sharing));
   return StructureOfBlock(sharing);
 }
 

@@ -98,7 +98,11 @@ class KernelCall:
             return self
         neighbours, left = divmod(self.grid[2], count)
         assert left == 0
-        return replace(self, scalars=(*self.scalars[:-1], -(-(2**32) // neighbours)))
+        return replace(
+            self,
+            source=f"#define SGAP_SEVERAL_STRUCTURES 1\n\n{self.source}",
+            scalars=(*self.scalars[:-1], -(-(2**32) // neighbours)),
+        )
 
 
 def instantiation(
