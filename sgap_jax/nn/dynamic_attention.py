@@ -88,9 +88,8 @@ class SelectedAttention(ProjectedAttention):
 class BlockSparseAttention(SelectedAttention):
     """Self-attention in which queries see the blocks of keys that score best.
 
-        score[i, J] = mean over the block I of i, and over the heads of its group, of q
-                      . mean over block J of k
-        query i sees   block 0, its own block and the best of the others, num_blocks in all
+        score[i, J] = (mean of q over the block of i and the heads of its group) . (mean of k over J)
+        seen[i] = block 0, the own block and the best of the others, num_blocks in all
         out = concat over heads of softmax(q K^T / sqrt(D) over the keys seen) V  W_out + b_out
 
     A group are the heads of q that share a head of k (GQA). Parameters are those of
