@@ -88,7 +88,7 @@ class SelectedAttention(ProjectedAttention):
 class BlockSparseAttention(SelectedAttention):
     """Self-attention in which queries see the blocks of keys that score best.
 
-        score[i, J] = (mean of q over the block of i and the heads of its group) . (mean of k over J)
+        score[i, J] = (mean of q over block I of i and the heads of its group) . (mean of k over J)
         seen[i] = block 0, the own block and the best of the others, num_blocks in all
         out = concat over heads of softmax(q K^T / sqrt(D) over the keys seen) V  W_out + b_out
 
