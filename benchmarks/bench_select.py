@@ -5,7 +5,8 @@ columns in ascending order, and beside the maximum of each row, which reads the 
 transposed structure beside XLA's stable argsort of the same columns. The gradient of sum((A B)^2)
 in B beside the same with a structure that was passed in with its transpose. The selection of causal
 scores q k^T in tiles, and its gradient, beside selections of the same scores held as a whole; the
-nucleus and the threshold in tiles beside top_k of that product.
+nucleus and the threshold in tiles beside top_k of that product. Heads with a pattern each, in one
+call, beside the same heads that share one.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness, machine, timing
-from sgap_jax import SparseArray, random, select, spmm
+from sgap_jax import SparseArray, random, sddmm, select, sparse_attention, spmm
 from sgap_jax.formats.structure import transpose_structure
 
 # (rows, columns, k): tokens of a prompt, of a longer one, one decoded token, blocks of 64
 SELECTIONS = [(2048, 2048, 128), (4096, 4096, 256), (1, 131_072, 2048), (256, 256, 16)]
 TRANSPOSES = [(4096, 335_000), (4096, 1_000_000), (100_000, 1_000_000)]  # (rows and columns, nnz)
 GRADIENTS = [(4096, 335_000, 64)]
+PATTERNS = [(8, 2048, 64, 128), (8, 4096, 64, 256)]  # (heads, tokens, features, k)
 PRODUCTS = [(4096, 64, 256), (16_384, 64, 256)]  # (tokens, features, k)
 
 
@@ -126,6 +128,44 @@ def product(m, d, k, differentiate=False):
     return {name: lambda f=f: jax.block_until_ready(f(q, keys)) for name, f in compiled.items()}
 
 
+def own_patterns(of, heads, tokens, d, k):
+    make = lambda seed: jnp.asarray(harness.dense(heads * tokens + seed, d)[seed:])  # noqa: E731
+    q, keys, v = (make(seed).reshape(heads, tokens, d) for seed in range(3))
+    pick = jax.jit(lambda q, k_: select.top_k((q, k_), k, causal=True))
+    every = jax.jit(jax.vmap(pick))(q, keys)
+    first = jax.tree.map(lambda x: x[0], every)
+
+    def attention(q, keys, v, A):
+        return sparse_attention(*(jnp.moveaxis(x, 0, 1)[None] for x in (q, keys, v)), A)
+
+    def attention_gradient(*operands):
+        return jax.grad(lambda *x: jnp.sum(attention(*x) ** 2), (0, 1, 2))(*operands)
+
+    def mapped(function):
+        def of_heads(q, keys, v, A):
+            axis = 0 if A.values.ndim > 1 else None
+            return jax.vmap(function, (0, 0, 0, axis))(q, keys, v, A)
+
+        return of_heads
+
+    functions = {
+        "attention": attention,
+        "attention_gradient": attention_gradient,
+        "spmm": mapped(lambda q, keys, v, A: spmm(A, v)),
+        "sddmm": mapped(lambda q, keys, v, A: sddmm(A, q, keys).values),
+    }
+    compiled = jax.jit(functions[of])
+    alike = jax.tree.map(lambda x: jnp.stack([x] * heads), first)
+    left, right = (jax.tree.leaves(compiled(q, keys, v, A)) for A in (alike, first))
+    for x, y in zip(left, right, strict=True):
+        np.testing.assert_allclose(x, jnp.broadcast_to(y, x.shape), rtol=1e-3, atol=1e-3)
+    calls = {"ours": every, "shared": first}
+    return {
+        name: lambda A=A: jax.block_until_ready(compiled(q, keys, v, A))
+        for name, A in calls.items()
+    }
+
+
 def by_rule(m, d, k):
     q, keys = jnp.asarray(harness.dense(m, d)) / d**0.5, jnp.asarray(harness.dense(m + 1, d)[1:])
     top_p = jax.jit(lambda q, keys: select.top_p((q, keys), 0.5, most=k, causal=True).values)
@@ -149,6 +189,12 @@ KINDS = {
     "rules": (by_rule, PRODUCTS[:1], "{0} x {0}, d = {1}, at most {2} each"),
     "gradient": (gradient, GRADIENTS, "{0} x {0}, {1} entries, n = {2}"),
 }
+for _name in ("attention", "attention_gradient", "spmm", "sddmm"):
+    KINDS[f"own_patterns_{_name}"] = (
+        partial(own_patterns, _name),
+        PATTERNS,
+        "{} heads, {} tokens, d = {}, k = {}",
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

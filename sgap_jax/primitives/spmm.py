@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -266,17 +267,19 @@ def _cpu(
     problem, operands, _ = kernel_operands("spmm", ctx.avals_in, operands, shape, transpose, "cpu")
     tile = resolve(schedule, problem, CpuTile, OctetTile)
     walked = (values, row_offsets, column_indices, x)  # by rows of A, also for A^T B
+    # The sums of all structures are held at once.
+    whole = replace(problem, batch=problem.batch * structures_of_lowering())
     if isinstance(tile, OctetTile):
         if not transpose:
             attrs = dict(tile_columns=tile.tile_n, chunk_nonzeros=CPU_TASK, step=tile.tile_k)
             return ffi_lowering("sgap_spmm_octet_v1", ctx, operands, **attrs)
-        attrs = dict(tile_columns=tile.tile_n, pieces=octet_pieces(problem, tile.tile_n))
+        attrs = dict(tile_columns=tile.tile_n, pieces=octet_pieces(whole, tile.tile_n))
         return ffi_lowering("sgap_spmm_octet_scatter_v1", ctx, walked, **attrs)
     assert isinstance(tile, CpuTile)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
         return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, **attrs)
-    columns, pieces = scatter(problem, tile)
+    columns, pieces = scatter(whole, tile)
     if not pieces:
         return ffi_lowering("sgap_spmm_cvs_v1", ctx, operands, transpose=transpose, **attrs)
     attrs = dict(tile_columns=columns, pieces=pieces)

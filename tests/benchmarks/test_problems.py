@@ -311,6 +311,8 @@ def test_bound_names_what_limits():
         (bench_select.selection, (20, 60, 5)),
         (bench_select.transposition, (30, 200)),
         (bench_select.gradient, (30, 200, 4)),
+        (functools.partial(bench_select.own_patterns, "attention"), (2, 20, 8, 5)),
+        (functools.partial(bench_select.own_patterns, "spmm"), (2, 20, 8, 5)),
         (bench_moe.backward, (40, 3, 2, 8, 12)),
     ],
 )
