@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks import harness, machine, timing
 from benchmarks.peers.attention import step
 from benchmarks.problems import Unavailable
+from sgap_jax import sparse_attention
 from sgap_jax.nn import selection
 
 HEADS, WIDTH, BLOCK = 8, 64, 64
@@ -48,12 +49,12 @@ def blocks_of(query_block: int):
 
 def with_tokens(q, k, v, indexed):
     options = dict(count=TOKENS, is_causal=True, lengths=None)
-    return selection.attend_selected(q, k, v, selection.select_tokens(*indexed, **options))
+    return sparse_attention(q, k, v, selection.select_tokens(*indexed, **options))
 
 
 def with_blocks(q, k, v, _, query_block):
     pattern = blocks_of(query_block)(q, k)
-    return selection.attend_selected(q, k, v, pattern, is_causal=True)
+    return sparse_attention(q, k, v, pattern, is_causal=True)
 
 
 WAYS = {

@@ -44,13 +44,13 @@ struct Operands {
   int64_t FirstHead() const {
     return window.first_key_head * (q.dimensions()[2] / k.dimensions()[2]);
   }
-  // What `buffer`, or the `base` in its place, has from the window's first sequence and from `head`
-  // on, where heads are `size` elements apart.
-  char* From(ffi::AnyBuffer buffer, int64_t head, int64_t size, void* base = nullptr) const {
+  // What `buffer` has from the window's first sequence and from `head` on, where heads are `size`
+  // elements apart.
+  char* From(ffi::AnyBuffer buffer, int64_t head, int64_t size) const {
     const int64_t batch = buffer.dimensions()[0];
     const int64_t stride = batch <= 1 ? 0 : int64_t(buffer.element_count()) / batch;
     const int64_t elements = window.first * stride + head * size;
-    char* data = static_cast<char*>(base ? base : buffer.untyped_data());
+    char* data = static_cast<char*>(buffer.untyped_data());
     return data + elements * int64_t(ffi::ByteWidth(buffer.element_type()));
   }
 };
@@ -170,10 +170,12 @@ AttentionProblem Describe(const Operands& in, double scale, bool is_causal,
   out.offsets = owned->structure.view().offsets;
   out.indices = owned->structure.view().indices;
   if (const CompactStructure* compact = owned->structure.compact(); compact && out.bias) {
+    // What the window has of a bias is in one piece, as the window's sequences or heads are.
     const size_t vector = size_t(out.length) * AccumulatorBytes(out.dtype);
     const auto shape = in.bias.dimensions();
-    owned->bias = TakeEntries(in.bias.untyped_data(), shape[0] * shape[1], vector, *compact);
-    out.bias = in.From(in.bias, in.FirstHead(), out.bias_head_stride, owned->bias.get());
+    const int64_t sequences = shape[0] == 1 ? 1 : out.batch, heads = shape[1] == 1 ? 1 : out.heads;
+    owned->bias = TakeEntries(out.bias, sequences * heads, vector, *compact);
+    out.bias = owned->bias.get();
   }
   return out;
 }

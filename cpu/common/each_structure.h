@@ -99,7 +99,7 @@ template <typename Call>
 xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, Call call) {
   DeferredCalls calls;
   for (int64_t i = 0; i < count; ++i) {
-    xla::ffi::Future future = call(Pool(threads, &calls), i);
+    xla::ffi::Future future = call(Pool(threads, &calls, count), i);
     std::string error;
     future.OnReady([&](const std::optional<xla::ffi::Error>& found) {
       if (found) error = found->message();

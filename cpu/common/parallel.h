@@ -119,16 +119,20 @@ using DeferredCalls = std::vector<DeferredCall>;
 // Where the tasks of a call run: on XLA's threads, or later, with those of other calls.
 class Pool {
  public:
-  Pool(xla::ffi::ThreadPool threads, DeferredCalls* later = nullptr)  // NOLINT: converts
-      : threads_(threads), later_(later) {}
+  Pool(xla::ffi::ThreadPool threads) : threads_(threads) {}  // NOLINT: converts
+  Pool(xla::ffi::ThreadPool threads, DeferredCalls* later, int64_t calls)
+      : threads_(threads), later_(later), calls_(calls) {}
 
-  int64_t num_threads() const { return threads_.num_threads(); }
+  // How many threads take part in a call, of several calls on average: what a call has in memory
+  // for each of its threads, all of them have at once.
+  int64_t num_threads() const { return std::max<int64_t>(threads_.num_threads() / calls_, 1); }
   const xla::ffi::ThreadPool& threads() const { return threads_; }
   DeferredCalls* later() const { return later_; }
 
  private:
   xla::ffi::ThreadPool threads_;
-  DeferredCalls* later_;
+  DeferredCalls* later_ = nullptr;
+  int64_t calls_ = 1;
 };
 
 // Runs calls as one, whose tasks are all of theirs.

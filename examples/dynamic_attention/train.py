@@ -2,7 +2,7 @@
 keys it chose.
 
 Examples:
-    python train.py             # a minute on two cores
+    python train.py             # about a minute on two cores
     python train.py --tiny      # seconds: does everything run
 """
 

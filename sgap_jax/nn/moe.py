@@ -39,7 +39,7 @@ class MoE(nnx.Module):
       normalize_weights: the chosen p[t, e] are divided by their sum.
       capacity_factor: None, or each expert takes at most capacity_factor * tokens * num_selected /
         num_experts tokens, the first ones; the others skip it.
-      block: rows of a block; None: up to 32, by how many tokens an expert has on average.
+      block: rows of a block; None: up to 16, by how many tokens an expert has on average.
       dtype, param_dtype, promote_dtype: as in `nnx.Linear`. The router runs in float32 at least.
       router_init, kernel_init: initializers of `router` [features, num_experts] and of the others;
         None is LeCun's normal distribution for the inputs of an expert.

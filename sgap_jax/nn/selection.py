@@ -82,7 +82,7 @@ def select_blocks(
     own = structure.positions(rows) * query_block // block_size
     limits = own + 1 if is_causal else jnp.full(rows, blocks, jnp.int32)
     if lengths is not None:
-        present = jnp.clip((lengths + block_size - 1) // block_size, 0, blocks)
+        present = (jnp.clip(lengths, 0, S) + block_size - 1) // block_size
         limits = jnp.minimum(limits[None], present[:, None])
     options: Any = dict(format=BCSR(query_block, block_size), shape=(L, S))
     return _top_blocks(scores, num_blocks, limits, own, **options)

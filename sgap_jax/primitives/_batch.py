@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from sgap_jax.formats.structure import unfolded, varying_axes
+from sgap_jax.formats.structure import whole as replicated
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.schedules import Reference
@@ -134,8 +135,9 @@ def _avals_of_one(avals: Sequence, data: int) -> list:
 def _mapped(function: Callable, data: Sequence, arrays: Sequence) -> Any:
     """`function(data, arrays)` for each structure, mapped: results [S, ...]."""
     count = arrays[0].shape[0]
-    split, axes = _split(data, count)
-    return jax.vmap(function, (axes, 0))(split, list(arrays))
+    # vmap wants the mapped axes of all operands sharded alike: not at all, as kernels see them.
+    split, axes = _split([replicated(x) for x in data], count)
+    return jax.vmap(function, (axes, 0))(split, [replicated(x) for x in arrays])
 
 
 def _split(data: Sequence, count: int) -> tuple[list, list]:
@@ -238,13 +240,14 @@ def define_each(
     cpu: Callable | None,
     launches: Callable,
     rewrite: Callable[[dict], Callable | None],
+    reference: Callable,
 ) -> None:
     """Makes `each(primitive)`; the first `data` operands are data.
 
     `cpu` lowers a call on one structure to FFI targets that take index arrays of several, and
     `launches(ctx, operands, params)` lowers it to CUDA kernels through `launch_lowering`; both
     return None where there is no kernel for it. `rewrite(params)` is the function, if any, that
-    such a call is computed by then.
+    such a call is computed by then. Without `cpu` it is the `reference` on every platform.
     """
     whole = _EACH[primitive] = Primitive(f"{primitive.name}_each")
     multiple = whole.multiple_results = primitive.multiple_results
@@ -316,13 +319,17 @@ def define_each(
         function = rewrite(params)
         if function is None:
             return loop(ctx, *operands, **params)
+        return in_plain_jax(function, ctx, *operands, **params)
 
-        def rewritten(*operands: Any) -> Any:
+    def in_plain_jax(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
+        """`function` of one structure, mapped over all."""
+
+        def mapped(*operands: Any) -> Any:
             of_one = lambda values, arrays: function(*values, *unfolded(arrays), **params)  # noqa: E731
             return jax.tree.map(_joined, _mapped(of_one, operands[:data], operands[data:]))
 
         unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        return mlir.lower_fun(rewritten, multiple)(ctx.replace(avals_in=unsharded), *operands)
+        return mlir.lower_fun(mapped, multiple)(ctx.replace(avals_in=unsharded), *operands)
 
     def one_call(ctx: Any, *operands: Any, **params: Any) -> Any:
         assert cpu is not None
@@ -414,7 +421,9 @@ def define_each(
     if primitive in ad.primitive_transposes:
         ad.primitive_transposes[whole] = transpose
     batching.primitive_batchers[whole] = batch
-    mlir.register_lowering(whole, loop)
-    if cpu is not None:
+    if cpu is None:
+        mlir.register_lowering(whole, partial(in_plain_jax, reference))
+    else:
+        mlir.register_lowering(whole, loop)
         mlir.register_lowering(whole, one_call, platform="cpu")
         mlir.register_lowering(whole, partial(in_one_launch, None), platform="cuda")

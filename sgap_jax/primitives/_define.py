@@ -175,7 +175,7 @@ def define(
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
-        define_each(primitive, data, cpu, launches, rewrite)
+        define_each(primitive, data, cpu, launches, rewrite, reference)
     return primitive
 
 

@@ -231,8 +231,8 @@ def attention_plan(
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
     lanes = _LANES.get(problem.dtype, 16)
-    if problem.symbolic:  # plan as for one sequence with few entries
-        uses, batch = 0, 1
+    if problem.symbolic or not isinstance(batch, Integral):
+        uses, batch = 0, 1  # plan as for one sequence with few entries
     else:
         uses = problem.nnz // length * problem.batch // max(keys * key_heads * key_batch, 1)
     if octets:

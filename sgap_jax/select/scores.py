@@ -136,7 +136,9 @@ def over_tiles(what: str, function: Callable, scores: Scores, band: Band, m: int
         ranked = jax.lax.stop_gradient(own)
         if scores.keep is not None:
             kept = _kept(what, scores.keep, first, rows, columns, band.tiles)
-            ranked = jnp.where(kept, jnp.asarray(jnp.inf, ranked.dtype), ranked)
+            # Kept ones are before all others, infinite ones too.
+            most = jnp.asarray(jnp.finfo(ranked.dtype).max, ranked.dtype)
+            ranked = jnp.where(kept, jnp.asarray(jnp.inf, ranked.dtype), jnp.minimum(ranked, most))
         return function(Tile(own, ranked, limits, rows))
 
     if callable(scores.source):

@@ -45,8 +45,8 @@ def threshold(
     NaN is not at least anything. Works inside jit: the capacity `nse` is static, and what is left
     of it is padding. If more entries reach their thresholds, the array has the first `nse` of them,
     by rows; its last row offset counts all of them, and `checked()` raises, inside jit when the
-    program runs. So `A.row_offsets[-1] - A.nnz` is how many did not fit, if that is positive. For a
-    bound on each row that keeps the greatest instead: `top_k` of the scores with -infinity in place
+    program runs; `A.overflow` is how many entries, vectors or blocks did not fit. For a bound on
+    each row that keeps the greatest instead: `top_k` of the scores with -infinity in place
     of those below the threshold.
 
     Args:
@@ -83,13 +83,15 @@ def _threshold(
     what, (m, n) = "select.threshold", grid
 
     def of_tile(tile: Tile) -> jax.Array:
-        keys = keys_of(tile.ranked)
-        least = at[tile.rows].astype(accumulator(tile.ranked.dtype))[:, None]
-        reached = (keys >= keys_of(least)) & ~jnp.isnan(tile.ranked) & ~jnp.isnan(least)
+        own = jax.lax.stop_gradient(tile.scores)
+        keys = keys_of(own)
+        least = at[tile.rows].astype(accumulator(own.dtype))[:, None]
+        reached = (keys >= keys_of(least)) & ~jnp.isnan(own) & ~jnp.isnan(least)
+        reached &= keys > jnp.iinfo(keys.dtype).min
         if scores.keep is not None:
             reached |= tile.ranked == jnp.inf
         exists = structure.positions(keys.shape[1])[None] < tile.limits[:, None]
-        return _packed(reached & exists & (keys > jnp.iinfo(keys.dtype).min), n)
+        return _packed(reached & exists, n)
 
     parts = [over_tiles(what, of_tile, scores, band, m) for band in bands(scores, grid, causal)]
     words = jnp.concatenate([jnp.reshape(x, (x.shape[0] * x.shape[1], x.shape[2])) for x in parts])[
@@ -97,6 +99,8 @@ def _threshold(
     ]
     offsets, rows, columns = _entries(words, nse)
     stored = structure.positions(nse) < offsets[-1]
+    # A function sees only rows and columns that exist.
+    rows, columns = (jnp.where(stored, x, 0) for x in (rows, columns))
     values = None  # of a product: sddmm's
     if callable(scores.source):
         values = function_at_entries(what, scores.source, rows, columns)
@@ -104,7 +108,6 @@ def _threshold(
         values = scores.source[rows, columns] if nse else jnp.zeros(0, scores.source.dtype)
     if values is not None:
         values = jnp.where(stored, values, jnp.zeros((), values.dtype))
-    columns = jnp.where(stored, columns, 0)
     checked = nse == m * n
     return as_array(values, offsets, columns, scores, grid, checked=checked, **result)
 
@@ -124,7 +127,7 @@ def _packed(bits: jax.Array, n: int) -> jax.Array:
 
 def _entries(words: jax.Array, nse: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(offsets [m + 1], rows [nse], columns [nse]) of the bits that are set. The offsets count all
-    of them, up to the greatest int32; entries from the last offset on are any inside the grid."""
+    of them, up to the greatest int32; entries from the last offset on are arbitrary."""
     m, width = words.shape
     if words.size == 0:
         empty = jnp.zeros(nse, jnp.int32)

@@ -333,6 +333,12 @@ def test_linen(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_the_greatest_length_leaves_out_none(name):
+    layer = LAYERS[name](twin_of())
+    close(layer(X, key_value_seq_lengths=np.int32(2**31 - 1)), layer(X))
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_no_array_of_length_by_length(name, monkeypatch):
     length = 512
     in_small_tiles(monkeypatch, 2 * length)

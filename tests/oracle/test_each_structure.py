@@ -1,6 +1,7 @@
 """Several structures in one call: what a call for each gives, and on the CPU one custom call."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sgap_jax import (
     CVS,
     OctetTile,
     Reference,
+    SparseArray,
     Unfused,
     gspmm,
     row_max,
@@ -79,8 +81,21 @@ def test_results_and_gradients(op, format):
         right = alone(one(A, i), X[i], Y, weights[i])
         for x, y in zip(jax.tree.leaves(one(found, i)), jax.tree.leaves(right), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
-    text = program.lower(A, X, Y, weights).as_text()
-    assert "sgap_" in text and "stablehlo.while" not in text
+    tangents = jax.vmap(
+        lambda A, X: jax.jvp(
+            lambda v, X: OPS[op](A.with_values(v), X, Y), (A.values, X), (A.values, X)
+        )
+    )
+    for several, single in (
+        (program.lower(A, X, Y, weights), alone.lower(one(A, 0), X[0], Y, weights[0])),
+        (
+            jax.jit(tangents).lower(A, X),
+            jax.jit(tangents).lower(*(jax.tree.map(lambda x: x[:1], y) for y in (A, X))),
+        ),
+    ):
+        several, single = several.as_text(), single.as_text()
+        assert "stablehlo.while" not in several
+        assert several.count("custom_call @sgap_") == single.count("custom_call @sgap_") > 0
 
 
 def test_shared_operands_get_the_sum_of_the_gradients():
@@ -207,6 +222,90 @@ def test_attention_with_patterns_of_heads_to_order_2_and_mapped():
     qs = jnp.stack([q, 2 * q])
     found = jax.jit(jax.vmap(ours, (0, None)))(qs, k)
     np.testing.assert_allclose(found, jax.vmap(twin, (0, None))(qs, k), rtol=1e-4, atol=1e-4)
+
+
+HOSTILE = np.asarray([-(2**31), -1, 0, 1, 5, 11, 12, 13, 2**31 - 1], np.int32)
+
+
+@pytest.mark.parametrize("lead", [(2, 4), (2, 2)], ids=str)
+def test_attention_with_arbitrary_index_arrays(lead):
+    (B, own), H, Hk, L, S, n = lead, 4, 2, 6, 5, 12
+    rng = np.random.default_rng(lead)
+    offsets = np.sort(rng.integers(0, n + 1, (*lead, L + 1)), -1).astype(np.int32)
+    offsets[..., 0] = 0
+    indices = rng.integers(0, S, (*lead, n)).astype(np.int32)
+    indices.reshape(-1, n)[::2, ::3] = rng.choice(HOSTILE, indices.reshape(-1, n)[::2, ::3].shape)
+    offsets.reshape(-1, L + 1)[1::3] = rng.choice(HOSTILE, offsets.reshape(-1, L + 1)[1::3].shape)
+    q, k, v = (normal(B, *size, 3) for size in ((L, H), (S, Hk), (S, Hk)))
+    lengths = jnp.asarray([5, 3])
+
+    @jax.jit
+    def gradients(offsets, indices, q, k, v, bias, sinks, lengths):
+        make = lambda o, i: SparseArray.from_arrays(jnp.zeros(n), o, i, shape=(L, S))
+        for _ in range(offsets.ndim - 1):
+            make = jax.vmap(make)
+        options = dict(key_value_seq_lengths=lengths, return_lse=True)
+
+        def loss(q, k, v, bias, sinks):
+            A = make(offsets, indices)
+            out, lse = sparse_attention(q, k, v, A, bias=bias, sinks=sinks, **options)
+            return jnp.sum(out**2) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0)), out
+
+        return jax.grad(loss, (0, 1, 2, 3, 4), has_aux=True)(q, k, v, bias, sinks)
+
+    bias, sinks = normal(B, H, n), normal(H)
+    (dq, dk, dv, dbias, dsinks), out = gradients(offsets, indices, q, k, v, bias, sinks, lengths)
+    sums = [np.zeros(x.shape) for x in (k, v, sinks)]
+    for b, h in np.ndindex(B, H):
+        s, g = h * own // H, h // (H // Hk)
+        heads = (q[b, :, h : h + 1], k[b, :, g : g + 1], v[b, :, g : g + 1])
+        alone = (*heads, bias[b, h], sinks[h : h + 1], lengths[b])
+        right, mine = gradients(offsets[b, s], indices[b, s], *alone)
+        for x, y in (
+            (out[b, :, h], mine[:, 0]),
+            (dq[b, :, h], right[0][:, 0]),
+            (dbias[b, h], right[3]),
+        ):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+        for total, at, part in zip(
+            sums,
+            ((b, slice(None), g),) * 2 + (h,),
+            (right[1][:, 0], right[2][:, 0], right[4][0]),
+            strict=True,
+        ):
+            total[at] += part
+    for x, y in zip((dk, dv, dsinks), sums, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_structures_that_are_sharded_and_exported():
+    A, Y = structures(CSR), normal(COUNT, K, D)
+    loss = lambda A, Y: jnp.sum(jax.vmap(spmm)(A, Y) ** 2)
+    right = jax.grad(loss, 1)(A, Y)
+    mesh = jax.make_mesh((1,), ("x",), (jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        split = jax.NamedSharding(mesh, jax.P("x"))
+        A, Y = jax.device_put((A, Y), split)
+        np.testing.assert_allclose(jax.jit(jax.grad(loss, 1))(A, Y), right, rtol=1e-5)
+
+    def attention(offsets, indices, x):
+        A = SparseArray.from_arrays(jnp.zeros(4), offsets, indices, shape=(2, 2))
+        return sparse_attention(x, x, x, A)
+
+    (s,) = jax.export.symbolic_shape("s")
+    shapes = [
+        jax.ShapeDtypeStruct((s, *n), t)
+        for n, t in (((3,), "int32"), ((4,), "int32"), ((2, 1, 3), "float32"))
+    ]
+    program = jax.export.export(jax.jit(jax.vmap(attention)))(*shapes)
+    offsets, indices = (
+        np.asarray([[0, 2, 4], [0, 1, 1]], np.int32),
+        np.asarray([[0, 1] * 2] * 2, np.int32),
+    )
+    x = normal(2, 2, 1, 3)
+    np.testing.assert_allclose(
+        program.call(offsets, indices, x)[0], attention(offsets[0], indices[0], x[0]), rtol=1e-5
+    )
 
 
 def test_attention_refuses_other_leading_axes():

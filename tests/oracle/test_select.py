@@ -411,6 +411,30 @@ def test_in_shard_map():
     jax.tree.map(close, found, jax.device_get(differentiated(halves)(q, k)))
 
 
+def test_kept_columns_come_before_infinite_scores():
+    scores = jnp.asarray([[INF, 0.0, 1.0, INF]])
+    keep = jnp.asarray([[False, False, True, False]])
+    A = select.top_k(scores, 2, keep=keep)
+    assert A.column_indices.tolist() == [0, 2] and A.values.tolist() == [INF, 1]
+    assert select.top_k(scores, 1, keep=keep).column_indices.tolist() == [2]
+    last = jnp.asarray([[INF, INF, INF, 0.0]])
+    keep = jnp.asarray([[False, False, False, True]])
+    offsets, indices = reference.top_p(last, 0.3, 4, keep=keep)
+    A = select.top_p(last, 0.3, most=4, keep=keep)
+    assert A.row_offsets.tolist() == offsets.tolist()
+    assert A.column_indices[: offsets[-1]].tolist() == indices.tolist() == [0, 3]
+    A = select.threshold(last, INF, nse=4, keep=keep)
+    assert A.column_indices.tolist() == [0, 1, 2, 3]
+
+
+def test_a_threshold_computes_only_scores_that_exist():
+    q, k = jnp.ones((2, 3)), jnp.ones((5, 3))
+    outside = dict(mode="fill", fill_value=jnp.nan)
+    of = lambda q: lambda rows, columns: q[rows] @ k.at[columns].get(**outside).T
+    total = lambda q: select.threshold(of(q), 40.0, nse=4, shape=(2, 5)).values.sum()
+    assert not jax.jit(jax.grad(total))(q).any()
+
+
 @pytest.mark.tier("test")
 def test_degenerate_sizes():
     for m, n in ((0, 5), (5, 0), (0, 0), (1, 1), (7, 1), (1, 70)):
