@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <utility>
 
 namespace sgap {
@@ -51,7 +52,7 @@ class Together {
       size_t last = first, phases = 0;
       for (int64_t tasks = 0; last < calls_.size() && (!waits || tasks < kTogether * threads);) {
         const DeferredCall& call = calls_[last++];
-        tasks += *std::max_element(call.phase_tasks.begin(), call.phase_tasks.end());
+        tasks += Narrowest(call);
         phases = std::max(phases, Unconditional(call));
       }
       for (size_t phase = 0; phase < phases; ++phase) AddPhase(first, last, phase);
@@ -90,6 +91,13 @@ class Together {
 
   static size_t Unconditional(const DeferredCall& call) {
     return call.phase_tasks.size() - (call.last_needed ? 1 : 0);
+  }
+
+  // The fewest tasks of a phase that has any: so many can run at once all the time.
+  static int64_t Narrowest(const DeferredCall& call) {
+    int64_t least = INT64_MAX;
+    for (const int64_t tasks : call.phase_tasks) least = tasks > 0 ? std::min(least, tasks) : least;
+    return least == INT64_MAX ? 0 : least;
   }
 
   void Add(size_t index, size_t phase) {
