@@ -94,6 +94,9 @@ class StructureCount {
   std::vector<int64_t> batches_;
 };
 
+// Runs calls as one, whose tasks are all of theirs.
+xla::ffi::Future RunTogether(xla::ffi::ThreadPool threads, DeferredCalls calls);
+
 // Runs call(pool, i), which returns a handler's future, for each i below `count`, all as one call.
 template <typename Call>
 xla::ffi::Future RunEach(xla::ffi::ThreadPool threads, int64_t count, Call call) {

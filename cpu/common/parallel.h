@@ -135,9 +135,6 @@ class Pool {
   int64_t calls_ = 1;
 };
 
-// Runs calls as one, whose tasks are all of theirs.
-xla::ffi::Future RunTogether(xla::ffi::ThreadPool threads, DeferredCalls calls);
-
 // Works with up to `helpers` other threads: those that stand by, then others of the pool.
 inline void RunShared(xla::ffi::ThreadPool pool, const std::shared_ptr<Work>& work,
                       int64_t helpers) {

@@ -37,14 +37,15 @@ def check_flag(flag: Any, name: str, what: str) -> bool:
     return bool(flag)
 
 
-def check_count(count: Any, name: str, what: str) -> int:
-    """`count` as an int: how much a result can store, which must be static. TypeError unless it is
-    an integer, ValueError if it is negative."""
+def check_count(count: Any, name: str, what: str, least: int = 0) -> int:
+    """`count` as an int, which must be static: how much a result can store, for example. TypeError
+    unless it is an integer, ValueError if it is less than `least`."""
     check_concrete(count, name, what, "it says how much the result can store")
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise TypeError(f"{what}: {name} must be an integer, got {count!r}")
-    if count.__index__() < 0:
-        raise ValueError(f"{what}: {name} must not be negative, got {count}")
+    if count.__index__() < least:
+        bound = "not be negative" if least == 0 else f"be at least {least}"
+        raise ValueError(f"{what}: {name} must {bound}, got {count}")
     return int(count.__index__())
 
 

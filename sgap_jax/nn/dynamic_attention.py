@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
     check_blocks,
-    check_count,
     decode_blocks,
     decode_tokens,
+    flat_sequences,
     indexer_loss,
     key_lengths,
     select_blocks,
@@ -67,11 +67,6 @@ class SelectedAttention(ProjectedAttention):
                 f"got {self.in_kv_features}"
             )
         self.schedule = schedule
-
-    def _flat(self, inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
-        """The arrays [..., length, ...] with one leading axis."""
-        depth = inputs.ndim - 2
-        return [x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in arrays]
 
     def _decoded(self, decode: Any, more: nnx.Cache | None, *projected: Any, **options: Any) -> Any:
         """The output for the next positions; the cache is written where nothing was refused."""
@@ -180,7 +175,7 @@ class BlockSparseAttention(SelectedAttention):
         query, key, _ = self._project(inputs, inputs, inputs)
         leading = inputs.shape[:-2]
         lengths = key_lengths(type(self).__name__, key_value_seq_lengths, leading)
-        q, k = self._flat(inputs, query, key)
+        q, k = flat_sequences(inputs, query, key)
         found = self._selected(q, k, is_causal, lengths)
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), found)
 
@@ -210,7 +205,7 @@ class BlockSparseAttention(SelectedAttention):
             options: Any = dict(block_size=self.block_size, num_blocks=self.num_blocks)
             return self._decoded(decode_blocks, self.cached_block, *projected, **options)
         lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-        q, k, v = self._flat(inputs, *projected)
+        q, k, v = flat_sequences(inputs, *projected)
         pattern = self._selected(q, k, is_causal, lengths)
         options = dict(is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule)
         return self.out(sparse_attention(q, k, v, pattern, **options).reshape(projected[0].shape))
@@ -283,7 +278,7 @@ class TopKSparseAttention(SelectedAttention):
         op = "TopKSparseAttention"
         counts = dict(top_k=top_k, index_heads=index_heads, index_features=index_features)
         for name, count in counts.items():
-            check_count(op, name, count)
+            checks.check_count(count, name, op, 1)
         sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads)
         super().__init__(*sizes, schedule, rngs, options)
         self.top_k, self.index_heads, self.index_features = top_k, index_heads, index_features
@@ -305,7 +300,7 @@ class TopKSparseAttention(SelectedAttention):
         same for all heads."""
         leading = inputs.shape[:-2]
         lengths = key_lengths(type(self).__name__, key_value_seq_lengths, leading)
-        found = self._selected(self._flat(inputs, *self._indexed(inputs)), is_causal, lengths)
+        found = self._selected(flat_sequences(inputs, *self._indexed(inputs)), is_causal, lengths)
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), found)
 
     def _indexed(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -336,7 +331,7 @@ class TopKSparseAttention(SelectedAttention):
             cached = self.cached_index_key
             return self._decoded(decode_tokens, cached, *projected, *indexed, **options)
         lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-        q, k, v, *own = self._flat(inputs, *projected, *indexed)
+        q, k, v, *own = flat_sequences(inputs, *projected, *indexed)
         pattern = self._selected(own, is_causal, lengths)
         # The selection has left out what is not causal, or padding.
         out = sparse_attention(q, k, v, pattern, schedule=self.schedule)

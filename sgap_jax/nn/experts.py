@@ -105,8 +105,7 @@ def check_options(
         block=1 if block is None else block,
     )
     for name, size in sizes.items():
-        if checks.check_count(size, name, op) < 1:
-            raise ValueError(f"{op}: {name} must be at least 1, got {size}")
+        checks.check_count(size, name, op, 1)
     if selected > experts:
         raise ValueError(f"{op}: num_selected: expected at most {experts} experts, got {selected}")
     if capacity_factor is not None and not capacity_factor >= 0:

@@ -27,18 +27,17 @@ from sgap_jax.primitives.sparse_softmax import sparse_softmax
 from sgap_jax.select.rows import top_k
 
 
-def check_count(op: str, name: str, count: Any, least: int = 1) -> int:
-    """A static integer of at least `least`."""
-    whole = hasattr(count, "__index__") and not isinstance(count, bool)
-    if not whole or checks.is_traced(count) or count.__index__() < least:
-        raise ValueError(f"{op}: {name}: expected an integer of at least {least}, got {count!r}")
-    return int(count.__index__())
+def flat_sequences(inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
+    """Arrays [..., length, ...] of the layer's inputs [..., length, features], with one leading
+    axis."""
+    depth = inputs.ndim - 2
+    return [x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in arrays]
 
 
 def check_blocks(op: str, block_size: Any, num_blocks: Any, query_block: Any) -> None:
-    check_count(op, "block_size", block_size)
-    check_count(op, "num_blocks", num_blocks, 2)  # the first block and the query's own
-    if block_size % check_count(op, "query_block", query_block):
+    checks.check_count(block_size, "block_size", op, 1)
+    checks.check_count(num_blocks, "num_blocks", op, 2)  # the first block and the query's own
+    if block_size % checks.check_count(query_block, "query_block", op, 1):
         raise ValueError(
             f"{op}: query_block: expected a divisor of the block size {block_size}, got "
             f"{query_block}"

@@ -5,8 +5,8 @@ Where vmap maps data, its axis joins the batch axis. Where it maps index arrays,
 one of `each(P)`, whose index arrays have a leading axis with an element for each of S structures.
 There the batch axis of a data operand is 1, which all share, or a multiple of S: as many elements
 for each structure, in their order. On the CPU one call computes it, whose tasks are those of all
-structures, and on CUDA one launch; where there is no kernel, and on other platforms, a loop takes
-the structures in turn. Its derivatives are P's, mapped over them.
+structures, and on CUDA one launch; on other platforms a loop takes the structures in turn. Of a P
+without kernels the plain JAX is mapped over them, and so are P's derivatives.
 """
 
 import math
@@ -102,20 +102,19 @@ def batch_rule(
     merged = [merge(a, d, n) for a, d, n in zip(args[:data], dims[:data], sizes, strict=True)]
     arrays = args[data:]
     if structures:
-        arrays = [_leading(a, d, size) for a, d in zip(arrays, dims[data:], strict=True)]
+        arrays = [mapped_first(a, d, size) for a, d in zip(arrays, dims[data:], strict=True)]
         primitive = _EACH[primitive]
-    out = bind(primitive, *merged, *arrays, **params)
-    return _parted(out, size)
+    return _parted(bind(primitive, *merged, *arrays, **params), size, batch)
 
 
-def _parted(results: Any, size: int) -> tuple[Any, Any]:
-    """Results with the mapped axis apart from the batch axis that it had joined, and where it
-    is."""
-    out = jax.tree.map(lambda x: x.reshape(size, *_of_one(x, size)), results)
+def _parted(results: Any, size: int, batch: int) -> tuple[Any, Any]:
+    """Results with the mapped axis apart from the batch axis that it had joined, and where it is.
+    Either size may be 0."""
+    out = jax.tree.map(lambda x: x.reshape(size, batch, *x.shape[1:]), results)
     return out, jax.tree.map(lambda _: 0, out)
 
 
-def _leading(a: Any, d: int | None, size: int) -> Any:
+def mapped_first(a: Any, d: int | None, size: int) -> Any:
     """The array with its mapped axis first, or repeated along a new one."""
     return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
 
@@ -151,7 +150,7 @@ def _split(data: Sequence, count: int) -> tuple[list, list]:
     return split, axes
 
 
-def _joined(x: Any) -> Any:
+def joined(x: Any) -> Any:
     """[S, B, ...] -> [S B, ...]."""
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
@@ -182,6 +181,13 @@ def _lowering_for(structures: int) -> Iterator[None]:
         yield
     finally:
         _structures.reset(token)
+
+
+def plain_lowering(function: Callable, multiple: bool, ctx: Any, operands: Sequence) -> Any:
+    """Lowers `function`, in plain JAX. With explicit sharding that wants an out_sharding for each
+    operation: operands are treated as unsharded instead, as a kernel does."""
+    unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
+    return mlir.lower_fun(function, multiple)(ctx.replace(avals_in=unsharded), *operands)
 
 
 def ffi_lowering(target: str, ctx: Any, operands: Sequence, **attrs: Any) -> Any:
@@ -267,10 +273,9 @@ def define_each(
             split, axes = _split(operands[:data], arrays[0].shape[0])
             dims = [*axes, *(0 for _ in arrays)]
             out = _one_after_another(primitive, [*split, *arrays], dims, params)
-            return jax.tree.map(_joined, out)
+            return jax.tree.map(joined, out)
 
-        unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        return mlir.lower_fun(plain, multiple)(ctx.replace(avals_in=unsharded), *operands)
+        return plain_lowering(plain, multiple, ctx, operands)
 
     def one_launch(ctx: Any, operands: Sequence, params: dict) -> Any:
         # The batch is that of all structures. The index arrays follow each other; their avals stay
@@ -286,11 +291,11 @@ def define_each(
             dense = [x if x.shape[0] == n else jnp.repeat(x, n // x.shape[0], 0) for x, n in pairs]
             return [*dense, *(x.reshape(-1) for x in operands[data:])]
 
-        avals = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        given = mlir.lower_fun(inputs, True)(ctx.replace(avals_in=avals), *operands)
-        arrays = _avals_of_one(avals, data)[data:]
+        given = plain_lowering(inputs, True, ctx, operands)
+        arrays = _avals_of_one(ctx.avals_in, data)[data:]
         dense = [
-            aval.update(shape=(n, *aval.shape[1:])) for aval, n in zip(avals, sizes, strict=False)
+            out_aval(aval, (n, *aval.shape[1:]), aval.dtype)
+            for aval, n in zip(ctx.avals_in, sizes, strict=False)
         ]
         with _lowering_for(count):
             return launches(ctx.replace(avals_in=[*dense, *arrays]), given, params)
@@ -326,10 +331,9 @@ def define_each(
 
         def mapped(*operands: Any) -> Any:
             of_one = lambda values, arrays: function(*values, *unfolded(arrays), **params)  # noqa: E731
-            return jax.tree.map(_joined, _mapped(of_one, operands[:data], operands[data:]))
+            return jax.tree.map(joined, _mapped(of_one, operands[:data], operands[data:]))
 
-        unsharded = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
-        return mlir.lower_fun(mapped, multiple)(ctx.replace(avals_in=unsharded), *operands)
+        return plain_lowering(mapped, multiple, ctx, operands)
 
     def one_call(ctx: Any, *operands: Any, **params: Any) -> Any:
         assert cpu is not None
@@ -357,17 +361,14 @@ def define_each(
                 return bind(primitive, *own, *arrays, **params)
 
             out, dout = jax.jvp(at, [own[i] for i in moving], list(along))
-            real = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(out)]
-            return out, [
-                t for t, is_real in zip(jax.tree.leaves(dout), real, strict=True) if is_real
-            ]
+            return out, [t for t in jax.tree.leaves(dout) if t.dtype != jax.dtypes.float0]
 
         if not moving:
             out = bind(whole, *primals, **params)
             found: Iterator = iter(())
         else:
             values = [*primals[:data], *(tangents[i] for i in moving)]
-            out, dout = jax.tree.map(_joined, _mapped(of_one, values, primals[data:]))
+            out, dout = jax.tree.map(joined, _mapped(of_one, values, primals[data:]))
             found = iter(dout)
         dout = [
             next(found)
@@ -397,24 +398,25 @@ def define_each(
 
         values = [*cotangents, *(operands[i] for i in known)]
         for i, grad in zip(linear, _mapped(of_one, values, operands[data:]), strict=True):
-            grads[i] = as_cotangent(_joined(grad), avals[i])
+            grads[i] = as_cotangent(joined(grad), avals[i])
         return grads
 
     def batch(args: Sequence, dims: Sequence, **params: Any) -> tuple[Any, Any]:
         size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
-        arrays = [_leading(a, d, size) for a, d in zip(args[data:], dims[data:], strict=True)]
-        count = arrays[0].shape[1]
+        every = [mapped_first(a, d, size) for a, d in zip(args, dims, strict=True)]
+        count = every[data].shape[1]
 
-        def merge(a: Any, d: int | None) -> Any:
-            if d is None and a.shape[0] == 1:
-                return a
-            a = _leading(a, d, size)
+        def merge(i: int) -> Any:
+            if dims[i] is None and args[i].shape[0] == 1:
+                return args[i]
+            a = every[i]
             if a.shape[1] == 1:  # shared by the structures, but not by the mapped elements
                 a = jnp.broadcast_to(a, (size, count, *a.shape[2:]))
-            return _joined(a)
+            return joined(a)
 
-        merged = [merge(a, d) for a, d in zip(args[:data], dims[:data], strict=True)]
-        return _parted(bind(whole, *merged, *map(_joined, arrays), **params), size)
+        out = bind(whole, *map(merge, range(data)), *map(joined, every[data:]), **params)
+        own = [1 if a.shape[1] == 1 or not count else a.shape[1] // count for a in every[:data]]
+        return _parted(out, size, count * joint_batch(*own))
 
     whole.def_abstract_eval(abstract_eval)
     ad.primitive_jvps[whole] = jvp

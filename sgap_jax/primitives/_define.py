@@ -26,7 +26,7 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
-from sgap_jax.primitives._batch import as_cotangent, define_each, launched_on_host
+from sgap_jax.primitives._batch import as_cotangent, define_each, launched_on_host, plain_lowering
 from sgap_jax.primitives._batch import batch_rule as batch_rule
 from sgap_jax.primitives._batch import bind as bind
 from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
@@ -76,16 +76,12 @@ def define(
     primitive.def_abstract_eval(abstract_eval)
 
     def plain_rule(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
-        # With explicit sharding, plain JAX wants an out_sharding for each operation. The operands
-        # are treated as unsharded instead, as a kernel does.
-        whole = [out_aval(aval, aval.shape, aval.dtype) for aval in ctx.avals_in]
         count = data if isinstance(data, int) else data(params)
 
         def expanded(*operands: Any) -> Any:
             return function(*operands[:count], *unfolded(operands[count:]), **params)
 
-        rule = mlir.lower_fun(expanded, multiple_results)
-        return rule(ctx.replace(avals_in=whole), *operands)
+        return plain_lowering(expanded, multiple_results, ctx, operands)
 
     reference_rule = partial(plain_rule, reference)
 

@@ -16,7 +16,7 @@ from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
-from sgap_jax.primitives._batch import structures_of_lowering
+from sgap_jax.primitives._batch import joined, mapped_first, structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
     at_places,
@@ -326,15 +326,11 @@ def _batch(primitive: Any, data: int, args: Any, dims: Any, **params: Any) -> tu
         return batch_rule(primitive, data, args, dims, **params)
     # The structures of the mapped elements follow each other, as their sequences do.
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    every = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(arrays, axes, strict=True)
-    ]
+    every = [joined(mapped_first(x, d, size)) for x, d in zip(arrays, axes, strict=True)]
     own, axes = list(args[:data]), list(dims[:data])
     if all(d is None for d in axes):
         own[0], axes[0] = jnp.broadcast_to(own[0], (size, *own[0].shape)), 0
-    joined = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in every]
-    return batch_rule(primitive, data, [*own, *joined], [*axes, *[None] * len(joined)], **params)
+    return batch_rule(primitive, data, [*own, *every], [*axes, *[None] * len(every)], **params)
 
 
 def _compact(q: Any, k: Any, v: Any, bias: Any, *operands: Any, **params: Any) -> list:

@@ -139,10 +139,8 @@ def route(
     blocks, the topology); Switch Transformer (Fedus et al., 2022), section 2.2 (capacity).
     """
     what = "select.route"
-    experts = checks.check_count(experts, "experts", what)
-    block = checks.check_count(block, "block", what)
-    if experts < 1 or block < 1:
-        raise ValueError(f"{what}: expected at least 1, got {experts} experts and block {block}")
+    experts = checks.check_count(experts, "experts", what, 1)
+    block = checks.check_count(block, "block", what, 1)
     if capacity is not None:
         capacity = checks.check_count(capacity, "capacity", what)
     given = checks.as_array(expert_of_token)

@@ -1,4 +1,5 @@
-"""The kernels of the row operations compile for every architecture; launches are as planned."""
+"""The kernels of the row operations and of top_k compile for every architecture; launches are as
+planned."""
 
 import dataclasses
 import itertools
@@ -6,13 +7,15 @@ import re
 import struct
 
 import pytest
-from cuda_sources import INCLUDE, require_nvrtc, resources
+from cuda_sources import INCLUDE, require_nvrtc, resources, resources_of
 from tolerance import DTYPES
 
 from sgap_jax import Problem, Schedule, ScheduleError, choose_schedule, legal_points
 from sgap_jax.launch import nvrtc
 from sgap_jax.launch import row_reduce as row_reduce_cuda
 from sgap_jax.launch import sparse_softmax as sparse_softmax_cuda
+from sgap_jax.launch.top_k import select_plan, write_plan
+from sgap_jax.schedules.schedule import GRID_Z
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 PROBLEM = Problem("row_sum", (1000, 0), 20_000, platform="cuda")
@@ -199,3 +202,22 @@ def test_explain_vectors(op):
     assert "row_offsets[b] + lane, row_offsets[b + 1], 8" in text
     assert "values[p, v]" in text
     assert ("lane 0 of each group" in text) == (op in ("row_sum", "row_max"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_kernel_of_top_k_spills(arch):
+    require_nvrtc()
+    plans = [plan(dtype, (2, 90, 70), 8) for plan in (select_plan, write_plan) for dtype in DTYPES]
+    for kernel, (registers, stack, spills) in resources_of([p.source for p in plans], arch).items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= 64, kernel
+
+
+def test_top_k_has_a_block_for_each_row_and_z_for_the_batch():
+    call = select_plan("float32", (3, 90, 70), 8)
+    assert call.grid == (90, 1, 3) and call.scalars == (90, 70, 8, 3, 90)
+    assert select_plan("float32", (3, 90, 70), 8, shared_limits=True).scalars[-1] == 0
+    call = write_plan("float32", (1 << 20, 90, 70), 8)
+    assert call.grid == (90, 1, GRID_Z) and call.scalars == (90, 70, 8, 1 << 20)
+    # The kernel is the same for all sizes.
+    assert call.source == write_plan("float32", (1, 2, 3), 1).source

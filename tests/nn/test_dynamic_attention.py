@@ -357,9 +357,11 @@ def test_no_array_of_length_by_length(name, monkeypatch):
 def test_wrong_arguments_are_named():
     make = lambda **options: nn.BlockSparseAttention(2, 4, rngs=nnx.Rngs(0), **options)
     op = "BlockSparseAttention"
-    for name, value in (("block_size", 0), ("num_blocks", 1), ("query_block", 2.0)):
-        with pytest.raises(ValueError, match=f"{op}: {name}: expected an integer of at least"):
+    for name, value, least in (("block_size", 0, 1), ("num_blocks", 1, 2), ("query_block", 0, 1)):
+        with pytest.raises(ValueError, match=f"{op}: {name} must be at least {least}, got {value}"):
             make(**{name: value})
+    with pytest.raises(TypeError, match=f"{op}: query_block must be an integer, got 2.0"):
+        make(query_block=2.0)
     with pytest.raises(ValueError, match=f"{op}: query_block: expected a divisor of the block"):
         make(query_block=48)
     with pytest.raises(NotImplementedError, match=f"{op}: dropout_rate: the weights have no"):
@@ -377,7 +379,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match=f"{op}: schedule must be a Schedule"):
         make(schedule="fast")
     for name in ("top_k", "index_heads", "index_features"):
-        with pytest.raises(ValueError, match=f"TopKSparseAttention: {name}: expected an integer"):
+        with pytest.raises(ValueError, match=f"TopKSparseAttention: {name} must be at least 1"):
             nn.TopKSparseAttention(2, 4, rngs=nnx.Rngs(0), **{name: 0})
     for layer in (block_layer(), token_layer(twin_of())):
         op = type(layer).__name__
@@ -400,5 +402,5 @@ def test_wrong_arguments_are_named():
     linen = partial(snn.BlockSparseAttention, 4)
     with pytest.raises(ValueError, match="3 heads of keys do not divide 4"):
         linen(num_kv_heads=3).init(jax.random.key(0), X)
-    with pytest.raises(ValueError, match="num_blocks: expected an integer of at least 2, got 1"):
+    with pytest.raises(ValueError, match="num_blocks must be at least 2, got 1"):
         linen(num_blocks=1).init(jax.random.key(0), X)

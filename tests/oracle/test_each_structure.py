@@ -137,6 +137,11 @@ def test_other_schedules_and_none():
     np.testing.assert_allclose(jax.vmap(plain)(A), jax.vmap(lambda A: spmm(A, Y))(A), atol=1e-5)
     nothing = jax.tree.map(lambda x: x[:0], A)
     assert jax.vmap(lambda A: spmm(A, Y))(nothing).shape == (0, M, D)
+    k = normal(COUNT, K, 1, D)  # no element along a mapped axis, and sequences inside
+    attend = lambda q, A: sparse_attention(q, k, k, A)
+    for pattern in (one(A, 0), jax.tree.map(lambda x: x[:, None], A)):
+        q = jnp.zeros((0, COUNT, M, 1, D), jnp.float32)
+        assert jax.vmap(attend, (0, None))(q, pattern).shape == q.shape
 
 
 PATTERNS = [

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 from flax import linen
 
+from sgap_jax.formats import checks
 from sgap_jax.nn.dynamic_attention import check_decode, check_options
 from sgap_jax.nn.linen.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
     check_blocks,
-    check_count,
     decode_blocks,
     decode_tokens,
+    flat_sequences,
     indexer_loss,
     key_lengths,
     select_blocks,
@@ -22,11 +22,6 @@ from sgap_jax.nn.selection import (
 )
 from sgap_jax.primitives._define import accumulator
 from sgap_jax.primitives.attention import sparse_attention
-
-
-def _flat(inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
-    depth = inputs.ndim - 2
-    return [x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in arrays]
 
 
 class SelectedAttention(ProjectedAttention):
@@ -76,7 +71,7 @@ class BlockSparseAttention(SelectedAttention):
             x = self._decoded(decode_blocks, cached, *projected, **blocks)
         if x is None:
             lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-            q, k, v = _flat(inputs, *projected)
+            q, k, v = flat_sequences(inputs, *projected)
             own: Any = dict(query_block=self.query_block, is_causal=is_causal, lengths=lengths)
             pattern = select_blocks(q, k, **blocks, **own)
             options: Any = dict(is_causal=is_causal, key_value_seq_lengths=lengths)
@@ -106,7 +101,7 @@ class TopKSparseAttention(SelectedAttention):
         op = type(self).__name__
         check_options(op, dict(dropout_rate=self.dropout_rate))
         for name in ("top_k", "index_heads", "index_features"):
-            check_count(op, name, getattr(self, name))
+            checks.check_count(getattr(self, name), name, op, 1)
         projected = self._project(inputs, inputs, inputs, self.num_kv_heads)
         indexed = self._indexed(jax.lax.stop_gradient(inputs))
         x = None
@@ -120,7 +115,7 @@ class TopKSparseAttention(SelectedAttention):
             x = self._decoded(decode_tokens, cached, *projected, *indexed, count=self.top_k)
         if x is None:
             lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-            q, k, v, *own = _flat(inputs, *projected, *indexed)
+            q, k, v, *own = flat_sequences(inputs, *projected, *indexed)
             chosen: Any = dict(count=self.top_k, is_causal=is_causal, lengths=lengths)
             pattern = select_tokens(*own, **chosen)
             x = sparse_attention(q, k, v, pattern, schedule=self.schedule)
