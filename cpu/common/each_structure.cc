@@ -137,11 +137,20 @@ void StructureCount::See(xla::ffi::AnyBuffer buffer) {
   if (buffer.dimensions().size() > 0) batches_.push_back(buffer.dimensions()[0]);
 }
 
+void StructureCount::See(xla::ffi::Result<xla::ffi::AnyBuffer> buffer) {
+  if (buffer->dimensions().size() > 0) results_.push_back(buffer->dimensions()[0]);
+}
+
 std::string StructureCount::Error() const {
   if (single_ || several_counts_) return "index arrays: expected all of them for each structure";
   for (const int64_t batch : batches_) {
     if (batch == 1 || (*found_ > 0 ? batch % *found_ == 0 : batch == 0)) continue;
     return "expected batches of 1 or a multiple of the " + std::to_string(*found_) +
+           " structures, got " + std::to_string(batch);
+  }
+  for (const int64_t batch : results_) {
+    if (*found_ > 0 ? batch % *found_ == 0 : batch == 0) continue;
+    return "results: expected a batch of a multiple of the " + std::to_string(*found_) +
            " structures, got " + std::to_string(batch);
   }
   return "";

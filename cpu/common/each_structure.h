@@ -76,12 +76,12 @@ class StructureSlice {
 };
 
 // How many structures a call's index arrays are of; none where there is one and no axis for more.
-// Throws nothing: *error says what is wrong.
+// Error() says what does not fit; a result has elements for each structure.
 class StructureCount {
  public:
   void See(IndexArray buffer);
   void See(xla::ffi::AnyBuffer buffer);
-  void See(xla::ffi::Result<xla::ffi::AnyBuffer> buffer) { See(*buffer); }
+  void See(xla::ffi::Result<xla::ffi::AnyBuffer> buffer);
   template <typename Attribute>
   void See(const Attribute&) {}
 
@@ -91,7 +91,7 @@ class StructureCount {
  private:
   std::optional<int64_t> found_;
   bool single_ = false, several_counts_ = false;
-  std::vector<int64_t> batches_;
+  std::vector<int64_t> batches_, results_;
 };
 
 // Runs calls as one, whose tasks are all of theirs.

@@ -309,9 +309,11 @@ def test_attention_refuses_other_leading_axes():
         sparse_attention(q, q, q, A)
 
 
-def spmm_call(values, arrays, x, isa, threads=1):
+def spmm_call(values, arrays, x, isa, threads=1, batch=None):
     tiles = dict(tile_columns=0, chunk_nonzeros=16, pack=True)
-    batch = max(values.shape[0], x.shape[0], arrays[0].shape[0] if arrays[0].ndim == 2 else 1)
+    batch = batch or max(
+        values.shape[0], x.shape[0], arrays[0].shape[0] if arrays[0].ndim == 2 else 1
+    )
     result = ((batch, arrays[0].shape[-1] - 1, x.shape[2]), x.dtype)
     (y,) = run("sgap_spmm_csr_v1", (values, *arrays, NONE, x), [result], tiles, isa, threads)
     return y
@@ -345,3 +347,5 @@ def test_the_handler_refuses_what_does_not_belong_together():
         spmm_call(values, (offsets, np.zeros((3, 4), np.int32)), x, isa)
     with pytest.raises(ValueError, match="a multiple of the 2 structures, got 3"):
         spmm_call(np.ones((3, 4)), (offsets, indices), x, isa)
+    with pytest.raises(ValueError, match="results: expected a batch of a multiple of the 2 st"):
+        spmm_call(values, (offsets, indices), x, isa, batch=1)
