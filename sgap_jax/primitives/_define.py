@@ -26,13 +26,20 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
-from sgap_jax.primitives._batch import as_cotangent, define_each, launched_on_host, plain_lowering
+from sgap_jax.primitives._batch import (
+    as_cotangent,
+    define_each,
+    launched_on_host,
+    plain_lowering,
+    register_lowerings,
+)
 from sgap_jax.primitives._batch import batch_rule as batch_rule
 from sgap_jax.primitives._batch import bind as bind
 from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
 from sgap_jax.primitives._batch import joint_batch as joint_batch
 from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
+from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
 from sgap_jax.schedules.select import default_schedule
@@ -44,6 +51,7 @@ def define(
     primitive: str | Primitive,
     *,
     data: int | Callable[[dict], int],
+    axes: str | Callable[[Sequence, Sequence, dict], Axes],
     abstract_eval: Callable,
     reference: Callable,
     cpu: Callable | None,
@@ -60,6 +68,10 @@ def define(
     `data` is the number of data operands, which come before the index arrays. Where it depends on
     the parameters it is a function of them, and `batch` must be given.
 
+    `axes` are those of the data operands and results, by which calls are split over devices:
+    _partition.py has the notation. Where they depend on more than ranks it is a function of the
+    avals of operands and results and the parameters.
+
     `reference` is plain JAX. `cpu` and `cuda` lower to kernels, and return None where there is none
     for the call. Without `cuda`, and on other platforms, the reference runs; without `cpu` it runs
     on every platform, and the operations that it calls get the schedule.
@@ -73,7 +85,17 @@ def define(
     name = primitive.name
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(abstract_eval)
+
+    def axes_of(operands: Sequence, results: Sequence, params: dict) -> Axes:
+        if isinstance(axes, str):
+            return Axes.of(axes, operands, results)
+        return axes(operands, results, params)
+
+    def sharded_eval(*avals: Any, **params: Any) -> Any:
+        own = partial(axes_of, params=params)
+        return typed(own, avals, abstract_eval(*avals, **params))
+
+    primitive.def_abstract_eval(sharded_eval)
 
     def plain_rule(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
         count = data if isinstance(data, int) else data(params)
@@ -129,12 +151,12 @@ def define(
             )
         return reference_rule(ctx, *operands, **params)
 
-    if cpu is None:
-        mlir.register_lowering(primitive, reference_rule)
-    else:
-        mlir.register_lowering(primitive, other_rule)
-        mlir.register_lowering(primitive, cpu_rule, platform="cpu")
-        mlir.register_lowering(primitive, cuda_rule, platform="cuda")
+    register_lowerings(
+        primitive,
+        axes_of,
+        reference_rule if cpu is None else other_rule,
+        {} if cpu is None else {"cpu": cpu_rule, "cuda": cuda_rule},
+    )
 
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
@@ -171,7 +193,7 @@ def define(
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
-        define_each(primitive, data, cpu, launches, rewrite, reference)
+        define_each(primitive, data, axes_of, cpu, launches, rewrite, reference)
     return primitive
 
 

@@ -326,6 +326,7 @@ def _transpose(
 sddmm_p = define(
     "sddmm",
     data=4,
+    axes="b _ d, b _ d, b, b -> b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

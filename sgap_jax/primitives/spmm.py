@@ -361,19 +361,21 @@ def _transpose(
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     values, x, *arrays = args
     only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
-    x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
-    narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
-    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[3] > 0:
-        _, k, n, size = x_moved.shape
-        wide = x_moved.reshape(1, k, n * size)
+    x_moved = jnp.moveaxis(x, dims[1], 2) if only_x else x  # [1, k, size, n]
+    narrow = only_x and x_moved.shape[3] < _FOLD_COLUMNS
+    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[2] > 0:
+        # The mapped axis is the outer one: where devices split it, they split the columns.
+        _, k, size, n = x_moved.shape
+        wide = x_moved.reshape(1, k, size * n)
         y = _bind(values, wide, *arrays, **params)
-        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3
+        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 2
     return batch_rule(spmm_p, 2, args, dims, **params)
 
 
 define(
     spmm_p,
     data=2,
+    axes="b, b _ n -> b _ n",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

@@ -129,6 +129,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> Any:
 top_k_p = define(
     "top_k",
     data=2,
+    axes="b, b -> b, b, b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
