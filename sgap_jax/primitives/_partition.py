@@ -17,6 +17,7 @@ part. Other shardings of operands are undone by XLA, which gathers those dimensi
 """
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,15 +175,21 @@ def typed(axes: Callable, operands: Sequence, results: Any) -> Any:
     if not split or AxisType.Explicit not in split[0].mesh.axis_types:
         return results
     flat, tree = jax.tree.flatten(results)
-    known, sizes = axes(operands, flat), split[0].mesh.shape
-    votes: dict[tuple[str, tuple], float] = {}
+    known = axes(operands, flat)
+    votes: dict[tuple[tuple[str, ...], Any], float] = {}
     for aval, dimensions in zip(operands, known.operands, strict=True):
-        for names, part in zip(dimensions, aval.sharding.spec, strict=True):
-            parts = [(x, sizes[x]) for x in _as_tuple(part)]
-            for vote in _divided(names, parts, known.sizes):
+        for vote in zip(dimensions, aval.sharding.spec, strict=True):
+            if all(vote):
                 votes[vote] = votes.get(vote, 0) + _bytes(aval)
-    specs = _specs(known.results, _chosen(known, votes, sizes))
-    shardings = [split[0].update(spec=spec) for spec in specs]
+    found: dict[tuple[str, ...], Any] = {}
+    for names, parts in sorted(votes, key=lambda vote: -votes[vote]):
+        used = {x for others in found.values() for x in _as_tuple(others)}
+        if names not in found and used.isdisjoint(_as_tuple(parts)):
+            found[names] = parts
+    shardings = [
+        split[0].update(spec=jax.P(*(found.get(names) for names in dimensions)))
+        for dimensions in known.results
+    ]
     pairs = zip(flat, shardings, strict=True)
     return jax.tree.unflatten(tree, [aval.update(sharding=x) for aval, x in pairs])
 
@@ -220,8 +227,8 @@ def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Ca
         if devices is None:
             return whole(ctx, *operands, **params)
         known = axes(ctx.avals_in, ctx.avals_out, params)
-        _lower_alone(primitive, ctx.avals_in, params)
-        call = _Call(primitive, known, params, devices)
+        call = _Call(primitive, known, params, devices, tuple(ctx.module_context.platforms))
+        alone = call.lowered_alone(ctx.avals_in, params)
         function = custom_partitioning(call.of)
         function.def_partition(
             call.partition, decode_shardings=False, sharding_rule=_sharding_rule(known, ctx)
@@ -229,24 +236,14 @@ def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Ca
         context = dataclasses.replace(ctx.module_context.axis_context, device_assignment=devices)
         module = ctx.module_context.replace(axis_context=context)
         out = list(lower(function, ctx.replace(module_context=module), operands))
-        # XLA's text of the program, by which JAX keeps executables, does not say what is called.
-        text = ir.StringAttr.get(f"{primitive.name} {sorted(params.items())}")
+        # The program's text, by which JAX keeps executables, says nothing else of what is called.
+        what = f"{primitive.name} {sorted(params.items())} {alone}"
+        text = ir.StringAttr.get(hashlib.sha256(what.encode()).hexdigest())
         for value in jax.tree.leaves(out)[:1]:
             value.owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get({"sgap": text})
         return out
 
     return rule
-
-
-def _lower_alone(primitive: Primitive, avals: Sequence, params: dict) -> None:
-    """Lowers the call for one device, for the errors that it raises."""
-    token = _whole.set(True)
-    try:
-        given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]  # type: ignore[no-untyped-call]
-        with use_abstract_mesh(AbstractMesh((), ())):
-            jax.jit(partial(primitive.bind, **params)).lower(*given)
-    finally:
-        _whole.reset(token)
 
 
 def _sharding_rule(axes: Axes, ctx: Any) -> SdyShardingRule:
@@ -288,8 +285,23 @@ def _sharding_rule(axes: Axes, ctx: Any) -> SdyShardingRule:
 class _Call:
     """A call of a primitive, as JAX's custom_partitioning wants it."""
 
-    def __init__(self, primitive: Primitive, axes: Axes, params: dict, devices: tuple) -> None:
-        self.primitive, self.axes, self.params, self.devices = primitive, axes, params, devices
+    def __init__(
+        self, primitive: Primitive, axes: Axes, params: dict, devices: tuple, platforms: tuple
+    ) -> None:
+        self.primitive, self.axes, self.params = primitive, axes, params
+        self.devices, self.platforms = devices, platforms
+
+    def lowered_alone(self, avals: Sequence, params: dict) -> str:
+        """The text of the call for one device; raises the errors that its lowering does."""
+        token = _whole.set(True)
+        try:
+            given = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]  # type: ignore[no-untyped-call]
+            with use_abstract_mesh(AbstractMesh((), ())):
+                traced = jax.jit(partial(self.primitive.bind, **params)).trace(*given)
+                text: str = traced.lower(lowering_platforms=self.platforms).as_text()
+            return text
+        finally:
+            _whole.reset(token)
 
     def of(self, *operands: Any) -> list:
         return self._results(operands, self.params)
@@ -356,7 +368,7 @@ class _Call:
         if any(name not in sum(array, ()) for name in found for array in self.axes.results):
             sizes = list(map(_widened, sizes))
         try:
-            _lower_alone(self.primitive, sizes, self._local(found, parts))
+            self.lowered_alone(sizes, self._local(found, parts))
         except (ValueError, NotImplementedError):
             return False
         return True
