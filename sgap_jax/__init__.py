@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from sgap_jax import masks as masks
+from sgap_jax import parallel as parallel
 from sgap_jax import select as select
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.io import read as read
