@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR
+from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.plan import Exchange, bounds_of, cut, explanation
 from sgap_jax.primitives.spmm import spmm as local_spmm
 from sgap_jax.schedules import Schedule
@@ -99,7 +100,7 @@ class PartitionedArray:
                 f"PartitionedArray.to_parts: expected [{size}, n], got {list(B.shape)}"
             )
         places, rows = self._layout(not transpose)
-        out = jnp.zeros((self.parts * rows, B.shape[1]), B.dtype).at[places].set(B)
+        out = jnp.zeros((self.parts * rows, B.shape[1]), B.dtype).at[places].set(whole(B))
         return self._split(out.reshape(self.parts, rows, B.shape[1]))
 
     def from_parts(self, C: Any, *, transpose: bool = False) -> jax.Array:
@@ -107,10 +108,17 @@ class PartitionedArray:
         one with A^T."""
         places, rows = self._layout(transpose)
         C = self._checked("from_parts", C, rows)
-        return C.reshape(self.parts * rows, C.shape[2])[places]
+        return whole(C).reshape(self.parts * rows, C.shape[2])[places]
 
     def __matmul__(self, B: Any) -> jax.Array:
         return spmm(self, B)
+
+    def __repr__(self) -> str:
+        m, k = self.shape
+        return (
+            f"PartitionedArray([{m}, {k}], {self.dtype}, {sum(self.entries)} entries in "
+            f"{self.parts} parts over {self.axis!r})"
+        )
 
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
@@ -133,7 +141,9 @@ class PartitionedArray:
         return x
 
     def _split(self, x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, jax.P(self.axis)))
+        explicit = AxisType.Explicit in self.mesh.axis_types
+        put = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+        return put(x, NamedSharding(self.mesh, jax.P(self.axis)))
 
 
 def partition(
@@ -288,7 +298,7 @@ def _product(A: PartitionedArray, B: jax.Array, schedule: Schedule | None) -> ja
 
     spec = jax.P(A.axis)
     over = jax.shard_map(local, mesh=A.mesh, in_specs=(spec,) * 4, out_specs=spec)
-    return over(A.own, A.foreign, A.sends, B)
+    return over(A.own, A.foreign, A.sends, A._split(B))
 
 
 def _received(exchange: Exchange, axis: str, sends: tuple, B: jax.Array) -> jax.Array:

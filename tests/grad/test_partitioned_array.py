@@ -45,3 +45,14 @@ def test_second_derivatives_and_scan(A):
 
     along = lambda f: jax.jit(jax.grad(lambda B: jnp.sum(jax.grad(f)(B) ** 2)))(B)
     close(along(layers(lambda x: A @ x)), along(layers(lambda x: spmm(WHOLE, x))))
+
+
+def test_explicit_axes():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    A, B = parallel.partition(WHOLE, mesh, "x"), normal(15, 3)
+    with jax.set_mesh(mesh):
+        loss = lambda B: jnp.sum(jnp.sin(A.from_parts(A @ B)))
+        X = A.to_parts(B)
+        assert jax.typeof(A @ X).sharding.spec[0] == "x"
+        got = A.from_parts(jax.jit(jax.grad(loss))(X))
+    close(got, jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B))
