@@ -231,7 +231,7 @@ def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Ca
         alone = call.lowered_alone(ctx.avals_in, params)
         function = custom_partitioning(call.of)
         function.def_partition(
-            call.partition, decode_shardings=False, sharding_rule=_sharding_rule(known, ctx)
+            call.partition, decode_shardings=False, sharding_rule=_sharding_rule(known)
         )
         context = dataclasses.replace(ctx.module_context.axis_context, device_assignment=devices)
         module = ctx.module_context.replace(axis_context=context)
@@ -246,7 +246,7 @@ def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Ca
     return rule
 
 
-def _sharding_rule(axes: Axes, ctx: Any) -> SdyShardingRule:
+def _sharding_rule(axes: Axes) -> SdyShardingRule:
     names: dict[str, str] = {}
     shared: list[str] = []
 
@@ -266,19 +266,16 @@ def _sharding_rule(axes: Axes, ctx: Any) -> SdyShardingRule:
         return ArrayMapping(*mapped)
 
     operands, results = (tuple(map(of, arrays)) for arrays in (axes.operands, axes.results))
-    alone, kept = (
-        {name for array in arrays for names in array if len(names) in lengths for name in names}
-        for arrays, lengths in (
-            ((*axes.operands, *axes.results), (1,)),
-            (axes.results, (1, 2, 3)),
-        )
-    )
+    every = [dims for array in (*axes.operands, *axes.results) for dims in array]
+    alone = {name for dims in every if len(dims) == 1 for name in dims}
+    made = {name for array in axes.results for dims in array for name in dims}
+    sizes: Any = {names[name]: axes.sizes[name] for name in names if name not in alone}
     return SdyShardingRule(
         operands,
         results,
-        reduction_factors=tuple(names[name] for name in names if name not in kept),
+        reduction_factors=tuple(names[name] for name in names if name not in made),
         need_replication_factors=tuple(shared),
-        **{names[name]: axes.sizes[name] for name in names if name not in alone},
+        **sizes,
     )
 
 
