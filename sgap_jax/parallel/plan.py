@@ -119,40 +119,28 @@ def cut(
     """Cuts a CSR matrix, whose rows and columns are in the order of the parts."""
     parts = len(row_bounds) - 1
     owner = np.searchsorted(column_bounds, indices, side="right") - 1
-    local = indices - column_bounds[owner]
     row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    wanted: list[list[np.ndarray]] = []
-    spans = [
-        slice(offsets[a], offsets[b]) for a, b in zip(row_bounds, row_bounds[1:], strict=False)
-    ]
-    for p, span in enumerate(spans):
-        mine = owner[span], local[span]
-        wanted.append(
-            [
-                np.unique(mine[1][mine[0] == q]) if q != p else np.zeros(0, np.int64)
-                for q in range(parts)
-            ]
-        )
-    needed = np.array([[len(rows) for rows in each] for each in wanted]).reshape(parts, parts)
-    exchange = Exchange.of(needed)
-    own, foreign = [], []
+    spans = [slice(*offsets[row_bounds[p : p + 2]]) for p in range(parts)]
+    away = [owner[span] != p for p, span in enumerate(spans)]
+    # The foreign columns of each part, ascending: those of one owner follow each other.
+    wanted = [np.unique(indices[span][far]) for span, far in zip(spans, away, strict=True)]
+    ends = [np.searchsorted(columns, column_bounds) for columns in wanted]
+    exchange = Exchange.of(np.array([np.diff(end) for end in ends]))
     most = max(int(np.diff(row_bounds).max()), 1)
-    for p, span in enumerate(spans):
-        at = row[span] - row_bounds[p]
-        here = owner[span] == p
-        place = np.zeros(len(at), np.int64)
-        for q in range(parts):
-            theirs = owner[span] == q
-            if q != p and theirs.any():
-                found = np.searchsorted(wanted[p][q], local[span][theirs])
-                place[theirs] = exchange.begin(p, q) + found
-        own.append(_compressed(at[here], local[span][here], values[span][here], most))
-        away = np.lexsort((place[~here], at[~here]))
-        foreign.append(
-            _compressed(at[~here][away], place[~here][away], values[span][~here][away], most)
-        )
+    own, foreign = [], []
+    for p, (span, far) in enumerate(zip(spans, away, strict=True)):
+        at, columns = row[span] - row_bounds[p], indices[span]
+        place = np.zeros(len(wanted[p]), np.int64)  # of each foreign column in the buffer
+        for q in np.flatnonzero(np.diff(ends[p])):
+            theirs = slice(*ends[p][q : q + 2])
+            place[theirs] = exchange.begin(p, q) + np.arange(theirs.stop - theirs.start)
+        there = place[np.searchsorted(wanted[p], columns[far])]
+        order = np.lexsort((there, at[far]))
+        near = at[~far], columns[~far] - column_bounds[p]
+        own.append(_compressed(*near, values[span][~far], most))
+        foreign.append(_compressed(at[far][order], there[order], values[span][far][order], most))
     columns = max(int(np.diff(column_bounds).max()), 1)
-    sends = _sends(wanted, exchange, parts)
+    sends = _sends(wanted, ends, column_bounds, exchange)
     return Cut(_alike(own), _alike(foreign), most, columns, exchange, sends)
 
 
@@ -171,21 +159,23 @@ def _alike(parts: Sequence[tuple]) -> list:
     return [(padded(values), offsets, padded(indices)) for values, offsets, indices in parts]
 
 
-def _sends(wanted: list, exchange: Exchange, parts: int) -> tuple[np.ndarray, ...]:
+def _sends(
+    wanted: list, ends: list, column_bounds: np.ndarray, exchange: Exchange
+) -> tuple[np.ndarray, ...]:
+    parts = len(wanted)
+
+    def rows(p: int, q: int, size: int) -> np.ndarray:
+        """Which of its rows part q sends to part p, padded."""
+        mine = wanted[p][slice(*ends[p][q : q + 2])] - column_bounds[q]
+        return np.concatenate([mine, np.zeros(size - len(mine))]).astype(np.int32)
+
     if exchange.width:
-        table = np.zeros((parts, parts, exchange.width), np.int32)
-        for p in range(parts):
-            for q in range(parts):
-                table[q, p, : len(wanted[p][q])] = wanted[p][q]
-        return (table,)
-    messages = []
-    for shift, rows in exchange.shifts:
-        table = np.zeros((parts, rows), np.int32)
-        for q in range(parts):
-            mine = wanted[(q + shift) % parts][q]
-            table[q, : len(mine)] = mine
-        messages.append(table)
-    return tuple(messages)
+        width = exchange.width
+        return (np.array([[rows(p, q, width) for p in range(parts)] for q in range(parts)]),)
+    return tuple(
+        np.array([rows((q + shift) % parts, q, size) for q in range(parts)])
+        for shift, size in exchange.shifts
+    )
 
 
 def explanation(exchange: Exchange, entries: Sequence[int], columns: int, n: int, size: int) -> str:
