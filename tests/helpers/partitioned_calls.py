@@ -53,7 +53,8 @@ class Case(NamedTuple):
 def cases():
     A = pattern(0)
     V = pattern(1, CVS(4))
-    of = A.with_values
+    of, W = A.with_values, SparseArray.from_dense(np.tri(K))
+    plan = sj.spgemm_plan(A, W)
     columns, batch, heads = P(None, "x"), P("x"), P(None, None, "x")
     values = lambda A: (A.nnz,) if A.values.ndim == 1 else A.values.shape
 
@@ -188,6 +189,13 @@ def cases():
             each(lambda v: sj.row_sum(of(v)) + sj.row_max(A.with_values(v.at[0].set(1)))),
             ((8, A.nnz),),
             (batch,),
+            NOTHING,
+            NOTHING,
+        ),
+        "spgemm, batch of values": Case(
+            each(lambda v, w: sj.spgemm(of(v), W.with_values(w), plan=plan).values),
+            ((8, A.nnz), (8, W.nnz)),
+            (batch, batch),
             NOTHING,
             NOTHING,
         ),
