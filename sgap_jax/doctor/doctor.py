@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sgap_jax.doctor.process import Ended, answers
@@ -30,6 +32,8 @@ _INIT = {
     803: "the driver's library and its kernel module differ: restart the machine after an update",
 }
 _ON_CPU = {"JAX_PLATFORMS": "cpu"}  # layers below XLA: its CUDA plugin may be what fails
+_PACKAGES = ("sgap_jax", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin")
+_PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _IN_XLA = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _BUFFERS = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL"
 _BUFFERS += " --xla_gpu_graph_min_graph_size=1"
@@ -57,7 +61,7 @@ class _Examination:
         self, deadline: float, only: Sequence[str], platform: str, say: Callable[[str], None]
     ) -> None:
         self._deadline, self._only, self._platform = deadline, tuple(only), platform
-        self._say, self._report = say, Report()
+        self._say, self._report = say, Report(facts=_versions())
         self._devices: list[dict[str, Any]] = []
         self._driver: tuple[int, int] | None = None
         self._made: list[str] = []  # pickled launches that were right through the driver
@@ -356,6 +360,16 @@ class _Examination:
                 f"leave it out with CUDA_VISIBLE_DEVICES={keep}, and have it checked",
             )
         return Layer("", OK, f"all {count} devices")
+
+
+def _versions() -> dict[str, str]:
+    """The versions of Python and of the packages that have a part in a launch, as far as they are
+    installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _driver_error(said: dict, devices: list) -> Layer:

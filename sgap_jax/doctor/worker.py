@@ -232,12 +232,16 @@ LAYERS: dict[str, Callable[[dict], None]] = {
 }
 
 
-def main(layer: str) -> None:
-    request = pickle.loads(sys.stdin.buffer.read())
+def run(layer: str, request: dict) -> None:
+    """Tests a layer; an error is an answer too."""
     try:
         LAYERS[layer](request)
     except Exception as error:
         answer(error=first_line(error), kind=type(error).__name__, status=_status(error))
+
+
+def main(layer: str) -> None:
+    run(layer, pickle.loads(sys.stdin.buffer.read()))
     sys.stdout.flush()
     os._exit(0)  # without the end of libraries whose device is lost
 

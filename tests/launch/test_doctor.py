@@ -5,10 +5,10 @@ The stand-in writes what the emulator has computed of the same kernels, so that 
 unless a test spoils them.
 """
 
-import ctypes.util
 import errno
 import json
 import os
+import platform
 import shutil
 import struct
 import sys
@@ -21,12 +21,13 @@ from cuda_sources import require_nvrtc
 from emulated_launch import emulate
 
 from sgap_jax.__main__ import main
-from sgap_jax.doctor import doctor, process
+from sgap_jax.doctor import doctor, process, worker
 from sgap_jax.doctor.cases import cases
 from sgap_jax.doctor.doctor import examine
 from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, Layer, Report
-from sgap_jax.launch import failures, launch, nvrtc
-from sgap_jax.launch.cache import CubinCache
+from sgap_jax.launch import failures, launch, nvrtc, precompiled
+from sgap_jax.launch.cache import Cubin, CubinCache
+from sgap_jax.launch.driver import Driver
 from sgap_jax.schedules.emulated import Emulated
 
 HERE = Path(__file__).parent
@@ -100,13 +101,22 @@ def canned(layer, request):
 
 @pytest.fixture
 def real(setup, monkeypatch):
-    """The setup, in which only the layers that a test names run in their processes."""
+    """The setup, in which only the layers that a test names run in their processes; "driver" in
+    this one."""
 
     def only(*layers):
         def some(layer, request, *others):
-            if layer in layers:
-                return process.answers(layer, request, *others)
-            return canned(layer, request)
+            if layer not in layers:
+                yield from canned(layer, request)
+            elif layer != "driver":
+                yield from process.answers(layer, request, *others)
+            else:
+                said = []
+                library = f"{os.environ['LD_LIBRARY_PATH']}/libcuda.so.1"
+                monkeypatch.setattr(Driver.__init__, "__defaults__", (library,))
+                monkeypatch.setattr(worker, "answer", lambda **fields: said.append(fields))
+                worker.run(layer, request)
+                yield from said
 
         monkeypatch.setattr(doctor, "answers", some)
         return setup
@@ -128,7 +138,7 @@ def first_failed(report, name, *words):
     assert failed is not None and failed.name == name, report.text()
     assert "\n" not in failed.found and failed.do
     for word in words:
-        assert word in report.conclusion()
+        assert word.lower() in report.conclusion().lower()
     assert f"The first layer that fails is '{name}'" in report.text()
     assert json.loads(json.dumps(report.as_dict()))["first_failed"] == name
 
@@ -139,6 +149,7 @@ def test_all_layers_of_a_setup_that_works(setup):
     failures.record(setup.cache, where, {"row_max row": "as before", "spmm octet": "not tested"})
     report, states = examined()
     assert set(states.values()) == {OK} and report.ok, report.text()
+    assert report.facts["python"] == platform.python_version() and "jax" in report.facts
     assert report.facts["GPU 0"] == ("Stand-in GPU, compute capability 9.0, 4096 of 8192 MiB free")
     assert [row["family"] for row in report.kernels] == ["row_max row_group", "row_max row"]
     for row in report.kernels:
@@ -150,8 +161,6 @@ def test_all_layers_of_a_setup_that_works(setup):
 
 def test_no_driver(real, tmp_path):
     setup = real("driver")
-    if ctypes.util.find_library("cuda"):
-        pytest.skip("this machine has an NVIDIA driver")
     setup.setenv("LD_LIBRARY_PATH", str(tmp_path))
     report, states = examined()
     first_failed(report, "driver", "no NVIDIA driver", "libcuda.so.1 does not load", "525")
@@ -301,8 +310,9 @@ def test_a_kernel_that_ends_or_stops_its_process(real, monkeypatch, variable, wo
     assert set(listed(setup.cache)) == {"row_max row_group"} and states["XLA"] == OK
 
 
-def test_one_of_two_devices_fails(setup):
+def test_one_of_two_devices_fails(real):
     """Its kernels work on the first device, so none is put on the list."""
+    setup = real("kernels", "xla")
     setup.setenv("SGAP_STANDIN_FAIL", "cuLaunchKernel=719@context 0xc1")
     report, states = examined()
     first_failed(report, "other devices", "device 1 of 2 fails", "cuLaunchKernel (", "719")
@@ -310,15 +320,29 @@ def test_one_of_two_devices_fails(setup):
     assert states["command buffer"] == OK and listed(setup.cache) == {}
 
 
-def test_no_time(real):
-    real("driver")
+def test_the_kernels_of_the_package_are_loaded(real, tmp_path):
+    setup = real("kernels")
+    archive = {name: Cubin(name, b"code") for name in ("record_0", "record_1")}
+    precompiled.write(tmp_path, "sm_90", "13.0", archive)
+    setup.setenv("ARCHIVES", str(tmp_path))
+    report, states = examined()
+    kernels = next(layer for layer in report.layers if layer.name == "kernels")
+    assert kernels.found == "2 calls are right; 2 kernels of the package load"
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=209@record_1")
+    words = ("came with the package", "cuLibraryGetKernel", "install the package again")
+    first_failed(examined()[0], "kernels", *words)
+    assert listed(setup.cache) == {}
+
+
+def test_no_time(setup):
     report, states = examined(seconds=0.2)
     assert not report.ok and "time was over" in report.conclusion()
     assert states["XLA"] == NOT_TESTED
 
 
-def test_jax_without_a_gpu(setup):
+def test_jax_without_a_gpu(real):
     """The kernels work, and JAX's CUDA plugin is missing."""
+    real("kernels", "xla")
     report = examine(100.0, FEW, platform="cuda")
     first_failed(report, "XLA", "JAX has no CUDA device", "pip install 'jax[cuda13]'")
 
@@ -333,7 +357,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
         assert main() == status
     assert json.loads(file.read_text())["first_failed"] == "XLA"
     printed = capsys.readouterr()
-    assert "The first layer that fails is 'XLA': it fails. mend it" in printed.out
+    assert "The first layer that fails is 'XLA': it fails. Mend it." in printed.out
     assert "cannot be written" in printed.err
     report.layers[1].state = OK
     assert main() == 0
