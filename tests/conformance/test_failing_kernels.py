@@ -16,6 +16,7 @@ from sgap_jax import (
     Reference,
     SubwarpTile,
     Unfused,
+    candidate_schedules,
     choose_schedule,
     reference,
     select,
@@ -87,6 +88,13 @@ def test_the_next_best_of_vectors():
         (AttentionTile, True),
         (AttentionTile, False),
     ]
+
+
+def test_a_tuner_leaves_them_out():
+    asked = problem("spmm", n=64)
+    with with_failing({"spmm row": "a reason"}), pytest.warns(RuntimeWarning):
+        found = candidate_schedules(asked)
+    assert found and "spmm row" not in {family("spmm", schedule) for schedule in found}
 
 
 def test_a_warning_comes_once():

@@ -253,6 +253,7 @@ def test_statistics_are_numbers_from_0_on(name):
             RowStatistics(**fields | {name: wrong})
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("n", [3, 40])
 def test_a_product_with_skewed_rows_is_right(n):
     """By default on CUDA: launched with nonzeros split, forward and for the gradients with rows of
