@@ -172,10 +172,13 @@ gpu-install:
 	  --upgrade --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake \
 	  --config-settings=cmake.define.SGAP_CUBINS_FOR=$$gpu . && echo "$$built" > $(GPU_SITE)/built
 
+# Under another name, so that `make -n gpu` prints this and does not run it.
+MAKE_OF_PARTS = $(MAKE)
+
 # Doctor, tests, benchmarks, each a target below. Always writes RESULTS/gpu_report.md and .json; what
 # is finished there is not run again.
 gpu:
-	+@MAKE="$(MAKE)" $(ANY_PYTHON) benchmarks/gpu/everything.py --results "$(abspath $(RESULTS))"
+	@$(ANY_PYTHON) benchmarks/gpu/everything.py --results "$(abspath $(RESULTS))" --make "$(MAKE_OF_PARTS)"
 
 gpu-doctor: GPU_NEEDED =
 gpu-doctor: gpu-install

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--again", action="store_true", help="run finished parts too")
     parser.add_argument("--workers", action="store_true", help="print a number and end")
-    parser.add_argument("--make", default=os.environ.get("MAKE", "make"))
+    parser.add_argument("--make", default="make")
     arguments = parser.parse_args(argv)
     if arguments.workers:
         print(workers())
