@@ -183,7 +183,7 @@ gpu:
 gpu-doctor: GPU_NEEDED =
 gpu-doctor: gpu-install
 	@mkdir -p "$(abspath $(RESULTS))"; rm -f "$(abspath $(RESULTS))/doctor.json"
-	$(GPU_RUN) -m sgap_jax doctor --json "$(abspath $(RESULTS))/doctor.json"
+	$(GPU_RUN) -m sgap_jax doctor --seconds 240 --json "$(abspath $(RESULTS))/doctor.json"
 
 gpu-test: gpu-install
 	SGAP_GPU_RESULTS="$(abspath $(RESULTS))" $(GPU_RUN) -m pytest tests/gpu -rs -p no:cacheprovider \

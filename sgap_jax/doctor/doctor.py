@@ -10,12 +10,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sgap_jax.doctor.process import Ended, answers
-from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, Layer, Report
+from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, OTHER_DEVICES, Layer, Report
 from sgap_jax.launch import failures
 from sgap_jax.launch.cache import default_folder
 from sgap_jax.launch.driver import OLDEST
@@ -32,8 +32,10 @@ _INIT = {
     803: "the driver's library and its kernel module differ: restart the machine after an update",
 }
 _ON_CPU = {"JAX_PLATFORMS": "cpu"}  # layers below XLA: its CUDA plugin may be what fails
-_PACKAGES = ("sgap_jax", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin")
-_PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+_PACKAGES = (
+    *("sgap_jax", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin"),
+    *("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+)
 _IN_XLA = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _BUFFERS = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL"
 _BUFFERS += " --xla_gpu_graph_min_graph_size=1"
@@ -82,18 +84,22 @@ class _Examination:
         self._skip("XLA", self._made, nothing)
         if xla:
             self._layer("command buffer", lambda: self._test_xla(0, _BUFFERS))
-            self._layer("other devices", self._test_others)
-        for name in ("command buffer", "other devices"):
+            self._layer(OTHER_DEVICES, self._test_others)
+        for name in ("command buffer", OTHER_DEVICES):
             self._skip(name, xla, "no program of JAX works" if self._made else nothing)
         return self._report
 
     def _layer(self, name: str, test: Callable[[], Layer]) -> bool:
         """Runs a test and keeps its layer; whether it is ok, or not tested for want of need."""
         self._say(f"testing: {name}")
+        start = time.monotonic()
         try:
             layer = test()
         except Ended as ended:
             layer = Layer(name, FAILED, f"{ended}", f"run it again; if it stays so, {_REPORT}")
+            now = time.monotonic()
+            if now >= self._deadline and now - start < _SILENCE:  # it came too late to have hung
+                layer = Layer(name, NOT_TESTED, "there was no time (--seconds gives more)")
         layer.name = name
         self._report.layers.append(layer)
         return layer.state == OK
@@ -113,7 +119,9 @@ class _Examination:
         return answers(layer, request, environment, deadline or self._deadline, _SILENCE)
 
     def _test_driver(self) -> Layer:
-        facts, free = self._report.facts, {}
+        facts = self._report.facts
+        free: dict[int, int] = {}
+        bad: dict[int, str] = {}
         for said in self._answers("driver", {}):
             if "version" in said:
                 major, minor = said["version"]
@@ -131,6 +139,8 @@ class _Examination:
                 self._devices.append(said["device"])
             elif "free" in said:
                 free[said["index"]] = said["free"]
+            elif "bad" in said:
+                bad[said["bad"]] = said["why"]
             elif "error" in said:
                 return _driver_error(said, self._devices)
         for device in self._devices:
@@ -141,13 +151,15 @@ class _Examination:
             )
         if not self._devices:
             return Layer("", FAILED, "the driver shows no GPU to this process", _INIT[100])
-        full = [i for i, left in free.items() if left < _LEAST_FREE]
-        if full:
+        if bad:
+            first = next(iter(bad))
+            found = f"GPU {first} of {len(self._devices)} does not start: {bad[first]}"
+            return Layer("", FAILED, found, _without(bad, len(self._devices)))
+        if free[0] < _LEAST_FREE:
             return Layer(
                 "",
                 FAILED,
-                f"GPU {full[0]} has {free[full[0]] >> 20} MiB free, and "
-                f"{_LEAST_FREE >> 20} are needed",
+                f"GPU 0 has {free[0] >> 20} MiB free, and {_LEAST_FREE >> 20} are needed",
                 "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
                 "CUDA_VISIBLE_DEVICES",
             )
@@ -352,14 +364,17 @@ class _Examination:
             bad[index] = "its process did not answer"
         if bad:
             first = next(iter(bad))
-            keep = ",".join(str(i) for i in range(count) if i not in bad)
-            return Layer(
-                "",
-                FAILED,
-                f"device {first} of {count} fails ({bad[first]}), where device 0 works",
-                f"leave it out with CUDA_VISIBLE_DEVICES={keep}, and have it checked",
-            )
+            found = f"device {first} of {count} fails ({bad[first]}), where device 0 works"
+            return Layer("", FAILED, found, _without(bad, count))
         return Layer("", OK, f"all {count} devices")
+
+
+def _without(bad: Collection[int], count: int) -> str:
+    """What to do about some of `count` devices that fail."""
+    keep = ",".join(str(i) for i in range(count) if i not in bad)
+    if not keep:
+        return "look at what nvidia-smi says of the GPUs"
+    return f"leave it out with CUDA_VISIBLE_DEVICES={keep}, and have it checked"
 
 
 def _versions() -> dict[str, str]:

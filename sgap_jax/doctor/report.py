@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 OK, FAILED, NOT_TESTED = "ok", "FAILED", "not tested"
+OTHER_DEVICES = "other devices"
 
 
 @dataclasses.dataclass
@@ -39,7 +40,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return self.first_failed is None
+        """Whether every layer works; other devices there need not be."""
+        needed = [layer for layer in self.layers if layer.name != OTHER_DEVICES]
+        return self.first_failed is None and all(layer.state == OK for layer in needed)
 
     def conclusion(self) -> str:
         """One sentence: the first layer that fails, or that none does."""
@@ -47,6 +50,8 @@ class Report:
             do = f" {failed.do[:1].upper()}{failed.do[1:]}." if failed.do else ""
             return f"The first layer that fails is '{failed.name}': {failed.found}.{do}"
         skipped = [layer.name for layer in self.layers if layer.state == NOT_TESTED]
+        if skipped == [OTHER_DEVICES]:
+            return "All layers work; there is one device."
         if skipped:
             return f"No layer fails; not tested: {', '.join(skipped)}."
         return "All layers work."

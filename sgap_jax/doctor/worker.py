@@ -34,7 +34,7 @@ def answer(**fields: Any) -> None:
 
 def tell_driver(request: dict) -> None:
     """Opens the driver: its version, and the GPUs with their free memory."""
-    from sgap_jax.launch.driver import OLDEST, Driver
+    from sgap_jax.launch.driver import OLDEST, Driver, DriverError
 
     driver = Driver()
     version = driver.version()
@@ -46,8 +46,11 @@ def tell_driver(request: dict) -> None:
     for device in devices:
         answer(device=vars(device))
     for device in devices:
-        driver.enter(device.index)
-        answer(free=driver.free_bytes(), index=device.index)
+        try:
+            driver.enter(device.index)
+            answer(free=driver.free_bytes(), index=device.index)
+        except DriverError as error:
+            answer(bad=device.index, why=first_line(error))
 
 
 def tell_compiler(request: dict) -> None:

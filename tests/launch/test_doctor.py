@@ -187,6 +187,17 @@ def test_an_old_driver(real):
         ({"SGAP_STANDIN_FAIL": "cuInit=803"}, ["does not start", "restart the machine"]),
         ({"SGAP_STANDIN_GPUS": ""}, ["shows no GPU", "CUDA_VISIBLE_DEVICES"]),
         ({"SGAP_STANDIN_FREE": "1000"}, ["GPU 0 has 0 MiB free", "nvidia-smi"]),
+        (
+            {
+                "SGAP_STANDIN_GPUS": "9.0,9.0",
+                "SGAP_STANDIN_FAIL": "cuDevicePrimaryCtxRetain=719@1",
+            },
+            ["GPU 1 of 2 does not start", "LAUNCH_FAILED", "CUDA_VISIBLE_DEVICES=0"],
+        ),
+        (
+            {"SGAP_STANDIN_FAIL": "cuDevicePrimaryCtxRetain=719"},
+            ["GPU 0 of 1 does not start", "nvidia-smi"],
+        ),
     ],
 )
 def test_a_driver_without_a_gpu_that_can_be_used(real, environment, words):
@@ -336,8 +347,10 @@ def test_the_kernels_of_the_package_are_loaded(real, tmp_path):
 
 def test_no_time(setup):
     report, states = examined(seconds=0.2)
-    assert not report.ok and "time was over" in report.conclusion()
-    assert states["XLA"] == NOT_TESTED
+    assert states["driver"] == states["XLA"] == NOT_TESTED
+    driver = report.layers[0]
+    assert not report.ok
+    assert "--seconds gives more" in driver.found and "not tested: driver" in report.conclusion()
 
 
 def test_jax_without_a_gpu(real):
@@ -360,7 +373,10 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert "The first layer that fails is 'XLA': it fails. Mend it." in printed.out
     assert "cannot be written" in printed.err
     report.layers[1].state = OK
-    assert main() == 0
+    report.layers.append(Layer("other devices", NOT_TESTED, "there is one device"))
+    assert main() == 0 and "All layers work; there is one device." in capsys.readouterr().out
+    report.layers[1].state = NOT_TESTED
+    assert main() == 1
 
 
 def test_the_cases_have_right_answers_and_notice_wrong_ones():
