@@ -66,6 +66,7 @@ class _Examination:
         self._say, self._report = say, Report(facts=_versions())
         self._devices: list[dict[str, Any]] = []
         self._driver: tuple[int, int] | None = None
+        self._in_jax = 0  # devices that JAX sees
         self._made: list[str] = []  # pickled launches that were right through the driver
 
     def run(self) -> Report:
@@ -331,6 +332,7 @@ class _Examination:
         launches = 0
         for said in self._answers("xla", request, environment):
             if "devices" in said:
+                self._in_jax = len(said["devices"])
                 self._report.facts["devices of JAX"] = ", ".join(said["devices"])
             elif "wrong" in said:
                 return Layer("", FAILED, said["wrong"], _REPORT)
@@ -344,14 +346,14 @@ class _Examination:
 
     def _xla_error(self, said: dict, index: int) -> Layer:
         found = said["error"]
-        if "devices of JAX" not in self._report.facts:
+        if self._in_jax == 0:
             major = 13 if self._driver is None else min(self._driver[0], 13)
             install = f"pip install 'jax[cuda{major}]' in this environment ({sys.prefix})"
             return Layer("", FAILED, f"JAX has no CUDA device: {found}", install)
         return Layer("", FAILED, f"the program fails on device {index}: {found}", _REPORT)
 
     def _test_others(self) -> Layer:
-        count = len(str(self._report.facts.get("devices of JAX", "")).split(", "))
+        count = self._in_jax
         if count < 2:
             return Layer("", NOT_TESTED, "there is one device")
         bad = {}

@@ -44,6 +44,7 @@ def write_answers(folder, only):
         results = emulate(call, inputs, outputs)
         kernel = launch.compile_call(call, nvrtc, "sm_90", cubins).kernel
         file = folder / f"{len(index)}.results"
+        assert kernel not in index, "two launches of one kernel would need two answers"
         index[kernel] = file
         with file.open("wb") as out:
             for position, result in enumerate(results, start=len(inputs)):
@@ -314,7 +315,7 @@ def test_a_kernel_that_gives_a_wrong_answer(real, tmp_path):
 def test_a_kernel_that_ends_or_stops_its_process(real, monkeypatch, variable, words):
     """Other kernels are tested in a new process."""
     setup = real("kernels")
-    monkeypatch.setattr(doctor, "_SILENCE", 8.0)
+    monkeypatch.setattr(doctor, "_SILENCE", 5.0)
     setup.setenv(variable, first_kernel(setup.answers))
     report, states = examined()
     first_failed(report, "kernels", "row_max row_group", words)
