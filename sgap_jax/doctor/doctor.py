@@ -22,6 +22,7 @@ from sgap_jax.launch.driver import OLDEST
 
 _SILENCE = 12.0  # seconds after which a call has hung
 _OF_KERNELS = 0.6  # the share of the time that is left which their layer may take
+_OLDEST_OF_13 = 7.5  # the compute capability that CUDA 13 begins with
 _LEAST_FREE = 256 << 20  # bytes of a GPU that JAX and the tests need
 _LEAST_DISK = 32 << 20  # bytes: some hundred kernels
 _REPORT = "attach the report to an issue"
@@ -232,6 +233,8 @@ class _Examination:
             found = "NVRTC, which compiles the kernels, is not installed or does not load"
             return Layer("", FAILED, found, f"{install} brings it")
         found = f"NVRTC {version} does not compile for {self._arch} ({said['error']})"
+        if version.startswith("13.") and float(self._devices[0]["capability"]) < _OLDEST_OF_13:
+            return Layer("", FAILED, found, "pip install 'sgap_jax[cuda12]' brings one that does")
         return Layer("", FAILED, found, f"{install} --upgrade brings a newer one")
 
     def _test_kernels(self) -> Layer:

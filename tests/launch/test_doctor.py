@@ -236,6 +236,8 @@ def test_a_compiler_that_does_not_know_the_gpu(real):
     setup.setenv("SGAP_STANDIN_GPUS", "99.0")
     report, _ = examined()
     first_failed(report, "compiler", "does not compile for sm_990", "--upgrade")
+    setup.setenv("SGAP_STANDIN_GPUS", "6.1")
+    first_failed(examined()[0], "compiler", "does not compile for sm_61", "sgap_jax[cuda12]")
 
 
 def test_a_cache_folder_that_cannot_be_written(real, tmp_path):
