@@ -204,8 +204,8 @@ class Bytes:
 
 
 class WithoutTorch(Cuda):
-    """As `Cuda`, through the driver alone, where torch is not installed: for our own kernels and
-    programs of JAX. Peers that need torch have no row."""
+    """As `Cuda`, through the driver alone, where torch is not installed or sees no GPU: for our own
+    kernels and programs of JAX. Peers that need torch have a row that says so."""
 
     def __init__(self, library: str = "libcuda.so.1") -> None:
         self._driver = Driver(library)
@@ -221,13 +221,13 @@ class WithoutTorch(Cuda):
 
     @property
     def torch(self):
-        return common.torch_module()  # raises ImportError
+        raise ImportError("no torch here that sees the GPU")
 
     def put(self, array: np.ndarray) -> Bytes:
         return Bytes(self._driver, array)
 
     def tensor(self, array: np.ndarray):
-        return to_torch(self.torch, array)
+        return self.torch.tensor(array)
 
     def poisoned(self, shape: tuple[int, ...], dtype: str) -> Bytes:
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -315,8 +315,10 @@ class WithoutTorch(Cuda):
 
 
 def gpu() -> Cuda:
-    """The first GPU, through torch where that is installed."""
-    return Cuda() if importlib.util.find_spec("torch") is not None else WithoutTorch()
+    """The first GPU, through torch where that is installed and sees it."""
+    if importlib.util.find_spec("torch") is None or not common.torch_module().cuda.is_available():
+        return WithoutTorch()
+    return Cuda()
 
 
 class DryRun:

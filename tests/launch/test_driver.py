@@ -1,8 +1,6 @@
 """The driver through ctypes, against the stand-in: what it says of GPUs, and launches, which are
 what the FFI handler would call."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from launched_axpy import CUBIN
@@ -120,9 +118,8 @@ def test_benchmarks_measure_without_torch(without_torch, standin):
     captured = calls[calls.index("cuStreamBeginCapture") : calls.index("cuStreamEndCapture")]
     assert captured.count("cuLaunchKernel") == 2
     assert without_torch.bandwidth(1 << 20) == pytest.approx(2 * (1 << 20) / 1e-3)
-    if importlib.util.find_spec("torch") is None:
-        with pytest.raises(ImportError, match="torch"):
-            without_torch.tensor(np.zeros(1))
+    with pytest.raises(ImportError, match="no torch here"):
+        without_torch.tensor(np.zeros(1))
 
 
 def test_a_capture_that_fails_is_timed_by_events(without_torch, monkeypatch):
