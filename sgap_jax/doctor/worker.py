@@ -207,8 +207,10 @@ def run_in_xla(request: dict) -> None:
         return results
 
     operands = jax.device_put([x for one in made for x in one["inputs"]], device)
+    compiled = program.lower(*operands).compile()
+    answer(compiled=True)  # so that neither this nor a launch is taken to hang
     for _ in range(3):
-        results = jax.block_until_ready(program(*operands))
+        results = jax.block_until_ready(compiled(*operands))
         for one, got in zip(made, results, strict=True):
             for x, right in zip(got, one["results"], strict=True):
                 if np.asarray(x).tobytes() != right.tobytes():

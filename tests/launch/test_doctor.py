@@ -310,6 +310,7 @@ def test_a_kernel_that_gives_a_wrong_answer(real, tmp_path):
     assert states["XLA"] == OK
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("variable", "words"),
     [("SGAP_STANDIN_ENDS", "ended by SIGABRT"), ("SGAP_STANDIN_HANGS", "did not answer before")],
