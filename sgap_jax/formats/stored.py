@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.row_statistics import RowStatistics
 
 Array = TypeVar("Array", bound="StoredArray")
 
@@ -59,6 +60,8 @@ class StoredArray:
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
+    # Of the rows and of the columns of a skewed matrix whose pattern was concrete; else None.
+    statistics: tuple[RowStatistics | None, RowStatistics | None] | None = None
 
     @property
     def nnz(self) -> int:
@@ -90,7 +93,21 @@ class StoredArray:
     @property
     def T(self) -> Self:
         """The transpose. It shares all arrays with this one: nothing is computed or copied."""
-        return replace(self, shape=self.shape[::-1], format=self.format.transposed)
+        swapped = None if self.statistics is None else self.statistics[::-1]
+        return replace(
+            self,
+            shape=self.shape[::-1],
+            format=self.format.transposed,
+            statistics=swapped,
+        )
+
+    @property
+    def row_statistics(self) -> RowStatistics | None:
+        """Mean, deviation and longest of the row lengths (static), by which a schedule is chosen on
+        CUDA, if the rows are skewed: the longest has 8 times the mean and 256 entries or more. None
+        for all others, for traced patterns and for those with a capacity `nse`. Those of `A.T` are
+        of the columns."""
+        return None if self.statistics is None else self.statistics[0]
 
     @property
     def row_offsets(self) -> Any:

@@ -119,7 +119,10 @@ def define(
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
         if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
             return None
-        return cuda(ctx, *operands, **params)
+        try:
+            return cuda(ctx, *operands, **params)
+        except _KernelsFail:
+            return None
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
@@ -242,6 +245,10 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
+class _KernelsFail(Exception):
+    """Raised by `resolve` where plain JAX is chosen, because all kernels fail on this GPU."""
+
+
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """The schedule of a kernel: the caller's, after its check, or else the default; it must be of
     one of `kinds`."""
@@ -251,7 +258,10 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"
         )
-    schedule = default_schedule(problem) if schedule is None else schedule
+    if schedule is None:
+        schedule = default_schedule(problem)
+        if problem.platform == "cuda" and isinstance(schedule, Reference):
+            raise _KernelsFail
     schedule.check(problem)
     if not isinstance(schedule, kinds):
         names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
@@ -334,6 +344,12 @@ def check_scale(op: str, scale: Any) -> jax.Array:
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+
+
+def static_of(A: SparseArray) -> dict[str, Any]:
+    """The parameter `statistics` of spmm_p and sddmm_p: of the rows and of the columns of A, if it
+    has them."""
+    return {} if A.statistics is None else {"statistics": A.statistics}
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

@@ -8,6 +8,7 @@ from numbers import Integral, Number
 from typing import Any
 
 from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.row_statistics import RowStatistics
 
 _OPS = (
     "spmm",
@@ -45,6 +46,8 @@ class Problem:
       format: the format of the sparse operand, or its text; the field holds the format.
       platform: "cpu", "cuda", "rocm" or "tpu"; "gpu" would be ambiguous.
       permuted: the values are reached through a permutation, as in A^T B.
+      rows: statistics of the row lengths, of a skewed pattern that is concrete where it is made
+        (`A.row_statistics`; for A^T B those of `A.T`); else None.
 
     Raises ValueError for an unknown name, and for a size that is neither a non-negative integer nor
     a symbol of `jax.export`.
@@ -59,6 +62,7 @@ class Problem:
     format: Format = CSR
     platform: str = "cpu"
     permuted: bool = False
+    rows: RowStatistics | None = None
 
     def __post_init__(self) -> None:
         self._check("op", self.op in _OPS, f"one of {', '.join(_OPS)}")
@@ -83,6 +87,8 @@ class Problem:
         for name in ("nnz", "n", "batch"):
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
         self._check("permuted", isinstance(self.permuted, bool), "a bool")
+        known = self.rows is None or isinstance(self.rows, RowStatistics)
+        self._check("rows", known, "RowStatistics or None")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checks what was pickled: earlier versions held the text of the format."""
@@ -107,6 +113,8 @@ class Problem:
     def __repr__(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["format"] = str(self.format)
+        if self.rows is None:
+            del fields["rows"]
         return f"Problem({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
