@@ -17,7 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from sgap_jax.formats import capacity, checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators, no_extremum
-from sgap_jax.formats.row_statistics import RowStatistics
+from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
 Dtype = DTypeLike | None
@@ -330,18 +330,18 @@ def _written(static: tuple) -> bytes:
     shape, format, statistics = static
     levels = [[type(level).__name__, dataclasses.asdict(level)] for level in format.levels]
     written = [shape, levels, format.order]
-    if statistics is not None:  # earlier versions read the three others
-        written.append([s if s is None else dataclasses.asdict(s) for s in statistics])
+    found = statistics.rows, statistics.columns
+    if any(found):  # earlier versions read the three others
+        written.append([s if s is None else dataclasses.asdict(s) for s in found])
     return json.dumps(written).encode()
 
 
 def _read(text: bytes | bytearray) -> tuple:
     shape, levels, order, *rest = json.loads(bytes(text))
     made = tuple(_LEVELS[name](**fields) for name, fields in levels)
-    statistics = None
-    if rest:
-        statistics = tuple(None if s is None else RowStatistics(**s) for s in rest[0])
-    return tuple(shape), Format(made, None if order is None else tuple(order)), statistics
+    found = (None if s is None else RowStatistics(**s) for s in (rest[0] if rest else ()))
+    order = None if order is None else tuple(order)
+    return tuple(shape), Format(made, order), PatternStatistics(*found)
 
 
 def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:

@@ -138,8 +138,7 @@ def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
         rest = np.arange(stored, nse, dtype=np.int32)
         transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
         made = structure.placed(structure.as_fields(levels, transposed, checked=True))
-    # No statistics: arrays of one capacity are to have one tree structure, whatever they store.
-    return fields | {"values": jnp.pad(values, (0, nse - stored)), **made, "statistics": None}
+    return fields | {"values": jnp.pad(values, (0, nse - stored)), **made}
 
 
 def overflow(A: StoredArray) -> jax.Array:

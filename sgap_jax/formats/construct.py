@@ -202,12 +202,10 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
     fields = structure.as_fields(index_arrays, transposed, checked=True)
-    statistics = None
+    statistics = row_statistics.PatternStatistics()
     if transposed is not None:
-        assert offsets is not None
         statistics = row_statistics.of_pattern(offsets, transposed[0])
-        if statistics is not None and format.modes[0] == 1:
-            statistics = statistics[::-1]
+        statistics = statistics.T if format.modes[0] == 1 else statistics
     # `placed` copies: an index array may be a view of an array that the caller writes to later.
     # The structure is concrete under jit and in shard_map too, so that (A + B) + C works there.
     with structure.concrete():
@@ -263,7 +261,7 @@ def from_arrays(
         # Indices out of range stay so, for `checked()` to find.
         arrays = [checks.saturated(a) for a in given]
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
-        statistics = None
+        statistics = row_statistics.PatternStatistics()
         fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
@@ -277,8 +275,7 @@ def from_arrays(
             offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
             other = transpose_structure(offsets, indices, inner)
             statistics = row_statistics.of_pattern(offsets, other[0])
-            if statistics is not None and format.order is not None:
-                statistics = statistics[::-1]
+            statistics = statistics if format.order is None else statistics.T
             transposed = structure.placed(other)
         fields = structure.as_fields(((), arrays), transposed, checked=True)
     return {

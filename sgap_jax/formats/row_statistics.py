@@ -15,8 +15,7 @@ _UNEQUAL = 8  # times the mean: the longest row of a pattern that counts as skew
 class RowStatistics:
     """Statistics of the lengths of a pattern's rows, each rounded to a power of 2.
 
-    They are static: part of what `jax.jit` compares, so that a program is compiled for skewed rows.
-    The rounding lets similar patterns share programs. Patterns without a long row, and traced ones,
+    Rounded, they let similar patterns share programs. Patterns without a long row, and traced ones,
     have none.
 
     Attributes:
@@ -38,6 +37,29 @@ class RowStatistics:
                 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PatternStatistics:
+    """The statistics of a pattern's rows and of its columns, None where there are none.
+
+    Static data of a pytree, of which all are equal: they choose a schedule and change no result, so
+    that patterns of one shape and capacity can be stacked, carried and selected whatever they
+    store. Where such patterns share a compiled program, those of the first one have chosen.
+    """
+
+    rows: RowStatistics | None = None
+    columns: RowStatistics | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PatternStatistics)
+
+    def __hash__(self) -> int:
+        return hash(PatternStatistics)
+
+    @property
+    def T(self) -> PatternStatistics:
+        return PatternStatistics(self.columns, self.rows)
+
+
 def of_offsets(offsets: Any) -> RowStatistics | None:
     """The statistics of the rows with these concrete NumPy offsets, None unless the longest one is
     8 times the mean and has 256 entries."""
@@ -51,12 +73,9 @@ def of_offsets(offsets: Any) -> RowStatistics | None:
     return dataclasses.replace(rounded, longest=int(_rounded(longest)))
 
 
-def of_pattern(offsets: Any, transposed: Any) -> tuple[RowStatistics | None, ...] | None:
-    """The statistics of rows and of columns, in the order of the arrays; None if neither has any.
-
-    `transposed` are the offsets of the other orientation, or None."""
-    found = of_offsets(offsets), None if transposed is None else of_offsets(transposed)
-    return None if found == (None, None) else found
+def of_pattern(offsets: Any, transposed: Any) -> PatternStatistics:
+    """The statistics by the offsets over the outer dimension, and those over the inner one."""
+    return PatternStatistics(of_offsets(offsets), of_offsets(transposed))
 
 
 def _rounded(value: float) -> float:

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
-from sgap_jax.formats.row_statistics import RowStatistics
+from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 
 Array = TypeVar("Array", bound="StoredArray")
 
@@ -60,8 +60,8 @@ class StoredArray:
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
-    # Of the rows and of the columns of a skewed matrix whose pattern was concrete; else None.
-    statistics: tuple[RowStatistics | None, RowStatistics | None] | None = None
+    # Of a skewed matrix whose pattern was concrete; else without any.
+    statistics: PatternStatistics = PatternStatistics()
 
     @property
     def nnz(self) -> int:
@@ -93,12 +93,11 @@ class StoredArray:
     @property
     def T(self) -> Self:
         """The transpose. It shares all arrays with this one: nothing is computed or copied."""
-        swapped = None if self.statistics is None else self.statistics[::-1]
         return replace(
             self,
             shape=self.shape[::-1],
             format=self.format.transposed,
-            statistics=swapped,
+            statistics=self.statistics.T,
         )
 
     @property
@@ -107,7 +106,7 @@ class StoredArray:
         CUDA, if the rows are skewed: the longest has 8 times the mean and 256 entries or more. None
         for all others, for traced patterns and for those with a capacity `nse`. Those of `A.T` are
         of the columns."""
-        return None if self.statistics is None else self.statistics[0]
+        return self.statistics.rows
 
     @property
     def row_offsets(self) -> Any:

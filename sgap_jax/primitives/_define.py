@@ -349,7 +349,8 @@ def check_schedule(op: str, schedule: Any) -> None:
 def static_of(A: SparseArray) -> dict[str, Any]:
     """The parameter `statistics` of spmm_p and sddmm_p: of the rows and of the columns of A, if it
     has them."""
-    return {} if A.statistics is None else {"statistics": A.statistics}
+    found = A.statistics.rows, A.statistics.columns
+    return {"statistics": found} if any(found) else {}
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

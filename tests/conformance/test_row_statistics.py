@@ -98,23 +98,23 @@ def test_every_constructor_and_format_has_them():
         assert array.row_statistics == SKEWED.row_statistics, name
         assert array.T.row_statistics is None, name
     assert SparseArray.from_scipy(A.T, format=CVS(2)).T.row_statistics is not None
-    # A slice without the long row, and a capacity for patterns that change.
+    # A slice without the long row, and a capacity of which a part is used.
     assert SKEWED[100:].row_statistics is None
     capacity = SparseArray.from_coordinates(coordinates, values, A.shape, nse=5000)
-    assert capacity.statistics is None
+    assert capacity.row_statistics == SKEWED.row_statistics
 
 
 def test_traced_patterns_have_none():
     def statistics(values, offsets, indices):
         A = SparseArray.from_arrays(values, offsets, indices, shape=(M, K))
-        assert A.statistics is None
+        assert A.row_statistics is None
         return A.values
 
     jax.eval_shape(statistics, SKEWED.values, SKEWED.row_offsets, SKEWED.column_indices)
 
 
-def test_programs_are_shared_by_patterns_with_equal_statistics():
-    """One trace for equal ones and similar ones, one for those without; none more for values."""
+def test_patterns_of_one_capacity_share_programs_and_structure():
+    """One trace for all of one capacity, and trees of one structure."""
     traces = []
 
     @jax.jit
@@ -138,8 +138,16 @@ def test_programs_are_shared_by_patterns_with_equal_statistics():
     even = SparseArray.from_coordinates(
         np.stack([np.arange(1500) % M, np.arange(1500) // 4], 1), np.ones(1500, np.float32), (M, K)
     )
+    assert even.row_statistics is None
     product(even, x)
-    assert traces == [same[0].row_statistics, None]
+    assert traces == [same[0].row_statistics]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), same[0], even)
+    np.testing.assert_array_equal(
+        jax.vmap(lambda A, x: A @ x, in_axes=(0, None))(stacked, x),
+        [A @ x for A in (same[0], even)],
+    )
+    chosen = jax.lax.cond(True, lambda: even, lambda: same[0])
+    np.testing.assert_array_equal(chosen.values, even.values)
 
 
 def test_an_exported_program_keeps_them():
