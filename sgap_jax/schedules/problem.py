@@ -88,8 +88,8 @@ class Problem:
         for name in ("nnz", "n", "batch"):
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
         self._check("permuted", isinstance(self.permuted, bool), "a bool")
-        known = self.arch is None or (isinstance(self.arch, str) and _ARCH.fullmatch(self.arch))
-        self._check("arch", known, "None or a name like 'sm_90'")
+        named = isinstance(self.arch, str) and _ARCH.fullmatch(self.arch)
+        self._check("arch", self.arch is None or named, "None or a name like 'sm_90'")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checks what was pickled: earlier versions held the text of the format."""
