@@ -37,7 +37,7 @@ GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
-.PHONY: help demo check test test-all lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
+.PHONY: help demo check test test-all test-gpu-compile xla-gpu lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
   gpu-figures gpu-tables gpu-doctor clean moved-modules
 
@@ -45,6 +45,7 @@ help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
 	@echo "make test      build, then test every operation, dtype and backend"
 	@echo "make check     the quick part of it, after every edit; make test-all is everything"
+	@echo "make test-gpu-compile  the part of it that runs XLA's GPU compiler, without a GPU (XLA_CUDA=12)"
 	@echo "make lint      ruff, mypy, layers, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
@@ -69,8 +70,28 @@ demo: $(STAMPS)/package $(STAMPS)/group-demo
 check: TIER = check
 test: TIER = test
 test-all: TIER = all
+test-all: xla-gpu
 check test test-all: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m pytest --tier=$(TIER) $(PYTEST_ARGS)
+
+test-gpu-compile: $(STAMPS)/package $(STAMPS)/group-test xla-gpu
+	SGAP_XLA_CUDA=$(XLA_CUDA) $(BIN)/python -m pytest --tier=all tests/xla_gpu $(PYTEST_ARGS)
+
+# XLA's GPU compiler, which needs no GPU: JAX's CUDA plugin, ptxas and libdevice, without the other
+# libraries of NVIDIA, in a folder that only the processes of tests/xla_gpu have on their path, since
+# a plugin changes what jax.devices() is. Without a network the tests say so and are skipped.
+XLA_CUDA ?= 13
+XLA_GPU = $(abspath $(VENV))/xla-gpu/cuda$(XLA_CUDA)
+XLA_PTXAS_13 = "nvidia-cuda-nvcc>=13,<13.1" "nvidia-nvvm>=13,<13.1"
+XLA_PTXAS_12 = "nvidia-cuda-nvcc-cu12>=12.8,<13"
+
+xla-gpu: $(STAMPS)/package
+	@version=$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); \
+	test -d $(XLA_GPU)/jax_cuda$(XLA_CUDA)_plugin-$$version.dist-info && exit 0; \
+	echo "== installing XLA's GPU compiler (about 130 MB of wheels)"; rm -rf $(XLA_GPU); \
+	$(BIN)/python -m pip install --quiet --no-deps --target $(XLA_GPU) \
+	  jax-cuda$(XLA_CUDA)-plugin==$$version jax-cuda$(XLA_CUDA)-pjrt==$$version \
+	  $(XLA_PTXAS_$(XLA_CUDA)) || rm -rf $(XLA_GPU)
 
 lint: lint-python lint-types lint-layers lint-cpp lint-text
 

@@ -139,9 +139,9 @@ def cut(
         near = at[~far], columns[~far] - column_bounds[p]
         own.append(_compressed(*near, values[span][~far], most))
         foreign.append(_compressed(at[far][order], there[order], values[span][far][order], most))
-    columns = max(int(np.diff(column_bounds).max()), 1)
+    widest = max(int(np.diff(column_bounds).max()), 1)
     sends = _sends(wanted, ends, column_bounds, exchange)
-    return Cut(_alike(own), _alike(foreign), most, columns, exchange, sends)
+    return Cut(_alike(own), _alike(foreign), most, widest, exchange, sends)
 
 
 def _compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> tuple:

@@ -5,8 +5,10 @@ of size 1 or B; index arrays have none. Hence one batching rule (_batch.py) serv
 JAX's legacy modules (ad, batching, mlir, xla) are imported here and in _batch.py only.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -26,6 +28,7 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
+from sgap_jax.launch import launch
 from sgap_jax.primitives._batch import (
     as_cotangent,
     define_each,
@@ -258,10 +261,16 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"
         )
+    if problem.platform == "cuda":
+        problem = replace(problem, arch=launch.arch_of_schedules())
     if schedule is None:
         schedule = default_schedule(problem)
         if problem.platform == "cuda" and isinstance(schedule, Reference):
             raise _KernelsFail
+        if not problem.has_tensor_cores and schedule != default_schedule(
+            replace(problem, arch=None)
+        ):
+            _warn_of_slower(problem.arch)
     schedule.check(problem)
     if not isinstance(schedule, kinds):
         names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
@@ -270,6 +279,17 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{names} and Reference() run here"
         )
     return schedule
+
+
+@cache
+def _warn_of_slower(arch: str) -> None:
+    """Once for each architecture."""
+    warnings.warn(
+        f"sgap_jax: {arch} lacks the tensor-core instructions of sm_80; 16-bit column vectors run "
+        "on CUDA cores there",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:

@@ -164,6 +164,7 @@ class OctetTile(VectorTile):
         if problem.platform == "cpu":
             return _check_cpu(self, problem)
         self.check_vectors(problem)
+        self._check_tensor_cores(problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
