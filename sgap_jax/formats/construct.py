@@ -18,6 +18,7 @@ import scipy.sparse
 
 from sgap_jax.formats import checks, structure, vectors
 from sgap_jax.formats.levels import CSR, Dense, Format, require_stored
+from sgap_jax.formats.stored import MadeTranspose
 
 DUPLICATES = ("sum", "error")
 
@@ -255,7 +256,7 @@ def from_arrays(
     if checks.is_traced(offsets, indices):
         # Indices out of range stay so, for `checked()` to find.
         arrays = [checks.saturated(a) for a in given]
-        transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
+        transposed = MadeTranspose(*structure.transpose_structure(arrays[0], arrays[1], inner))
         fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
