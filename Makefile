@@ -48,7 +48,7 @@ help:
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz      a million random index arrays under the address sanitizer (FUZZ_ARGS)"
-	@echo "make mutants   plant 40 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
+	@echo "make mutants   plant 44 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
 	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour; RESULTS=folder"
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
