@@ -450,7 +450,7 @@ CPP = (
         file="cpu/top_k/top_k_ffi.cc",
         text="if (place != begins[r]) {",
         replacement="if (place != begins[r] && r + 1 < args.rows) {",
-        breaks="the last row of a selection stays in its place where rows before it have fewer keys",
+        breaks="the last row of a selection is not moved up where rows before it have fewer keys",
         focus=("tests/oracle/test_top_k.py", "tests/oracle/test_select.py"),
     ),
     Bug(
@@ -463,12 +463,12 @@ CPP = (
         focus=("tests/conformance/test_transpose_structure.py",),
     ),
     Bug(
-        name="first_head_of_a_structure",
+        name="first_sequence_of_a_structure",
         room="cpu/attention",
         file="cpu/attention/attention_ffi.cc",
-        text="Window{i / of_batch, 1, i % of_batch * own, own};",
-        replacement="Window{i / of_batch, 1, i % of_batch, own};",
-        breaks="attention with a structure for several heads of keys each takes wrong heads",
+        text="Window{batch / structures * i, batch / structures, 0, heads}",
+        replacement="Window{i, batch / structures, 0, heads}",
+        breaks="attention with a structure for several sequences each takes wrong sequences",
         focus=("tests/oracle/test_each_structure.py", "tests/oracle/test_attention.py"),
     ),
 )
