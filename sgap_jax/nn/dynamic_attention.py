@@ -179,7 +179,7 @@ class BlockSparseAttention(SelectedAttention):
         found = select_blocks(q, k, is_causal=is_causal, lengths=lengths, **self._blocks())
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), found)
 
-    def _blocks(self) -> dict[str, int]:
+    def _blocks(self) -> dict[str, Any]:
         return dict(
             block_size=self.block_size, num_blocks=self.num_blocks, query_block=self.query_block
         )
