@@ -316,7 +316,9 @@ def test_bound_names_what_limits():
         (functools.partial(bench_select.own_patterns, "attention"), (2, 20, 8, 5)),
         (functools.partial(bench_select.own_patterns, "spmm"), (2, 20, 8, 5)),
         (bench_moe.backward, (40, 3, 2, 8, 12)),
-        (bench_rigl.contenders, (6, 16, 24, 0.8, CVS(4))),
+        pytest.param(
+            *(bench_rigl.contenders, (6, 16, 24, 0.8, CVS(4))), marks=pytest.mark.tier("all")
+        ),
     ],
 )
 def test_contenders_for_structures_made_inside_jit_agree(build, sizes):

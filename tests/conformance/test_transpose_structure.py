@@ -96,6 +96,7 @@ def test_programs_have_no_comparison_sort():
     assert " sort(" not in program.compile().as_text()
 
 
+@pytest.mark.tier("test")
 def test_products_that_need_no_transposed_structure():
     """A^T X of a structure made inside jit, by rows where all cores have work and by columns where
     they have not: any contents, against plain loops; derivatives; several structures."""
