@@ -48,7 +48,7 @@ class Config:
     block_size: int = 8
     num_blocks: int = 24
     batch: int = 4
-    steps: int = 500
+    steps: int = 150
     warmup: float = 0.25  # share of the steps in which the indexer watches attention over all keys
     learning_rate: float = 3e-3
     seed: int = 0
@@ -208,7 +208,7 @@ def main() -> None:
     data, tiny, folder, only = (given.pop(name) for name in ("data", "tiny", "run", "only"))
     changed = {name: value for name, value in given.items() if value is not None}
     base = dataclasses.replace(TINY if tiny else Config(), **changed)
-    text, count = read(data), 8 if tiny else 64
+    text, count = read(data), 8 if tiny else 32
     common = np.bincount(text[round((1 - HELD_OUT) * text.size) :]).max() / (HELD_OUT * text.size)
     print(
         f"{text.size} bytes of text, the last tenth held out; windows of {base.length}. The most "
