@@ -90,7 +90,7 @@ def gradient(m, nnz, n):
 
     made, passed = jax.jit(jax.grad(of_made)), jax.jit(jax.grad(loss))
     arrays = (A.values, *A.index_arrays[1])
-    np.testing.assert_allclose(made(B, *arrays), passed(B, A), rtol=1e-5)
+    np.testing.assert_allclose(made(B, *arrays), passed(B, A), rtol=1e-5, atol=1e-3)
     return {
         "ours": lambda: made(B, *arrays).block_until_ready(),
         "passed_in": lambda: passed(B, A).block_until_ready(),

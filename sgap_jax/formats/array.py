@@ -297,7 +297,7 @@ class SparseArray(Operators):
         Raises ValueError for a concrete structure that is not valid. A traced one is checked on the
         CPU when the compiled function runs, which fails (ValueError or JaxRuntimeError) before
         anything is computed from it; its transpose is computed anew from the checked arrays.
-        NotImplementedError for traced COO and CSF and for other platforms.
+        NotImplementedError for traced CSF and for other platforms.
         """
         return checked.checked(self)
 

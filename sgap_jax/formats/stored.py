@@ -44,6 +44,15 @@ class CheckedTranspose(NamedTuple):
     permutation: Any
 
 
+class MadeTranspose(NamedTuple):
+    """The same, unchecked, of a structure that the program makes: an operation that does without
+    them spares the sort."""
+
+    offsets: Any
+    indices: Any
+    permutation: Any
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StoredArray:
     """Values [nnz] and, for each level of the format, index arrays: see `SparseArray`."""

@@ -24,14 +24,13 @@ from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
 
 
-def flat_sequences(inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """Arrays [..., length, ...] of the layer's inputs [..., length, features], with one leading
-    axis."""
-    depth = inputs.ndim - 2
-    return [x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in arrays]
+def flat_sequences(leading: Sequence[int], *arrays: jax.Array) -> list[jax.Array]:
+    """Arrays [*leading, length, ...] with one leading axis."""
+    return [x.reshape(math.prod(leading), *x.shape[len(leading) :]) for x in arrays]
 
 
 def check_blocks(op: str, block_size: Any, num_blocks: Any, query_block: Any) -> None:
@@ -59,6 +58,45 @@ def key_lengths(op: str, lengths: Any, leading: Sequence[int]) -> jax.Array | No
 
 
 # ---- blocks -------------------------------------------------------------------------------------
+
+
+def attend_blocks(
+    op: str,
+    projected: Sequence[jax.Array],
+    *,
+    is_causal: bool,
+    key_value_seq_lengths: Any,
+    schedule: Schedule | None,
+    **blocks: Any,
+) -> jax.Array:
+    """Attention of whole sequences: projected q, k, v [..., L, heads, D] -> like q; `blocks` are
+    block_size, num_blocks and query_block."""
+    shape = projected[0].shape
+    lengths = key_lengths(op, key_value_seq_lengths, shape[:-3])
+    q, k, v = flat_sequences(shape[:-3], *projected)
+    options: Any = dict(is_causal=is_causal, schedule=schedule)
+    return _attend_blocks(q, k, v, lengths, **options, **blocks).reshape(shape)
+
+
+# Under jit, so that the values of the pattern, which nothing reads, are not made in eager calls.
+@partial(
+    jax.jit,
+    static_argnames=("is_causal", "schedule", "block_size", "num_blocks", "query_block"),
+    inline=True,
+)
+def _attend_blocks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array | None,
+    *,
+    is_causal: bool,
+    schedule: Schedule | None,
+    **blocks: int,
+) -> jax.Array:
+    pattern = select_blocks(q, k, is_causal=is_causal, lengths=lengths, **blocks)
+    options: Any = dict(is_causal=is_causal, key_value_seq_lengths=lengths, schedule=schedule)
+    return sparse_attention(q, k, v, pattern, **options)
 
 
 def select_blocks(
@@ -190,6 +228,31 @@ def _new_means(means: jax.Array, keys: jax.Array, position: jax.Array, size: int
 
 
 # ---- tokens -------------------------------------------------------------------------------------
+
+
+def attend_tokens(
+    op: str,
+    projected: Sequence[jax.Array],
+    indexed: Sequence[jax.Array],
+    *,
+    count: int,
+    is_causal: bool,
+    key_value_seq_lengths: Any,
+    schedule: Schedule | None,
+    with_loss: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(attention of whole sequences like q, the indexer's loss or None): projected q, k, v
+    [..., L, heads, D], and the indexer's q, k and weights."""
+    shape = projected[0].shape
+    lengths = key_lengths(op, key_value_seq_lengths, shape[:-3])
+    q, k, v, *own = flat_sequences(shape[:-3], *projected, *indexed)
+    index_query, index_key, index_weight = own
+    pattern = select_tokens(
+        index_query, index_key, index_weight, count=count, is_causal=is_causal, lengths=lengths
+    )
+    # The selection has left out what is not causal, or padding.
+    out = sparse_attention(q, k, v, pattern, schedule=schedule).reshape(shape)
+    return out, indexer_loss(q, k, own, pattern, lengths) if with_loss else None
 
 
 def index_scores(q: jax.Array, k: jax.Array, weights: jax.Array) -> jax.Array:

@@ -48,6 +48,21 @@ def scatter(problem: Problem, tile: CpuTile) -> tuple[int, int]:
     return columns, pieces if pieces * -(-n // columns) >= 2 else 0
 
 
+def scatter_entries(problem: Problem) -> tuple[int, int]:
+    """How A^T B with entries runs by default if the structure of A is made by the same program:
+    (columns of a tile, pieces of the rows of A), as in `scatter`; with 0 pieces by columns.
+
+    By columns the program sorts A's entries first, at 2 to 3 ns each. By rows it need not, but it
+    loads and stores a row of C for each entry; that pays up to 256 columns, if a row of C receives
+    several entries and all cores have a piece. Measured on two busy cores of an Intel Xeon
+    (family 6, model 167), 336,000 entries in 4,096 columns, float32: by columns 0.63 ms for n = 64,
+    after 1.0 ms of sorting, and by rows 0.93 ms; 7.1 and 6.6 ms for n = 256.
+    """
+    columns, pieces = scatter(problem, CpuTile())
+    tasks = problem.batch * pieces * -(-problem.n // columns)
+    return columns, pieces if problem.n <= 256 and tasks >= this_machine().cores else 0
+
+
 @dataclasses.dataclass(frozen=True)
 class CpuTile(Schedule):
     """Dense columns in tiles, nonzeros in chunks; a chunk of one tile is the unit of parallel work.
