@@ -11,6 +11,7 @@ from flax import nnx
 
 from sgap_jax import nn
 from sgap_jax.nn import linen as snn
+from sgap_jax.nn import selection
 from sgap_jax.select import scores as select_scores
 
 L, H, IN, WIDTH = 13, 4, 8, 3
@@ -147,11 +148,15 @@ def in_small_tiles(monkeypatch, count):
     monkeypatch.setattr(select_scores, "_LEAST_ROWS", 1)
 
 
-@pytest.mark.parametrize("tile", [None, 2 * L])
+@pytest.mark.parametrize("way", ["at once", "in tiles", "by the kernel"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_tokens_that_are_selected(causal, tile, monkeypatch):
-    if tile is not None:
-        in_small_tiles(monkeypatch, tile)
+def test_tokens_that_are_selected(causal, way, monkeypatch):
+    if way != "at once":  # as in longer sequences, in tiles where there is no kernel
+        monkeypatch.setattr(selection, "_LEAST_ROWS", 1)
+    if way == "in tiles":
+        in_small_tiles(monkeypatch, 2 * L)
+        dependent = lambda *operands, cpu, default: default(*operands)
+        monkeypatch.setattr(jax.lax, "platform_dependent", dependent)
     layer = token_layer(twin_of())
     for lengths in (None, np.array([L - 3, 0])):
         options = dict(is_causal=causal, key_value_seq_lengths=lengths)
