@@ -179,6 +179,7 @@ _COPIED_USES = 8  # copies pay if vectors use a key so often, counted over all h
 _INTEL_USES = 32  # of each head's keys, on Intel
 _PAGE = 4096  # bytes: rows at this distance fall into the same sets of a first-level cache
 _TASKS = 8  # few heads are cut into pieces for at most so many tasks
+_PIECE_USES = 16  # entries of a row in a piece of the keys; uses of a key by a task
 _PIECE_COST = 1 / 16  # share of the time that each further piece costs: it loads the rows again
 
 
@@ -190,11 +191,15 @@ class AttentionPlan:
       packed: copy K and V, some heads at a time, to contiguous rows of the accumulator's dtype.
       backward_packed: the same in the backward pass, where dK and dV are summed in such rows too.
       pieces: how many pieces the backward pass cuts the rows, and the keys, into.
+      key_pieces: how many pieces of the keys a task of the forward pass takes one after another.
+      nonzeros: of such a task, at least.
     """
 
     packed: bool
     backward_packed: bool
     pieces: int
+    key_pieces: int = 1
+    nonzeros: int = 1
 
 
 def attention_plan(
@@ -249,7 +254,14 @@ def attention_plan(
         large = uses >= _INTEL_USES and keys * sum(widths) * wide > 4 * machine.l1_bytes
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
-    return AttentionPlan(not whole or packed, not whole or backward, pieces)
+    plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
+    in_cache = 1
+    if not problem.symbolic and length == 1 and not problem.dtype.endswith("16"):
+        in_cache = -(-2 * keys * sum(widths) * wide // machine.l2_bytes)
+        in_cache = min(in_cache if in_cache > 2 else 1, problem.nnz // max(rows, 1) // _PIECE_USES)
+    if in_cache <= 1:
+        return plan
+    return dataclasses.replace(plan, key_pieces=in_cache, nonzeros=_PIECE_USES * keys)
 
 
 def _pieces_of(problem: Problem, batch: int, key_heads: int) -> int:
