@@ -232,6 +232,9 @@ def attention_plan(
     distance, if a key is used 32 times and its head is larger than the caches for it: 0.29 to 0.88
     in the forward pass and 0.37 to 0.85 in the backward pass with 32 to 2048 uses (2 to 16 heads,
     512 to 4096 keys); with 16 uses and fewer 0.9 to 1.9.
+
+    Where K and V of a head are larger than the second-level cache, and its keys are used often, the
+    rows of a task meet them in pieces that fill half of it.
     """
     rows, keys = problem.shape
     length, wide = problem.vector_length or 1, 8 if problem.dtype == "float64" else 4
@@ -255,13 +258,16 @@ def attention_plan(
         packed, backward = packed or large, backward or large
     pieces = _pieces_of(problem, batch, key_heads)
     plan = AttentionPlan(not whole or packed, not whole or backward, pieces)
-    in_cache = 1
-    if not problem.symbolic and length == 1 and not problem.dtype.endswith("16"):
-        in_cache = -(-2 * keys * sum(widths) * wide // machine.l2_bytes)
-        in_cache = min(in_cache if in_cache > 2 else 1, problem.nnz // max(rows, 1) // _PIECE_USES)
+    known = not problem.symbolic and length == 1 and not problem.dtype.endswith("16")
+    if not known or problem.nnz < _PIECE_USES * keys:
+        return plan
+    in_cache = -(-2 * keys * sum(widths) * wide // machine.l2_bytes)  # half of it
+    in_cache = min(in_cache if in_cache > 2 else 1, problem.nnz // max(rows, 1) // _PIECE_USES)
     if in_cache <= 1:
         return plan
-    return dataclasses.replace(plan, key_pieces=in_cache, nonzeros=_PIECE_USES * keys)
+    pieces = max(pieces, min(in_cache, rows, keys))
+    nonzeros = _PIECE_USES * keys
+    return dataclasses.replace(plan, pieces=pieces, key_pieces=in_cache, nonzeros=nonzeros)
 
 
 def _pieces_of(problem: Problem, batch: int, key_heads: int) -> int:

@@ -155,3 +155,4 @@ def test_pieces_of_keys_fit_the_cache():
     pieces, nonzeros = of(16384)
     assert 2 <= pieces <= 16 and nonzeros == 16 * 16384
     assert of(65536)[0] == 16  # with 16 entries of a row in each
+    assert plan(8, 8, 1, 1, rows=1, keys=65536, nnz=2048).key_pieces == 1  # a step of decoding
