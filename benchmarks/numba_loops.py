@@ -27,15 +27,6 @@ def read_repeatedly(data, repeats, parts):
 
 
 @parallel
-def row_maxima(x, out):
-    for i in numba.prange(x.shape[0]):
-        greatest = x[i, 0]
-        for j in range(x.shape[1]):
-            greatest = max(greatest, x[i, j])
-        out[i] = greatest
-
-
-@parallel
 def spmm(offsets, indices, values, B, C):
     for i in numba.prange(C.shape[0]):
         row = C[i]
