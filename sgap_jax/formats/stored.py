@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 
 Array = TypeVar("Array", bound="StoredArray")
 
@@ -49,14 +50,18 @@ class StoredArray:
 
     # Set by sgap_jax/primitives/spmm.py and row_reduce.py, which import this package:
     # _products(B, transpose) is A B or A^T B; _row_sums(dtype, wide) sums each row of a matrix.
+    # Set by spgemm.py there: _sparse_product(B) is A B for a sparse B.
     _products: ClassVar[Callable[..., jax.Array]]
     _row_sums: ClassVar[Callable[..., jax.Array]]
+    _sparse_product: ClassVar[Callable[..., Any]]
 
     values: Any
     index_arrays: tuple[tuple[Any, ...], ...]
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
+    # Of a skewed matrix whose pattern was concrete; else without any.
+    statistics: PatternStatistics = PatternStatistics()
 
     @property
     def nnz(self) -> int:
@@ -88,7 +93,20 @@ class StoredArray:
     @property
     def T(self) -> Self:
         """The transpose. It shares all arrays with this one: nothing is computed or copied."""
-        return replace(self, shape=self.shape[::-1], format=self.format.transposed)
+        return replace(
+            self,
+            shape=self.shape[::-1],
+            format=self.format.transposed,
+            statistics=self.statistics.T,
+        )
+
+    @property
+    def row_statistics(self) -> RowStatistics | None:
+        """Mean, deviation and longest of the row lengths (static), by which a schedule is chosen on
+        CUDA, if the rows are skewed: the longest has 8 times the mean and 256 entries or more. None
+        for all others, for traced patterns and for those with a capacity `nse`. Those of `A.T` are
+        of the columns."""
+        return self.statistics.rows
 
     @property
     def row_offsets(self) -> Any:

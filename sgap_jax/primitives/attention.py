@@ -458,6 +458,7 @@ attention_p, attention_tangent_p, attention_backward_p = map(
 define(
     attention_p,
     data=len(Forward._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Forward),
     batch=partial(_batch, attention_p, len(Forward._fields) - unfused.STRUCTURE),
     abstract_eval=_abstract_eval,
     reference=_of_each_structure(attention_p, unfused.forward, Forward),
@@ -471,6 +472,7 @@ define(
 define(
     attention_tangent_p,
     data=len(Tangent._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Tangent),
     batch=partial(_batch, attention_tangent_p, len(Tangent._fields) - unfused.STRUCTURE),
     abstract_eval=_tangent_abstract_eval,
     reference=_of_each_structure(attention_tangent_p, unfused.tangent, Tangent),
@@ -482,6 +484,7 @@ define(
 define(
     attention_backward_p,
     data=len(Backward._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Backward),
     batch=partial(_batch, attention_backward_p, len(Backward._fields) - unfused.STRUCTURE),
     abstract_eval=_backward_abstract_eval,
     reference=_of_each_structure(attention_backward_p, unfused.backward, Backward),

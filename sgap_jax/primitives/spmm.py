@@ -37,6 +37,7 @@ from sgap_jax.primitives._define import (
     out_aval,
     resolve,
     row_of_entry,
+    static_of,
     structure,
     transposed,
 )
@@ -113,6 +114,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         vector_length=A.format.vector_length,
         checked=A.is_checked,
         schedule=schedule,
+        **static_of(A),
     )[0]
 
 
@@ -158,7 +160,8 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
 # `checked`: whether the index arrays were validated; formats/structure.py defines which entries of
-# unchecked ones take part.
+# unchecked ones take part. `statistics`, which may be left out: of the lengths of rows and of
+# columns, for the choice of a schedule.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -182,6 +185,7 @@ def _abstract_eval(
     vector_length: int | None,
     checked: bool,
     schedule: Any,
+    statistics: tuple | None = None,
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
@@ -229,7 +233,13 @@ def _compact(
 
 
 def kernel_operands(
-    op: str, avals: Any, operands: Any, shape: tuple[int, int], transpose: bool, platform: str
+    op: str,
+    avals: Any,
+    operands: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    platform: str,
+    statistics: tuple | None = None,
 ) -> tuple[Problem, tuple, tuple]:
     """The problem, the operands that the kernels of all platforms take, and their avals.
 
@@ -248,6 +258,7 @@ def kernel_operands(
         format=CSR if values_aval.ndim == 2 else CVS(values_aval.shape[2]),
         platform=platform,
         permuted=permutation is not None,
+        rows=None if statistics is None else statistics[int(transpose)],
     )
     if permutation is None:
         permutation, avals[2] = empty_index()
@@ -262,6 +273,7 @@ def _cpu(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
 ) -> Any:
     values, x, row_offsets, column_indices, *_ = operands
     problem, operands, _ = kernel_operands("spmm", ctx.avals_in, operands, shape, transpose, "cpu")
@@ -294,9 +306,10 @@ def _cuda(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
 ) -> Any:
     problem, operands, avals = kernel_operands(
-        "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
+        "spmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
     )
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
@@ -361,19 +374,21 @@ def _transpose(
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     values, x, *arrays = args
     only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
-    x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
-    narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
-    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[3] > 0:
-        _, k, n, size = x_moved.shape
-        wide = x_moved.reshape(1, k, n * size)
+    x_moved = jnp.moveaxis(x, dims[1], 2) if only_x else x  # [1, k, size, n]
+    narrow = only_x and x_moved.shape[3] < _FOLD_COLUMNS
+    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[2] > 0:
+        # The mapped axis is the outer one: where devices split it, they split the columns.
+        _, k, size, n = x_moved.shape
+        wide = x_moved.reshape(1, k, size * n)
         y = _bind(values, wide, *arrays, **params)
-        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3
+        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 2
     return batch_rule(spmm_p, 2, args, dims, **params)
 
 
 define(
     spmm_p,
     data=2,
+    axes="b, b _ n -> b _ n",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from kernel_results import all_cases
 
-from sgap_jax import CVS, OctetTile, SparseArray, einsum, sddmm, select, sparse_attention, spmm
+from sgap_jax import (
+    CVS,
+    OctetTile,
+    SparseArray,
+    einsum,
+    sddmm,
+    select,
+    sparse_attention,
+    spgemm,
+    spmm,
+)
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
@@ -71,6 +81,8 @@ def programs():
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
     yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
+    S = SparseArray.from_dense(np.ones((3, 2), np.float32))
+    yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
     yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)
     unchecked = lambda x, B, *arrays: einsum("ij,j,jr->ir", made(*arrays), x, B)
