@@ -24,8 +24,12 @@ from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.primitives.top_k import top_k_of_indexer
 from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
+
+# Fewer rows, of a decoding step, are selected from all their scores at once.
+_LEAST_ROWS = 16
 
 
 def flat_sequences(leading: Sequence[int], *arrays: jax.Array) -> list[jax.Array]:
@@ -301,16 +305,31 @@ def _top_tokens(
     """(offsets [B, L + 1], columns [B, L count]): the greatest scores of the indexer in each row,
     before its limit. With `causal` the limits are not beyond the row itself."""
     q, k, weights = jax.lax.stop_gradient((q, k, weights))
-    shape = (q.shape[1], k.shape[1])
+    rows, keys = q.shape[1], k.shape[1]
+    few = min(count, keys)
 
-    def of_sequence(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
+    def in_tiles(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
         def scores(rows: jax.Array, columns: jax.Array) -> jax.Array:
             return index_scores(q[rows], k[columns], weights[rows])
 
-        found = top_k(scores, count, shape=shape, lengths=limits, causal=causal)
-        return found.index_arrays[1]
+        found = top_k(scores, count, shape=(rows, keys), lengths=limits, causal=causal)
+        return tuple(found.index_arrays[1])
 
-    offsets, columns = jax.vmap(of_sequence)(q, k, weights, limits)
+    def at_once(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
+        found = top_k(index_scores(q, k, weights), count, lengths=limits)
+        return tuple(found.index_arrays[1])
+
+    def of_sequence(*operands: jax.Array) -> Any:
+        if any(map(jax.export.is_symbolic_dim, (rows, keys))):
+            return in_tiles(*operands)
+        if rows < _LEAST_ROWS or not keys:
+            return at_once(*operands)
+        kernel = partial(top_k_of_indexer, k=few)
+        return jax.lax.platform_dependent(*operands, cpu=kernel, default=in_tiles)
+
+    dtype = jnp.result_type(q, k, weights)
+    operands = (q.astype(dtype), k.astype(dtype), weights.astype(dtype), limits)
+    offsets, columns = jax.vmap(of_sequence)(*operands)
     return offsets, columns
 
 

@@ -28,6 +28,7 @@ from sgap_jax import (
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.primitives.top_k import top_k_of_indexer
 from sgap_jax.runtime.native import native
 from sgap_jax.schedules.machine import Machine, on_machine
 
@@ -86,6 +87,8 @@ def programs():
         product = partial(spmm, transpose=transpose, schedule=OctetTile(8))
         yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
+    indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
+    yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
     S = SparseArray.from_dense(np.ones((3, 2), np.float32))
     yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
