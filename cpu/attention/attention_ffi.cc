@@ -531,13 +531,13 @@ ffi::Future AttentionHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::Any
                              ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                              int64_t vector_length, double scale, bool is_causal,
-                             int64_t chunk_nonzeros, int64_t key_pieces, bool pack) {
+                             int64_t chunk_nonzeros, bool pack, std::optional<int64_t> key_pieces) {
   return EachWindow(
       threads, "attention", k, offsets, indices, *out,
       [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
         return RunAttention<kOctets>(pool, window, q, k, v, bias, sinks, lengths, offsets, indices,
                                      out, lse, vector_length, scale, is_causal, chunk_nonzeros,
-                                     key_pieces, pack);
+                                     key_pieces.value_or(1), pack);
       });
 }
 
@@ -576,7 +576,6 @@ auto BindAttention() {
       .Attr<double>("scale")
       .Attr<bool>("is_causal")
       .Attr<int64_t>("chunk_nonzeros")
-      .Attr<int64_t>("key_pieces")
       .Attr<bool>("pack");
 }
 
@@ -608,8 +607,14 @@ auto BindBackward() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler<false>, BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, AttentionHandler<true>, BindAttention());
+extern "C" XLA_FFI_Error* AttentionFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, AttentionHandler<false>, BindAttention>(frame, "key_pieces");
+}
+
+extern "C" XLA_FFI_Error* AttentionOctetFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, AttentionHandler<true>, BindAttention>(frame, "key_pieces");
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
 
