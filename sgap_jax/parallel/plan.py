@@ -131,7 +131,7 @@ def cut(
     for p, (span, far) in enumerate(zip(spans, away, strict=True)):
         at, columns = row[span] - row_bounds[p], indices[span]
         place = np.zeros(len(wanted[p]), np.int64)  # of each foreign column in the buffer
-        for q in np.flatnonzero(np.diff(ends[p])):
+        for q in np.flatnonzero(np.diff(ends[p])).tolist():
             theirs = slice(*ends[p][q : q + 2])
             place[theirs] = exchange.begin(p, q) + np.arange(theirs.stop - theirs.start)
         there = place[np.searchsorted(wanted[p], columns[far])]
@@ -139,9 +139,9 @@ def cut(
         near = at[~far], columns[~far] - column_bounds[p]
         own.append(_compressed(*near, values[span][~far], most))
         foreign.append(_compressed(at[far][order], there[order], values[span][far][order], most))
-    columns = max(int(np.diff(column_bounds).max()), 1)
+    widest = max(int(np.diff(column_bounds).max()), 1)
     sends = _sends(wanted, ends, column_bounds, exchange)
-    return Cut(_alike(own), _alike(foreign), most, columns, exchange, sends)
+    return Cut(_alike(own), _alike(foreign), most, widest, exchange, sends)
 
 
 def _compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> tuple:

@@ -196,8 +196,8 @@ def register_lowerings(
 ) -> None:
     """Registers the lowerings of a primitive, split over devices by its axes (_partition.py)."""
     lower = lambda function, *given: plain_lowering(function, True, *given)  # noqa: E731
-    rules: dict[str | None, Callable] = {None: default, **of_platforms}
-    for platform, rule in rules.items():
+    rules: list[tuple[str | None, Callable]] = [(None, default), *of_platforms.items()]
+    for platform, rule in rules:
         split = partitioned(primitive, axes, rule, lower)
         mlir.register_lowering(primitive, split, platform=platform)
 
