@@ -133,7 +133,7 @@ def cut(
         place = np.zeros(len(wanted[p]), np.int64)  # of each foreign column in the buffer
         for q in np.flatnonzero(np.diff(ends[p])).tolist():
             theirs = slice(*ends[p][q : q + 2])
-            place[theirs] = exchange.begin(p, q) + np.arange(theirs.stop - theirs.start)
+            place[theirs] = exchange.begin(p, int(q)) + np.arange(theirs.stop - theirs.start)
         there = place[np.searchsorted(wanted[p], columns[far])]
         order = np.lexsort((there, at[far]))
         near = at[~far], columns[~far] - column_bounds[p]

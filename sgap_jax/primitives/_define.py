@@ -5,8 +5,10 @@ of size 1 or B; index arrays have none. Hence one batching rule (_batch.py) serv
 JAX's legacy modules (ad, batching, mlir, xla) are imported here and in _batch.py only.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -26,6 +28,7 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
+from sgap_jax.launch import launch
 from sgap_jax.primitives._batch import (
     as_cotangent,
     define_each,
@@ -119,7 +122,10 @@ def define(
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
         if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
             return None
-        return cuda(ctx, *operands, **params)
+        try:
+            return cuda(ctx, *operands, **params)
+        except _KernelsFail:
+            return None
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
@@ -242,6 +248,10 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
+class _KernelsFail(Exception):
+    """Raised by `resolve` where plain JAX is chosen, because all kernels fail on this GPU."""
+
+
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """The schedule of a kernel: the caller's, after its check, or else the default; it must be of
     one of `kinds`."""
@@ -251,7 +261,16 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"
         )
-    schedule = default_schedule(problem) if schedule is None else schedule
+    if problem.platform == "cuda":
+        problem = replace(problem, arch=launch.arch_of_schedules())
+    if schedule is None:
+        schedule = default_schedule(problem)
+        if problem.platform == "cuda" and isinstance(schedule, Reference):
+            raise _KernelsFail
+        if not problem.has_tensor_cores and schedule != default_schedule(
+            replace(problem, arch=None)
+        ):
+            _warn_of_slower(problem.arch)
     schedule.check(problem)
     if not isinstance(schedule, kinds):
         names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
@@ -260,6 +279,17 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{names} and Reference() run here"
         )
     return schedule
+
+
+@cache
+def _warn_of_slower(arch: str) -> None:
+    """Once for each architecture."""
+    warnings.warn(
+        f"sgap_jax: {arch} lacks the tensor-core instructions of sm_80; 16-bit column vectors run "
+        "on CUDA cores there",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:
@@ -334,6 +364,13 @@ def check_scale(op: str, scale: Any) -> jax.Array:
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+
+
+def static_of(A: SparseArray) -> dict[str, Any]:
+    """The parameter `statistics` of spmm_p and sddmm_p: of the rows and of the columns of A, if it
+    has them."""
+    found = A.statistics.rows, A.statistics.columns
+    return {"statistics": found} if any(found) else {}
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

@@ -278,7 +278,10 @@ def _cpu(
     else:
         target = "sgap_attention_cvs_v1"
         attrs = dict(chunk_nonzeros=tile.nonzeros, pack=plan.packed)
-    attrs |= dict(vector_length=vector_length or 1)
+    attrs |= dict(vector_length=vector_length or 1, key_pieces=1)
+    if schedule is None and plan.key_pieces > 1:
+        nonzeros = max(attrs["chunk_nonzeros"], plan.nonzeros)
+        attrs |= dict(chunk_nonzeros=nonzeros, key_pieces=plan.key_pieces)
     return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from sgap_jax.schedules.explain import notes
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_X, GRID_Y, Schedule, ScheduleError
 
@@ -163,6 +164,7 @@ class OctetTile(VectorTile):
         if problem.platform == "cpu":
             return _check_cpu(self, problem)
         self.check_vectors(problem)
+        self._check_tensor_cores(problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
@@ -184,7 +186,7 @@ class OctetTile(VectorTile):
         if problem.platform == "cpu":
             return _explain_cpu(self, problem)
         explain = _explain_sddmm if problem.op == "sddmm" else _explain_spmm
-        return explain(self, problem)
+        return "\n".join([explain(self, problem), *notes(self, problem)])
 
 
 # On the CPU (cpu/spmm/spmm_octet_kernel.cc, cpu/sddmm/sddmm_octet_kernel.cc, cpu/attention).
@@ -586,7 +588,7 @@ class SubwarpTile(VectorTile):
             )
 
     def explain(self, problem: Problem) -> str:
-        return _explain(self, problem)
+        return "\n".join([_explain(self, problem), *notes(self, problem)])
 
 
 def widest_load(problem: Problem) -> int:
