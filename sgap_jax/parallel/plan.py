@@ -131,7 +131,7 @@ def cut(
     for p, (span, far) in enumerate(zip(spans, away, strict=True)):
         at, columns = row[span] - row_bounds[p], indices[span]
         place = np.zeros(len(wanted[p]), np.int64)  # of each foreign column in the buffer
-        for q in np.flatnonzero(np.diff(ends[p])):
+        for q in np.flatnonzero(np.diff(ends[p])).tolist():
             theirs = slice(*ends[p][q : q + 2])
             place[theirs] = exchange.begin(p, int(q)) + np.arange(theirs.stop - theirs.start)
         there = place[np.searchsorted(wanted[p], columns[far])]
