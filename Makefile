@@ -88,7 +88,7 @@ XLA_PTXAS_12 = "nvidia-cuda-nvcc-cu12>=12.8,<13"
 xla-gpu: $(STAMPS)/package
 	@version=$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); \
 	test -d $(XLA_GPU)/jax_cuda$(XLA_CUDA)_plugin-$$version.dist-info && exit 0; \
-	echo "== installing XLA's GPU compiler (about 130 MB of wheels)"; rm -rf $(XLA_GPU); \
+	echo "== installing XLA's GPU compiler (about 230 MB of wheels)"; rm -rf $(XLA_GPU); \
 	$(BIN)/python -m pip install --quiet --no-deps --target $(XLA_GPU) \
 	  jax-cuda$(XLA_CUDA)-plugin==$$version jax-cuda$(XLA_CUDA)-pjrt==$$version \
 	  $(XLA_PTXAS_$(XLA_CUDA)) || rm -rf $(XLA_GPU)

@@ -29,6 +29,7 @@ from sgap_jax import (
     select,
     sparse_attention,
     sparse_softmax,
+    spgemm,
     spmm,
     spmv,
 )
@@ -61,7 +62,7 @@ def like(array):
 
 def cases():
     """{name: Case}, whose default schedules are those of a user's call."""
-    csr = random()
+    csr, square = random(), random(rows=256, columns=256)
     half = jnp.bfloat16
     half_csr, vectors = random(dtype=half), random(CVS(8), half)
     wide_vectors, blocks = random(CVS(8)), random(BCSR(8, 8), jnp.float16)
@@ -130,6 +131,11 @@ def cases():
             lambda A, v, B: einsum("ij,jk->ik", A.with_values(v), B, schedule=loops),
             csr,
             (like(csr), shape(K, N)),
+        ),
+        "spgemm": Case(
+            lambda A, v, w: spgemm(A.with_values(v), A.with_values(w), mask=A).values,
+            square,
+            (like(square), like(square)),
         ),
         "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
     }

@@ -47,10 +47,11 @@ LAUNCHES = {
     "attention in three steps": (3, 8),
     "einsum": (0, 0),
     "einsum with a schedule": (1, 1),
+    "spgemm": (0, 0),
     "top_k": (2, 2),
 }
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
-PLAIN = ("einsum", "einsum with a schedule", "top_k")
+PLAIN = ("einsum", "einsum with a schedule", "spgemm", "top_k")
 
 
 @functools.cache
