@@ -45,8 +45,8 @@ class Config:
     mlp: int = 256
     top_k: int = 64
     index_heads: int = 4
-    block_size: int = 8
-    num_blocks: int = 24
+    block_size: int = 4
+    num_blocks: int = 48
     batch: int = 4
     steps: int = 150
     warmup: float = 0.25  # share of the steps in which the indexer watches attention over all keys
