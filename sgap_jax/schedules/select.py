@@ -145,12 +145,12 @@ def _choose(problem: Problem) -> tuple[Schedule, str]:
     """The schedule, and the rule that gives it."""
     if problem.platform == "cpu":
         return _on_cpu(problem)
+    cuda = problem.platform == "cuda"
     if problem.op == "attention":
-        tile = default_tile(problem) if problem.platform == "cuda" else None
-        if tile is not None:
-            return tile, "a kernel of attention takes this"
+        if cuda and (whole := default_tile(problem)) is not None:
+            return whole, "a kernel of attention takes this"
         return Unfused(), "no kernel of attention takes this: sddmm, softmax and spmm"
-    if problem.platform != "cuda":
+    if not cuda:
         return Reference(), f"there are no kernels for {problem.platform}"
     if (tile := _tile(problem)) is not None:
         return tile, "column vectors: a tile as in vectorSparse"
