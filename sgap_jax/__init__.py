@@ -1,4 +1,4 @@
-"""Sparse x dense tensor algebra for JAX, where formats and schedules are values."""
+"""Sparse tensor algebra for JAX, where formats and schedules are values."""
 
 from importlib.metadata import version as _version
 
@@ -29,6 +29,8 @@ from sgap_jax.primitives.row_reduce import row_max as row_max
 from sgap_jax.primitives.row_reduce import row_sum as row_sum
 from sgap_jax.primitives.sddmm import sddmm as sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax as sparse_softmax
+from sgap_jax.primitives.spgemm import spgemm as spgemm
+from sgap_jax.primitives.spgemm import spgemm_plan as spgemm_plan
 from sgap_jax.primitives.spmm import spmm as spmm
 from sgap_jax.primitives.spmm import spmv as spmv
 from sgap_jax.runtime.native import info as info

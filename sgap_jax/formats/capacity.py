@@ -86,7 +86,7 @@ def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) 
     """Values and index arrays of the entries of x that are != 0."""
     x = jnp.transpose(structure.whole(x), format.modes)
     rows, columns = x.shape
-    stored = x != 0
+    stored = x.astype(bool)
     lengths = jnp.sum(stored, axis=1, dtype=jnp.int32)
     offsets = jnp.append(0, jnp.cumsum(lengths, dtype=jnp.int32)).astype(jnp.int32)
     # A stable counting sort by whether an entry is stored.

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.typing import ArrayLike
 
 from sgap_jax.formats import checks, construct, convert, parts, structure
@@ -124,10 +125,15 @@ class Operators(StoredArray):
             "SparseArray is no dense array: A.todense() is, A.values holds the stored entries"
         )
 
-    def __matmul__(self, other: ArrayLike) -> jax.Array:
-        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule."""
+    @overload
+    def __matmul__(self, other: Operators) -> Self: ...
+    @overload
+    def __matmul__(self, other: ArrayLike) -> jax.Array: ...
+    def __matmul__(self, other: ArrayLike | Operators) -> jax.Array | Self:
+        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule. For a
+        sparse B the sparse product, `spgemm`."""
         if isinstance(other, Operators):
-            raise NotImplementedError("SparseArray @ SparseArray; the nearest is A @ B.todense()")
+            return self._sparse_product(other)
         return self._products(other)
 
     def __rmatmul__(self, other: ArrayLike) -> jax.Array:
@@ -234,8 +240,13 @@ def multiply(A: Array, B: Any) -> Array:
     if _one_pattern(A, B, what):
         return replace(A, values=A.values * B.values)
     levels, of_a, of_b = _places(A, B, what)
-    both, from_a, from_b = np.intersect1d(of_a, of_b, assume_unique=True, return_indices=True)
-    values = _products(A.values, B.values, from_a.astype(np.int32), from_b.astype(np.int32))
+    both = np.ones(len(levels[0]), bool)
+    for place in (of_a, of_b):
+        own = np.zeros_like(both)
+        own[place] = True
+        both &= own
+    from_a, from_b = (np.flatnonzero(both[place]).astype(np.int32) for place in (of_a, of_b))
+    values = _products(A.values, B.values, from_a, from_b)
     return _stored(A, [level[both] for level in levels], values)
 
 
@@ -325,6 +336,8 @@ def _places(
     """The union of the entries (vectors, blocks) of A and B: one array of coordinates for each
     level, sorted and without repeats; then the position in them of each entry of A, and of B."""
     first, second = (convert.stored_levels(X, what) for X in (A, B))
+    if len(first) == 2 and all(map(construct.strictly_sorted, (first, second))):
+        return _merged(first, second, convert.level_sizes(A.shape, A.format))
     levels = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     key = levels[0].astype(np.int64)
     for depth, level in enumerate(levels[1:]):
@@ -335,6 +348,25 @@ def _places(
     _, where, place = np.unique(key, return_index=True, return_inverse=True)
     place = place.reshape(-1).astype(np.int32)
     return [level[where] for level in levels], place[: len(first[0])], place[len(first[0]) :]
+
+
+def _merged(
+    first: list[np.ndarray], second: list[np.ndarray], sizes: Sequence[int]
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """`_places` of sorted matrices in one pass, SciPy's sum: its values are the positions of A's
+    entries in the real part and of B's in the imaginary part, from 1 on, exact in float64."""
+
+    def numbered(levels: list[np.ndarray], unit: complex) -> scipy.sparse.csr_array:
+        numbers = unit * np.arange(1, len(levels[0]) + 1)
+        offsets = construct.count_offsets(levels[0], sizes[0])
+        return scipy.sparse.csr_array((numbers, levels[1], offsets), shape=tuple(sizes))
+
+    both = numbered(first, 1.0) + numbered(second, 1j)
+    rows = construct.expand_offsets(both.indptr, both.nnz)
+    of_a, of_b = (
+        np.flatnonzero(part).astype(np.int32) for part in (both.data.real, both.data.imag)
+    )
+    return [rows, both.indices], of_a, of_b
 
 
 def _stored(A: Array, levels: Sequence[np.ndarray], values: jax.Array) -> Array:

@@ -49,8 +49,10 @@ class StoredArray:
 
     # Set by sgap_jax/primitives/spmm.py and row_reduce.py, which import this package:
     # _products(B, transpose) is A B or A^T B; _row_sums(dtype, wide) sums each row of a matrix.
+    # Set by spgemm.py there: _sparse_product(B) is A B for a sparse B.
     _products: ClassVar[Callable[..., jax.Array]]
     _row_sums: ClassVar[Callable[..., jax.Array]]
+    _sparse_product: ClassVar[Callable[..., Any]]
 
     values: Any
     index_arrays: tuple[tuple[Any, ...], ...]

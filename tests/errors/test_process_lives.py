@@ -9,7 +9,7 @@ import pytest
 
 SETUP = """
 import jax, jax.numpy as jnp, numpy as np
-from sgap_jax import SparseArray, sddmm, sparse_attention, sparse_softmax, spmm
+from sgap_jax import SparseArray, sddmm, sparse_attention, sparse_softmax, spgemm, spmm
 
 B = jnp.arange(12.0).reshape(4, 3) + 1
 values, offsets, columns = np.float32([2, 3, 5]), np.int32([0, 1, 3]), np.int32([1, 0, 2])
@@ -48,6 +48,11 @@ np.testing.assert_allclose(got, [B[1].sum(), 0, B[2].sum()])
 q, k = jnp.ones((2, 1, 3)) * 0.1, B[:, None]
 out = run(lambda A: sparse_attention(q, k, k, A), columns=FAR)
 np.testing.assert_allclose(out[:, 0], B[1:3], rtol=1e-6)
+""",
+    "a product of two sparse matrices": """
+S = SparseArray.from_dense(np.eye(4, 3, dtype=np.float32))
+got = run(lambda A: spgemm(A, S, nse=6).todense(), columns=FAR)
+np.testing.assert_allclose(got, [[0, 2, 0], [0, 0, 5]])
 """,
     "softmax": """
 got = run(lambda A: sparse_softmax(A).values, columns=FAR)

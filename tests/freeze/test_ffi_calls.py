@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 from kernel_results import all_cases
 
-from sgap_jax import CVS, OctetTile, SparseArray, einsum, sddmm, select, sparse_attention, spmm
+from sgap_jax import (
+    CVS,
+    OctetTile,
+    SparseArray,
+    einsum,
+    sddmm,
+    select,
+    sparse_attention,
+    spgemm,
+    spmm,
+)
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
@@ -68,6 +78,8 @@ def programs():
         product = partial(spmm, transpose=transpose, schedule=OctetTile(8))
         yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
+    S = SparseArray.from_dense(np.ones((3, 2), np.float32))
+    yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))
     yield lambda *x: einsum("ij,j,jr->ir", *x), (made(*arrays), *factors)
     unchecked = lambda x, B, *arrays: einsum("ij,j,jr->ir", made(*arrays), x, B)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from attention_twin import scatter, twin
-from battery import BATTERY, array
+from battery import BATTERY, array, from_row_lengths
 from conftest import BACKENDS, row_schedule
 from gspmm_oracle import away_from_zero
 
@@ -22,6 +22,7 @@ from sgap_jax import (
     sddmm,
     sparse_attention,
     sparse_softmax,
+    spgemm,
     spmm,
     spmv,
 )
@@ -39,11 +40,17 @@ TENSOR = SparseArray.from_coordinates(
 LONG_VECTORS = A.asformat(CVS(16))  # also past the end; CUDA kernels have this length
 MASK = jnp.asarray(CASE.dense() != 0)
 M, K = CASE.shape
+SECOND = array(from_row_lengths("second", 6, [2, 0, 6, 1, 3, 0, 2, 2, 1]), jnp.float64)
+MASKED = array(from_row_lengths("mask", 6, [0, 2, 3, 1, 6, 2, 0, 1]), jnp.float64)
 ROWS, COLS = jnp.asarray(CASE.rows), jnp.asarray(CASE.column_indices)
 
 
 def dense(v):
     return jnp.zeros((M, K)).at[ROWS, COLS].set(v)
+
+
+def dense_second(w):
+    return jnp.zeros(SECOND.shape).at[SECOND.coordinates()].set(w)
 
 
 def normal(*shape, seed=0):
@@ -252,6 +259,16 @@ OPS = {
         lambda v, s: finite_row_max(VECTORS, VECTOR_MASK, v, row_schedule(s)),
         lambda v: masked_max(dense_vectors(v), VECTOR_MASK),
         (normal(*VECTORS.values.shape),),
+    ),
+    "spgemm": (
+        lambda v, w, s: spgemm(A.with_values(v), SECOND.with_values(w)).todense(),
+        lambda v, w: dense(v) @ dense_second(w),
+        (A.values, SECOND.values),
+    ),
+    "spgemm_mask": (
+        lambda v, w, s: spgemm(SECOND.with_values(w).T, A.with_values(v).T, mask=MASKED.T).values,
+        lambda v, w: (dense(v) @ dense_second(w))[tuple(MASKED.coordinates())],
+        (A.values, SECOND.values),
     ),
     "row_sum": (
         lambda v, s: row_sum(A.with_values(v), schedule=row_schedule(s)),

@@ -38,6 +38,7 @@ from sgap_jax import (
     sddmm,
     sparse_attention,
     sparse_softmax,
+    spgemm,
     spmm,
     spmv,
 )
@@ -139,6 +140,8 @@ def products(cases):
         "spmm, BCSR(2, 3)", spmm, cases.matrix(UNEVEN, BCSR(2, 3)), cases.random_values(180, 17)
     )
     cases.add("spmv, CSR", spmv, A, B[:, 0])
+    masked = lambda A, C: spgemm(A.T, A, mask=C).values
+    cases.add("spgemm, CSR, at a mask", masked, A, matrix(cases.dtype, k, range(k), seed=6))
     batch = (cases.random_values(3, A.nnz, seed=2), cases.random_values(3, k, 9, seed=3))
     over = lambda A, v, B: jax.vmap(lambda v, B: spmm(A.with_values(v), B))(v, B)
     cases.add("spmm, CSR, a batch of three", over, A, *batch)

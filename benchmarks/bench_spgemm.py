@@ -1,0 +1,189 @@
+"""Products of two sparse matrices: python -m benchmarks.bench_spgemm [--quick] [--out FOLDER]
+
+`once` is A B from scratch: the structure of the result and its values. `values` is with the
+structure known, inside jit; the peers have nothing like it and do the work of `once`.
+`gradients` is the value and the gradients of sum((A B)^2) in the values of A and B.
+"""
+
+import argparse
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+
+from benchmarks import harness, machine, problems, timing
+from sgap_jax import SparseArray, spgemm, spgemm_plan
+
+
+def poisson(n):
+    """The five-point stencil on an n x n grid."""
+    line = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n))
+    return sp.kronsum(line, line)
+
+
+def interpolation(n):
+    """[n^2, (n / 2)^2]: each point of a coarse grid to its neighbours on the fine one."""
+    coarse = np.arange(n // 2)
+    rows = np.concatenate([2 * coarse, 2 * coarse + 1, 2 * coarse[1:] - 1])
+    columns = np.concatenate([coarse, coarse, coarse[1:]])
+    weights = np.repeat([1.0, 0.5, 0.5], [n // 2, n // 2, n // 2 - 1])
+    line = sp.csr_matrix((weights, (rows, columns)), shape=(n, n // 2))
+    return sp.kron(line, line)
+
+
+def squared(A):
+    return A, A
+
+
+def built(matrix):
+    return problems.BenchmarkProblem("", "", "", lambda: matrix).build()
+
+
+def stored(name):
+    return problems.select(names=[name])[0].build()
+
+
+# name -> the two factors
+PROBLEMS = {
+    "uniform_20k_0.1pct squared": lambda: squared(built(problems.uniform(20000, 20000, 1e-3))),
+    "poisson_512 squared": lambda: squared(built(poisson(512))),
+    "poisson_512 times interpolation": lambda: (built(poisson(512)), built(interpolation(512))),
+    "rmat_65k_500k squared": lambda: squared(built(problems.rmat(16, 8))),
+    "weights_2048_95pct, two of them": lambda: (
+        built(problems.pruned(2048, 2048, 0.95)),
+        built(problems.pruned(2048, 2048, 0.95, seed=1)),
+    ),
+    "bcsstk16 squared": lambda: squared(stored("bcsstk16")),
+    "pubmed squared": lambda: squared(stored("pubmed")),
+}
+QUICK = ("poisson_512 squared", "weights_2048_95pct, two of them")
+
+
+def with_mkl(A, B):
+    import sparse_dot_mkl
+
+    return lambda: sparse_dot_mkl.dot_product_mkl(A, B)
+
+
+def with_torch(A, B):
+    import torch
+
+    a, b = (
+        torch.sparse_csr_tensor(*map(torch.from_numpy, (X.indptr, X.indices, X.data)), X.shape)
+        for X in (A, B)
+    )
+    return lambda: a @ b
+
+
+def torch_gradients(A, B):
+    import torch
+
+    leaves = []
+    for X in (A.tocoo(), B.tocoo()):
+        places = torch.from_numpy(np.stack([X.row, X.col]).astype(np.int64))
+        leaves.append(torch.sparse_coo_tensor(places, torch.from_numpy(X.data), X.shape).coalesce())
+
+    def call():
+        a, b = (x.detach().requires_grad_() for x in leaves)
+        (torch.sparse.mm(a, b).coalesce().values() ** 2).sum().backward()
+        return b.grad
+
+    return call
+
+
+PEERS = {"scipy": lambda A, B: lambda: A @ B, "sparse_dot_mkl": with_mkl, "torch_csr": with_torch}
+
+
+def dense_of(result):
+    if isinstance(result, SparseArray):
+        return result.to_scipy()
+    if hasattr(result, "crow_indices"):
+        parts = (result.values(), result.col_indices(), result.crow_indices())
+        return sp.csr_matrix(tuple(x.numpy() for x in parts), shape=tuple(result.shape))
+    return result
+
+
+def check(name, result, right):
+    if abs(dense_of(result) - right).max() > 1e-4 * abs(right).max():
+        raise RuntimeError(f"{name} computes something else")
+
+
+def products(A, B, keep_structure):
+    own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
+    plan = spgemm_plan(*own)
+    known = jax.jit(lambda a, b, plan: spgemm(a, b, plan=plan).values)
+    right = A @ B
+    check("ours", plan.with_values(known(*own, plan)), right)
+    if keep_structure:
+        calls = {"ours": lambda: known(*own, plan).block_until_ready()}
+    else:
+        calls = {"ours": lambda: spgemm(*own).values.block_until_ready()}
+    for name, peer in PEERS.items():
+        try:
+            calls[name] = peer(A, B)
+        except ImportError as reason:
+            print(f"# {name}: {reason}")
+            continue
+        check(name, calls[name](), right)
+    return calls
+
+
+def gradients(A, B):
+    own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
+    plan = spgemm_plan(*own)
+
+    def loss(a, b, A, B, plan):
+        C = spgemm(A.with_values(a), B.with_values(b), plan=plan)
+        return jnp.sum(C.values**2)
+
+    step = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    values = own[0].values, own[1].values
+    calls = {"ours": lambda: jax.block_until_ready(step(*values, *own, plan))}
+    _, (_, slope) = calls["ours"]()
+    try:
+        calls["torch_coo"] = torch_gradients(A, B)
+    except ImportError as reason:
+        print(f"# torch_coo: {reason}")
+        return calls
+    found = calls["torch_coo"]().coalesce()
+    rows, columns = found.indices().numpy()
+    other = sp.csr_matrix((found.values().numpy(), (rows, columns)), shape=B.shape)
+    check("torch_coo", other, own[1].with_values(slope).to_scipy())
+    return calls
+
+
+KINDS = {
+    "once": lambda A, B: products(A, B, False),
+    "values": lambda A, B: products(A, B, True),
+    "gradients": gradients,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two problems; writes no file")
+    parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
+    args = parser.parse_args(argv)
+    rows, about_run = [], harness.stamp()
+    for name in QUICK if args.quick else PROBLEMS:
+        try:
+            A, B = PROBLEMS[name]()
+        except problems.Unavailable as reason:
+            print(f"# {name}: {reason}")
+            continue
+        for kind, contenders in KINDS.items():
+            found = timing.measure(contenders(A, B), 3 if args.quick else timing.ROUNDS)
+            own = found.pop("ours").seconds
+            row = {"problem": f"{name}: {kind}", "us": 1e6 * own}
+            row |= {f"x_{peer}": x.seconds / own for peer, x in found.items()}
+            ratios = ", ".join(f"{peer} {x.seconds / own:.2f}" for peer, x in found.items())
+            print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
+            rows.append({"n": "", "schedule": ""} | row | about_run)
+    if args.out or not args.quick:
+        harness.write((args.out or machine.results_dir()) / "spgemm.csv", rows, whole=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+// The product C = A B of two sparse matrices by rows (Gustavson), sampled at a given pattern of C;
+// and that pattern.
+//   out[b, p] = sum over entries e of row i of A, then entries q of row column(e) of B with
+//               column(q) = j,  of a[b, e] * b[b, q]            for the entry p = (i, j) of C
+// in this order, in the accumulator of the dtype, rounded once.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/common/dtype.h"
+
+namespace sgap {
+
+// Index arrays in CSR, valid.
+struct SparseRows {
+  const int32_t* offsets;  // [rows + 1]
+  const int32_t* indices;
+};
+
+// Rows of one task: consecutive ones, task = batch * row_tasks + index.
+struct SpgemmArgs {
+  Dtype dtype;
+  SparseRows a, b, c;
+  int64_t columns;       // of B and C
+  const void* a_values;  // [batch or 1, a_entries]
+  const void* b_values;  // [batch or 1, b_entries]
+  void* out;             // [batch, c_entries]
+  int64_t a_stride, b_stride, out_stride;
+  bool complete;  // whether each product has a place: a row where one has none becomes NaN
+  const int32_t* task_rows;  // [row_tasks + 1]
+  int64_t row_tasks;
+  char* scratch;  // SpgemmScratch() bytes; the first columns * 4 are zero before and after a task
+};
+
+// Bytes for a place of each column, then for the sums of one row of C with 0 for what has none.
+inline int64_t SpgemmScratch(int64_t columns, int64_t longest, int64_t accumulator_bytes) {
+  return (columns * 4 + 63) / 64 * 64 + (longest + 1) * accumulator_bytes;
+}
+
+// A set of columns as bits, and for each word of 64 whether it has some, twice: ascending columns
+// come out in time linear in their number.
+struct SpgemmPatternArgs {
+  SparseRows a, b;
+  int64_t columns;
+  int32_t* counts;         // [rows] columns of each row of C, or null
+  const int32_t* offsets;  // [rows + 1] where the columns of each row go, with room for them
+  int32_t* indices;        // or null
+  const int32_t* task_rows;
+  uint64_t* scratch;  // ColumnSetWords() words, zero before and after a task
+};
+
+inline int64_t ColumnSetWords(int64_t columns) {
+  const int64_t words = columns / 64 + 1, above = words / 64 + 1;
+  return words + above + above / 64 + 1;
+}
+
+}  // namespace sgap

@@ -1,0 +1,445 @@
+"""SpGEMM: the product of two sparse matrices, with a sparse result."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import capacity, checks
+from sgap_jax.formats import structure as structures
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSC, CSR
+from sgap_jax.formats.stored import StoredArray
+from sgap_jax.primitives._define import (
+    accumulator,
+    bind,
+    check_schedule,
+    check_sparse,
+    define,
+    ffi_lowering,
+    is_linear_operand,
+    joint_batch,
+    out_aval,
+    row_of_entry,
+    structure,
+)
+from sgap_jax.primitives._vectors import as_listed, by_rows
+from sgap_jax.schedules import Reference, Schedule
+
+_OP = "spgemm"
+_KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def spgemm(
+    A: SparseArray,
+    B: SparseArray,
+    *,
+    mask: SparseArray | None = None,
+    plan: SparseArray | None = None,
+    nse: int | None = None,
+    schedule: Schedule | None = None,
+) -> SparseArray:
+    """Sparse x sparse matrix product: C = A B with a sparse C, or (A B) sampled at a mask.
+
+        C[i, j] = sum over l of A[i, l] B[l, j]
+
+    C stores an entry wherever A[i, l] and B[l, j] are both stored for some l, also where the sum is
+    zero. Its structure depends on theirs alone:
+
+    - Of concrete structures it is computed at once, outside of the trace (the symbolic phase).
+    - `plan` is such a structure, from `spgemm_plan` or of an earlier result: only values are
+      computed (the numeric phase), inside jit too. Where A and B have a product without a place in
+      it, that row of C is NaN (for integers the product is left out).
+    - `mask` is any pattern: C is computed at its entries alone, as GraphBLAS's masked product.
+    - Inside jit, for traced structures, `nse` is a capacity; `C.overflow` counts what did not fit.
+
+    Differentiable to any order in `A.values` and `B.values`, forward and reverse: the gradients are
+    products sampled at A and at B, (dC B^T) at A and (A^T dC) at B. Nothing dense is formed.
+
+    Args:
+      A: sparse [m, k] in CSR, CSC, COO or CSF. Numbers of any dtype: float32, float64, bfloat16 and
+        float16 have kernels on the CPU, others and other platforms run in plain JAX.
+      B: sparse [k, n], likewise.
+      mask: sparse [m, n], likewise; its values are not read.
+      plan: as mask.
+      nse: how many entries C can store (static).
+      schedule: `Reference()` for plain JAX; None for the kernel where there is one.
+
+    Returns:
+      C [m, n] in the promoted dtype of A and B: with the structure and format of `mask` or `plan`,
+      else in CSR, or in CSC if both are CSC; columns ascend in each row. Sums are carried in
+      float32 (float64 for float64) in the order of A's entries, and rounded once: on the CPU the
+      same bits for any number of threads.
+
+    Raises:
+      TypeError: A, B, mask or plan is not a SparseArray.
+      ValueError: shapes do not match; structures are traced and there is neither mask, plan nor
+        nse; more than one of these; nse is too small for concrete structures, or A B has 2^31
+        entries or more.
+      NotImplementedError: formats of vectors or blocks.
+
+    Source: TACO scheduling, section 3 (iteration over products of sparse operands); Gustavson, "Two
+    fast algorithms for sparse matrices" (1978); sampling as in Davis, "SuiteSparse:GraphBLAS".
+    """
+    _check(A, B)
+    check_schedule(_OP, schedule)
+    if schedule is not None and not isinstance(schedule, Reference):
+        raise NotImplementedError(f"{_OP}: expected schedule=Reference() or None, got {schedule}")
+    given = {name: x for name, x in (("mask", mask), ("plan", plan), ("nse", nse)) if x is not None}
+    if len(given) > 1:
+        raise ValueError(f"{_OP}: expected one of mask, plan and nse, got {' and '.join(given)}")
+    pattern = mask if plan is None else plan
+    if pattern is None:
+        return _sampled(A, B, spgemm_plan(A, B, nse=nse), schedule, complete=nse is None)
+    name = "mask" if plan is None else "plan"
+    _check_matrix(name, pattern)
+    if pattern.shape != (A.shape[0], B.shape[1]):
+        expected = (A.shape[0], B.shape[1])
+        raise ValueError(f"{_OP}: {name}: expected shape {expected}, got {pattern.shape}")
+    return _sampled(A, B, pattern, schedule, complete=plan is not None)
+
+
+def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> SparseArray:
+    """The structure of C = A B: the symbolic phase of a sparse product, for calls of
+    `spgemm(A, B, plan=...)` with other values, inside jit too.
+
+    Args:
+      A: sparse [m, k] in CSR, CSC, COO or CSF; its values are not read.
+      B: sparse [k, n], likewise.
+      nse: how many entries it can store (static); None: as many as there are, for which the
+        structures of A and B must be concrete.
+
+    Returns:
+      A SparseArray [m, n] with zeros as values, in the promoted dtype of A and B; CSR, or CSC if
+      both are CSC. `overflow` counts entries that did not fit.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as `spgemm`.
+    """
+    _check(A, B)
+    if A.format == B.format == CSC:
+        return spgemm_plan(B.T, A.T, nse=nse).T
+    nse = None if nse is None else checks.check_count(nse, "nse", _OP)
+    dtype = jnp.result_type(A.values, B.values)
+    left, right = (_by_rows(X)[1] for X in (A, B))
+    arrays = left.offsets, left.indices, right.offsets, right.indices
+    shape = A.shape[0], B.shape[1]
+    if checks.is_traced(*arrays):
+        if nse is None:
+            raise ValueError(
+                f"{_OP}: the structure of A or B is traced, so that of A B is not known; pass a "
+                "plan, made by spgemm_plan(A, B) outside of jit, a mask, or a capacity nse"
+            )
+        offsets, indices = _pattern(*arrays, columns=shape[1], nse=nse)
+        transposed = structures.transpose_structure(offsets, indices, shape[1])
+        fields = structures.as_fields(((), (offsets, indices)), transposed, checked=False)
+    else:
+        fields, nse = _concrete_pattern(arrays, shape[1], nse)
+    return SparseArray(values=jnp.zeros(nse, dtype), **fields, shape=shape, format=CSR)
+
+
+def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dict[str, Any], int]:
+    """The fields of A B, and its capacity; on the host, which every platform has."""
+    host = jax.local_devices(backend="cpu")[0]
+    with structures.concrete(), jax.default_device(host):
+        arrays = tuple(jnp.asarray(np.asarray(x)) for x in arrays)
+        offsets = _offsets(*arrays, columns=columns)
+        count = int(offsets[-1])
+        if count == checks.INT32_MAX:
+            raise ValueError(f"{_OP}: A B has {count} entries or more; index arrays are int32")
+        if nse is not None and count > nse:
+            raise ValueError(
+                f"{_OP}: nse: expected at least {count}, the number of entries of A B, got {nse}"
+            )
+        indices = _indices(*arrays, offsets, columns=columns, nse=count)
+        transposed = structures.transpose_structure(offsets, indices, columns)
+        fields = structures.as_fields(((), (offsets, indices)), transposed, checked=True)
+        if nse is not None and nse > count:
+            padded = capacity.padded(fields | {"values": jnp.zeros(count)}, nse, _OP)
+            fields = {name: padded[name] for name in fields}
+        return fields, count if nse is None else nse
+
+
+def _offsets(*arrays: Any, columns: int) -> Any:
+    """Row offsets of A B, which end at 2^31 - 1 if there are as many entries or more."""
+    like = jax.ShapeDtypeStruct(arrays[0].shape, jnp.int32)
+    call = jax.ffi.ffi_call("sgap_spgemm_offsets_v1", like, vmap_method="sequential")
+    return structures.varying_like(call(*arrays, columns=np.int64(columns)), *arrays)
+
+
+def _indices(*arrays: Any, columns: int, nse: int) -> Any:
+    """Column indices of A B, of as many entries as the offsets (the last operand) have room for."""
+    like = jax.ShapeDtypeStruct((nse,), jnp.int32)
+    call = jax.ffi.ffi_call("sgap_spgemm_indices_v1", like, vmap_method="sequential")
+    return structures.varying_like(call(*arrays, columns=np.int64(columns)), *arrays)
+
+
+def _pattern(*arrays: Any, columns: int, nse: int) -> tuple[Any, Any]:
+    """Offsets and indices of A B in a capacity; the last offset counts what does not fit too."""
+
+    def kernels(*arrays: Any) -> tuple[Any, Any]:
+        offsets = _offsets(*arrays, columns=columns)
+        return offsets, _indices(*arrays, offsets, columns=columns, nse=nse)
+
+    def plain(*arrays: Any) -> tuple[Any, Any]:
+        # Through a dense [m, n] array of flags.
+        rows, inner = arrays[0].shape[0] - 1, arrays[2].shape[0] - 1
+        a, b = Rows(*arrays[:2]).well_formed(inner), Rows(*arrays[2:]).well_formed(columns)
+        row = row_of_entry(a.offsets, a.indices.shape[0])
+
+        def mark(flags: Any, entry: Any, column: Any) -> Any:
+            return flags.at[jnp.where(column < 0, rows, row), column].set(True, mode="drop")
+
+        flags = _each_product(a, b, mark, jnp.zeros((rows, columns), bool))
+        shape = rows, columns
+        fields = capacity.of_dense(flags, shape=shape, format=CSR, nse=nse)
+        return tuple(fields["index_arrays"][1])
+
+    return jax.lax.platform_dependent(*arrays, cpu=kernels, default=plain)
+
+
+class Rows(NamedTuple):
+    """Index arrays of a matrix by rows, and of its transpose."""
+
+    offsets: Any
+    indices: Any
+    transposed_offsets: Any = None
+    transposed_indices: Any = None
+    permutation: Any = None
+
+    def transpose(self) -> "Rows":
+        inverse = structures.invert_permutation(self.permutation)
+        return Rows(*self[2:4], *self[:2], inverse)
+
+    def well_formed(self, size: int) -> "Rows":
+        return Rows(*structures.well_formed(self.offsets, self.indices, size), *self[2:])
+
+
+def _by_rows(A: SparseArray) -> tuple[Any, Rows]:
+    """Values and index arrays of A by rows."""
+    base, by_columns = by_rows(A)
+    rows = Rows(*structure(base))
+    if not by_columns:
+        return base.values, rows
+    return structures.whole(base.values)[rows.permutation], rows.transpose()
+
+
+def _sampled(
+    A: SparseArray, B: SparseArray, pattern: SparseArray, schedule: Schedule | None, complete: bool
+) -> SparseArray:
+    if pattern.format.modes[0] == 1:  # (A B)^T = B^T A^T
+        return _sampled(B.T, A.T, pattern.T, schedule, complete).T
+    values = _values(A, B, pattern, schedule=schedule, complete=complete)
+    return pattern.with_values(values)
+
+
+@partial(jax.jit, static_argnames=("schedule", "complete"), inline=True)
+def _values(
+    A: SparseArray,
+    B: SparseArray,
+    pattern: SparseArray,
+    *,
+    schedule: Schedule | None,
+    complete: bool,
+) -> jax.Array:
+    dtype = jnp.result_type(A.values, B.values)
+    (a, a_rows), (b, b_rows) = _by_rows(A), _by_rows(B)
+    _, c_rows = _by_rows(pattern)
+    shape = (*A.shape, B.shape[1])
+    values = _bind(
+        a[None].astype(dtype),
+        b[None].astype(dtype),
+        a_rows,
+        b_rows,
+        c_rows,
+        shape=shape,
+        complete=complete,
+        schedule=schedule,
+    )[0]
+    return as_listed(pattern, values)
+
+
+# Operands of the primitive: a [B|1, entries of A], b [B|1, entries of B], then the five arrays of
+# `Rows` of each of A [m, k], B [k, n] and C [m, n]; those of the transposes serve the derivatives.
+# Result: [B, entries of C].
+
+
+def _bind(a: Any, b: Any, *rows: Rows, **params: Any) -> Any:
+    return bind(spgemm_p, a, b, *(x for each in rows for x in each), **params)
+
+
+def _split(arrays: Any) -> tuple[Rows, Rows, Rows]:
+    return Rows(*arrays[:5]), Rows(*arrays[5:10]), Rows(*arrays[10:])
+
+
+def _abstract_eval(
+    a: Any, b: Any, *arrays: Any, shape: tuple[int, int, int], complete: bool, schedule: Any
+) -> Any:
+    of_a, of_b, of_c = _split(arrays)
+    assert a.dtype == b.dtype and a.shape[1:] == of_a.indices.shape
+    assert b.shape[1:] == of_b.indices.shape
+    batch = joint_batch(a.shape[0], b.shape[0])
+    return out_aval(a, (batch, *of_c.indices.shape), a.dtype)
+
+
+def _each_product(a: Rows, b: Rows, step: Any, state: Any) -> Any:
+    """Folds `state = step(state, entry, column)` over the entries of the rows of B that A's entries
+    meet: arrays [entries of A], the t-th entry of each row at the t-th step. `column` is -1 where a
+    row has no more."""
+    if 0 in (*a.indices.shape, *b.indices.shape):
+        return state
+    row, last = jnp.maximum(a.indices, 0), b.indices.shape[0] - 1
+    begin = b.offsets[row]
+    count = jnp.where(a.indices < 0, 0, b.offsets[row + 1] - begin)
+
+    def body(t: Any, state: Any) -> Any:
+        entry = jnp.minimum(begin + t, last)
+        return step(state, entry, jnp.where(t < count, b.indices[entry], -1))
+
+    return jax.lax.fori_loop(0, jnp.max(count), body, state)
+
+
+class _Places:
+    """Finds entries of a pattern, whose columns may be in any order and repeated."""
+
+    def __init__(self, pattern: Rows) -> None:
+        self.rows = row_of_entry(pattern.offsets, pattern.indices.shape[0])
+        every = structures.positions(pattern.indices.shape[0])
+        _, self.columns, self.order = jax.lax.sort(
+            (self.rows, pattern.indices, every), num_keys=2, is_stable=True
+        )
+        self.offsets = pattern.offsets
+
+    def first(self, row: Any, column: Any) -> tuple[Any, Any]:
+        """For each (row, column): the first such entry in sorted order, and whether one exists."""
+        end = self.offsets[row + 1]
+
+        def halve(_: int, bounds: tuple) -> tuple:
+            low, high = bounds
+            middle = low + (high - low) // 2
+            less = self.columns[middle] < column
+            inside = low < high
+            return jnp.where(inside & less, middle + 1, low), jnp.where(
+                inside & ~less, middle, high
+            )
+
+        # 31 halvings end any search: entries are counted in int32.
+        place, _ = jax.lax.fori_loop(0, 31, halve, (self.offsets[row], end))
+        return place, (place < end) & (self.columns[place] == column)
+
+
+def _reference(
+    a: Any, b: Any, *arrays: Any, shape: tuple[int, int, int], complete: bool, schedule: Any
+) -> Any:
+    (m, k, n), dtype = shape, a.dtype
+    left, right, pattern = (
+        rows.well_formed(size) for rows, size in zip(_split(arrays), (k, n, n), strict=True)
+    )
+    batch, count = joint_batch(a.shape[0], b.shape[0]), pattern.indices.shape[0]
+    if 0 in (m, k, n, count):
+        return jnp.zeros((batch, count), dtype)
+    wide = jnp.dtype(jnp.int32) if dtype == jnp.bool_ else accumulator(dtype)
+    places = _Places(pattern)
+    row = jnp.minimum(row_of_entry(left.offsets, left.indices.shape[0]), m - 1)
+
+    def step(state: Any, entry: Any, column: Any) -> Any:
+        sums, missing = state
+        place, found = places.first(row, column)
+        products = a.astype(wide) * b[:, entry].astype(wide)
+        sums = sums.at[:, jnp.where((column >= 0) & found, place, count)].add(products, mode="drop")
+        lost = jnp.where((column >= 0) & ~found, row, m)
+        return sums, missing.at[lost].set(True, mode="drop")
+
+    state = jnp.zeros((batch, count), wide), jnp.zeros(m, bool)
+    sums, missing = _each_product(left, right, step, state)
+    own_row, own_column = jnp.minimum(places.rows, m - 1), places.columns
+    first, _ = places.first(own_row, own_column)  # entries of one place have one sum
+    part = (own_column >= 0) & (places.rows < m)
+    values = jnp.where(part, sums[:, first], 0).astype(dtype)
+    if complete and jnp.issubdtype(dtype, jnp.inexact):
+        values = jnp.where(part & missing[own_row], jnp.nan, values)
+    return jnp.zeros_like(values).at[:, places.order].set(values, unique_indices=True)
+
+
+def _cpu(
+    ctx: Any,
+    a: Any,
+    b: Any,
+    *arrays: Any,
+    shape: tuple[int, int, int],
+    complete: bool,
+    schedule: Schedule | None,
+) -> Any:
+    symbolic = jax.export.is_symbolic_dim(shape[2])
+    if schedule is not None or symbolic or ctx.avals_in[0].dtype.name not in _KERNEL_DTYPES:
+        return None
+    operands = [*(x for rows in _split(arrays) for x in rows[:2]), a, b]
+    return ffi_lowering(
+        "sgap_spgemm_csr_v1", ctx, operands, columns=np.int64(shape[2]), complete=complete
+    )
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
+    (a, b, *arrays), (da, db, *_) = primals, tangents
+    call = partial(bind, spgemm_p)
+    return (
+        call(a, b, *arrays, **params),
+        None if da is None else call(da, b, *arrays, **params),
+        None if db is None else call(a, db, *arrays, **params),
+    )
+
+
+def _transpose(
+    cotangent: Any,
+    a: Any,
+    b: Any,
+    *arrays: Any,
+    shape: tuple[int, int, int],
+    complete: bool,
+    schedule: Any,
+) -> tuple[int, Any]:
+    (m, k, n), (of_a, of_b, of_c) = shape, _split(arrays)
+    params = dict(complete=False, schedule=schedule)
+    if is_linear_operand(a):  # (dC B^T) at A
+        b = b[:, of_b.permutation]
+        return 0, _bind(cotangent, b, of_c, of_b.transpose(), of_a, shape=(m, n, k), **params)
+    a = a[:, of_a.permutation]  # (A^T dC) at B
+    return 1, _bind(a, cotangent, of_a.transpose(), of_c, of_b, shape=(k, m, n), **params)
+
+
+spgemm_p = define(
+    "spgemm",
+    data=2,
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    cpu=_cpu,
+    jvp=_jvp,
+    transpose=_transpose,
+)
+
+
+def _check_matrix(name: str, x: Any) -> None:
+    check_sparse(_OP, name, x)
+    if x.format.block_shape or x.format.dense_modes:
+        raise NotImplementedError(
+            f"{_OP}: {name}: expected a format of entries, got {x.format}; the nearest is "
+            f"{name}.asformat(CSR)"
+        )
+
+
+def _check(A: Any, B: Any) -> None:
+    _check_matrix("A", A)
+    _check_matrix("B", B)
+    if A.shape[1] != B.shape[0]:
+        raise ValueError(
+            f"{_OP}: B: expected {A.shape[1]} rows, as A has columns, got shape {B.shape}"
+        )
+
+
+def _sparse_product(A: Any, B: Any) -> Any:
+    return spgemm(A, B)
+
+
+StoredArray._sparse_product = _sparse_product

@@ -1,0 +1,280 @@
+"""Products of two sparse matrices against loops over pairs of their entries."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array, cast, from_row_lengths, rounded
+from native_call import kernel_isas, run
+from tolerance import DTYPES, assert_within, sum_bound
+from unchecked_structures import KINDS, entries, spoiled
+
+from sgap_jax import COO, CSC, CSF, CSR, Reference, SparseArray, random, spgemm, spgemm_plan
+from sgap_jax.runtime.native import native
+
+SCHEDULES = [None, Reference()]
+
+
+def second(case, n=37):
+    """A matrix to multiply a case by: rows of every length, some of them empty."""
+    lengths = (np.arange(case.shape[1]) * 7) % min(n, 11) * (np.arange(case.shape[1]) % 5 > 0)
+    return from_row_lengths("second", n, list(lengths), seed=3)
+
+
+def products(A, B, dtype="float64"):
+    """{(i, j): [sum, sum of magnitudes, number of products]} of two cases."""
+    a, b = (rounded(case.values, dtype) for case in (A, B))
+    found = collections.defaultdict(lambda: np.zeros(3))
+    for e, (i, k) in enumerate(zip(A.rows, A.column_indices, strict=False)):
+        for q in range(B.row_offsets[k], B.row_offsets[k + 1]):
+            term = a[e] * b[q]
+            found[int(i), int(B.column_indices[q])] += term, abs(term), 1
+    return found
+
+
+def structure_of(found, rows):
+    """Offsets and column indices of the places of products, in order."""
+    places = sorted(found)
+    counts = np.bincount([i for i, _ in places], minlength=rows) if places else np.zeros(rows)
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return offsets, np.int32([j for _, j in places])
+
+
+def assert_values(values, places, found, dtype):
+    sums, magnitudes, terms = np.reshape([found.get(p, np.zeros(3)) for p in places], (-1, 3)).T
+    assert_within(values, sums, sum_bound(sums, magnitudes, terms, dtype))
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BATTERY)
+def test_kernels(name, dtype, isa):
+    """Offsets, indices and values by the handlers, on every instruction set."""
+    A = BATTERY[name]
+    B = second(A)
+    found, (m, n) = products(A, B, dtype), (A.shape[0], B.shape[1])
+    arrays, columns = [A.row_offsets, A.column_indices, B.row_offsets, B.column_indices], n
+    want = structure_of(found, m)
+    result = ((m + 1,), np.int32)
+    (offsets,) = run("sgap_spgemm_offsets_v1", arrays, [result], dict(columns=columns), isa)
+    np.testing.assert_array_equal(offsets, want[0])
+    for capacity in (len(want[1]), len(want[1]) + 3):
+        result = ((capacity,), np.int32)
+        operands = [*arrays, offsets]
+        (indices,) = run("sgap_spgemm_indices_v1", operands, [result], dict(columns=columns), isa)
+        np.testing.assert_array_equal(indices[: len(want[1])], want[1])
+        assert not indices[len(want[1]) :].any()
+    values = [cast(x.values, dtype)[None] for x in (A, B)]
+    mask = from_row_lengths("mask", n, list(np.arange(m) * 3 % 31), seed=5, padding=4)
+    for complete, (offsets, indices) in enumerate(
+        [(mask.row_offsets, mask.column_indices), (want[0], want[1])]
+    ):
+        result = ((1, len(indices)), values[0].dtype)
+        operands = [*arrays, offsets, indices, *values]
+        attributes = dict(columns=columns, complete=bool(complete))
+        (out,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
+        rows = np.repeat(np.arange(m), np.diff(offsets))
+        places = list(zip(rows.tolist(), indices.tolist(), strict=False))
+        assert_values(out[0][: len(places)], places, found, dtype)
+        assert not out[0][len(places) :].any()
+
+
+@pytest.mark.seconds(check=3, test=8)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
+@pytest.mark.parametrize("name", ["empty_rows_at_both_ends", "every_length", "padded", "no_rows"])
+def test_operator_formats_and_dtypes(name, schedule):
+    A, turn = BATTERY[name], list(BATTERY).index(name)
+    B = second(A)
+    dtype = DTYPES[turn % 4]
+    found = products(A, B, dtype)
+    for of_a, of_b in [(CSR, CSR), (CSC, CSC), (COO, CSC), (CSC, CSF(2))]:
+        left, right = array(A, dtype, of_a), array(B, dtype, of_b)
+        C = spgemm(left, right, schedule=schedule)
+        assert C.format == (CSC if of_a == of_b == CSC else CSR) and C.is_checked
+        assert C.shape == (A.shape[0], B.shape[1]) and C.dtype == dtype
+        places = [tuple(map(int, place)) for place in np.transpose(C.coordinates())]
+        assert sorted(places) == sorted(found) and len(set(places)) == len(places)
+        assert_values(C.values, places, found, dtype)
+    again = array(A, dtype) @ array(B, dtype)
+    np.testing.assert_array_equal(again.values, spgemm(array(A, dtype), array(B, dtype)).values)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
+def test_masks_in_any_format_and_a_plan_inside_jit(schedule):
+    A = BATTERY["every_length"]
+    B = second(A)
+    found, left, right = products(A, B), array(A, "float64"), array(B, "float64")
+    mask = from_row_lengths("mask", B.shape[1], list(np.arange(A.shape[0]) % 23), 7, padding=5)
+    for format in (CSR, CSC, COO):
+        sampled = array(mask, "float64", format)
+        C = jax.jit(lambda a, b, m: spgemm(a, b, mask=m, schedule=schedule))(left, right, sampled)
+        assert C.format == format and C.nnz == sampled.nnz
+        i, j = map(np.asarray, C.coordinates())
+        inside = i < A.shape[0]
+        places = list(zip(i[inside].tolist(), j[inside].tolist(), strict=True))
+        assert len(places) == mask.stored
+        assert_values(np.asarray(C.values)[inside], places, found, "float64")
+        assert not np.asarray(C.values)[~inside].any()
+    plan = spgemm_plan(left, right)
+    step = jax.jit(lambda a, b, p: spgemm(a, b, plan=p, schedule=schedule))
+    for scale in (1.0, -3.0):
+        C = step(left.with_values(scale * left.values), right, plan)
+        places = list(zip(*(x.tolist() for x in map(np.asarray, C.coordinates())), strict=True))
+        scaled = {
+            place: np.array([scale * s, abs(scale) * m, n]) for place, (s, m, n) in found.items()
+        }
+        assert sorted(places) == sorted(found)
+        assert_values(C.values, places, scaled, "float64")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
+def test_a_plan_of_other_structures_gives_nan_and_no_wrong_row(schedule):
+    A = SparseArray.from_dense(np.float32([[1, 0, 2], [0, 3, 0], [0, 0, 4]]))
+    B = SparseArray.from_dense(np.float32([[1, 0], [0, 2], [5, 6]]))
+    plan = SparseArray.from_dense(np.float32([[1, 0], [0, 1], [1, 1]]))
+    got = np.asarray(spgemm(A, B, plan=plan, schedule=schedule).todense())
+    np.testing.assert_array_equal(got, [[np.nan, 0], [0, 6], [20, 24]])
+    masked = np.asarray(spgemm(A, B, mask=plan, schedule=schedule).todense())
+    np.testing.assert_array_equal(masked, [[11, 0], [0, 6], [20, 24]])
+
+
+def test_a_capacity_inside_jit():
+    A = BATTERY["empty_rows_at_both_ends"]
+    B = second(A)
+    found, (left, right) = products(A, B), (array(x, "float64") for x in (A, B))
+    for nse in (len(found), len(found) + 4, len(found) - 3):
+        C = jax.jit(lambda a, b, nse=nse: spgemm(a, b, nse=nse))(left, right)
+        assert C.nnz == nse and int(C.overflow) == max(len(found) - nse, 0)
+        i, j = map(np.asarray, C.coordinates())
+        kept = sorted(found)[:nse]
+        assert list(zip(i.tolist(), j.tolist(), strict=True))[: len(kept)] == kept
+        assert_values(np.asarray(C.values)[: len(kept)], kept, found, "float64")
+        assert not np.asarray(C.values)[len(kept) :].any()
+    with pytest.raises(ValueError, match=f"{len(found)}"):
+        C.checked()
+    padded = spgemm(left, right, nse=len(found) + 4)
+    assert padded.nnz == len(found) + 4 and padded.is_checked
+    np.testing.assert_allclose(padded.todense(), left.todense() @ right.todense(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex128"])
+def test_values_without_kernels(dtype):
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(-2, 3, shape) * (1 + (dtype[0] == "c") * 1j) for shape in [(9, 7), (7, 8)])
+    A, B = (SparseArray.from_dense(cast(z, dtype)) for z in (x, y))
+    C = A @ B
+    assert C.dtype == dtype
+    np.testing.assert_array_equal(C.todense(), cast(x, dtype) @ cast(y, dtype))
+
+
+def test_the_same_bits_for_any_number_of_threads():
+    A, B = random((900, 700), density=0.02, seed=1), random((700, 800), density=0.03, seed=2)
+    C = spgemm(A, B)
+    arrays = [np.asarray(x) for S in (A, B, C) for x in (S.row_offsets, S.column_indices)]
+    operands = [*arrays, np.stack([A.values, -A.values]), np.asarray(B.values)[None]]
+    attributes, result = dict(columns=800, complete=True), ((2, C.nnz), np.float32)
+    for threads in (1, 2, 5):
+        (out,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, native.isa(), threads)
+        np.testing.assert_array_equal(out, np.stack([C.values, -C.values]))
+        (offsets,) = run(
+            "sgap_spgemm_offsets_v1",
+            arrays[:4],
+            [((901,), np.int32)],
+            dict(columns=800),
+            native.isa(),
+            threads,
+        )
+        np.testing.assert_array_equal(offsets, C.row_offsets)
+
+
+def test_a_large_number_of_columns():
+    """Three levels of the set of columns, and rows next to none."""
+    n = 3 << 18
+    columns = np.int32([0, 63, 64, 4095, 4096, (1 << 18) - 1, 1 << 18, n - 1])
+    B = SparseArray.from_coordinates(
+        np.stack([np.arange(8) % 3, columns], 1), np.arange(1.0, 9), (3, n)
+    )
+    A = SparseArray.from_dense(np.float64([[1, 0, 0], [2, 3, 4], [0, 0, 0], [0, 0, 5]]))
+    C = A @ B
+    want = np.asarray(A.todense()) @ B.to_scipy().toarray()
+    np.testing.assert_array_equal(C.to_scipy().toarray(), want)
+    assert C.nnz == np.count_nonzero(want)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unchecked_structures(kind, schedule):
+    shapes = [(6, 5), (5, 7), (6, 7)]
+    for seed in range(3):
+        made = [spoiled(CSR, shape, kind, seed + 10 * i) for i, shape in enumerate(shapes)]
+        arrays = [a[0] for a in made]
+        rng = np.random.default_rng(seed)
+        values = [rng.standard_normal(index[1].shape[0]) for index in arrays]
+        of = [entries(CSR, index, shape) for index, shape in zip(arrays, shapes, strict=True)]
+
+        def product(values, arrays, complete=False):
+            A, B, C = (
+                SparseArray.from_arrays(v, *x, shape=shape)
+                for v, x, shape in zip(values, arrays, shapes, strict=True)
+            )
+            return spgemm(A, B, mask=C, schedule=schedule).values
+
+        want = np.zeros(len(values[2]))
+        for p, (i, j), _ in of[2]:
+            for e, (row, k), _ in of[0]:
+                for q, (inner, column), _ in of[1]:
+                    if (row, inner, column) == (i, k, j):
+                        want[p] += values[0][e] * values[1][q]
+        got = jax.jit(product)(values, arrays)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_structures_along_a_mapped_axis():
+    """Each element has structures of its own: one call for all of them."""
+    A, B = (np.random.default_rng(seed).random((3, 6, 6)) for seed in (0, 1))
+    A, B = A * (A > 0.6), B * (B > 0.5)
+
+    def product(a, b):
+        S, T = (SparseArray.from_dense(x, nse=36) for x in (a, b))
+        return spgemm(S, T, mask=SparseArray.from_dense(jnp.ones_like(a), nse=36)).todense()
+
+    got = jax.jit(jax.vmap(product))(A, B)
+    np.testing.assert_allclose(got, A @ B, rtol=1e-12)
+    slopes = jax.jit(jax.grad(lambda a: jnp.sum(jnp.sin(jax.vmap(product)(a, B)))))(A)
+    dense = jax.grad(lambda a: jnp.sum(jnp.sin(a @ B)))(A)
+    np.testing.assert_allclose(slopes, np.where(A != 0, dense, 0), rtol=1e-10)
+
+
+def test_what_is_refused():
+    A, B = random((5, 4), density=0.5), random((4, 6), density=0.5)
+    with pytest.raises(ValueError, match="B: expected 4 rows"):
+        spgemm(A, A)
+    with pytest.raises(ValueError, match="4 rows"):
+        A @ A
+    with pytest.raises(TypeError, match="B must be a SparseArray, got"):
+        spgemm(A, jnp.ones((4, 6)))
+    with pytest.raises(ValueError, match="one of mask, plan and nse, got mask and nse"):
+        spgemm(A, B, mask=A, nse=3)
+    with pytest.raises(ValueError, match=r"mask: expected shape \(5, 6\), got \(5, 4\)"):
+        spgemm(A, B, mask=A)
+    with pytest.raises(ValueError, match="pass a plan"):
+        jax.jit(lambda a, b: a @ b)(A, B)
+    with pytest.raises(ValueError, match="nse: expected at least"):
+        spgemm(A, B, nse=1)
+    with pytest.raises(ValueError, match="nse must not be negative"):
+        spgemm_plan(A, B, nse=-1)
+    from sgap_jax import CVS, CpuTile
+
+    with pytest.raises(NotImplementedError, match="A.asformat"):
+        spgemm(A.asformat(CVS(2)), B)
+    with pytest.raises(NotImplementedError, match="Reference"):
+        spgemm(A, B, schedule=CpuTile())
+
+
+@pytest.mark.tier("all")
+def test_more_entries_than_int32_counts_are_refused_before_memory_is_taken():
+    column = SparseArray.from_dense(np.ones((50_000, 1), np.float32))
+    with pytest.raises(ValueError, match="2147483647 entries or more"):
+        column @ column.T
