@@ -30,26 +30,31 @@ MOVED := $(filter-out $(wildcard $(INSTALLED)),$(INSTALLED))
 
 # Installing takes a minute or two, once for what is built; each GPU target ends within nine.
 GPU_PYTHON ?= python3
-GPU_WORKERS ?= 12
+# For programs that need no package: `make gpu` reports also where GPU_PYTHON is not there.
+ANY_PYTHON = $(or $(PYTHON),$(GPU_PYTHON))
+GPU_WORKERS ?= $(shell $(ANY_PYTHON) benchmarks/gpu/everything.py --workers || echo 1)
 GPU_SECONDS ?= 360
 GPU_ARGS ?=
 RESULTS ?= benchmarks/results
 
-.PHONY: help demo check test test-all lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
+.PHONY: help demo check test test-all test-gpu-compile xla-gpu lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
-  gpu-figures gpu-tables clean moved-modules
+  gpu-figures gpu-tables gpu-doctor clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
 	@echo "make test      build, then test every operation, dtype and backend"
 	@echo "make check     the quick part of it, after every edit; make test-all is everything"
+	@echo "make test-gpu-compile  the part of it that runs XLA's GPU compiler, without a GPU (XLA_CUDA=12)"
 	@echo "make lint      ruff, mypy, layers, clang-format and two text rules; make format mends layout"
 	@echo "make bench     measure against the other libraries; writes benchmarks/results"
 	@echo "make docs      HTML pages in docs/_build/html"
 	@echo "make sanitize  oracle tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make fuzz      a million random index arrays under the address sanitizer (FUZZ_ARGS)"
-	@echo "make mutants   plant 40 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
-	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour; RESULTS=folder"
+	@echo "make mutants   plant 44 bugs, one by one: which tier notices each (MUTANT_ARGS=--focused)"
+	@echo "make gpu       on an NVIDIA GPU: the targets below in turn, up to an hour, and a report; run"
+	@echo "               it again to go on where it ended; RESULTS=folder"
+	@echo "make gpu-doctor on an NVIDIA GPU: which layer works, from the driver to XLA; RESULTS=folder"
 	@echo "make gpu-test  on an NVIDIA GPU: oracles, gradients, bits against the emulator; RESULTS=folder"
 	@echo "make gpu-bench on an NVIDIA GPU: measure against cuSPARSE and others; RESULTS=folder"
 	@echo "make gpu-octets on an NVIDIA GPU: column vectors on tensor cores; RESULTS=folder"
@@ -65,8 +70,28 @@ demo: $(STAMPS)/package $(STAMPS)/group-demo
 check: TIER = check
 test: TIER = test
 test-all: TIER = all
+test-all: xla-gpu
 check test test-all: $(STAMPS)/package $(STAMPS)/group-test
 	$(BIN)/python -m pytest --tier=$(TIER) $(PYTEST_ARGS)
+
+test-gpu-compile: $(STAMPS)/package $(STAMPS)/group-test xla-gpu
+	SGAP_XLA_CUDA=$(XLA_CUDA) $(BIN)/python -m pytest --tier=all tests/xla_gpu $(PYTEST_ARGS)
+
+# XLA's GPU compiler, which needs no GPU: JAX's CUDA plugin, ptxas and libdevice, without the other
+# libraries of NVIDIA, in a folder that only the processes of tests/xla_gpu have on their path, since
+# a plugin changes what jax.devices() is. Without a network the tests say so and are skipped.
+XLA_CUDA ?= 13
+XLA_GPU = $(abspath $(VENV))/xla-gpu/cuda$(XLA_CUDA)
+XLA_PTXAS_13 = "nvidia-cuda-nvcc>=13,<13.1" "nvidia-nvvm>=13,<13.1"
+XLA_PTXAS_12 = "nvidia-cuda-nvcc-cu12>=12.8,<13"
+
+xla-gpu: $(STAMPS)/package
+	@version=$$($(BIN)/python -c 'import jaxlib; print(jaxlib.__version__)'); \
+	test -d $(XLA_GPU)/jax_cuda$(XLA_CUDA)_plugin-$$version.dist-info && exit 0; \
+	echo "== installing XLA's GPU compiler (about 230 MB of wheels)"; rm -rf $(XLA_GPU); \
+	$(BIN)/python -m pip install --quiet --no-deps --target $(XLA_GPU) \
+	  jax-cuda$(XLA_CUDA)-plugin==$$version jax-cuda$(XLA_CUDA)-pjrt==$$version \
+	  $(XLA_PTXAS_$(XLA_CUDA)) || rm -rf $(XLA_GPU)
 
 lint: lint-python lint-types lint-layers lint-cpp lint-text
 
@@ -152,19 +177,34 @@ GPU_RUNS = 1
 # By name and content: a copy of the checkout has new times.
 GPU_BUILT_OF = $(sort $(NATIVE_SOURCES) $(shell find sgap_jax -name '*.py'))
 
+USE_INSTALLED = PYTHONSAFEPATH=1 $(GPU_PYTHON) benchmarks/gpu/use_installed.py "$(GPU_SITE)"
+# The doctor runs without a GPU too, where the package is installed, and says what is missing.
+GPU_NEEDED = yes
+
 gpu-install:
 	@gpu=$$($(GPU_RUN) -c "import jax; print('sm_' + jax.devices('cuda')[0].compute_capability.replace('.', ''))") || { \
-	  echo "$(GPU_PYTHON) has no JAX that sees an NVIDIA GPU: name another with GPU_PYTHON="; exit 1; }; \
+	  echo "$(GPU_PYTHON) has no JAX that sees an NVIDIA GPU: name another with GPU_PYTHON="; \
+	  test -z "$(GPU_NEEDED)" && $(USE_INSTALLED); exit; }; \
 	built="$$gpu $$($(GPU_PYTHON) -VV) $$(cksum $(GPU_BUILT_OF) | cksum)"; \
 	test "$$(cat $(GPU_SITE)/built 2>/dev/null)" != "$$built" || exit 0; \
+	! $(USE_INSTALLED) || { echo "$$built" > $(GPU_SITE)/built; exit 0; }; \
 	echo "== building sgap_jax for $$gpu"; rm -f $(GPU_SITE)/built; \
 	$(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --upgrade --target $(GPU_SITE) --config-settings=build-dir=build/gpu-cmake \
 	  --config-settings=cmake.define.SGAP_CUBINS_FOR=$$gpu . && echo "$$built" > $(GPU_SITE)/built
 
-# One that fails does not keep the others from running.
+# Under another name, so that `make -n gpu` prints this and does not run it.
+MAKE_OF_PARTS = $(MAKE)
+
+# Doctor, tests, benchmarks, each a target below. Always writes RESULTS/gpu_report.md and .json; what
+# is finished there is not run again.
 gpu:
-	$(MAKE) --keep-going --jobs=1 gpu-test gpu-bench gpu-octets gpu-attention gpu-figures gpu-tables
+	@$(ANY_PYTHON) benchmarks/gpu/everything.py --results "$(abspath $(RESULTS))" --make "$(MAKE_OF_PARTS)"
+
+gpu-doctor: GPU_NEEDED =
+gpu-doctor: gpu-install
+	@mkdir -p "$(abspath $(RESULTS))"; rm -f "$(abspath $(RESULTS))/doctor.json"
+	$(GPU_RUN) -m sgap_jax doctor --seconds 240 --json "$(abspath $(RESULTS))/doctor.json"
 
 gpu-test: gpu-install
 	SGAP_GPU_RESULTS="$(abspath $(RESULTS))" $(GPU_RUN) -m pytest tests/gpu -rs -p no:cacheprovider \

@@ -103,13 +103,22 @@ def fits(count: float) -> None:
         raise Unavailable(f"needs {count / 1e9:.0f} GB")
 
 
+def dense(x, pattern, backward):
+    """`jax.nn.dot_product_attention` with a mask, compiled for it."""
+    attend = lambda q, k, v, mask: jax.nn.dot_product_attention(q, k, v, mask=mask)  # noqa: E731
+    groups, (L, _) = pattern.values.shape[1], pattern.shape
+    mask = jax.ShapeDtypeStruct((1, groups, L, L), jnp.bool_)
+    return step(attend, backward).lower(*x, mask).compile()
+
+
+def temporary_megabytes(compiled) -> float:
+    return compiled.memory_analysis().temp_size_in_bytes / 1e6
+
+
 def with_jax_nn(x, pattern, backward):
-    L = pattern.shape[0]
-    fits(4.0 * L * L * HEADS * (4 if backward else 2))
+    attention = dense(x, pattern, backward)
+    fits(1.1e6 * temporary_megabytes(attention))
     mask = jnp.asarray(mask_of(pattern))
-    attention = step(
-        lambda q, k, v, mask: jax.nn.dot_product_attention(q, k, v, mask=mask), backward
-    )
     return lambda: jax.block_until_ready(attention(*x, mask))
 
 
@@ -219,7 +228,8 @@ def layer(kind: str, L: int, backward: bool, rounds: int, without=()) -> dict:
             notes.append(f"{name}: {(str(reason) or type(reason).__name__).splitlines()[0]}")
     passes = "forward and backward" if backward else "forward"
     row = measured(contenders, rounds, f"{text}, L = {L}, {passes}")
-    row["temporary_MB"] = compiled.memory_analysis().temp_size_in_bytes / 1e6
+    row["temporary_MB"] = temporary_megabytes(compiled)
+    row["dense_temporary_MB"] = temporary_megabytes(dense(x, pattern, backward))
     row["notes"] = "; ".join(notes)
     print(
         f"  temporary {row['temporary_MB']:.0f} MB{'; ' if notes else ''}{row['notes']}", flush=True
@@ -304,10 +314,10 @@ def decoding(kind: str, context: int, rounds: int) -> dict:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a short length; writes no file")
-    parser.add_argument("--only", choices=(*WAYS, "decode"), help="one kind; writes no file")
+    parser.add_argument("--only", choices=(*WAYS, "decode"), help="one kind")
     parser.add_argument("--lengths", type=int, nargs="+", help=f"default {LENGTHS}")
     parser.add_argument("--without", nargs="+", choices=PEERS, default=(), help="peers left out")
-    parser.add_argument("--forward", action="store_true", help="no backward pass; writes no file")
+    parser.add_argument("--passes", choices=("forward", "both"), help="default: each")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
     args = parser.parse_args(argv)
     rows, about_run = [], harness.stamp()
@@ -315,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     lengths = args.lengths or ((1024,) if args.quick else LENGTHS)
     for kind in WAYS:
         for L in lengths if args.only in (None, kind) else ():
-            for backward in (False,) if args.forward else (False, True):
+            for backward in {"forward": (False,), "both": (True,)}.get(args.passes, (False, True)):
                 rows.append(
                     {"n": WIDTH, "schedule": ""}
                     | layer(kind, L, backward, rounds, args.without)
@@ -324,11 +334,9 @@ def main(argv: list[str] | None = None) -> None:
     for kind in ("tokens", "blocks") if args.only in (None, "decode") else ():
         context = 16_384 if args.quick else CONTEXT
         rows.append({"n": WIDTH, "schedule": ""} | decoding(kind, context, rounds) | about_run)
-    part = args.quick or args.only or args.forward or args.lengths
-    if args.out or not part:
-        harness.write(
-            (args.out or machine.results_dir()) / "dynamic_attention.csv", rows, whole=True
-        )
+    if args.out or not args.quick:  # a part replaces the rows that it measured
+        whole = not (args.only or args.passes or args.lengths)
+        harness.write((args.out or machine.results_dir()) / "dynamic_attention.csv", rows, whole)
 
 
 if __name__ == "__main__":

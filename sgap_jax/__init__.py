@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from sgap_jax import masks as masks
+from sgap_jax import parallel as parallel
 from sgap_jax import select as select
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.io import read as read
@@ -21,6 +22,8 @@ from sgap_jax.formats.prune import prune as prune
 from sgap_jax.formats.prune import random as random
 from sgap_jax.formats.reorder import cluster_rows as cluster_rows
 from sgap_jax.formats.reorder import fill_in as fill_in
+from sgap_jax.formats.row_statistics import RowStatistics as RowStatistics
+from sgap_jax.launch.failures import failing_here as _failing_here
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
@@ -50,6 +53,7 @@ from sgap_jax.schedules import WarpTile as WarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
 from sgap_jax.schedules import explain_choice as explain_choice
 from sgap_jax.schedules import legal_points as legal_points
+from sgap_jax.schedules.families import set_failing as _set_failing
 from sgap_jax.schedules.machine import Machine as _Machine
 from sgap_jax.schedules.machine import set_machine as _set_machine
 from sgap_jax.tuning import Tuned as Tuned
@@ -59,3 +63,4 @@ from sgap_jax.tuning import tune as tune
 __version__ = _version("sgap_jax")
 
 _set_machine(_Machine(**_machine()))
+_set_failing(_failing_here)

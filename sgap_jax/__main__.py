@@ -1,22 +1,49 @@
-"""`python -m sgap_jax info` prints what was chosen, versions and devices."""
+"""`python -m sgap_jax info` prints what was chosen, versions and devices; `python -m sgap_jax
+doctor` tests each layer on the way to a GPU."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from pathlib import Path
 
 from sgap_jax.runtime import info
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sgap_jax")
-    parser.add_argument("command", choices=["info"], help="info: versions, CPU kernels, devices")
-    parser.parse_args()
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="versions, CPU kernels, devices")
+    doctor = commands.add_parser("doctor", help="test each layer on the way to a GPU")
+    doctor.add_argument("--seconds", type=float, default=30.0, help="time for all of it")
+    doctor.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
+    doctor.add_argument(
+        "--only", nargs="+", default=[], metavar="FAMILY", help="test these kernels: spmm octet"
+    )
+    arguments = parser.parse_args()
+    if arguments.command == "doctor":
+        return _doctor(arguments.seconds, arguments.only, arguments.json)
     facts = info()
     width = max(map(len, facts))
     for name, value in facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         print(f"{name:<{width}}  {text}")
+    return 0
+
+
+def _doctor(seconds: float, only: list[str], file: Path | None) -> int:
+    from sgap_jax.doctor.doctor import examine
+
+    report = examine(seconds, only, say=lambda text: print(text, file=sys.stderr, flush=True))
+    print(report.text())
+    if file is not None:
+        try:
+            file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+        except OSError as error:
+            print(f"the report cannot be written to {file} ({error.strerror})", file=sys.stderr)
+    return 0 if report.ok else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -44,7 +44,7 @@ class Session:
         self._start = time.monotonic()
         self._seconds = float(os.environ.get("SGAP_GPU_SECONDS") or "inf")
         self._seconds /= int(os.environ.get("SGAP_GPU_RUNS") or 1)  # several runs share the time
-        hardware = timing.DryRun() if self.dry else timing.Cuda()
+        hardware = timing.DryRun() if self.dry else timing.gpu()
         self.where = hardware, hardware.bandwidth(), "sm_90" if self.dry else device_arch()
         self.folder = device.folder(args.results)
         self.not_started: list[str] = []

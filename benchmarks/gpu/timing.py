@@ -13,8 +13,11 @@ is read when the last is ready; dispatch is hidden if kernels take longer than i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
+import importlib.util
+import math
 import statistics
 import sys
 import time
@@ -23,10 +26,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.gpu.driver import Driver
 from benchmarks.peers import common
 from benchmarks.problems import ROOT
 from sgap_jax.launch.cache import Cubin
+from sgap_jax.launch.driver import Driver
 from sgap_jax.launch.kernel_call import KernelCall
 
 ROTATE_BYTES = 192 << 20  # three times the 60 MB of an H200
@@ -184,6 +187,138 @@ class Cuda:
         copies = [self.torch.empty_like(source)]
         timed = self.measure(lambda i: copies[i].copy_(source), 1)
         return 2 * nbytes / timed.seconds
+
+
+class Bytes:
+    """An array in a GPU's memory, which is released with it."""
+
+    def __init__(self, driver: Driver, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        self._driver, self.shape, self.dtype = driver, array.shape, array.dtype
+        self.nbytes, self.address = array.nbytes, driver.allocate(array.nbytes)
+        driver.write(self.address, array)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            self._driver.release(self.address)
+
+
+class WithoutTorch(Cuda):
+    """As `Cuda`, through the driver alone, where torch is not installed or sees no GPU: for our own
+    kernels and programs of JAX. Peers that need torch have a row that says so."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self._driver = Driver(library)
+        self._driver.start()
+        self._driver.enter(0)
+        self._stream = self._handle("cuStreamCreate", 1)  # does not wait for the default stream
+        self._events = [self._handle("cuEventCreate", 0) for _ in range(2)]
+
+    def _handle(self, name: str, *arguments: object) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._driver.call(name, ctypes.byref(handle), *arguments)
+        return handle
+
+    @property
+    def torch(self):
+        raise ImportError("no torch here that sees the GPU")
+
+    def put(self, array: np.ndarray) -> Bytes:
+        return Bytes(self._driver, array)
+
+    def tensor(self, array: np.ndarray):
+        return self.torch.tensor(array)
+
+    def poisoned(self, shape: tuple[int, ...], dtype: str) -> Bytes:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        filled = np.full(size, 0xFF, np.uint8)  # NaN in every float type
+        return self.put(filled.view(dtype).reshape(shape))
+
+    def get(self, tensor: Bytes) -> np.ndarray:
+        array = np.empty(tensor.shape, tensor.dtype)
+        self._driver.wait()
+        self._driver.read(tensor.address, array)
+        return array
+
+    def kernel(self, call: KernelCall, cubin: Cubin) -> Callable[[list, list], None]:
+        launch = self._driver.kernel(call, cubin)
+
+        def enqueue(inputs: list, outputs: list) -> None:
+            sizes = [(x.address, x.nbytes) for x in outputs]
+            launch(self._stream.value, [x.address for x in inputs], sizes)
+
+        return enqueue
+
+    def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
+        def all_sets() -> None:
+            for i in range(sets):
+                enqueue(i)
+
+        all_sets()
+        once = self._elapsed(all_sets)
+        turns = int(min(max(1e-3 / max(once, 1e-7), 1), max(1024 // sets, 1)))
+
+        def run() -> None:
+            for _ in range(turns):
+                all_sets()
+
+        graph = self._captured(run)
+        method = "events" if graph is None else "graph"
+        if graph is not None:
+            run = functools.partial(self._driver.call, "cuGraphLaunch", graph, self._stream)
+        run()
+        rounds = [self._elapsed(run) for _ in range(ROUNDS)]
+        if graph is not None:
+            self._driver.call("cuGraphExecDestroy", graph)
+        return _timed(rounds, turns * sets, method)
+
+    def _captured(self, run: Callable[[], None]) -> ctypes.c_void_p | None:
+        graph = ctypes.c_void_p()
+        try:
+            self._driver.call("cuStreamBeginCapture_v2", self._stream, 1)  # of this thread
+            try:
+                run()
+            finally:
+                self._driver.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
+            made = self._handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
+        except RuntimeError:
+            self._driver.wait()
+            return None
+        self._driver.call("cuGraphDestroy", graph)
+        return made
+
+    def _elapsed(self, run: Callable[[], None]) -> float:
+        start, end = self._events
+        self._driver.call("cuEventRecord", start, self._stream)
+        run()
+        self._driver.call("cuEventRecord", end, self._stream)
+        self._driver.call("cuEventSynchronize", end)
+        milliseconds = ctypes.c_float()
+        self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return 1e-3 * milliseconds.value
+
+    def check(self) -> None:
+        try:
+            self._driver.wait()
+        except RuntimeError as error:
+            self.lost = self.lost or str(error).splitlines()[0]
+
+    def bandwidth(self, nbytes: int = 2 << 30) -> float:
+        nbytes = min(nbytes, self._driver.free_bytes() // 4)
+        source, copy = (self._driver.allocate(nbytes) for _ in range(2))
+        ends = ctypes.c_uint64(copy), ctypes.c_uint64(source)
+        words = (*ends, ctypes.c_size_t(nbytes), self._stream)
+        timed = self.measure(lambda i: self._driver.call("cuMemcpyDtoDAsync_v2", *words), 1)
+        for address in (source, copy):
+            self._driver.release(address)
+        return 2 * nbytes / timed.seconds
+
+
+def gpu() -> Cuda:
+    """The first GPU, through torch where that is installed and sees it."""
+    if importlib.util.find_spec("torch") is None or not common.torch_module().cuda.is_available():
+        return WithoutTorch()
+    return Cuda()
 
 
 class DryRun:

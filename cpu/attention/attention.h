@@ -55,6 +55,10 @@ struct AttentionArgs : AttentionProblem, RowTasks {
   int64_t sinks_stride;
   void* out;  // [batch, rows, heads, value_depth]
   void* lse;  // [batch, rows, heads] of accumulators
+  // A task takes all its rows against one piece of the keys, then against the next: a piece stays
+  // in the cache. Between pieces out and lse hold what a row has seen. More than 1 only where these
+  // are of accumulators and there are no sinks.
+  int64_t key_pieces;
 
   // task = in each group: of copying k, then v, then (its key head * heads of that + head) *
   // row_tasks + row task

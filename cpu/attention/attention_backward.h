@@ -10,8 +10,7 @@ struct BackwardPlace {
   int64_t phase, slot;  // slot: of the key head, among those of its group
   int64_t batch, key_head;
   int64_t block_begin, block_end;
-  int32_t key_begin, key_end;
-  bool whole;  // there is one key piece: whatever the structure, all keys are in it
+  KeyPiece keys;
 };
 
 inline BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTask& own) {
@@ -24,38 +23,7 @@ inline BackwardPlace FindPlace(const AttentionBackwardArgs& args, const GroupTas
           head % args.key_heads,
           args.piece_begin[piece],
           args.piece_begin[piece + 1],
-          int32_t(args.keys * key_piece / args.pieces),
-          int32_t(args.keys * (key_piece + 1) / args.pieces),
-          args.pieces == 1};
-}
-
-// The next vectors of [begin, end) that follow each other and whose keys are in the task's piece.
-// Nothing is assumed about their order: nobody has checked a traced structure.
-struct Run {
-  int64_t begin, end;
-};
-
-inline Run NextRun(const AttentionBackwardArgs& args, const BackwardPlace& place, int64_t begin,
-                   int64_t end) {
-  if (place.whole) return {begin, end};
-  constexpr int kStep = kVectorBytes / 4;
-  using Numbers = Vector<uint32_t, kStep>;
-  const auto width = uint32_t(place.key_end - place.key_begin);
-  const auto inside = [&](int64_t p) {
-    return uint32_t(args.indices[p]) - uint32_t(place.key_begin) < width;
-  };
-  const auto count = [&](int64_t p) {
-    Numbers columns;
-    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
-    const Numbers found = columns - uint32_t(place.key_begin) < width ? Numbers{} + 1 : Numbers{};
-    return FoldLanes<1, uint32_t, kStep>(found)[0];
-  };
-  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
-  while (begin < end && !inside(begin)) ++begin;
-  int64_t stop = begin;
-  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
-  while (stop < end && inside(stop)) ++stop;
-  return {begin, stop};
+          KeyPieceOf(args.keys, key_piece, args.pieces)};
 }
 
 // Where a task adds to dk and dv: rows of accumulators, zeroed when a key is first met, as it is
@@ -93,7 +61,7 @@ KeySums<Accumulator<T>> BeginSums(const AttentionBackwardArgs& args, const Backw
   using Acc = Accumulator<T>;
   uint8_t* added = args.added + place.slot * args.keys;
   if (place.phase == 0) {
-    __builtin_memset(added + place.key_begin, 0, size_t(place.key_end - place.key_begin));
+    __builtin_memset(added + place.keys.begin, 0, size_t(place.keys.end - place.keys.begin));
   }
   if (args.sums) {
     const int64_t row = args.padded_depth + args.padded_value_depth;
@@ -168,7 +136,7 @@ void EndSums(const AttentionBackwardArgs& args, const BackwardPlace& place,
   const int64_t first = place.batch * args.keys;
   T* dk = static_cast<T*>(args.dk) + first * k_row + place.key_head * args.depth;
   T* dv = static_cast<T*>(args.dv) + first * v_row + place.key_head * args.value_depth;
-  for (int64_t j = place.key_begin; j < place.key_end; ++j) {
+  for (int64_t j = place.keys.begin; j < place.keys.end; ++j) {
     Acc *k = sums.k + j * sums.k_row, *v = sums.v + j * sums.v_row;
     if (!sums.added[j]) {
       Clear(k, args.padded_depth);

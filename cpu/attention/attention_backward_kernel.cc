@@ -55,7 +55,7 @@ void BackwardVectors(const AttentionBackwardArgs& args, const BackwardPlace& pla
                   rows.dout_row);
     Tile::AddRows(slopes, k_targets, block.count, args.padded_depth, rows.q, args.padded_depth);
     run.begin += block.count;
-    if (run.begin == run.end) run = NextRun(args, place, run.end, end);
+    if (run.begin == run.end) run = NextRun(args, place.keys, run.end, end);
   }
 }
 
@@ -76,7 +76,7 @@ void RowsOfHead(const AttentionBackwardArgs& args, const BackwardPlace& place, i
   Acc lse[kLanes<Acc>] = {}, delta[kLanes<Acc>] = {};  // whole vectors
   for (int64_t block = place.block_begin; block < place.block_end; ++block) {
     const int64_t end = args.offsets[block + 1];
-    const Run run = NextRun(args, place, args.offsets[block], end);
+    const Run run = NextRun(args, place.keys, args.offsets[block], end);
     if (run.begin == run.end && !first && !last) continue;
     ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
       constexpr int kRows = decltype(count)::value;

@@ -287,13 +287,16 @@ ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer 
                          ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
                          ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                          int64_t vector_length, double scale, bool is_causal,
-                         int64_t chunk_nonzeros, bool pack) {
+                         int64_t chunk_nonzeros, int64_t key_pieces, bool pack) {
   const Operands in{q, k, v, bias, lengths, offsets, indices, vector_length, kOctets, window};
   std::string error =
       Mismatch("out", *out, q.element_type(), {kAnySize, kAnySize, kAnySize, kAnySize});
   const int64_t batch = error.empty() ? out->dimensions()[0] : 0;
   if (error.empty()) error = Check(in, batch);
   if (error.empty()) error = BadChunk(chunk_nonzeros);
+  if (error.empty() && (key_pieces < 1 || key_pieces > INT32_MAX)) {
+    error = "key_pieces: expected at least 1";
+  }
   if (!error.empty()) return Failed("attention: " + error);
   auto call = std::make_shared<AttentionCall>();
   AttentionArgs& args = call->args;
@@ -317,6 +320,7 @@ ffi::Future RunAttention(const Pool& pool, const Window& window, ffi::AnyBuffer 
   }
   args.out = in.From(*out, in.FirstHead(), args.value_depth);
   args.lse = in.From(*lse, in.FirstHead(), 1);
+  args.key_pieces = key_pieces;
   if (window.IsFirst()) AdviseHugePages(args.out, out->size_bytes());
 
   const int64_t blocks = offsets.dimensions()[0] - 1, walks = args.batch * args.heads;
@@ -527,13 +531,13 @@ ffi::Future AttentionHandler(ffi::ThreadPool threads, ffi::AnyBuffer q, ffi::Any
                              ffi::AnyBuffer lengths, IndexArray offsets, IndexArray indices,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> lse,
                              int64_t vector_length, double scale, bool is_causal,
-                             int64_t chunk_nonzeros, bool pack) {
+                             int64_t chunk_nonzeros, bool pack, std::optional<int64_t> key_pieces) {
   return EachWindow(
       threads, "attention", k, offsets, indices, *out,
       [&](const Pool& pool, const Window& window, IndexArray offsets, IndexArray indices) {
         return RunAttention<kOctets>(pool, window, q, k, v, bias, sinks, lengths, offsets, indices,
                                      out, lse, vector_length, scale, is_causal, chunk_nonzeros,
-                                     pack);
+                                     key_pieces.value_or(1), pack);
       });
 }
 
@@ -603,8 +607,14 @@ auto BindBackward() {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionFfi, AttentionHandler<false>, BindAttention());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionOctetFfi, AttentionHandler<true>, BindAttention());
+extern "C" XLA_FFI_Error* AttentionFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, AttentionHandler<false>, BindAttention>(frame, "key_pieces");
+}
+
+extern "C" XLA_FFI_Error* AttentionOctetFfi(XLA_FFI_CallFrame* frame) {
+  return CallWithOptional<int64_t, AttentionHandler<true>, BindAttention>(frame, "key_pieces");
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardFfi, BackwardHandler<false>, BindBackward());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AttentionBackwardOctetFfi, BackwardHandler<true>, BindBackward());
 

@@ -3,7 +3,7 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// The vectors [begin, end) of some rows, in one pass over blocks of keys.
+// The vectors [begin, end) of some rows, in one pass over blocks of keys, added to `state`.
 template <typename Acc, int kRows>
 void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Acc* rows,
                  int64_t begin, int64_t end, const RowState<Acc>& state) {
@@ -14,9 +14,9 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
   alignas(64) Acc left[kMostRowNumbers];
   Block block;
   const int64_t depth = state.depth;
-  for (int64_t i = 0; i < kRows * depth; ++i) state.sums[i] = 0;
   Tile::Interleave(rows, args.padded_depth, args.padded_depth, left);
-  V peak = V{} + Block::kLeast, total = {};
+  V peak = Tile::OfRows(state.peaks), total = {};
+  for (int r = 0; r < kRows; ++r) total[r * kPart] = state.totals[r];
   for (int64_t p = begin; p < end; p += block.count) {
     block.Compute(args, at, left, p, end);
     V greatest = peak;
@@ -53,6 +53,24 @@ void ForwardRows(const AttentionProblem& args, const AttentionRows& at, const Ac
   }
 }
 
+// The state of rows without keys; or the one that an earlier piece of the keys left in out and lse,
+// with sums over exp(s - lse), which is 1.
+template <typename T>
+void Begin(const AttentionArgs& args, const AttentionRows& at, bool fresh, int height,
+           const RowState<Accumulator<T>>& state) {
+  using Acc = Accumulator<T>;
+  constexpr Acc kLeast = -static_cast<Acc>(__builtin_inf());
+  const int64_t place = (at.batch * args.rows + at.row) * args.row_heads + at.head;
+  LoadRows<T>(static_cast<const T*>(args.out) + place * args.value_depth,
+              args.row_heads * args.value_depth, fresh ? 0 : at.height, args.value_depth, height,
+              args.padded_value_depth, Acc(1), state.sums);
+  for (int r = 0; r < height; ++r) {
+    const bool known = !fresh && r < at.height;
+    state.peaks[r] = known ? static_cast<const Acc*>(args.lse)[place + r * args.row_heads] : kLeast;
+    state.totals[r] = state.peaks[r] == kLeast ? Acc(0) : Acc(1);
+  }
+}
+
 template <typename T>
 void AttentionTask(const AttentionArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
@@ -68,19 +86,25 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
                  (batch * args.rows * args.row_heads + head) * args.value_depth;
   alignas(64) Acc loaded[kMostRowNumbers];
   alignas(64) Acc sums[kMostRowNumbers];
-  Acc peaks[kLanes<Acc>], totals[kLanes<Acc>];
-  for (int64_t block = rows.row_begin; block < rows.row_end; ++block) {
-    const int64_t begin = rows.piece < 0 ? args.offsets[block] : rows.entry_begin;
+  Acc peaks[kLanes<Acc>] = {}, totals[kLanes<Acc>];  // whole vectors
+  const RowState<Acc> state{sums, peaks, totals, depth};
+  const auto run_block = [&](int64_t block, const KeyPiece& keys, bool fresh) {
     const int64_t end = rows.piece < 0 ? args.offsets[block + 1] : rows.entry_end;
+    const Run first =
+        NextRun(args, keys, rows.piece < 0 ? args.offsets[block] : rows.entry_begin, end);
+    if (first.begin == first.end && !fresh) return;
     ForRows<Acc>(args, batch, head, block, [&](auto count, const AttentionRows& at) {
       constexpr int kRows = decltype(count)::value;
       LoadRows<T>(q + at.row * stride, stride, at.height, args.depth, kRows, args.padded_depth,
                   Acc(args.scale), loaded);
       PrefetchPass(args, at, /*next=*/true, q, stride, args.depth);
-      PrefetchPass(args, at, /*next=*/false, out, args.row_heads * args.value_depth,
+      PrefetchPass(args, at, /*next=*/!fresh, out, args.row_heads * args.value_depth,
                    args.value_depth);
-      RowState<Acc> state{sums, peaks, totals, depth};
-      ForwardRows<Acc, kRows>(args, at, loaded, begin, end, state);
+      Begin<T>(args, at, fresh, kRows, state);
+      for (Run run = first; run.begin < run.end; run = NextRun(args, keys, run.end, end)) {
+        ForwardRows<Acc, kRows>(args, at, loaded, run.begin, run.end, state);
+        if (keys.whole) break;
+      }
       if (rows.piece < 0) {
         for (int r = 0; r < at.height; ++r) {
           Finish<T>(args, batch, head, at.row + r, sums + r * depth, peaks[r], totals[r]);
@@ -89,6 +113,15 @@ void AttentionTask(const AttentionArgs& args, int64_t task) {
       }
       StorePiece<Acc>(args, walk, rows.piece, at, state);
     });
+  };
+  // out and lse hold what a sink has no part in yet, as exactly as accumulators do.
+  const bool pieces = std::is_same_v<T, Acc> && rows.piece < 0 && !args.sinks;
+  const int64_t key_pieces = pieces ? args.key_pieces : 1;
+  for (int64_t piece = 0; piece < key_pieces; ++piece) {
+    const KeyPiece keys = KeyPieceOf(args.keys, piece, key_pieces);
+    for (int64_t block = rows.row_begin; block < rows.row_end; ++block) {
+      run_block(block, keys, piece == 0);
+    }
   }
   if (rows.piece >= 0 && IsLastPiece(args, walk, rows)) Combine<T>(args, walk, rows);
 }

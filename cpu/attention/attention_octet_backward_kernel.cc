@@ -148,7 +148,7 @@ class BackwardOctets {
     deltas_ = static_cast<float*>(args_.deltas) + SlotOfHead(args_, place_, head) * args_.rows;
     for (int64_t block = place_.block_begin; block < place_.block_end; ++block) {
       const int64_t end = args_.offsets[block + 1];
-      const auto run = NextRun(args_, place_, args_.offsets[block], end);
+      const auto run = NextRun(args_, place_.keys, args_.offsets[block], end);
       if (run.begin == run.end && !first && !last) continue;
       ForOctetRows<kRows>(args_, place_.batch, head, block, [&](const AttentionRows& at) {
         float* const sums = partial.first + at.row * partial.stride;
@@ -222,7 +222,7 @@ class BackwardOctets {
       const int64_t p = run.begin, left = run.end - p;
       AddBlock(at, p, int(left < kMostKeys ? left : kMostKeys), k, v);
       run.begin += left < kMostKeys ? left : kMostKeys;
-      if (run.begin == run.end) run = NextRun(args_, place_, run.end, end);
+      if (run.begin == run.end) run = NextRun(args_, place_.keys, run.end, end);
     }
   }
 

@@ -101,6 +101,44 @@ struct AttentionRows {
   int64_t lane, lanes;  // of a vector: the first, and how many
 };
 
+// Some of the keys. `whole`: all of them, whatever the structure holds.
+struct KeyPiece {
+  int32_t begin, end;
+  bool whole;
+};
+
+inline KeyPiece KeyPieceOf(int64_t keys, int64_t piece, int64_t pieces) {
+  return {int32_t(keys * piece / pieces), int32_t(keys * (piece + 1) / pieces), pieces == 1};
+}
+
+// The next vectors of [begin, end) that follow each other and whose keys are in the piece. Nothing
+// is assumed about their order: nobody has checked a traced structure.
+struct Run {
+  int64_t begin, end;
+};
+
+inline Run NextRun(const AttentionProblem& args, const KeyPiece& keys, int64_t begin, int64_t end) {
+  if (keys.whole) return {begin, end};
+  constexpr int kStep = kVectorBytes / 4;
+  using Numbers = Vector<uint32_t, kStep>;
+  const auto width = uint32_t(keys.end - keys.begin);
+  const auto inside = [&](int64_t p) {
+    return uint32_t(args.indices[p]) - uint32_t(keys.begin) < width;
+  };
+  const auto count = [&](int64_t p) {
+    Numbers columns;
+    __builtin_memcpy(&columns, args.indices + p, sizeof(columns));
+    const Numbers found = columns - uint32_t(keys.begin) < width ? Numbers{} + 1 : Numbers{};
+    return FoldLanes<1, uint32_t, kStep>(found)[0];
+  };
+  while (begin + kStep <= end && count(begin) == 0) begin += kStep;
+  while (begin < end && !inside(begin)) ++begin;
+  int64_t stop = begin;
+  while (stop + kStep <= end && count(stop) == kStep) stop += kStep;
+  while (stop < end && inside(stop)) ++stop;
+  return {begin, stop};
+}
+
 template <typename T>
 void PrefetchRow(const T* row, int64_t depth) {
   for (int64_t d = 0; d < depth; d += 64 / int64_t(sizeof(T))) Prefetch(row + d);
@@ -226,11 +264,23 @@ struct ScoreBlock {
     int j = 0;
     for (; j + Tile::kTogether <= padded; j += Tile::kTogether) {
       prefetch(j + Tile::kTogether);
-      Tile::template Dots<Tile::kTogether>(left, depth, with + j, out + j * kRows);
+      // Of rows that follow each other the addresses need no loads.
+      const int64_t stride = with[j + 1] - with[j];
+      bool even = kRows >= 4;
+      for (int i = 1; kRows >= 4 && i < Tile::kTogether; ++i)
+        even &= with[j + i] - with[j] == i * stride;
+      if (even) {
+        const auto key = [first = with[j], stride](int i) { return first + i * stride; };
+        Tile::template Dots<Tile::kTogether>(left, depth, key, out + j * kRows);
+      } else {
+        const auto key = [keys = with + j](int i) { return keys[i]; };
+        Tile::template Dots<Tile::kTogether>(left, depth, key, out + j * kRows);
+      }
     }
     for (; j < padded; j += Tile::kFew) {
       prefetch(j + Tile::kTogether);
-      Tile::template Dots<Tile::kFew>(left, depth, with + j, out + j * kRows);
+      const auto key = [keys = with + j](int i) { return keys[i]; };
+      Tile::template Dots<Tile::kFew>(left, depth, key, out + j * kRows);
     }
   }
 };

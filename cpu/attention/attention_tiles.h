@@ -20,6 +20,8 @@ struct AttentionTile {
   static constexpr int kTile = kRows >= 16                    ? 1
                                : (kMany ? 16 : 8) / kRows < 4 ? (kMany ? 16 : 8) / kRows
                                                               : 4;
+  // A value that is loaded serves two vectors: with one there would be a load for each product.
+  static constexpr int kRowsTogether = kRows >= 16 ? kRows / 2 : kRows;
   static constexpr int kAhead = 10;  // how many keys ahead of its loads a pass prefetches
   using V = Vector<Acc, kSize>;
 
@@ -63,9 +65,9 @@ struct AttentionTile {
     return Shuffle<(((i & kStep) ? kSize : 0) + ((i & ~kStep) | (kBit ? kStep : 0)))...>(a, b);
   }
 
-  // scores = rows . keys for kKeys keys.
-  template <int kKeys>
-  static void Dots(const Acc* left, int64_t depth, const Acc* const* keys, Acc* scores) {
+  // scores = rows . keys for kKeys keys, of which `keys(j)` points to the j-th.
+  template <int kKeys, typename Keys>
+  static void Dots(const Acc* left, int64_t depth, Keys keys, Acc* scores) {
     V sums[kKeys] = {};
     constexpr int kSteps = kMany ? 4 : 2;
     const int64_t steps = depth / kPart;
@@ -76,7 +78,7 @@ struct AttentionTile {
       for (int u = 0; u < kSteps; ++u) rows[u] = Load<Acc, kSize>(left + (s + u) * kSize);
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        const Acc* key = keys[j] + s * kPart;
+        const Acc* key = keys(j) + s * kPart;
 #pragma GCC unroll 4
         for (int u = 0; u < kSteps; ++u) {
           sums[j] += rows[u] * LoadRepeated<Acc, kSize, kPart>(key + u * kPart);
@@ -87,7 +89,7 @@ struct AttentionTile {
       const V rows = Load<Acc, kSize>(left + s * kSize);
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        sums[j] += rows * LoadRepeated<Acc, kSize, kPart>(keys[j] + s * kPart);
+        sums[j] += rows * LoadRepeated<Acc, kSize, kPart>(keys(j) + s * kPart);
       }
     }
 #pragma GCC unroll 16
@@ -106,43 +108,48 @@ struct AttentionTile {
     for (int c = 0; c < kColumns; ++c) Prefetch(columns + c * kSize);
   }
 
-  // target[r, at ..] += sum over keys of weights(key, r) * keys[key][at ..], kColumns vectors.
+  // target[r, at ..] += sum over keys of weights(key, r) * keys[key][at ..], kColumns vectors, for
+  // kTogetherRows rows from `first` on.
   template <int kColumns>
   static void AddKeysAt(const Acc* weights, const Acc* const* keys, int count, int64_t at,
-                        Acc* target, int64_t stride) {
-    V sums[kRows][kColumns];
-    for (int r = 0; r < kRows; ++r) {
+                        int first, Acc* target, int64_t stride) {
+    target += first * stride + at;
+    V sums[kRowsTogether][kColumns];
+    for (int r = 0; r < kRowsTogether; ++r) {
       for (int c = 0; c < kColumns; ++c) {
-        sums[r][c] = Load<Acc, kSize>(target + r * stride + at + c * kSize);
+        sums[r][c] = Load<Acc, kSize>(target + r * stride + c * kSize);
       }
     }
     for (int j = 0; j < count; ++j) {
       const Acc* key = keys[j] + at;
-      const Acc* weight = weights + At(j, 0);
+      const Acc* weight = weights + At(j, first);
       if (j + kAhead < count) PrefetchColumns<kColumns>(keys[j + kAhead] + at);
       V x[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) x[c] = Load<Acc, kSize>(key + c * kSize);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRowsTogether; ++r) {
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) sums[r][c] += x[c] * weight[r * kPart];
       }
     }
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRowsTogether; ++r) {
       for (int c = 0; c < kColumns; ++c) {
-        Store<Acc, kSize>(target + r * stride + at + c * kSize, sums[r][c]);
+        Store<Acc, kSize>(target + r * stride + c * kSize, sums[r][c]);
       }
     }
   }
 
   static void AddKeys(const Acc* weights, const Acc* const* keys, int count, int64_t depth,
                       Acc* target, int64_t stride) {
-    int64_t at = 0;
-    for (; at + kTile * kSize <= depth; at += kTile * kSize) {
-      AddKeysAt<kTile>(weights, keys, count, at, target, stride);
+    constexpr int kColumns = kRows / kRowsTogether * kTile;
+    for (int first = 0; first < kRows; first += kRowsTogether) {
+      int64_t at = 0;
+      for (; at + kColumns * kSize <= depth; at += kColumns * kSize) {
+        AddKeysAt<kColumns>(weights, keys, count, at, first, target, stride);
+      }
+      for (; at < depth; at += kSize) AddKeysAt<1>(weights, keys, count, at, first, target, stride);
     }
-    for (; at < depth; at += kSize) AddKeysAt<1>(weights, keys, count, at, target, stride);
   }
 
   // keys[key][at ..] += sum over r of weights(key, r) * rows[r, at ..], kColumns vectors.

@@ -1,6 +1,7 @@
-// Structures that are only known at run time. FFI targets sgap_check_csr_v1, which fails for one
-// that is wrong; sgap_valid_offsets_v1, which makes offsets valid; and sgap_check_levels_v1, by
-// which a program asks whether loops that trust index arrays may run over these.
+// Structures that are only known at run time. FFI targets sgap_check_csr_v1 and sgap_check_coo_v1,
+// which fail for one that is wrong; sgap_valid_offsets_v1, which makes offsets valid; and
+// sgap_check_levels_v1, by which a program asks whether loops that trust index arrays may run over
+// these.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -22,18 +23,16 @@ std::string At(const char* name, int64_t position) {
   return std::string(name) + "[" + std::to_string(position) + "]: ";
 }
 
-std::string CheckOffsets(const int32_t* offsets, int64_t m, int64_t nnz) {
-  if (offsets[0] != 0) {
-    return At("row_offsets", 0) + "expected 0, got " + std::to_string(offsets[0]);
-  }
+std::string CheckOffsets(const char* name, const int32_t* offsets, int64_t m, int64_t nnz) {
+  if (offsets[0] != 0) return At(name, 0) + "expected 0, got " + std::to_string(offsets[0]);
   for (int64_t r = 0; r < m; ++r) {
     if (offsets[r + 1] < offsets[r]) {
-      return At("row_offsets", r + 1) + "expected at least " + std::to_string(offsets[r]) +
-             " (row " + std::to_string(r) + " begins there), got " + std::to_string(offsets[r + 1]);
+      return At(name, r + 1) + "expected at least " + std::to_string(offsets[r]) + " (row " +
+             std::to_string(r) + " begins there), got " + std::to_string(offsets[r + 1]);
     }
   }
   if (offsets[m] > nnz) {
-    return At("row_offsets", m) + "expected at most nnz=" + std::to_string(nnz) + ", got " +
+    return At(name, m) + "expected at most nnz=" + std::to_string(nnz) + ", got " +
            std::to_string(offsets[m]);
   }
   return "";
@@ -85,11 +84,56 @@ ffi::Error CheckCsrHandler(ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::S32> 
         ShapeString(out->dimensions()));
   }
   const int64_t m = shape[0] - 1;
-  std::string error = CheckOffsets(offsets.typed_data(), m, indices.dimensions()[0]);
+  std::string error = CheckOffsets("row_offsets", offsets.typed_data(), m, indices.dimensions()[0]);
   if (error.empty()) error = CheckIndices(offsets.typed_data(), m, indices.typed_data(), columns);
   if (error.empty()) error = CheckOrder(offsets.typed_data(), m, indices.typed_data());
   if (!error.empty()) return ffi::Error::InvalidArgument("SparseArray: " + error);
   std::copy_n(offsets.typed_data(), m + 1, out->typed_data());
+  return ffi::Error::Success();
+}
+
+// Bounds, then the coordinates of each dimension: in range, and sorted, each tuple once.
+std::string CheckCoordinates(const int32_t* bounds, int64_t nnz,
+                             const std::vector<const int32_t*>& levels,
+                             ffi::Span<const int64_t> sizes) {
+  const std::string error = CheckOffsets("bounds", bounds, 1, nnz);
+  if (!error.empty()) return error;
+  for (size_t l = 0; l < levels.size(); ++l) {
+    for (int64_t p = 0; p < bounds[1]; ++p) {
+      if (levels[l][p] >= 0 && levels[l][p] < sizes[l]) continue;
+      return At(("level " + std::to_string(l)).c_str(), p) + "expected 0 <= index < " +
+             std::to_string(sizes[l]) + ", got " + std::to_string(levels[l][p]);
+    }
+  }
+  for (int64_t p = 1; p < bounds[1]; ++p) {
+    size_t l = 0;
+    while (l < levels.size() && levels[l][p] == levels[l][p - 1]) ++l;
+    if (l < levels.size() && levels[l][p] > levels[l][p - 1]) continue;
+    return "coordinates: expected them sorted and each once, got entry " + std::to_string(p) +
+           (l == levels.size() ? " like" : " before") + " entry " + std::to_string(p - 1);
+  }
+  return "";
+}
+
+ffi::Error CheckCooHandler(ffi::Buffer<ffi::S32> bounds, ffi::RemainingArgs coordinates,
+                           ffi::Result<ffi::Buffer<ffi::S32>> out, ffi::Span<const int64_t> sizes) {
+  std::vector<const int32_t*> levels;
+  int64_t nnz = -1;
+  for (size_t l = 0; l < coordinates.size(); ++l) {
+    const auto buffer = coordinates.get<ffi::Buffer<ffi::S32>>(l);
+    const bool alike = buffer.has_value() && buffer->dimensions().size() == 1 &&
+                       (nnz < 0 || buffer->dimensions()[0] == nnz);
+    if (!alike) return ffi::Error::InvalidArgument("check: expected coordinates [nnz] of int32");
+    nnz = buffer->dimensions()[0];
+    levels.push_back(buffer->typed_data());
+  }
+  if (levels.empty() || sizes.size() != levels.size() || bounds.element_count() != 2 ||
+      out->element_count() != 2) {
+    return ffi::Error::InvalidArgument("check: expected bounds [2], and a size of each dimension");
+  }
+  const std::string error = CheckCoordinates(bounds.typed_data(), nnz, levels, sizes);
+  if (!error.empty()) return ffi::Error::InvalidArgument("SparseArray: " + error);
+  std::copy_n(bounds.typed_data(), 2, out->typed_data());
   return ffi::Error::Success();
 }
 
@@ -240,6 +284,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CheckCsrFfi, CheckCsrHandler,
                                   .Arg<ffi::Buffer<ffi::S32>>()  // indices [nnz]
                                   .Ret<ffi::Buffer<ffi::S32>>()  // offsets again
                                   .Attr<int64_t>("columns"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CheckCooFfi, CheckCooHandler,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // bounds [2]
+                                  .RemainingArgs()               // coordinates [nnz], by level
+                                  .Ret<ffi::Buffer<ffi::S32>>()  // bounds again
+                                  .Attr<ffi::Span<const int64_t>>("sizes"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CheckLevelsFfi, CheckLevelsHandler,
                               ffi::Ffi::Bind()

@@ -541,41 +541,58 @@ inline Vector<Accumulator<T>, N> GatherByPairs(const T* source, const int32_t* i
   }
 }
 
-// Writes the lanes of x that are at least `least`, in order, and of `numbers` likewise. Returns how
-// many; up to N of each may be written.
+// Bit i: whether lane i of x is at least `least`.
 template <typename T, int N>
-inline int AppendFrom(Vector<T, N> x, T least, Vector<int32_t, N> numbers, T* target,
-                      int32_t* target_numbers) {
+inline uint32_t LanesFrom(Vector<T, N> x, T least) {
 #if defined(__AVX512DQ__)
-  if constexpr (N == 16 && sizeof(T) == 4) {
-    const __mmask16 mask = _mm512_movepi32_mask(BitCast<__m512i>(x >= least));
-    const __m512i kept = _mm512_maskz_compress_epi32(mask, BitCast<__m512i>(x));
-    const __m512i places = _mm512_maskz_compress_epi32(mask, BitCast<__m512i>(numbers));
-    _mm512_storeu_si512(target, kept);
-    _mm512_storeu_si512(target_numbers, places);
-    return __builtin_popcount(mask);
+  if constexpr (std::is_same_v<T, float> && N == 16) {
+    return _mm512_cmp_ps_mask(BitCast<__m512>(x), _mm512_set1_ps(least), _CMP_GE_OQ);
+  } else if constexpr (std::is_same_v<T, int32_t> && N == 16) {
+    return _mm512_cmpge_epi32_mask(BitCast<__m512i>(x), _mm512_set1_epi32(least));
+  } else if constexpr (std::is_same_v<T, double> && N == 8) {
+    return _mm512_cmp_pd_mask(BitCast<__m512d>(x), _mm512_set1_pd(least), _CMP_GE_OQ);
+  } else if constexpr (std::is_same_v<T, int64_t> && N == 8) {
+    return _mm512_cmpge_epi64_mask(BitCast<__m512i>(x), _mm512_set1_epi64(least));
   }
 #endif
 #if defined(__AVX2__)
-  if constexpr (N == 8 && sizeof(T) == 4) {
-    auto mask = uint32_t(_mm256_movemask_ps(BitCast<__m256>(x >= least)));
-    int count = 0;
-    for (; mask != 0; mask &= mask - 1, ++count) {
-      const int lane = __builtin_ctz(mask);
-      target[count] = x[lane];
-      target_numbers[count] = numbers[lane];
-    }
-    return count;
+  if constexpr (N * sizeof(T) == 32 && sizeof(T) == 4) {
+    return uint32_t(_mm256_movemask_ps(BitCast<__m256>(x >= least)));
+  } else if constexpr (N * sizeof(T) == 32 && sizeof(T) == 8) {
+    return uint32_t(_mm256_movemask_pd(BitCast<__m256d>(x >= least)));
   }
 #endif
-  int count = 0;
-  for (int i = 0; i < N; ++i) {
-    const T own = x[i];
-    target[count] = own;
-    target_numbers[count] = numbers[i];
-    count += own >= least;
+  uint32_t mask = 0;
+  for (int i = 0; i < N; ++i) mask |= uint32_t(x[i] >= least) << i;
+  return mask;
+}
+
+// Writes the lanes of x and of `numbers` whose bit is set, in order; up to N of each may be
+// written.
+template <typename T, int N>
+inline void StoreLanes(uint32_t mask, Vector<T, N> x, Vector<int32_t, N> numbers, T* target,
+                       int32_t* target_numbers) {
+  // Compressed in a register: stores that compress take several times as long on some processors.
+#if defined(__AVX512DQ__)
+  if constexpr (N == 16 && sizeof(T) == 4) {
+    const auto lanes = __mmask16(mask);
+    _mm512_storeu_si512(target, _mm512_maskz_compress_epi32(lanes, BitCast<__m512i>(x)));
+    _mm512_storeu_si512(target_numbers,
+                        _mm512_maskz_compress_epi32(lanes, BitCast<__m512i>(numbers)));
+    return;
+  } else if constexpr (N == 8 && sizeof(T) == 8) {
+    const auto lanes = __mmask8(mask);
+    _mm512_storeu_si512(target, _mm512_maskz_compress_epi64(lanes, BitCast<__m512i>(x)));
+    _mm256_storeu_si256((__m256i*)target_numbers,
+                        _mm256_maskz_compress_epi32(lanes, BitCast<__m256i>(numbers)));
+    return;
   }
-  return count;
+#endif
+  for (int count = 0; mask != 0; mask &= mask - 1, ++count) {
+    const int lane = __builtin_ctz(mask);
+    target[count] = x[lane];
+    target_numbers[count] = numbers[lane];
+  }
 }
 
 template <typename T>

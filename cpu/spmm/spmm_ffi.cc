@@ -142,9 +142,14 @@ std::string CheckSpmm(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi::AnyBuf
   return Mismatch("offsets", offsets, ffi::S32, {(transpose ? m : (m + length - 1) / length) + 1});
 }
 
+// The length of vectors; entries are vectors of one.
+int64_t LengthOf(ffi::AnyBuffer values) {
+  return values.dimensions().size() == 3 ? values.dimensions()[2] : 1;
+}
+
 // Empty for the vectors that kernels of tiles take: bfloat16, 2 to 32 of them.
 std::string BadOctets(ffi::AnyBuffer values) {
-  const int64_t length = values.dimensions()[2];
+  const int64_t length = LengthOf(values);
   const bool holds = length >= 2 && length <= 32 && (length & (length - 1)) == 0;
   if (values.element_type() == ffi::BF16 && holds) return "";
   return "values: expected vectors of 2, 4, 8, 16 or 32 bfloat16";
@@ -157,7 +162,7 @@ ffi::Future RunProduct(const Pool& pool, ffi::AnyBuffer values, ffi::AnyBuffer o
                        Kernel<SpmmArgs> kernel, SpmmArgs args) {
   SetOperands(values, x, *y, args);
   args.entries = values.dimensions()[1];
-  args.length = values.dimensions().size() == 3 ? values.dimensions()[2] : 1;
+  args.length = LengthOf(values);
   args.piece_rows = args.transpose ? 1 : args.length;
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
@@ -223,9 +228,11 @@ std::string CheckSpmmScatter(ffi::AnyBuffer values, ffi::AnyBuffer offsets, ffi:
                              ffi::AnyBuffer x, ffi::AnyBuffer y) {
   const ffi::DataType type = values.element_type();
   if (!ToDtype(type)) return "values: expected float32, float64, bfloat16 or float16";
-  std::string error = Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
+  const bool entries = values.dimensions().size() == 2;  // vectors of one
+  std::string error = entries ? Mismatch("values", values, type, {kAnySize, kAnySize})
+                              : Mismatch("values", values, type, {kAnySize, kAnySize, kAnySize});
   if (!error.empty()) return error;
-  const int64_t vectors = values.dimensions()[1], length = values.dimensions()[2];
+  const int64_t vectors = values.dimensions()[1], length = LengthOf(values);
   if (!(error = BadLength(length)).empty()) return error;
   if (!(error = Mismatch("x", x, type, {kAnySize, kAnySize, kAnySize})).empty()) return error;
   if (!(error = Mismatch("indices", indices, ffi::S32, {vectors})).empty()) return error;
@@ -252,7 +259,7 @@ ffi::Future SpmmScatterHandler(Pool pool, ffi::AnyBuffer values, IndexArray offs
   auto call = std::make_shared<SpmmScatterCall>();
   SpmmScatterArgs& args = call->args;
   SetOperands(values, x, *y, args);
-  args.length = values.dimensions()[2];
+  args.length = LengthOf(values);
   args.blocks = offsets.dimensions()[0] - 1;
   args.batch = y->dimensions()[0];
   if (args.batch == 0 || args.m == 0 || args.n == 0) return Finished();
@@ -305,7 +312,7 @@ auto BindSpmm() {
 auto BindSpmmScatter() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V]
+      .Arg<ffi::AnyBuffer>()  // values [batch or 1, vectors, V] or [..., entries]
       .Arg<IndexArray>()      // offsets [ceil(k / V) + 1]
       .Arg<IndexArray>()      // indices [vectors]
       .Arg<ffi::AnyBuffer>()  // x [batch or 1, k, n]

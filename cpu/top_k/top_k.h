@@ -18,7 +18,7 @@ struct TopKArgs {
   const int32_t* offsets;  // [batch, rows + 1]: row r has room from here on for min(k, limit)
   int32_t* counts;         // [batch, rows]: how many were selected
   int32_t* indices;        // [batch, rows * k]
-  void* values;            // [batch, rows * k], the scores
+  void* values;            // [batch, rows * k], the scores; or null
   int64_t rows, columns, k;
   int64_t task_rows, row_tasks;  // rows of a task, tasks of an element of the batch
   char* scratch;                 // TopKScratch(columns) bytes of the task's own
@@ -27,6 +27,34 @@ struct TopKArgs {
 // Bytes that a task needs for rows of so many columns: a score, its key (of 8 bytes each at most)
 // and its column, and a vector beyond each.
 constexpr int64_t TopKScratch(int64_t columns) { return (columns + 16) * (8 + 8 + 4); }
+
+// The same of scores that are computed as they are needed, a few rows at a time, from q, keys and
+// weights of accumulators' dtype `top_k.dtype` or narrower:
+//   score[t, s] = sum over h of weights[t, h] * max(q[t, h] . keys[s], 0), NaN where one is
+struct TopKIndexerArgs {
+  TopKArgs top_k;       // with neither scores nor values
+  const void* q;        // [batch, rows, heads, depth]
+  const void* keys;     // [batch, columns, depth]
+  const void* weights;  // [batch, rows, heads]
+  int64_t batch, heads, depth;
+  void* panels;            // [batch, panels, depth, kPanelColumns] of accumulators: the keys
+  int64_t panels_of_task;  // that a task of the first phase writes
+  int64_t panel_tasks;     // of an element of the batch
+};
+
+// A panel are the keys of so many columns, those of each feature next to each other.
+constexpr int64_t kPanelColumns = 48;
+constexpr int64_t kPairsTogether = 8;  // a pair is a row and a head
+
+inline int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+
+// Bytes of scratch for a task of so many rows: their scores, q and weights, of at most 8 bytes
+// each, and what the selection needs.
+constexpr int64_t TopKIndexerScratch(int64_t rows, int64_t columns, int64_t heads, int64_t depth) {
+  const int64_t pairs = (rows * heads + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
+  const int64_t padded = columns + kPanelColumns;
+  return 8 * (rows * padded + pairs * (depth + 1)) + TopKScratch(columns) + 3 * 64;
+}
 
 inline int64_t TopKLimit(int32_t limit, int64_t columns) {
   return limit < 0 ? 0 : limit < columns ? limit : columns;

@@ -1,5 +1,6 @@
-// FFI target sgap_top_k_csr_v1: the k greatest scores of each row, as a CSR structure of capacity
-// k for each row, and the scores as its values.
+// FFI targets sgap_top_k_csr_v1, the k greatest scores of each row as a CSR structure of capacity k
+// for each row with the scores as its values, and sgap_top_k_indexer_v1, the structure alone, of
+// scores that an indexer computes meanwhile.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -20,54 +21,94 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int64_t kTaskScores = 1 << 16;
+constexpr int64_t kIndexerScores = 1 << 18;  // of a task: they stay in its cache
+constexpr int64_t kIndexerRows = 64;
+constexpr int64_t kPanelsOfTask = 8;
 
 // Rows are written where they begin if each has all that its limit allows. Where one has fewer,
-// for scores of -infinity, the rows behind it move up in a second phase.
+// for scores of -infinity, the rows behind it move up in a last phase.
 struct TopKCall {
-  TopKArgs args;
+  TopKIndexerArgs args;
   size_t value_bytes;
   int64_t batch;
   int32_t* out_offsets;  // [batch, rows + 1]
   std::vector<int32_t> offsets, counts;
-  Workspace memory;
+  Workspace memory, panels;
   std::mutex mutex;
   std::vector<char*> scratch;  // what no task uses
 
-  void Select(int64_t task) {
-    TopKArgs own = args;
+  // Places the results of all rows, and memory of `bytes` for each of so many tasks at once. False
+  // where there is none.
+  bool Place(size_t bytes, int64_t tasks, int64_t threads) {
+    TopKArgs& top_k = args.top_k;
+    counts.resize(size_t(batch) * top_k.rows);
+    offsets.resize(size_t(batch) * (top_k.rows + 1));
+    for (int64_t b = 0; b < batch; ++b) {
+      int32_t* begins = offsets.data() + b * (top_k.rows + 1);
+      const int32_t* own = top_k.limits + b * top_k.limits_stride;
+      for (int64_t r = 0; r < top_k.rows; ++r) {
+        const int64_t most = std::min(top_k.k, TopKLimit(own[r], top_k.columns));
+        begins[r + 1] = begins[r] + int32_t(most);
+      }
+    }
+    top_k.offsets = offsets.data();
+    top_k.counts = counts.data();
+    const auto together = size_t(std::clamp<int64_t>(tasks, 1, std::max<int64_t>(threads, 1)));
+    bytes = (bytes + 63) / 64 * 64;
+    memory = AcquireWorkspace(together * bytes);
+    if (!memory) return false;
+    for (size_t i = 0; i < together; ++i) {
+      scratch.push_back(static_cast<char*>(memory.get()) + i * bytes);
+    }
+    return true;
+  }
+
+  // Calls run(args with scratch of their own).
+  template <typename Run>
+  void WithScratch(Run run) {
+    TopKIndexerArgs own = args;
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      own.scratch = scratch.back();
+      own.top_k.scratch = scratch.back();
       scratch.pop_back();
     }
-    Kernels().TopK(own, task);
+    run(own);
     const std::lock_guard<std::mutex> lock(mutex);
-    scratch.push_back(own.scratch);
+    scratch.push_back(own.top_k.scratch);
   }
 
   void MoveUp(int64_t b) const {
-    const int32_t* begins = offsets.data() + b * (args.rows + 1);
-    const int32_t* found = counts.data() + b * args.rows;
-    int32_t *ends = out_offsets + b * (args.rows + 1), *indices = args.indices;
-    char* values = static_cast<char*>(args.values);
-    const int64_t capacity = args.rows * args.k;
-    indices += b * capacity;
-    values += b * capacity * value_bytes;
+    const TopKArgs& top_k = args.top_k;
+    const int32_t* begins = offsets.data() + b * (top_k.rows + 1);
+    const int32_t* found = counts.data() + b * top_k.rows;
+    const int64_t capacity = top_k.rows * top_k.k;
+    int32_t *ends = out_offsets + b * (top_k.rows + 1), *indices = top_k.indices + b * capacity;
+    char* values = static_cast<char*>(top_k.values);
+    if (values) values += b * capacity * value_bytes;
     int64_t place = 0;
     ends[0] = 0;
-    for (int64_t r = 0; r < args.rows; ++r) {
+    for (int64_t r = 0; r < top_k.rows; ++r) {
       if (place != begins[r]) {
         std::memmove(indices + place, indices + begins[r], found[r] * sizeof(int32_t));
-        std::memmove(values + place * value_bytes, values + begins[r] * value_bytes,
-                     found[r] * value_bytes);
+        if (values) {
+          std::memmove(values + place * value_bytes, values + begins[r] * value_bytes,
+                       found[r] * value_bytes);
+        }
       }
       place += found[r];
       ends[r + 1] = int32_t(place);
     }
     std::memset(indices + place, 0, (capacity - place) * sizeof(int32_t));
-    std::memset(values + place * value_bytes, 0, (capacity - place) * value_bytes);
+    if (values) std::memset(values + place * value_bytes, 0, (capacity - place) * value_bytes);
   }
 };
+
+std::string BadK(int64_t k, int64_t rows, int64_t columns) {
+  if (columns > INT32_MAX) return "2^31 columns or more";
+  if (k >= 0 && k <= columns && (rows == 0 || k <= INT32_MAX / rows)) return "";
+  return "k: expected 0 to the number of columns, and fewer than 2^31 for all rows, got " +
+         std::to_string(k);
+}
 
 ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuffer limits,
                         ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> offsets,
@@ -87,11 +128,7 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
     if (error.empty()) error = "limits: more in a batch than scores";
   }
   if (error.empty()) error = Mismatch("limits", limits, ffi::S32, {kAnySize, rows});
-  if (error.empty() && columns > INT32_MAX) error = "scores: 2^31 columns or more";
-  if (error.empty() && (k < 0 || k > columns || (rows > 0 && k > INT32_MAX / rows))) {
-    error = "k: expected 0 to the number of columns, and fewer than 2^31 for all rows, got " +
-            std::to_string(k);
-  }
+  if (error.empty()) error = BadK(k, rows, columns);
   if (error.empty()) error = Mismatch("values", *values, type, {batch, rows * k});
   if (error.empty()) error = Mismatch("offsets", *offsets, ffi::S32, {batch, rows + 1});
   if (error.empty()) error = Mismatch("indices", *indices, ffi::S32, {batch, rows * k});
@@ -99,7 +136,7 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
   if (batch == 0) return Finished();
 
   const auto call = std::make_shared<TopKCall>();
-  TopKArgs& args = call->args;
+  TopKArgs& args = call->args.top_k;
   args.dtype = *ToDtype(type);
   args.scores = scores.untyped_data();
   args.limits = Ints(limits);
@@ -114,29 +151,100 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
   call->batch = batch;
   call->value_bytes = DtypeBytes(args.dtype);
   call->out_offsets = Ints(*offsets);
-  call->counts.resize(size_t(batch) * rows);
-  call->offsets.resize(size_t(batch) * (rows + 1));
-  for (int64_t b = 0; b < batch; ++b) {
-    int32_t* begins = call->offsets.data() + b * (rows + 1);
-    const int32_t* own = args.limits + b * args.limits_stride;
-    for (int64_t r = 0; r < rows; ++r) {
-      begins[r + 1] = begins[r] + int32_t(std::min(k, TopKLimit(own[r], columns)));
-    }
-  }
-  args.offsets = call->offsets.data();
-  args.counts = call->counts.data();
   const int64_t tasks = batch * args.row_tasks;
-  const auto threads =
-      size_t(std::clamp<int64_t>(tasks, 1, std::max<int64_t>(pool.num_threads(), 1)));
-  const size_t bytes = (size_t(TopKScratch(columns)) + 63) / 64 * 64;
-  call->memory = AcquireWorkspace(threads * bytes);
-  if (!call->memory) return Failed("top_k: no memory for its scratch");
-  for (size_t i = 0; i < threads; ++i) {
-    call->scratch.push_back(static_cast<char*>(call->memory.get()) + i * bytes);
+  if (!call->Place(size_t(TopKScratch(columns)), tasks, pool.num_threads())) {
+    return Failed("top_k: no memory for its scratch");
   }
   return ParallelPhases(pool, {tasks, batch}, batch * rows * columns, [call, tasks](int64_t task) {
-    if (task < tasks) return call->Select(task);
-    call->MoveUp(task - tasks);
+    if (task >= tasks) return call->MoveUp(task - tasks);
+    call->WithScratch([&](const TopKIndexerArgs& own) { Kernels().TopK(own.top_k, task); });
+  });
+}
+
+// The product of all dimensions but the last `own`; -1 where there are fewer.
+int64_t Leading(ffi::AnyBuffer buffer, size_t own) {
+  const auto shape = buffer.dimensions();
+  if (shape.size() < own) return -1;
+  int64_t product = 1;
+  for (size_t i = 0; i + own < shape.size(); ++i) product *= shape[i];
+  return product;
+}
+
+// Empty where `buffer` has `batch` elements of this type and shape, else a message.
+std::string NotEach(const char* name, ffi::AnyBuffer buffer, ffi::DataType type, int64_t batch,
+                    std::initializer_list<int64_t> shape) {
+  const auto got = buffer.dimensions();
+  bool same = buffer.element_type() == type && Leading(buffer, shape.size()) == batch;
+  for (size_t i = 0; same && i < shape.size(); ++i) {
+    same = got[got.size() - shape.size() + i] == shape.begin()[i];
+  }
+  return same ? "" : std::string(name) + ": unlike q in type or shape, got " + ShapeString(got);
+}
+
+ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
+                               ffi::AnyBuffer weights, ffi::AnyBuffer limits,
+                               ffi::Result<ffi::AnyBuffer> offsets,
+                               ffi::Result<ffi::AnyBuffer> indices, int64_t k) {
+  const ffi::DataType type = q.element_type();
+  if (!ToDtype(type)) {
+    return Failed("top_k: q: expected float32, float64, bfloat16 or float16");
+  }
+  const int64_t batch = Leading(q, 3);
+  if (batch < 0 || keys.dimensions().size() < 2) {
+    return Failed("top_k: expected q [..., rows, heads, depth] and keys [..., columns, depth]");
+  }
+  const int64_t* last = q.dimensions().end() - 3;
+  const int64_t rows = last[0], heads = last[1], depth = last[2];
+  const int64_t columns = *(keys.dimensions().end() - 2);
+  std::string error = NotEach("keys", keys, type, batch, {columns, depth});
+  if (error.empty()) error = NotEach("weights", weights, type, batch, {rows, heads});
+  if (error.empty()) error = NotEach("limits", limits, ffi::S32, batch, {rows});
+  if (error.empty()) error = BadK(k, rows, columns);
+  if (error.empty()) error = NotEach("offsets", *offsets, ffi::S32, batch, {rows + 1});
+  if (error.empty()) error = NotEach("indices", *indices, ffi::S32, batch, {rows * k});
+  if (error.empty() && heads == 0) error = "q: no heads";
+  if (!error.empty()) return Failed("top_k: " + error);
+  if (batch == 0) return Finished();
+
+  const auto call = std::make_shared<TopKCall>();
+  TopKIndexerArgs& args = call->args;
+  args = {};
+  TopKArgs& top_k = args.top_k;
+  top_k.dtype = *ToDtype(type);
+  top_k.limits = Ints(limits);
+  top_k.limits_stride = rows;
+  top_k.indices = Ints(*indices);
+  top_k.rows = rows;
+  top_k.columns = columns;
+  top_k.k = k;
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const int64_t busy = (batch * rows + 8 * threads - 1) / (8 * threads);
+  top_k.task_rows = std::clamp<int64_t>(kIndexerScores / std::max<int64_t>(columns, 1), 1,
+                                        std::clamp<int64_t>(busy, 1, kIndexerRows));
+  top_k.row_tasks = (rows + top_k.task_rows - 1) / top_k.task_rows;
+  args.q = q.untyped_data();
+  args.keys = keys.untyped_data();
+  args.weights = weights.untyped_data();
+  args.batch = batch;
+  args.heads = heads;
+  args.depth = depth;
+  args.panels_of_task = kPanelsOfTask;
+  args.panel_tasks = (Panels(columns) + kPanelsOfTask - 1) / kPanelsOfTask;
+  call->batch = batch;
+  call->out_offsets = Ints(*offsets);
+  const auto panels = size_t(batch) * Panels(columns) * kPanelColumns * depth;
+  call->panels = AcquireWorkspace(std::max<size_t>(panels * AccumulatorBytes(top_k.dtype), 1));
+  args.panels = call->panels.get();
+  const int64_t packing = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
+  const int64_t bytes = TopKIndexerScratch(top_k.task_rows, columns, heads, depth);
+  if (!call->panels || !call->Place(size_t(bytes), tasks, threads)) {
+    return Failed("top_k: no memory for its scratch");
+  }
+  const int64_t work = batch * rows * columns * heads * (depth + 1);
+  return ParallelPhases(pool, {packing, tasks, batch}, work, [call, packing, tasks](int64_t task) {
+    if (task >= packing + tasks) return call->MoveUp(task - packing - tasks);
+    if (task < packing) return Kernels().TopKIndexer(call->args, task);
+    call->WithScratch([&](const TopKIndexerArgs& own) { Kernels().TopKIndexer(own, task); });
   });
 }
 
@@ -150,6 +258,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKFfi, TopKHandler,
                                   .Ret<ffi::AnyBuffer>()  // values [batch, rows * k]
                                   .Ret<ffi::AnyBuffer>()  // offsets [batch, rows + 1]
                                   .Ret<ffi::AnyBuffer>()  // indices [batch, rows * k]
+                                  .Attr<int64_t>("k"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKIndexerFfi, TopKIndexerHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // q [..., rows, heads, depth]
+                                  .Arg<ffi::AnyBuffer>()  // keys [..., columns, depth]
+                                  .Arg<ffi::AnyBuffer>()  // weights [..., rows, heads]
+                                  .Arg<ffi::AnyBuffer>()  // limits [..., rows]
+                                  .Ret<ffi::AnyBuffer>()  // offsets [..., rows + 1]
+                                  .Ret<ffi::AnyBuffer>()  // indices [..., rows * k]
                                   .Attr<int64_t>("k"));
 
 }  // namespace sgap

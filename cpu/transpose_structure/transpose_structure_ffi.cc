@@ -79,18 +79,27 @@ class TransposeCall {
   int64_t FirstEntry(int64_t chunk) const { return nnz_ * chunk / chunks_; }
   int64_t FirstIndex(int64_t block) const { return size_ * block / blocks_; }
 
-  // The index of entry p; `size` for one that takes no part.
-  int64_t Key(int64_t b, int64_t p) const {
-    const int64_t index = indices_[b * nnz_ + p];
-    const bool part = p >= starts_[b] && p < offsets_[b].data()[rows_];
-    return part && index >= 0 && index < size_ ? index : size_;
+  // The bin of an index: the last one, `size`, if it is out of range.
+  uint32_t Key(int32_t index) const { return std::min(uint32_t(index), uint32_t(size_)); }
+
+  // The entries of a chunk: those before [first, last) and those behind it take no part.
+  struct Chunk {
+    int64_t begin, first, last, end;
+  };
+
+  Chunk ChunkOf(int64_t b, int64_t chunk) const {
+    const int64_t begin = FirstEntry(chunk), end = FirstEntry(chunk + 1);
+    const int64_t first = std::clamp(starts_[b], begin, end);
+    return {begin, first, std::clamp<int64_t>(offsets_[b].data()[rows_], first, end), end};
   }
 
   void Count(int64_t b, int64_t chunk) const {
+    const auto [begin, first, last, end] = ChunkOf(b, chunk);
+    const int32_t* indices = indices_ + b * nnz_;
     int32_t* counts = Counts(b, chunk);
     std::fill_n(counts, size_ + 1, 0);
-    for (int64_t p = FirstEntry(chunk), end = FirstEntry(chunk + 1); p < end; ++p)
-      ++counts[Key(b, p)];
+    counts[size_] = int32_t(first - begin + end - last);
+    for (int64_t p = first; p < last; ++p) ++counts[Key(indices[p])];
   }
 
   void Add(int64_t b, int64_t block) {
@@ -121,16 +130,28 @@ class TransposeCall {
   }
 
   void Put(int64_t b, int64_t chunk) const {
+    const auto [begin, first, last, end] = ChunkOf(b, chunk);
+    const int32_t* indices = indices_ + b * nnz_;
+    const auto none = [this](int64_t) { return uint32_t(size_); };
+    PutRange(b, chunk, begin, first, none);
+    PutRange(b, chunk, first, last, [this, indices](int64_t p) { return Key(indices[p]); });
+    PutRange(b, chunk, last, end, none);
+  }
+
+  // Row by row, without a branch for each entry.
+  template <typename KeyOf>
+  void PutRange(int64_t b, int64_t chunk, int64_t begin, int64_t end, KeyOf key) const {
     int32_t *places = Counts(b, chunk), *permutation = permutation_ + b * nnz_;
     int32_t* out_rows = out_rows_ + b * nnz_;
     const int32_t* offsets = offsets_[b].data();
-    const int64_t begin = FirstEntry(chunk), end = FirstEntry(chunk + 1);
-    int64_t row = RowOf(offsets, begin);
-    for (int64_t p = begin; p < end; ++p) {
-      while (row + 1 < rows_ && offsets[row + 1] <= p) ++row;
-      const int32_t place = places[Key(b, p)]++;
-      permutation[place] = int32_t(p);
-      out_rows[place] = int32_t(row);
+    int64_t p = begin;
+    for (int64_t row = RowOf(offsets, begin); p < end; ++row) {
+      const int64_t stop = row + 1 < rows_ ? std::min<int64_t>(offsets[row + 1], end) : end;
+      for (; p < stop; ++p) {
+        const int32_t place = places[key(p)]++;
+        permutation[place] = int32_t(p);
+        out_rows[place] = int32_t(row);
+      }
     }
   }
 

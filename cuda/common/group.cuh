@@ -17,18 +17,26 @@ struct Add {
 // The greater of two values; NaN if either is NaN.
 struct Greater {
   __device__ float operator()(float x, float y) const {
+#if __CUDA_ARCH__ >= 800
     float greater;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(x), "f"(y));
     return greater;
+#else
+    return x == x && y == y ? fmaxf(x, y) : __uint_as_float(0x7fffffff);
+#endif
   }
   __device__ double operator()(double x, double y) const { return x > y || x != x ? x : y; }
 };
 
 struct Less {
   __device__ float operator()(float x, float y) const {
+#if __CUDA_ARCH__ >= 800
     float less;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(less) : "f"(x), "f"(y));
     return less;
+#else
+    return x == x && y == y ? fminf(x, y) : __uint_as_float(0x7fffffff);
+#endif
   }
   __device__ double operator()(double x, double y) const { return x < y || x != x ? x : y; }
 };

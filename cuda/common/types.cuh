@@ -83,7 +83,12 @@ __device__ inline void Narrow(float x, float16& narrow) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
 }
 __device__ inline void Narrow(float x, bfloat16& narrow) {
+#if __CUDA_ARCH__ >= 800
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+#else
+  const unsigned bits = __float_as_uint(x), rounded = bits + 0x7fff + (bits >> 16 & 1);
+  narrow.bits = x == x ? rounded >> 16 : 0x7fff;
+#endif
 }
 
 // Consecutive values that one instruction loads or stores (two for 32 bytes).
@@ -169,6 +174,17 @@ __device__ inline void Store(T* row, unsigned left, const Accumulator<T> (&sums)
       if (j < left) row[j] = pack.at[j];
     }
   }
+}
+
+// For __launch_bounds__, of kernels that need all registers that `blocks` blocks on a
+// multiprocessor leave: for sm_120 ptxas takes a few more, and would spill to let all these blocks
+// run at once.
+__device__ constexpr int BlocksAtOnce(int blocks) {
+#if __CUDA_ARCH__ >= 1200
+  return blocks > 1 ? blocks * 3 / 4 : 1;
+#else
+  return blocks;
+#endif
 }
 
 #if __CUDA_ARCH__ >= 900

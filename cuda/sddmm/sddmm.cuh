@@ -113,7 +113,7 @@ struct Dots {
 // {<g nnz, c col>, r}: a group owns kNonzeros consecutive nonzeros, whatever their rows.
 template <class T, int kNonzeros, int kColumns, int kGroup, int kAtOnce, int kBlock, bool kVector,
           bool kWeighted, bool kScaled>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksAtOnce(kThreads / kBlock))
     SddmmNnzKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 // with kKept = 0 they do not fit and are loaded again.
 template <class T, int kRows, int kShare, int kColumns, int kGroup, int kKept, int kAtOnce,
           int kBlock, bool kVector, bool kWeighted, bool kScaled>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksAtOnce(kThreads / kBlock))
     SddmmRowKernel(const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
                    const T* __restrict__ x, const T* __restrict__ y, const T* __restrict__ weights,
                    const Accumulator<T>* __restrict__ scale, T* __restrict__ values, long long m,

@@ -260,7 +260,7 @@ __device__ inline void AddWarps(unsigned warp, unsigned lane, float (&sums)[kSum
 
 template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, int kBlocks,
           bool kVector, bool kOrdered>
-__global__ void __launch_bounds__(32 * kWarps, kBlocks)
+__global__ void __launch_bounds__(32 * kWarps, BlocksAtOnce(kBlocks))
     SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                     const Index* __restrict__ column_indices, const Index* __restrict__ order,
                     const T* __restrict__ b, T* __restrict__ c, long long m, long long n,

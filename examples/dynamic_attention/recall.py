@@ -50,8 +50,8 @@ class Config:
     heads: int = 2
     kv_heads: int = 1
     top_k: int = 16
-    block_size: int = 4
-    num_blocks: int = 12
+    block_size: int = 2
+    num_blocks: int = 24
     steps: int = 120
     warmup: int = 60  # steps in which the indexer watches attention over all keys
     batch: int = 16

@@ -85,7 +85,7 @@ def layer_steps(length: int, sparsity: float | None, dtype: str, seed: int = 0) 
 
     def projections(weights, x, y):
         block = nnx.merge(definition, weights)
-        return block.qkv(x), block.out(y)
+        return block.qkv(x), block.out(y.reshape(*y.shape[:-1], HEADS, HEAD_WIDTH))
 
     def others(weights, x, y):
         block = nnx.merge(definition, weights)

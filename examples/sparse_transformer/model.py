@@ -35,6 +35,7 @@ class ModelConfig:
     heads: int = 4
     layers: int = 2
     mlp: int = 128
+    heads_axis: str = ""  # the axis of the mesh (`jax.set_mesh`) that splits heads, if one does
 
     def __post_init__(self):
         if self.width % self.heads:
@@ -78,21 +79,31 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + feed_forward(x), an MLP of norm(x)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        width = config.width
-        self.heads = config.heads
+        width, heads = config.width, (config.heads, config.width // config.heads)
+        axis = config.heads_axis
+        qkv_axes, out_axes = (None, None, axis, None), (axis, None, None)
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.qkv = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
-        self.out = nnx.Linear(width, width, rngs=rngs)
+        self.qkv = nnx.LinearGeneral(
+            width,
+            (3, *heads),
+            use_bias=False,
+            kernel_metadata={"out_sharding": qkv_axes} if axis else {},
+            rngs=rngs,
+        )
+        self.out = nnx.LinearGeneral(
+            heads,
+            width,
+            axis=(-2, -1),
+            kernel_metadata={"out_sharding": out_axes} if axis else {},
+            rngs=rngs,
+        )
         self.mlp_norm = nnx.LayerNorm(width, rngs=rngs)
         self.up = nnx.Linear(width, config.mlp, rngs=rngs)
         self.down = nnx.Linear(config.mlp, width, rngs=rngs)
 
     def __call__(self, x, lengths, mask, attention: Callable):
-        batch, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x))
-        qkv = qkv.reshape(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = jnp.moveaxis(qkv, 2, 0)  # each [batch, length, heads, d]
-        x = x + self.out(attention(mask, q, k, v, lengths).reshape(batch, length, width))
+        q, k, v = jnp.moveaxis(self.qkv(self.attention_norm(x)), 2, 0)  # [batch, length, heads, d]
+        x = x + self.out(attention(mask, q, k, v, lengths))
         return x + self.feed_forward(x)
 
     def feed_forward(self, x):

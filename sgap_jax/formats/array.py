@@ -17,6 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 from sgap_jax.formats import capacity, checked, checks, construct, convert, interop, parts
 from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
 from sgap_jax.formats.operators import INSTEAD, Operators, no_extremum
+from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
 Dtype = DTypeLike | None
@@ -25,7 +26,7 @@ Dtype = DTypeLike | None
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("values", "index_arrays", "transposed"),
-    meta_fields=("shape", "format"),
+    meta_fields=("shape", "format", "statistics"),
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class SparseArray(Operators):
@@ -296,7 +297,7 @@ class SparseArray(Operators):
         Raises ValueError for a concrete structure that is not valid. A traced one is checked on the
         CPU when the compiled function runs, which fails (ValueError or JaxRuntimeError) before
         anything is computed from it; its transpose is computed anew from the checked arrays.
-        NotImplementedError for traced COO and CSF and for other platforms.
+        NotImplementedError for traced CSF and for other platforms.
         """
         return checked.checked(self)
 
@@ -326,15 +327,21 @@ _LEVELS: dict[str, Any] = {level.__name__: level for level in (Dense, Compressed
 
 
 def _written(static: tuple) -> bytes:
-    shape, format = static
+    shape, format, statistics = static
     levels = [[type(level).__name__, dataclasses.asdict(level)] for level in format.levels]
-    return json.dumps([shape, levels, format.order]).encode()
+    written = [shape, levels, format.order]
+    found = statistics.rows, statistics.columns
+    if any(found):  # earlier versions read the three others
+        written.append([s if s is None else dataclasses.asdict(s) for s in found])
+    return json.dumps(written).encode()
 
 
 def _read(text: bytes | bytearray) -> tuple:
-    shape, levels, order = json.loads(bytes(text))
+    shape, levels, order, *rest = json.loads(bytes(text))
     made = tuple(_LEVELS[name](**fields) for name, fields in levels)
-    return tuple(shape), Format(made, None if order is None else tuple(order))
+    found = (None if s is None else RowStatistics(**s) for s in (rest[0] if rest else ()))
+    order = None if order is None else tuple(order)
+    return tuple(shape), Format(made, order), PatternStatistics(*found)
 
 
 def _of_children(aux_data: Any, children: Sequence[Any]) -> SparseArray:

@@ -4,12 +4,13 @@ kernel that fails when the compiled function runs."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import checks, construct, convert, fibers, structure, vectors
+from sgap_jax.formats import checks, construct, convert, fibers, structure
 from sgap_jax.formats.levels import CSC, CSR, require_stored
 from sgap_jax.formats.stored import Array, StoredArray
 
@@ -24,34 +25,51 @@ def checked(A: Array) -> Array:
             return A
         return replace(A, **structure.as_fields(A.index_arrays, A.transposed, checked=True))
     what = "SparseArray.checked"
-    if A.format.levels[:2] != CSR.levels or A.ndim != 2:
-        raise NotImplementedError(f"{what}: traced {A.format}; the nearest is CSR")
+    compressed = A.format.levels[:2] == CSR.levels and A.ndim == 2
+    if not compressed and not A.format.is_coordinate:
+        raise NotImplementedError(
+            f"{what}: traced {A.format}; the nearest are CSR and COO, or to check it outside jit"
+        )
     if jax.default_backend() != "cpu":
         raise NotImplementedError(
             f"{what}: traced structure is checked on cpu, not on {jax.default_backend()}; the "
             "nearest is to check it outside jit"
         )
+    return _check_when_run(A, compressed, what)
+
+
+def _check_when_run(A: Array, compressed: bool, what: str) -> Array:
+    """A, whose program fails before it computes anything from a structure that is not valid."""
     from sgap_jax.runtime import native as native  # registers the FFI targets
 
-    offsets, indices = A.index_arrays[1]
-    rows, columns = vectors.grid(A.shape, A.format)
-    stored = A.values.shape[0]
-    if offsets.shape != (rows + 1,) or indices.shape != (stored,):
+    sizes, stored = convert.level_sizes(A.shape, A.format), A.values.shape[0]
+    rows = sizes[0] if compressed else 1
+    offsets, *levels = (x for level in A.index_arrays for x in level)
+    names = ("offsets", "indices") if compressed else ("bounds", "coordinates")
+    got = [list(level.shape) for level in levels]
+    if offsets.shape != (rows + 1,) or any(shape != [stored] for shape in got):
         raise ValueError(
-            f"{what}: offsets and indices: expected shapes [{rows + 1}] and [{stored}], "
-            f"got {list(offsets.shape)} and {list(indices.shape)}"
+            f"{what}: {names[0]} and {names[1]}: expected shapes [{rows + 1}] and [{stored}], "
+            f"got {list(offsets.shape)} and {', '.join(map(str, got))}"
         )
-    check = jax.ffi.ffi_call(
-        "sgap_check_csr_v1",
-        jax.ShapeDtypeStruct(offsets.shape, jnp.int32),  # type: ignore[no-untyped-call]
-        vmap_method="sequential",
-    )
+    target = "sgap_check_csr_v1" if compressed else "sgap_check_coo_v1"
+    like = jax.ShapeDtypeStruct(offsets.shape, jnp.int32)  # type: ignore[no-untyped-call]
+    check = jax.ffi.ffi_call(target, like, vmap_method="sequential")
     # The kernel returns the offsets, and the result uses those, so that XLA cannot remove the check
     # as dead code. So do the values, for programs that use nothing else: the first offset is 0.
-    offsets = check(offsets, indices, columns=np.int64(columns))
+    of: Any = {"columns": np.int64(sizes[1])} if compressed else {"sizes": np.array(sizes)}
+    offsets = check(offsets, *levels, **of)
     values = jnp.where(offsets[0] == 0, A.values, jnp.zeros((), A.dtype))
-    transposed = structure.transpose_structure(offsets, indices, columns)
-    fields = structure.as_fields(((), (offsets, indices)), transposed, checked=True)
+    begins = offsets if compressed else None
+    index_arrays: tuple = ((), (offsets, *levels))
+    if not compressed:
+        index_arrays = ((offsets, levels[0]), *((level,) for level in levels[1:]))
+    transposed = None
+    if A.ndim == 2:
+        if begins is None:
+            begins = structure.offsets_of_indices(levels[0], sizes[0], offsets[1])
+        transposed = structure.transpose_structure(begins, levels[-1], sizes[1])
+    fields = structure.as_fields(index_arrays, transposed, checked=True)
     return replace(A, values=values, **fields)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from sgap_jax.formats import checks, structure, vectors
+from sgap_jax.formats import checks, row_statistics, structure, vectors
 from sgap_jax.formats.levels import CSR, Dense, Format, require_stored
 
 DUPLICATES = ("sum", "error")
@@ -188,7 +188,8 @@ def assemble(
 
 
 def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> dict[str, Any]:
-    """The fields `index_arrays` and `transposed` from sorted, unique level coordinates."""
+    """The fields `index_arrays`, `transposed` and `statistics` from sorted, unique level
+    coordinates."""
     offsets = count_offsets(levels[0], sizes[0]) if len(levels) == 2 else None
     if format.is_coordinate:
         bounds = np.array([0, levels[0].shape[0]], np.int32)
@@ -201,10 +202,14 @@ def index_fields(levels: list[np.ndarray], sizes: list[int], format: Format) -> 
     if offsets is not None:
         transposed = transpose_structure(offsets, levels[1], sizes[1])
     fields = structure.as_fields(index_arrays, transposed, checked=True)
+    statistics = row_statistics.PatternStatistics()
+    if transposed is not None:
+        statistics = row_statistics.of_pattern(offsets, transposed[0])
+        statistics = statistics.T if format.modes[0] == 1 else statistics
     # `placed` copies: an index array may be a view of an array that the caller writes to later.
     # The structure is concrete under jit and in shard_map too, so that (A + B) + C works there.
     with structure.concrete():
-        return structure.placed(fields)
+        return structure.placed(fields) | {"statistics": statistics}
 
 
 def _fiber_tree(
@@ -256,6 +261,7 @@ def from_arrays(
         # Indices out of range stay so, for `checked()` to find.
         arrays = [checks.saturated(a) for a in given]
         transposed = structure.transpose_structure(arrays[0], arrays[1], inner)
+        statistics = row_statistics.PatternStatistics()
         fields: dict[str, Any] = {"index_arrays": ((), tuple(arrays)), "transposed": transposed}
     else:
         checks.check_compressed(offsets, indices, (outer, inner), names, what)
@@ -267,11 +273,15 @@ def from_arrays(
                 for a, c in zip(given, (offsets, indices), strict=True)
             ]
             offsets, indices = (x.astype(np.int32, copy=False) for x in (offsets, indices))
-            transposed = structure.placed(transpose_structure(offsets, indices, inner))
+            other = transpose_structure(offsets, indices, inner)
+            statistics = row_statistics.of_pattern(offsets, other[0])
+            statistics = statistics if format.order is None else statistics.T
+            transposed = structure.placed(other)
         fields = structure.as_fields(((), arrays), transposed, checked=True)
     return {
         "values": checks.to_jax_values(values, None, what),
         **fields,
+        "statistics": statistics,
         "shape": shape,
         "format": format,
     }

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.levels import COO, CSC, CSR, Dense, Format
+from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 
 Array = TypeVar("Array", bound="StoredArray")
 
@@ -43,6 +44,15 @@ class CheckedTranspose(NamedTuple):
     permutation: Any
 
 
+class MadeTranspose(NamedTuple):
+    """The same, unchecked, of a structure that the program makes: an operation that does without
+    them spares the sort."""
+
+    offsets: Any
+    indices: Any
+    permutation: Any
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StoredArray:
     """Values [nnz] and, for each level of the format, index arrays: see `SparseArray`."""
@@ -59,6 +69,8 @@ class StoredArray:
     transposed: tuple[Any, Any, Any] | None
     shape: tuple[int, ...]
     format: Format
+    # Of a skewed matrix whose pattern was concrete; else without any.
+    statistics: PatternStatistics = PatternStatistics()
 
     @property
     def nnz(self) -> int:
@@ -90,7 +102,20 @@ class StoredArray:
     @property
     def T(self) -> Self:
         """The transpose. It shares all arrays with this one: nothing is computed or copied."""
-        return replace(self, shape=self.shape[::-1], format=self.format.transposed)
+        return replace(
+            self,
+            shape=self.shape[::-1],
+            format=self.format.transposed,
+            statistics=self.statistics.T,
+        )
+
+    @property
+    def row_statistics(self) -> RowStatistics | None:
+        """Mean, deviation and longest of the row lengths (static), by which a schedule is chosen on
+        CUDA, if the rows are skewed: the longest has 8 times the mean and 256 entries or more. None
+        for all others, for traced patterns and for those with a capacity `nse`. Those of `A.T` are
+        of the columns."""
+        return self.statistics.rows
 
     @property
     def row_offsets(self) -> Any:

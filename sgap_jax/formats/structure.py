@@ -25,7 +25,12 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
+from sgap_jax.formats.stored import (
+    CheckedIndices,
+    CheckedLevel,
+    CheckedTranspose,
+    MadeTranspose,
+)
 
 _LEVELS = {1: CheckedIndices, 2: CheckedLevel}
 
@@ -156,9 +161,7 @@ def invert_permutation(permutation: jax.Array) -> jax.Array:
     return jnp.zeros(nnz, jnp.int32).at[permutation].set(positions(nnz), unique_indices=True)
 
 
-def transpose_structure(
-    offsets: jax.Array, indices: jax.Array, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def transpose_structure(offsets: jax.Array, indices: jax.Array, size: int) -> MadeTranspose:
     """(offsets [size + 1], indices [nnz], permutation [nnz]) of the other orientation: a valid
     structure for any contents of the arguments.
 
@@ -179,9 +182,9 @@ def transpose_structure(
         return tuple(varying_like(x, offsets, indices) for x in call(offsets, indices))
 
     if any(map(jax.export.is_symbolic_dim, (nnz, size, offsets.shape[0]))):
-        return sort(offsets, indices)
-    found: tuple = jax.lax.platform_dependent(offsets, indices, cpu=counting_sort, default=sort)
-    return found
+        return MadeTranspose(*sort(offsets, indices))
+    found = jax.lax.platform_dependent(offsets, indices, cpu=counting_sort, default=sort)
+    return MadeTranspose(*found)
 
 
 def transpose_by_comparing(

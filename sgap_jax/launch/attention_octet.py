@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
-from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.kernel_call import TENSOR_CORES, KernelCall
 from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -92,6 +92,7 @@ def keys_backward_plan(
         blocks=(-(-problem.shape[1] // (8 * tiles * warps // share)), shapes.key_heads),
         threads=_WARP * warps,
         batch=shapes.batch,
+        requires=TENSOR_CORES,
     )
 
 
@@ -140,6 +141,7 @@ def _by_rows(
         blocks=(-(-problem.shape[0] // length) * (length // rows), shapes.heads // heads),
         threads=_WARP * warps,
         batch=shapes.batch,
+        requires=TENSOR_CORES,
         zero=zero,
     )
 

@@ -18,6 +18,7 @@ TYPES = {
     "float16": "sgap::float16",
     "bfloat16": "sgap::bfloat16",
 }
+TENSOR_CORES = "sm_80"  # the least architecture with the instructions of cuda/common/mma.cuh
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class KernelCall:
       scalars: the kernel's int64 arguments.
       zero: positions of the results that are zeroed before the launch.
       in_place: pairs (operand, result): the result takes the operand's memory and initial contents.
+      requires: the least architecture that has the kernel's instructions, such as "sm_80"; with an
+        "a", such as "sm_90a", those of this architecture alone. Empty: every GPU.
     """
 
     source: str
@@ -45,6 +48,7 @@ class KernelCall:
     scalars: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+    requires: str = ""
 
     @classmethod
     def of(
@@ -60,6 +64,7 @@ class KernelCall:
         batch: int,
         zero: tuple[int, ...] = (),
         structure: bool = True,
+        requires: str = "",
     ) -> KernelCall:
         """The launch of one kernel of a header of `cuda/`, for a batch that shares a structure. Its
         last int64 argument says which elements of the batch share one (`of_structures`), unless it
@@ -75,6 +80,7 @@ class KernelCall:
           threads: of a block.
           zero: positions of the results that are zeroed before the launch.
           structure: whether the kernel reads index arrays of one structure or several.
+          requires: as the attribute.
         """
         scalars = (*scalars, 0) if structure else tuple(scalars)
         return cls(
@@ -84,7 +90,30 @@ class KernelCall:
             block=(threads, 1, 1),
             scalars=scalars,
             zero=zero,
+            requires=requires,
         )
+
+    def target(self, arch: str) -> str:
+        """The architecture to compile for, to run on a GPU of `arch`.
+
+        Raises NotImplementedError if such a GPU lacks the kernel's instructions.
+        """
+        if not self.requires:
+            return arch
+        needed, given = arch_number(self.requires), arch_number(arch)
+        if self.requires.endswith("a"):
+            if needed == given:
+                return self.requires
+            raise NotImplementedError(
+                f"launch: {self.kernel} has instructions of {self.requires} alone, got {arch}; "
+                "leave the schedule out"
+            )
+        if given < needed:
+            raise NotImplementedError(
+                f"launch: {self.kernel} has instructions of {self.requires} and later, got {arch}; "
+                "leave the schedule out"
+            )
+        return arch
 
     def of_structures(self, count: int) -> KernelCall:
         """This launch for `count` structures of one capacity: each index array has that leading
@@ -103,6 +132,11 @@ class KernelCall:
             source=f"#define SGAP_SEVERAL_STRUCTURES 1\n\n{self.source}",
             scalars=(*self.scalars[:-1], -(-(2**32) // neighbours)),
         )
+
+
+def arch_number(arch: str) -> int:
+    """90 for "sm_90" and "sm_90a"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
 
 
 def instantiation(

@@ -133,7 +133,9 @@ def compile_call(
     """The machine code of a call: from the package, from memory, from disk, or from the compiler.
 
     If the package has the kernel, the compiler is not used at all, not even for its version.
+    Raises NotImplementedError if a GPU of `arch` lacks the kernel's instructions.
     """
+    arch = call.target(arch)
     folder = header_folder()
     headers = included_headers(call.source, folder)
     if (found := precompiled.find(call, headers, arch)) is not None:
@@ -184,6 +186,17 @@ def device_arch() -> str:
             "to lower for one elsewhere set SGAP_CUDA_ARCH, for example to sm_90"
         ) from error
     return common_arch([device.compute_capability for device in devices])
+
+
+def arch_of_schedules() -> str | None:
+    """`device_arch()` for the choice of a schedule; None where there is no such GPU, or where
+    something else runs the launches, which has all instructions."""
+    if _stand_in.get() is not None:
+        return None
+    try:
+        return device_arch()
+    except NotImplementedError:  # `lower` says so, if it comes to a launch
+        return None
 
 
 def common_arch(capabilities: Sequence[str]) -> str:

@@ -32,7 +32,8 @@ class Compiled:
     """A compiled translation unit of one kernel.
 
     Attributes:
-      cubin: device code for one architecture.
+      cubin: device code for one architecture; for a GPU newer than the compiler PTX, which the
+        driver compiles when it loads it.
       log: the compiler's log, which may be empty.
       name: the mangled name of the kernel.
     """
@@ -48,22 +49,58 @@ def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
     Args:
       source: CUDA C++; `options` say where its headers are.
       arch: a real architecture, such as "sm_90", not a virtual one: a cubin runs on every driver of
-        the compiler's major version, PTX only on drivers as new as the compiler.
+        the compiler's major version, PTX only on drivers as new as the compiler. For one that is
+        newer than the compiler the code is PTX all the same: a driver that knows such a GPU is
+        newer than the compiler too.
       options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
 
     Raises:
       NvrtcMissing: NVRTC is not installed; names the extra that brings it.
       CompilationError: with the log.
     """
-    cubin, log = _compile(source, arch, options, "CUBIN")
-    # Each kernel has a section of its own in the ELF file.
-    names = set(re.findall(rb"\.text\.([A-Za-z_$][\w$]*)\0", cubin))
+    target = target_of(arch, architectures())
+    code, log = _compile(source, target, options, "PTX" if _is_virtual(target) else "CUBIN")
+    # Each kernel has a section of its own in the ELF file, and an entry in PTX.
+    entry = rb"\.entry ([\w$]+)\(" if _is_virtual(target) else rb"\.text\.([A-Za-z_$][\w$]*)\0"
+    names = set(re.findall(entry, code))
     if len(names) != 1:
         raise CompilationError(
             f"a translation unit must have one kernel, got {len(names)}: "
             f"{', '.join(sorted(name.decode() for name in names))}\n{source}"
         )
-    return Compiled(cubin, log, names.pop().decode())
+    return Compiled(code, log, names.pop().decode())
+
+
+def target_of(arch: str, known: Sequence[int]) -> str:
+    """What to compile for to run on `arch`: the architecture itself if the compiler knows it (90
+    for sm_90), else the virtual one of the newest before it, whose PTX later GPUs run.
+
+    Raises CompilationError for an architecture that is older than all that the compiler knows.
+    """
+    number = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    if number is None or not known or int(number[1]) in known:
+        return arch
+    older = [one for one in known if one < int(number[1])]
+    if not older:
+        raise CompilationError(
+            f"NVRTC {version()} compiles for sm_{min(known)} and later, not for {arch}; the NVRTC "
+            "of an earlier CUDA version does (pip install 'sgap_jax[cuda12]')"
+        )
+    return f"compute_{max(older)}"
+
+
+def _is_virtual(target: str) -> bool:
+    return target.startswith("compute_")
+
+
+@functools.cache
+def architectures() -> tuple[int, ...]:
+    """The architectures that the installed NVRTC compiles for, such as (75, 80, 90)."""
+    library, count = _library(), ctypes.c_int()
+    _check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+    found = (ctypes.c_int * count.value)()
+    _check(library.nvrtcGetSupportedArchs(found), "nvrtcGetSupportedArchs")
+    return tuple(found)
 
 
 def ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:

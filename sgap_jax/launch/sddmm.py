@@ -4,9 +4,10 @@ published them (launch/paper.py).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sgap_jax.launch import paper
-from sgap_jax.launch.kernel_call import TYPES, KernelCall
+from sgap_jax.launch.kernel_call import TENSOR_CORES, TYPES, KernelCall
 from sgap_jax.launch.sddmm_operands import PLAIN, OperandShapes, sddmm_call
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
@@ -113,7 +114,7 @@ def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN
     operand, threads = TYPES[problem.dtype], 32 * WARPS
     aligned = d % features_of_load(tile, problem.dtype) == 0
     sizes = (length, tile.tile_n, tile.tile_k, tile.stages, threads, aligned)
-    return sddmm_call(
+    call = sddmm_call(
         "sddmm_octet.cuh",
         "SddmmOctetKernel",
         [operand, *sizes],
@@ -123,6 +124,7 @@ def _octet_plan(problem: Problem, tile: OctetTile, shapes: OperandShapes = PLAIN
         blocks=(sddmm_blocks(tile, problem), 1),
         threads=threads,
     )
+    return replace(call, requires=TENSOR_CORES)
 
 
 _VECTORS_AT_ONCE = 4  # a lane holds the sums of so many vectors at most

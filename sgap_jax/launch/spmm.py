@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from sgap_jax.launch import paper
-from sgap_jax.launch.kernel_call import TYPES, KernelCall
+from sgap_jax.launch.kernel_call import TENSOR_CORES, TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm
@@ -150,6 +150,7 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
         blocks=spmm_grid(tile, problem),
         threads=32 * tile.row_warps,
         batch=problem.batch,
+        requires=TENSOR_CORES,
     )
 
 

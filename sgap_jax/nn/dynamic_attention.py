@@ -12,17 +12,17 @@ from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.nn.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
+    attend_blocks,
+    attend_tokens,
     check_blocks,
     decode_blocks,
     decode_tokens,
     flat_sequences,
-    indexer_loss,
     key_lengths,
     select_blocks,
     select_tokens,
 )
 from sgap_jax.primitives._define import accumulator, check_schedule
-from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.schedules import Schedule
 
 
@@ -175,19 +175,13 @@ class BlockSparseAttention(SelectedAttention):
         query, key, _ = self._project(inputs, inputs, inputs)
         leading = inputs.shape[:-2]
         lengths = key_lengths(type(self).__name__, key_value_seq_lengths, leading)
-        q, k = flat_sequences(inputs, query, key)
-        found = self._selected(q, k, is_causal, lengths)
+        q, k = flat_sequences(leading, query, key)
+        found = select_blocks(q, k, is_causal=is_causal, lengths=lengths, **self._blocks())
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), found)
 
-    def _selected(self, q: Any, k: Any, is_causal: bool, lengths: Any) -> SparseArray:
-        return select_blocks(
-            q,
-            k,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            query_block=self.query_block,
-            is_causal=is_causal,
-            lengths=lengths,
+    def _blocks(self) -> dict[str, Any]:
+        return dict(
+            block_size=self.block_size, num_blocks=self.num_blocks, query_block=self.query_block
         )
 
     def __call__(  # type: ignore[override]
@@ -204,11 +198,9 @@ class BlockSparseAttention(SelectedAttention):
             check_decode(op, is_causal, key_value_seq_lengths)
             options: Any = dict(block_size=self.block_size, num_blocks=self.num_blocks)
             return self._decoded(decode_blocks, self.cached_block, *projected, **options)
-        lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-        q, k, v = flat_sequences(inputs, *projected)
-        pattern = self._selected(q, k, is_causal, lengths)
-        options = dict(is_causal=is_causal, key_value_seq_lengths=lengths, schedule=self.schedule)
-        return self.out(sparse_attention(q, k, v, pattern, **options).reshape(projected[0].shape))
+        options = dict(is_causal=is_causal, key_value_seq_lengths=key_value_seq_lengths)
+        x = attend_blocks(op, projected, schedule=self.schedule, **options, **self._blocks())
+        return self.out(x)
 
 
 class TopKSparseAttention(SelectedAttention):
@@ -300,17 +292,14 @@ class TopKSparseAttention(SelectedAttention):
         same for all heads."""
         leading = inputs.shape[:-2]
         lengths = key_lengths(type(self).__name__, key_value_seq_lengths, leading)
-        found = self._selected(flat_sequences(inputs, *self._indexed(inputs)), is_causal, lengths)
+        own: Any = flat_sequences(leading, *self._indexed(inputs))
+        found = select_tokens(*own, count=self.top_k, is_causal=is_causal, lengths=lengths)
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), found)
 
     def _indexed(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q_I [..., length, index_heads, index_features], k_I and w."""
         inputs = jax.lax.stop_gradient(inputs)
         return self.index_query(inputs), self.index_key(inputs), self.index_weight(inputs)
-
-    def _selected(self, indexed: Any, is_causal: bool, lengths: Any) -> SparseArray:
-        options: Any = dict(count=self.top_k, is_causal=is_causal, lengths=lengths)
-        return select_tokens(*indexed, **options)
 
     def __call__(  # type: ignore[override]
         self,
@@ -330,12 +319,14 @@ class TopKSparseAttention(SelectedAttention):
             options: Any = dict(count=self.top_k)
             cached = self.cached_index_key
             return self._decoded(decode_tokens, cached, *projected, *indexed, **options)
-        lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-        q, k, v, *own = flat_sequences(inputs, *projected, *indexed)
-        pattern = self._selected(own, is_causal, lengths)
-        # The selection has left out what is not causal, or padding.
-        out = sparse_attention(q, k, v, pattern, schedule=self.schedule)
-        out = self.out(out.reshape(projected[0].shape))
-        if not return_indexer_loss:
-            return out
-        return out, indexer_loss(q, k, own, pattern, lengths)
+        out, loss = attend_tokens(
+            op,
+            projected,
+            indexed,
+            count=self.top_k,
+            is_causal=is_causal,
+            key_value_seq_lengths=key_value_seq_lengths,
+            schedule=self.schedule,
+            with_loss=return_indexer_loss,
+        )
+        return (self.out(out), loss) if return_indexer_loss else self.out(out)

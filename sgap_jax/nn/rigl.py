@@ -125,15 +125,28 @@ def _places(W: SparseArray, down: int, across: int) -> tuple[jax.Array, jax.Arra
     group's position in W. Padding, groups that take no part and second ones in a cell come with
     the place down * across."""
     offsets, indices = structure.well_formed(W.row_offsets, W.column_indices, across)
-    # Unchecked columns may be in any order; two stable counting sorts bring them into that of rows.
-    columns, rows, first = structure.transpose_structure(offsets, indices, across)
-    offsets, indices, second = structure.transpose_structure(columns, rows, down)
-    groups = indices.shape[0]
-    row = structure.segment_of_entry(offsets, groups)
-    stored = structure.positions(groups) < offsets[-1]
-    place = jnp.where(stored, row * across + indices, down * across)
-    again = jnp.append(jnp.zeros(1, bool), place[1:] == place[:-1])[:groups]
-    return jnp.where(again, down * across, place), first[second]
+    groups, none = indices.shape[0], down * across
+
+    def placed(offsets: jax.Array, indices: jax.Array) -> jax.Array:
+        row = structure.segment_of_entry(offsets, groups)
+        stored = (structure.positions(groups) < offsets[-1]) & (indices >= 0)
+        return jnp.where(stored, row * across + indices, none)
+
+    def in_order(place: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return place, structure.varying_like(structure.positions(groups), place)
+
+    def sorted_(_: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Unchecked columns may be in any order; two stable counting sorts bring them into that of
+        # rows.
+        columns, rows, first = structure.transpose_structure(offsets, indices, across)
+        ends, again, second = structure.transpose_structure(columns, rows, down)
+        place = placed(ends, again)
+        twice = jnp.append(jnp.zeros(1, bool), place[1:] == place[:-1])[:groups]
+        return jnp.where(twice, none, place), first[second]
+
+    place = placed(offsets, indices)
+    rises = (place[1:] > place[:-1]) | (place[:-1] == none) & (place[1:] == none)
+    return jax.lax.cond(jnp.all(rises), in_order, sorted_, place)
 
 
 def _rank(mask: jax.Array) -> jax.Array:

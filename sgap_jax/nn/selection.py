@@ -24,14 +24,17 @@ from sgap_jax.primitives.attention import sparse_attention
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
+from sgap_jax.primitives.top_k import top_k_of_indexer
+from sgap_jax.schedules import Schedule
 from sgap_jax.select.rows import top_k
 
+# Fewer rows, of a decoding step, are selected from all their scores at once.
+_LEAST_ROWS = 16
 
-def flat_sequences(inputs: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """Arrays [..., length, ...] of the layer's inputs [..., length, features], with one leading
-    axis."""
-    depth = inputs.ndim - 2
-    return [x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in arrays]
+
+def flat_sequences(leading: Sequence[int], *arrays: jax.Array) -> list[jax.Array]:
+    """Arrays [*leading, length, ...] with one leading axis."""
+    return [x.reshape(math.prod(leading), *x.shape[len(leading) :]) for x in arrays]
 
 
 def check_blocks(op: str, block_size: Any, num_blocks: Any, query_block: Any) -> None:
@@ -59,6 +62,45 @@ def key_lengths(op: str, lengths: Any, leading: Sequence[int]) -> jax.Array | No
 
 
 # ---- blocks -------------------------------------------------------------------------------------
+
+
+def attend_blocks(
+    op: str,
+    projected: Sequence[jax.Array],
+    *,
+    is_causal: bool,
+    key_value_seq_lengths: Any,
+    schedule: Schedule | None,
+    **blocks: Any,
+) -> jax.Array:
+    """Attention of whole sequences: projected q, k, v [..., L, heads, D] -> like q; `blocks` are
+    block_size, num_blocks and query_block."""
+    shape = projected[0].shape
+    lengths = key_lengths(op, key_value_seq_lengths, shape[:-3])
+    q, k, v = flat_sequences(shape[:-3], *projected)
+    options: Any = dict(is_causal=is_causal, schedule=schedule)
+    return _attend_blocks(q, k, v, lengths, **options, **blocks).reshape(shape)
+
+
+# Under jit, so that the values of the pattern, which nothing reads, are not made in eager calls.
+@partial(
+    jax.jit,
+    static_argnames=("is_causal", "schedule", "block_size", "num_blocks", "query_block"),
+    inline=True,
+)
+def _attend_blocks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array | None,
+    *,
+    is_causal: bool,
+    schedule: Schedule | None,
+    **blocks: int,
+) -> jax.Array:
+    pattern = select_blocks(q, k, is_causal=is_causal, lengths=lengths, **blocks)
+    options: Any = dict(is_causal=is_causal, key_value_seq_lengths=lengths, schedule=schedule)
+    return sparse_attention(q, k, v, pattern, **options)
 
 
 def select_blocks(
@@ -192,6 +234,31 @@ def _new_means(means: jax.Array, keys: jax.Array, position: jax.Array, size: int
 # ---- tokens -------------------------------------------------------------------------------------
 
 
+def attend_tokens(
+    op: str,
+    projected: Sequence[jax.Array],
+    indexed: Sequence[jax.Array],
+    *,
+    count: int,
+    is_causal: bool,
+    key_value_seq_lengths: Any,
+    schedule: Schedule | None,
+    with_loss: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(attention of whole sequences like q, the indexer's loss or None): projected q, k, v
+    [..., L, heads, D], and the indexer's q, k and weights."""
+    shape = projected[0].shape
+    lengths = key_lengths(op, key_value_seq_lengths, shape[:-3])
+    q, k, v, *own = flat_sequences(shape[:-3], *projected, *indexed)
+    index_query, index_key, index_weight = own
+    pattern = select_tokens(
+        index_query, index_key, index_weight, count=count, is_causal=is_causal, lengths=lengths
+    )
+    # The selection has left out what is not causal, or padding.
+    out = sparse_attention(q, k, v, pattern, schedule=schedule).reshape(shape)
+    return out, indexer_loss(q, k, own, pattern, lengths) if with_loss else None
+
+
 def index_scores(q: jax.Array, k: jax.Array, weights: jax.Array) -> jax.Array:
     """I[t, s] = sum_h w[t, h] relu(q[t, h] . k[s]) / sqrt(h d) of q [T, h, d], k [S, d] and weights
     [T, h]."""
@@ -238,16 +305,31 @@ def _top_tokens(
     """(offsets [B, L + 1], columns [B, L count]): the greatest scores of the indexer in each row,
     before its limit. With `causal` the limits are not beyond the row itself."""
     q, k, weights = jax.lax.stop_gradient((q, k, weights))
-    shape = (q.shape[1], k.shape[1])
+    rows, keys = q.shape[1], k.shape[1]
+    few = min(count, keys)
 
-    def of_sequence(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
+    def in_tiles(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
         def scores(rows: jax.Array, columns: jax.Array) -> jax.Array:
             return index_scores(q[rows], k[columns], weights[rows])
 
-        found = top_k(scores, count, shape=shape, lengths=limits, causal=causal)
-        return found.index_arrays[1]
+        found = top_k(scores, count, shape=(rows, keys), lengths=limits, causal=causal)
+        return tuple(found.index_arrays[1])
 
-    offsets, columns = jax.vmap(of_sequence)(q, k, weights, limits)
+    def at_once(q: jax.Array, k: jax.Array, weights: jax.Array, limits: jax.Array) -> Any:
+        found = top_k(index_scores(q, k, weights), count, lengths=limits)
+        return tuple(found.index_arrays[1])
+
+    def of_sequence(*operands: jax.Array) -> Any:
+        if any(map(jax.export.is_symbolic_dim, (rows, keys))):
+            return in_tiles(*operands)
+        if rows < _LEAST_ROWS or not keys:
+            return at_once(*operands)
+        kernel = partial(top_k_of_indexer, k=few)
+        return jax.lax.platform_dependent(*operands, cpu=kernel, default=in_tiles)
+
+    dtype = jnp.result_type(q, k, weights)
+    operands = (q.astype(dtype), k.astype(dtype), weights.astype(dtype), limits)
+    offsets, columns = jax.vmap(of_sequence)(*operands)
     return offsets, columns
 
 

@@ -25,6 +25,7 @@ from sgap_jax.formats.structure import unfolded, varying_axes
 from sgap_jax.formats.structure import whole as replicated
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.primitives._partition import Axes, of_each, partitioned, typed
 from sgap_jax.schedules import Reference
 from sgap_jax.schedules.schedule import GRID_Z
 
@@ -190,6 +191,17 @@ def plain_lowering(function: Callable, multiple: bool, ctx: Any, operands: Seque
     return mlir.lower_fun(function, multiple)(ctx.replace(avals_in=unsharded), *operands)
 
 
+def register_lowerings(
+    primitive: Primitive, axes: Callable, default: Callable, of_platforms: dict[str, Callable]
+) -> None:
+    """Registers the lowerings of a primitive, split over devices by its axes (_partition.py)."""
+    lower = lambda function, *given: plain_lowering(function, True, *given)  # noqa: E731
+    rules: list[tuple[str | None, Callable]] = [(None, default), *of_platforms.items()]
+    for platform, rule in rules:
+        split = partitioned(primitive, axes, rule, lower)
+        mlir.register_lowering(primitive, split, platform=platform)
+
+
 def ffi_lowering(target: str, ctx: Any, operands: Sequence, **attrs: Any) -> Any:
     """A typed-FFI custom call on `operands`, which may be a selection of the primitive's own."""
     layouts = [tuple(reversed(range(x.type.rank))) for x in operands]
@@ -243,12 +255,14 @@ def _batched(aval: Any, structures: int) -> Any:
 def define_each(
     primitive: Primitive,
     data: int,
+    axes: Callable,
     cpu: Callable | None,
     launches: Callable,
     rewrite: Callable[[dict], Callable | None],
     reference: Callable,
 ) -> None:
-    """Makes `each(primitive)`; the first `data` operands are data.
+    """Makes `each(primitive)`; the first `data` operands are data, and `axes` are those of one
+    structure.
 
     `cpu` lowers a call on one structure to FFI targets that take index arrays of several, and
     `launches(ctx, operands, params)` lowers it to CUDA kernels through `launch_lowering`; both
@@ -265,7 +279,12 @@ def define_each(
     def abstract_eval(*avals: Any, **params: Any) -> Any:
         count = avals[data].shape[0]
         assert all(aval.shape[0] == count for aval in avals[data:])
-        return jax.tree.map(lambda aval: _batched(aval, count), results_of_one(avals, params))
+        results = jax.tree.map(lambda aval: _batched(aval, count), results_of_one(avals, params))
+        return typed(partial(axes_of_all, params=params), avals, results)
+
+    def axes_of_all(operands: Sequence, results: Sequence, params: dict) -> Axes:
+        one = _avals_of_one(operands, data), jax.tree.leaves(results_of_one(operands, params))
+        return of_each(axes(*one, params), operands, results, data)
 
     def loop(ctx: Any, *operands: Any, **params: Any) -> Any:
         def plain(*operands: Any) -> Any:
@@ -423,9 +442,9 @@ def define_each(
     if primitive in ad.primitive_transposes:
         ad.primitive_transposes[whole] = transpose
     batching.primitive_batchers[whole] = batch
-    if cpu is None:
-        mlir.register_lowering(whole, partial(in_plain_jax, reference))
-    else:
-        mlir.register_lowering(whole, loop)
-        mlir.register_lowering(whole, one_call, platform="cpu")
-        mlir.register_lowering(whole, partial(in_one_launch, None), platform="cuda")
+    register_lowerings(
+        whole,
+        axes_of_all,
+        partial(in_plain_jax, reference) if cpu is None else loop,
+        {} if cpu is None else {"cpu": one_call, "cuda": partial(in_one_launch, None)},
+    )

@@ -5,8 +5,10 @@ of size 1 or B; index arrays have none. Hence one batching rule (_batch.py) serv
 JAX's legacy modules (ad, batching, mlir, xla) are imported here and in _batch.py only.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -26,13 +28,21 @@ from sgap_jax.formats.structure import (
     well_formed,
     well_formed_transpose,
 )
-from sgap_jax.primitives._batch import as_cotangent, define_each, launched_on_host, plain_lowering
+from sgap_jax.launch import launch
+from sgap_jax.primitives._batch import (
+    as_cotangent,
+    define_each,
+    launched_on_host,
+    plain_lowering,
+    register_lowerings,
+)
 from sgap_jax.primitives._batch import batch_rule as batch_rule
 from sgap_jax.primitives._batch import bind as bind
 from sgap_jax.primitives._batch import ffi_lowering as ffi_lowering
 from sgap_jax.primitives._batch import joint_batch as joint_batch
 from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
+from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
 from sgap_jax.schedules.select import default_schedule
@@ -44,6 +54,7 @@ def define(
     primitive: str | Primitive,
     *,
     data: int | Callable[[dict], int],
+    axes: str | Callable[[Sequence, Sequence, dict], Axes],
     abstract_eval: Callable,
     reference: Callable,
     cpu: Callable | None,
@@ -60,6 +71,10 @@ def define(
     `data` is the number of data operands, which come before the index arrays. Where it depends on
     the parameters it is a function of them, and `batch` must be given.
 
+    `axes` are those of the data operands and results, by which calls are split over devices:
+    _partition.py has the notation. Where they depend on more than ranks it is a function of the
+    avals of operands and results and the parameters.
+
     `reference` is plain JAX. `cpu` and `cuda` lower to kernels, and return None where there is none
     for the call. Without `cuda`, and on other platforms, the reference runs; without `cpu` it runs
     on every platform, and the operations that it calls get the schedule.
@@ -73,7 +88,17 @@ def define(
     name = primitive.name
     primitive.multiple_results = multiple_results
     primitive.def_impl(partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(abstract_eval)
+
+    def axes_of(operands: Sequence, results: Sequence, params: dict) -> Axes:
+        if isinstance(axes, str):
+            return Axes.of(axes, operands, results)
+        return axes(operands, results, params)
+
+    def sharded_eval(*avals: Any, **params: Any) -> Any:
+        own = partial(axes_of, params=params)
+        return typed(own, avals, abstract_eval(*avals, **params))
+
+    primitive.def_abstract_eval(sharded_eval)
 
     def plain_rule(function: Callable, ctx: Any, *operands: Any, **params: Any) -> Any:
         count = data if isinstance(data, int) else data(params)
@@ -97,7 +122,10 @@ def define(
     def launches(ctx: Any, operands: Sequence, params: dict) -> Any:
         if cuda is None or unchecked(params) or isinstance(params["schedule"], Reference):
             return None
-        return cuda(ctx, *operands, **params)
+        try:
+            return cuda(ctx, *operands, **params)
+        except _KernelsFail:
+            return None
 
     def cpu_rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         schedule = params["schedule"]
@@ -129,12 +157,12 @@ def define(
             )
         return reference_rule(ctx, *operands, **params)
 
-    if cpu is None:
-        mlir.register_lowering(primitive, reference_rule)
-    else:
-        mlir.register_lowering(primitive, other_rule)
-        mlir.register_lowering(primitive, cpu_rule, platform="cpu")
-        mlir.register_lowering(primitive, cuda_rule, platform="cuda")
+    register_lowerings(
+        primitive,
+        axes_of,
+        reference_rule if cpu is None else other_rule,
+        {} if cpu is None else {"cpu": cpu_rule, "cuda": cuda_rule},
+    )
 
     def jvp_rule(primals: Sequence, tangents: Sequence, **params: Any) -> tuple:
         # Index arrays are integers: a tangent on one would be dropped silently below.
@@ -171,7 +199,7 @@ def define(
         batch = partial(batch_rule, primitive, data)
     batching.primitive_batchers[primitive] = batch
     if isinstance(data, int):
-        define_each(primitive, data, cpu, launches, rewrite, reference)
+        define_each(primitive, data, axes_of, cpu, launches, rewrite, reference)
     return primitive
 
 
@@ -220,6 +248,10 @@ def empty_index() -> tuple[Any, Any]:
     return value, jax.core.ShapedArray((0,), jnp.dtype(jnp.int32))
 
 
+class _KernelsFail(Exception):
+    """Raised by `resolve` where plain JAX is chosen, because all kernels fail on this GPU."""
+
+
 def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S:
     """The schedule of a kernel: the caller's, after its check, or else the default; it must be of
     one of `kinds`."""
@@ -229,7 +261,16 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: a launch on CUDA has the program's sizes, got {sizes}; export with "
             "concrete sizes, or pass schedule=Reference()"
         )
-    schedule = default_schedule(problem) if schedule is None else schedule
+    if problem.platform == "cuda":
+        problem = replace(problem, arch=launch.arch_of_schedules())
+    if schedule is None:
+        schedule = default_schedule(problem)
+        if problem.platform == "cuda" and isinstance(schedule, Reference):
+            raise _KernelsFail
+        if not problem.has_tensor_cores and schedule != default_schedule(
+            replace(problem, arch=None)
+        ):
+            _warn_of_slower(problem.arch)
     schedule.check(problem)
     if not isinstance(schedule, kinds):
         names = ", ".join(f"{kind.__name__}(...)" for kind in kinds)
@@ -238,6 +279,17 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{names} and Reference() run here"
         )
     return schedule
+
+
+@cache
+def _warn_of_slower(arch: str) -> None:
+    """Once for each architecture."""
+    warnings.warn(
+        f"sgap_jax: {arch} lacks the tensor-core instructions of sm_80; 16-bit column vectors run "
+        "on CUDA cores there",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:
@@ -312,6 +364,13 @@ def check_scale(op: str, scale: Any) -> jax.Array:
 def check_schedule(op: str, schedule: Any) -> None:
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+
+
+def static_of(A: SparseArray) -> dict[str, Any]:
+    """The parameter `statistics` of spmm_p and sddmm_p: of the rows and of the columns of A, if it
+    has them."""
+    found = A.statistics.rows, A.statistics.columns
+    return {"statistics": found} if any(found) else {}
 
 
 def structure(A: SparseArray) -> tuple[Any, Any, Any, Any, Any]:

@@ -279,6 +279,9 @@ def _cpu(
         target = "sgap_attention_cvs_v1"
         attrs = dict(chunk_nonzeros=tile.nonzeros, pack=plan.packed)
     attrs |= dict(vector_length=vector_length or 1)
+    if schedule is None and plan.key_pieces > 1:
+        nonzeros = max(attrs["chunk_nonzeros"], plan.nonzeros)
+        attrs |= dict(chunk_nonzeros=nonzeros, key_pieces=plan.key_pieces)
     return ffi_lowering(target, ctx, unfused.of_kernel(operands), **attrs, **of)
 
 
@@ -455,6 +458,7 @@ attention_p, attention_tangent_p, attention_backward_p = map(
 define(
     attention_p,
     data=len(Forward._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Forward),
     batch=partial(_batch, attention_p, len(Forward._fields) - unfused.STRUCTURE),
     abstract_eval=_abstract_eval,
     reference=_of_each_structure(attention_p, unfused.forward, Forward),
@@ -468,6 +472,7 @@ define(
 define(
     attention_tangent_p,
     data=len(Tangent._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Tangent),
     batch=partial(_batch, attention_tangent_p, len(Tangent._fields) - unfused.STRUCTURE),
     abstract_eval=_tangent_abstract_eval,
     reference=_of_each_structure(attention_tangent_p, unfused.tangent, Tangent),
@@ -479,6 +484,7 @@ define(
 define(
     attention_backward_p,
     data=len(Backward._fields) - unfused.STRUCTURE,
+    axes=partial(unfused.axes, Backward),
     batch=partial(_batch, attention_backward_p, len(Backward._fields) - unfused.STRUCTURE),
     abstract_eval=_backward_abstract_eval,
     reference=_of_each_structure(attention_backward_p, unfused.backward, Backward),

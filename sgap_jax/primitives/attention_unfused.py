@@ -32,6 +32,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.structure import as_fields, positions, well_formed
 from sgap_jax.primitives._define import accumulator, derived, joint_batch, row_of_entry
+from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives.row_reduce import row_max, row_sum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.sparse_softmax import sparse_softmax
@@ -173,6 +174,30 @@ def _together(x: Any, axis: int) -> Any:
         return x[:1, 0]
     x = jnp.moveaxis(x, 1, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+# The axes of arrays, by which calls are split over devices: c structures for each sequence, g heads
+# of keys for each structure, r heads of q for each of these.
+_AXES = {"k": "b _ (c g) _", "v": "b _ (c g) _", "lengths": "b"}
+_AXES |= {"lse": "b _ (c g r)", "bias": "b (c g r)", "sinks": "b (c g r)"}
+
+
+def axes(of: Any, operands: Any, results: Any, params: dict) -> Axes:
+    """The axes of a call whose operands are an `of`, from the avals."""
+    named = of(*operands)
+    batch = joint_batch(*(x.shape[0] for x in data(operands)))
+    many = len(named.row_offsets.shape) > 1
+    structures = named.row_offsets.shape[0] // max(batch, 1) if many else 1
+    heads, key_heads = named.q.shape[2], named.k.shape[2]
+    sizes = {"b": batch, "c": structures, "g": key_heads // max(structures, 1)}
+    sizes["r"] = heads // max(key_heads, 1)
+    given, made = (
+        ", ".join(_AXES.get(name.removeprefix("d"), "b _ (c g r) _") for name in names)
+        for names in (of._fields[:-STRUCTURE], RESULTS[of])
+    )
+    if many:
+        given += ", (b c)" * STRUCTURE
+    return Axes.of(f"{given} -> {made}", operands, results, sizes)
 
 
 def over(size: int, function: Callable, *args: Any) -> Any:

@@ -24,6 +24,7 @@ from sgap_jax.primitives._define import (
     jax_lowering,
     out_aval,
 )
+from sgap_jax.primitives._partition import Axes
 from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers, joined, parse
 from sgap_jax.primitives.einsum_plain import plain, tangents_of_extremum
 from sgap_jax.primitives.sddmm import sddmm
@@ -226,6 +227,24 @@ def _abstract_eval(*operands: Any, expression: Expression, schedule: Any) -> Any
     return out_aval(first, expression.shape(expression.output), first.dtype)
 
 
+def _axes(operands: Any, results: Any, params: dict) -> Axes:
+    """Every index that the sparse operand lacks is an axis; one that is reduced only in a sum."""
+    expression = params["expression"]
+    never = {*expression.sparse, ENTRY, expression.fiber[0]}
+    if expression.reduction != "+":
+        never |= {index for word in expression.words for index in word} - {*expression.output}
+
+    def local(sizes: Any) -> dict:
+        parts = tuple((index, sizes.get(index, size)) for index, size in expression.sizes)
+        return params | {"expression": dataclasses.replace(expression, sizes=parts)}
+
+    given, made = (
+        ", ".join(" ".join("_" if index in never else index for index in word) for word in words)
+        for words in (expression.words, (expression.output,))
+    )
+    return Axes.of(f"{given} -> {made}", operands, results, local=local)
+
+
 def _empty(expression: Expression) -> bool:
     """Whether an index has size zero."""
     return 0 in dict(expression.sizes).values()
@@ -313,6 +332,7 @@ def _batch(args: Any, dims: Any, *, expression: Expression, schedule: Any) -> tu
 einsum_p = define(
     "einsum",
     data=lambda params: len(params["expression"].words),
+    axes=_axes,
     abstract_eval=_abstract_eval,
     reference=plain,
     cpu=_cpu,
@@ -348,6 +368,7 @@ def _unchecked(*operands: Any, expression: Expression, schedule: Any) -> Any:
 einsum_unchecked_p = define(
     "einsum_unchecked",
     data=lambda params: len(params["expression"].words),
+    axes=_axes,
     abstract_eval=_abstract_eval,
     reference=_unchecked,
     cpu=None,

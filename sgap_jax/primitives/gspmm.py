@@ -302,6 +302,7 @@ def _jvp(
 gspmm_p = define(
     "gspmm",
     data=2,
+    axes="b, b _ n -> b _ n, b _ n",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

@@ -329,6 +329,7 @@ def _to_values_transpose(
 arg_gather_p = define(
     "gspmm_arg_gather",
     data=3,
+    axes="b, b _ n, b _ n -> b _ n",
     abstract_eval=_arg_gather_abstract_eval,
     reference=_arg_gather_reference,
     cpu=_arg_gather_cpu,
@@ -340,6 +341,7 @@ arg_gather_p = define(
 arg_gather_to_x_p = define(
     "gspmm_arg_gather_to_x",
     data=3,
+    axes="b, b _ n, b _ n -> b _ n",
     abstract_eval=_to_x_abstract_eval,
     reference=_to_x_reference,
     cpu=_to_x_cpu,
@@ -351,6 +353,7 @@ arg_gather_to_x_p = define(
 arg_gather_to_values_p = define(
     "gspmm_arg_gather_to_values",
     data=3,
+    axes="b _ n, b _ n, b _ n -> b",
     abstract_eval=_to_values_abstract_eval,
     reference=_to_values_reference,
     cpu=_to_values_cpu,

@@ -328,6 +328,7 @@ def _row_max_jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
 row_sum_p = define(
     "row_sum",
     data=1,
+    axes="b -> b",
     abstract_eval=_reduce_abstract_eval,
     reference=partial(_reduce_reference, jax.ops.segment_sum),
     cpu=_reduce_cpu("row_sum"),
@@ -338,6 +339,7 @@ row_sum_p = define(
 row_max_p = define(
     "row_max",
     data=1,
+    axes="b -> b",
     abstract_eval=_reduce_abstract_eval,
     reference=partial(_reduce_reference, jax.ops.segment_max),
     cpu=_reduce_cpu("row_max"),
@@ -348,6 +350,7 @@ row_max_p = define(
 row_broadcast_p = define(
     "row_broadcast",
     data=1,
+    axes="b -> b",
     abstract_eval=_broadcast_abstract_eval,
     reference=_row_broadcast_reference,
     cpu=_broadcast_cpu,

@@ -31,6 +31,7 @@ from sgap_jax.primitives._define import (
     out_aval,
     resolve,
     row_of_entry,
+    static_of,
     structure,
 )
 from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
@@ -120,6 +121,7 @@ def _sddmm(
         vector_length=base.format.vector_length,
         checked=base.is_checked,
         schedule=schedule,
+        **static_of(base),
     )[0]
     return as_listed(A, join_blocks(A, values))
 
@@ -155,6 +157,7 @@ def _abstract_eval(
     vector_length: int | None,
     checked: bool,
     schedule: Any,
+    **of: Any,
 ) -> Any:
     assert x.dtype == y.dtype == weights.dtype and scale.dtype == accumulator(x.dtype)
     assert x.ndim == y.ndim == 3 and x.shape[2] == y.shape[2]
@@ -178,10 +181,12 @@ def _entries(
     vector_length: int,
     checked: bool,
     schedule: Any,
+    **statistics: Any,
 ) -> Any:
     entries = Entries(arrays, shape, vector_length, checked)
     own = None if _absent(weights) else entries.values(weights)
     params = dict(shape=shape, vector_length=None, checked=checked, schedule=schedule)
+    params |= statistics
     return entries.vectors(bind_sddmm(x, y, own, scale, *structure(entries.array), **params))
 
 
@@ -195,6 +200,7 @@ def _reference(
     vector_length: None,
     checked: bool,
     schedule: Any,
+    **of: Any,
 ) -> Any:
     offsets, indices, *_ = arrays
     nnz = indices.shape[0]
@@ -218,10 +224,12 @@ def _compact(
     vector_length: int | None,
     checked: bool,
     schedule: Any,
+    **statistics: Any,
 ) -> Any:
     arrays, entry, place = compact_structure(shape, vector_length, arrays)
     own = weights if _absent(weights) else weights[:, entry]
     params = dict(shape=shape, vector_length=vector_length, checked=True, schedule=schedule)
+    params |= statistics
     return at_places(bind_sddmm(x, y, own, scale, *arrays, **params), place)
 
 
@@ -259,6 +267,7 @@ def _cpu(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    **of: Any,
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
     problem, operands, _ = _kernel_operands(ctx, data, arrays, shape, vector_length, "cpu")
@@ -279,6 +288,7 @@ def _cuda(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    **of: Any,
 ) -> Any:
     data, arrays = operands[:4], operands[4:]
     problem, operands, avals = _kernel_operands(ctx, data, arrays, shape, vector_length, "cuda")
@@ -326,6 +336,7 @@ def _transpose(
 sddmm_p = define(
     "sddmm",
     data=4,
+    axes="b _ d, b _ d, b, b -> b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

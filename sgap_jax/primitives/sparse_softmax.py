@@ -230,6 +230,7 @@ def _jacobian_transpose(
 sparse_softmax_p = define(
     "sparse_softmax",
     data=1,
+    axes="b -> b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
@@ -240,6 +241,7 @@ sparse_softmax_p = define(
 sparse_softmax_jacobian_p = define(
     "sparse_softmax_jacobian",
     data=2,
+    axes="b, b -> b",
     abstract_eval=_jacobian_abstract_eval,
     reference=_jacobian_reference,
     cpu=_jacobian_cpu,

@@ -412,6 +412,7 @@ def _transpose(
 spgemm_p = define(
     "spgemm",
     data=2,
+    axes="b, b -> b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

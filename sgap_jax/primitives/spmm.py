@@ -13,7 +13,7 @@ import numpy as np
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR, CVS
-from sgap_jax.formats.stored import StoredArray
+from sgap_jax.formats.stored import MadeTranspose, StoredArray
 from sgap_jax.formats.structure import unfolded
 from sgap_jax.launch.spmm import PLANS, launch_plan, output_dtype
 from sgap_jax.primitives._batch import structures_of_lowering
@@ -37,6 +37,7 @@ from sgap_jax.primitives._define import (
     out_aval,
     resolve,
     row_of_entry,
+    static_of,
     structure,
     transposed,
 )
@@ -49,7 +50,7 @@ from sgap_jax.schedules import (
     Problem,
     Schedule,
 )
-from sgap_jax.schedules.cpu import octet_pieces, scatter
+from sgap_jax.schedules.cpu import octet_pieces, scatter, scatter_entries
 from sgap_jax.schedules.paper import PaperTile
 from sgap_jax.schedules.tiles import CPU_TASK
 
@@ -66,7 +67,8 @@ def spmm(
         C[i, j] = sum over the stored entries (i, l) of A[i, l] B[l, j]
 
     Differentiable to any order in `A.values` and B, forward and reverse. The gradient in B is the
-    product with the transpose, which gathers through index arrays kept with A; the gradient in the
+    product with the transpose, which gathers through index arrays kept with A (where `from_arrays`
+    made a CSR or CSC inside jit, the CPU may go by rows and sort nothing); the gradient in the
     values is an SDDMM: no scatter, and nothing of size nnz x n.
 
     Args:
@@ -104,6 +106,7 @@ def spmm(
 def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule | None) -> jax.Array:
     dtype = jnp.result_type(A.values, B)
     A, swapped = by_rows(A)
+    made = dict(made=True) if isinstance(A.transposed, MadeTranspose) else {}
     return _bind(
         A.values[None].astype(dtype),
         B[None].astype(dtype),
@@ -113,6 +116,8 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         vector_length=A.format.vector_length,
         checked=A.is_checked,
         schedule=schedule,
+        **static_of(A),
+        **made,
     )[0]
 
 
@@ -158,7 +163,9 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # column_indices [nnz], column_offsets [k+1], row_indices [nnz], permutation [nnz]; with
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
 # `checked`: whether the index arrays were validated; formats/structure.py defines which entries of
-# unchecked ones take part.
+# unchecked ones take part. `statistics`, which may be left out: of the lengths of rows and of
+# columns, for the choice of a schedule. `made`, where given: whether the program makes the last
+# three arrays, by a sort that it need not run if nothing reads them.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -182,6 +189,8 @@ def _abstract_eval(
     vector_length: int | None,
     checked: bool,
     schedule: Any,
+    statistics: tuple | None = None,
+    made: bool = False,
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
     assert values.dtype == x.dtype and x.ndim == 3 and x.shape[1] == k
@@ -229,7 +238,13 @@ def _compact(
 
 
 def kernel_operands(
-    op: str, avals: Any, operands: Any, shape: tuple[int, int], transpose: bool, platform: str
+    op: str,
+    avals: Any,
+    operands: Any,
+    shape: tuple[int, int],
+    transpose: bool,
+    platform: str,
+    statistics: tuple | None = None,
 ) -> tuple[Problem, tuple, tuple]:
     """The problem, the operands that the kernels of all platforms take, and their avals.
 
@@ -248,6 +263,7 @@ def kernel_operands(
         format=CSR if values_aval.ndim == 2 else CVS(values_aval.shape[2]),
         platform=platform,
         permuted=permutation is not None,
+        rows=None if statistics is None else statistics[int(transpose)],
     )
     if permutation is None:
         permutation, avals[2] = empty_index()
@@ -262,6 +278,8 @@ def _cpu(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
+    made: bool = False,
 ) -> Any:
     values, x, row_offsets, column_indices, *_ = operands
     problem, operands, _ = kernel_operands("spmm", ctx.avals_in, operands, shape, transpose, "cpu")
@@ -278,6 +296,11 @@ def _cpu(
     assert isinstance(tile, CpuTile)
     attrs = dict(tile_columns=tile.columns, chunk_nonzeros=tile.nonzeros, pack=tile.packed)
     if vector_length is None:
+        by_rows = made and transpose and schedule is None
+        columns, pieces = scatter_entries(whole) if by_rows else (0, 0)
+        if pieces:  # then nothing needs the transposed structure
+            attrs = dict(tile_columns=columns, pieces=pieces)
+            return ffi_lowering("sgap_spmm_csr_scatter_v1", ctx, walked, **attrs)
         return ffi_lowering("sgap_spmm_csr_v1", ctx, operands, **attrs)
     columns, pieces = scatter(whole, tile)
     if not pieces:
@@ -294,9 +317,11 @@ def _cuda(
     vector_length: int | None,
     checked: bool,
     schedule: Schedule | None,
+    statistics: tuple | None = None,
+    made: bool = False,
 ) -> Any:
     problem, operands, avals = kernel_operands(
-        "spmm", ctx.avals_in, operands, shape, transpose, "cuda"
+        "spmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
     )
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
@@ -350,8 +375,9 @@ def _transpose(
     cotangent: Any, values: Any, x: Any, *arrays: Any, transpose: bool, schedule: Any, **of: Any
 ) -> tuple[int, Any]:
     # dB = A^T dC;  dvalues = (dC B^T) at A's entries, (B dC^T) for a product with A^T
+    made = {name: of.pop(name) for name in ("made",) if name in of}
     if is_linear_operand(x):
-        params = dict(transpose=not transpose, schedule=transposed(schedule))
+        params = dict(transpose=not transpose, schedule=transposed(schedule), **made)
         return 1, _bind(values, cotangent, *arrays, **of, **params)
     left, right = (x, cotangent) if transpose else (cotangent, x)
     params = dict(schedule=derived(schedule))
@@ -361,19 +387,21 @@ def _transpose(
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[Any, int]:
     values, x, *arrays = args
     only_x = dims[1] is not None and all(d is None for i, d in enumerate(dims) if i != 1)
-    x_moved = jnp.moveaxis(x, dims[1], -1) if only_x else x  # [1, k, n, size]
-    narrow = only_x and x_moved.shape[2] < _FOLD_COLUMNS
-    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[3] > 0:
-        _, k, n, size = x_moved.shape
-        wide = x_moved.reshape(1, k, n * size)
+    x_moved = jnp.moveaxis(x, dims[1], 2) if only_x else x  # [1, k, size, n]
+    narrow = only_x and x_moved.shape[3] < _FOLD_COLUMNS
+    if narrow and values.shape[0] == x_moved.shape[0] == 1 and x_moved.shape[2] > 0:
+        # The mapped axis is the outer one: where devices split it, they split the columns.
+        _, k, size, n = x_moved.shape
+        wide = x_moved.reshape(1, k, size * n)
         y = _bind(values, wide, *arrays, **params)
-        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 3
+        return y.reshape(y.shape[:2] + x_moved.shape[2:]), 2
     return batch_rule(spmm_p, 2, args, dims, **params)
 
 
 define(
     spmm_p,
     data=2,
+    axes="b, b _ n -> b _ n",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,

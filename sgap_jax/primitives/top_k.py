@@ -1,11 +1,15 @@
-"""The primitive behind `select.top_k`: the k greatest scores of each row, as a CSR structure."""
+"""The primitive behind `select.top_k`: the k greatest scores of each row, as a CSR structure. And
+the CPU's kernel that computes an indexer's scores and selects from them while they are in the
+cache."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from sgap_jax.formats.structure import positions, segment_of_entry
+from sgap_jax.formats.structure import positions, segment_of_entry, varying_like
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.top_k import select_plan, write_plan
 from sgap_jax.primitives._define import (
@@ -18,6 +22,7 @@ from sgap_jax.primitives._define import (
     out_aval,
 )
 from sgap_jax.schedules import Schedule
+from sgap_jax.schedules.families import failing, warn_once
 
 # scores [B, m, n], limits [B|1, m] int32 -> values [B, m k], offsets [B, m+1], indices [B, m k].
 # Of row i the columns before limits[i] exist, if their score is not -infinity. Entries from
@@ -95,6 +100,9 @@ def _cuda(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
     batch, m, _ = scores.shape
     if schedule is not None or batch * m * k == 0:
         return None
+    if (why := failing().get("top_k")) is not None:
+        warn_once("top_k", why, "the greatest scores are selected in plain JAX")
+        return None
     dtype, of_values, int32 = scores.dtype.name, ctx.avals_out[0], ctx.avals_out[1]
     counts, columns = int32.update(shape=(batch, m)), int32.update(shape=(batch, m, k))
     call = select_plan(dtype, scores.shape, k, shared_limits=limits.shape[0] == 1)
@@ -129,6 +137,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> Any:
 top_k_p = define(
     "top_k",
     data=2,
+    axes="b, b -> b, b, b",
     abstract_eval=_abstract_eval,
     reference=_reference,
     cpu=_cpu,
@@ -138,3 +147,19 @@ top_k_p = define(
     batch=_batch,
     multiple_results=True,
 )
+
+
+def top_k_of_indexer(q: Any, keys: Any, weights: Any, limits: Any, *, k: int) -> tuple[Any, Any]:
+    """(offsets [m + 1], indices [m k]): as `top_k_p`, of the scores
+
+        I[t, s] = sum over h of weights[t, h] relu(q[t, h] . keys[s])
+
+    of q [m, h, d], keys [n, d] and weights [m, h] of one dtype, summed in accumulators, and limits
+    [m] int32. On the CPU only: a row's scores are gone when it is selected. k is in 0 .. n."""
+    m, int32 = q.shape[0], partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    call = jax.ffi.ffi_call(
+        "sgap_top_k_indexer_v1", (int32((m + 1,)), int32((m * k,))), vmap_method="broadcast_all"
+    )
+    operands = (q, keys, weights, limits)
+    offsets, indices = call(*operands, k=np.int64(k))
+    return varying_like(offsets, *operands), varying_like(indices, *operands)

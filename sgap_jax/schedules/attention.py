@@ -95,6 +95,8 @@ class AttentionTile(Schedule):
                 f"got {problem.dtype} in {problem.format}"
             )
         self.check_kernel(problem, "cuda")
+        if self.octet:
+            self._check_tensor_cores(problem)
         self.check_depth(problem.n)
 
     @property
@@ -179,7 +181,8 @@ def default_tile(problem: Problem) -> AttentionTile | None:
             break
         share *= 2
     octet = length >= 8 and problem.dtype in ("float16", "bfloat16") and problem.n <= 256
-    tile = AttentionTile(lanes, min(share, _SHARES[-1]), octet and length in _LENGTHS)
+    octet = octet and length in _LENGTHS and problem.has_tensor_cores
+    tile = AttentionTile(lanes, min(share, _SHARES[-1]), octet)
     try:
         tile.check(problem)
     except NotImplementedError:

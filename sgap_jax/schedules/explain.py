@@ -1,8 +1,11 @@
 """Explains points of the atomic-parallelism space, in words and as equivalent loops: for SpMM,
 SDDMM and the operations on rows."""
 
+import math
+
 from sgap_jax.schedules.point import Point, algorithm, side_by_side
 from sgap_jax.schedules.problem import ROW_OPS, Problem
+from sgap_jax.schedules.schedule import Schedule
 
 
 def explain_sddmm(point: Point, problem: Problem, kernel: str) -> str:
@@ -29,6 +32,7 @@ def explain_sddmm(point: Point, problem: Problem, kernel: str) -> str:
         f"group: {group}",
         f"lane:  {features}" + ("" if kernel == "nnz" else "; those of X[i], where they fit, kept"),
         "write: one lane for each nonzero, a plain store; all threads, zeros in the padding",
+        *notes(point, problem),
         *(_of_windows(owned) if kernel == "nnz" else _of_rows(owned, share)),
         *(f"    {line}" if kernel == "nnz" else f"      {line}" for line in _dot(c, r)),
     ]
@@ -140,6 +144,51 @@ _ROW_GROUP = {
 }
 
 
+# The most of a matrix that may be stored for a sparse product to be faster than a dense one, by
+# vector length (1 for entries), as published: vectorSparse, section 7.2.1, and for entries its
+# Figure 4 and section 3.1 (single precision; "extremely high sparsity" in half), all on a V100.
+_HALF_SPMM = {1: 0.02, 2: 0.2, 4: 0.3, 8: 0.5}
+_SINGLE_SPMM = {1: 0.2}
+_HALF_SDDMM = {4: 0.1, 8: 0.1}  # vectorSparse, abstract and section 7.3.1
+
+
+def notes(schedule: Schedule, problem: Problem) -> list[str]:
+    """What the statistics of a problem say of a schedule on CUDA: of skewed rows, and whether a
+    dense product is expected to be faster."""
+    if problem.platform != "cuda" or problem.symbolic:
+        return []
+    lines = []
+    if (rows := problem.rows) is not None:
+        share = "lanes have equal shares of the nonzeros, however long a row is"
+        if getattr(schedule, "nnz", None) is None:
+            share = "its own lanes walk the longest row, however long it is"
+        lines.append(
+            f"skew:  rows of about {rows.mean:g} entries, deviation {rows.deviation:g}, the "
+            f"longest {rows.longest}: {share}"
+        )
+    size, most = math.prod(problem.shape), _most_stored(problem)
+    if most is not None and problem.nnz > most * size > 0:
+        lines.append(
+            f"dense: {problem.nnz / size:.2g} of the matrix is stored: a dense product "
+            f"(A.todense() @ B) is likely faster; sparse ones were published as faster from "
+            f"{1 - most:.0%} of zeros on (vectorSparse, sections 3.1 and 7)"
+        )
+    return lines
+
+
+def _most_stored(problem: Problem) -> float | None:
+    """The most of the matrix that may be stored for a sparse product to pay; None if no figure is
+    known."""
+    half = problem.dtype in ("float16", "bfloat16")
+    known: dict[int, float] = {}
+    if problem.op == "spmm":
+        known = _HALF_SPMM if half else _SINGLE_SPMM if problem.dtype == "float32" else {}
+    elif problem.op == "sddmm" and half:
+        known = _HALF_SDDMM
+    lengths = [length for length in known if length <= (problem.vector_length or 1)]
+    return known[max(lengths)] if lengths else None
+
+
 def explain_point(point: Point, problem: Problem) -> str:
     """What a block, a group and a lane own, which lanes write, and the equivalent loops."""
     kernel = algorithm(point, problem.op)
@@ -163,6 +212,7 @@ def explain_point(point: Point, problem: Problem) -> str:
         f"group: {_of_group(point, kernel)}",
         f"lane:  {_of_lane(point, kernel)}",
         f"write: {_write(point, kernel)}",
+        *notes(point, problem),
         _loops(point, kernel, problem.op, tile, n),
     ]
     return "\n".join(lines)

@@ -38,6 +38,8 @@ class PaperTile(VectorTile):
                 f"{problem.op}: {self} runs on {' and '.join(self.dtypes)}, not on "
                 f"{problem.dtype}; cast, or leave the schedule out"
             )
+        if problem.dtype == "bfloat16":
+            self._check_tensor_cores(problem)
         if problem.permuted:
             raise NotImplementedError(
                 f"{problem.op}: {self} has no kernel of A^T B: transposed, column vectors are row "

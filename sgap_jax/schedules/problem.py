@@ -8,6 +8,7 @@ from numbers import Integral, Number
 from typing import Any
 
 from sgap_jax.formats.levels import CSR, Format
+from sgap_jax.formats.row_statistics import RowStatistics
 
 _OPS = (
     "spmm",
@@ -28,6 +29,8 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _DTYPES = re.compile(
     r"bool|u?int(2|4|8|16|32|64)|bfloat16|float(16|32|64)|float[468]_\w+|complex(64|128)"
 )
+_ARCH = re.compile(r"sm_(\d+)[af]?")
+_TENSOR_CORES = 80  # the first architecture with the tensor-core instructions of our kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Problem:
       format: the format of the sparse operand, or its text; the field holds the format.
       platform: "cpu", "cuda", "rocm" or "tpu"; "gpu" would be ambiguous.
       permuted: the values are reached through a permutation, as in A^T B.
+      rows: statistics of the row lengths, of a skewed pattern that is concrete where it is made
+        (`A.row_statistics`; for A^T B those of `A.T`); else None.
+      arch: the architecture of the GPU, such as "sm_75"; None: sm_80 or later, which have all
+        instructions of the kernels.
 
     Raises ValueError for an unknown name, and for a size that is neither a non-negative integer nor
     a symbol of `jax.export`.
@@ -59,6 +66,8 @@ class Problem:
     format: Format = CSR
     platform: str = "cpu"
     permuted: bool = False
+    rows: RowStatistics | None = None
+    arch: str | None = None
 
     def __post_init__(self) -> None:
         self._check("op", self.op in _OPS, f"one of {', '.join(_OPS)}")
@@ -83,6 +92,10 @@ class Problem:
         for name in ("nnz", "n", "batch"):
             self._check(name, _is_size(getattr(self, name)), "an integer from 0 on")
         self._check("permuted", isinstance(self.permuted, bool), "a bool")
+        known = self.rows is None or isinstance(self.rows, RowStatistics)
+        self._check("rows", known, "RowStatistics or None")
+        named = isinstance(self.arch, str) and _ARCH.fullmatch(self.arch)
+        self._check("arch", self.arch is None or named, "None or a name like 'sm_90'")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checks what was pickled: earlier versions held the text of the format."""
@@ -104,9 +117,19 @@ class Problem:
         """V for the format CVS(V), r for BCSR(r, c), which runs as vectors of r rows; else None."""
         return self.format.block_shape[0] if self.format.block_shape else None
 
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether the GPU has the instructions of the kernels on tensor cores (sm_80 and later)."""
+        found = None if self.arch is None else _ARCH.fullmatch(self.arch)
+        return found is None or int(found[1]) >= _TENSOR_CORES
+
     def __repr__(self) -> str:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["format"] = str(self.format)
+        if self.rows is None:
+            del fields["rows"]
+        if self.arch is None:
+            del fields["arch"]
         return f"Problem({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 

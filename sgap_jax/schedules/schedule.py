@@ -98,6 +98,14 @@ class Schedule:
                 f"cast to one of {', '.join(KERNEL_DTYPES)}{others}"
             )
 
+    def _check_tensor_cores(self, problem: Problem) -> None:
+        """Raises NotImplementedError if the GPU lacks the tensor-core instructions."""
+        if not problem.has_tensor_cores:
+            raise NotImplementedError(
+                f"{problem.op}: {self} runs on tensor cores of sm_80 and later, got "
+                f"{problem.arch}; leave the schedule out"
+            )
+
     def derived(self) -> Schedule | None:
         """The schedule that a derivative rule passes to the other operations it calls. None lets
         `choose_schedule` pick, since a tile of one operation does not suit another."""

@@ -1,6 +1,7 @@
 """`choose_schedule`: the default schedule, for calls that name none."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from sgap_jax.formats.levels import CSR
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile, scatter
+from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
@@ -37,15 +39,20 @@ _FEW_USES = 8  # on Intel tiles need so many nonzeros per row of the dense opera
 _MOST_COLUMNS = 1 << 20  # dense columns in tiles of 32: a launch has 65535 tiles
 _MOST_OF_VECTORS = 1 << 19  # dense columns in tiles of 16
 _LINE = 128  # bytes that a gather reads at once
+_LANES_UNDER_WAY = 1 << 18  # that an H100 or H200 runs at once: 132 multiprocessors with 2048 each
+# XLA's flags by which programs ask for the same bits at each call.
+_SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
 def choose_schedule(problem: Problem) -> Schedule:
     """The default schedule of a problem; pure Python, reads no array. `explain_choice` says which
     of the following rules gave it, and what that rule reads of the problem and of the machine.
 
-    On CUDA it is a tile of column vectors if `_tile` has one, else the point of the
-    atomic-parallelism space that `_point` describes. On platforms other than CPU and CUDA it is the
-    plain-JAX lowering.
+    On CUDA it is a tile of column vectors if `_tiles` has one, else the point of the
+    atomic-parallelism space that `_balanced` has for skewed rows, else that of `_point`. Kernels
+    that `python -m sgap_jax doctor` found to fail on the GPU are passed over, with one warning, for
+    the next best; after all of them comes the plain-JAX lowering. On platforms other than CPU and
+    CUDA it is the plain-JAX lowering.
 
     On a CPU with a matrix unit, column vectors of bfloat16 take the tile of `_cpu_octets`, if there
     is one.
@@ -145,16 +152,11 @@ def _choose(problem: Problem) -> tuple[Schedule, str]:
     """The schedule, and the rule that gives it."""
     if problem.platform == "cpu":
         return _on_cpu(problem)
-    cuda = problem.platform == "cuda"
-    if problem.op == "attention":
-        if cuda and (whole := default_tile(problem)) is not None:
-            return whole, "a kernel of attention takes this"
-        return Unfused(), "no kernel of attention takes this: sddmm, softmax and spmm"
-    if not cuda:
-        return Reference(), f"there are no kernels for {problem.platform}"
-    if (tile := _tile(problem)) is not None:
-        return tile, "column vectors: a tile as in vectorSparse"
-    return _point(problem), "a point that was best for such a width in Sgap's tables"
+    if problem.platform == "cuda":
+        schedule = working(problem, _on_cuda(problem))
+        return schedule, "the first of the kernels for CUDA that is not known to fail there"
+    plain = Unfused() if problem.op == "attention" else Reference()
+    return plain, f"there are no kernels for {problem.platform}"
 
 
 def _on_cpu(problem: Problem) -> tuple[Schedule, str]:
@@ -215,25 +217,51 @@ def _cpu_octets(problem: Problem) -> OctetTile | None:
     return OctetTile(V, tile_n=512, tile_k=32)
 
 
-def _tile(problem: Problem) -> Schedule | None:
-    """The default for column vectors on CUDA; None if no kernel takes them: then the operation runs
-    on their entries, with a point.
+def _on_cuda(problem: Problem) -> Iterator[Schedule]:
+    """The schedules of a problem on CUDA, the best first, each of another family of kernels."""
+    if problem.op == "attention":
+        if (tile := default_tile(problem)) is not None:
+            yield tile
+            if tile.octet:
+                yield dataclasses.replace(tile, octet=False)
+        yield Unfused()
+        return
+    yield from _tiles(problem)
+    if (balanced := _balanced(problem)) is not None:
+        yield balanced
+    point = _point(problem)
+    yield point
+    col = int(point.col)
+    if problem.op == "sddmm":
+        yield AtomicParallelism(row=1, col=col, group=point.group)
+    elif point.group > 1:
+        yield _rows(col, 1)
+    elif problem.n <= _MOST_COLUMNS:
+        side_by_side = 1 if problem.op in TILED else problem.vector_length or 1
+        yield _rows(col, next((r for r in (8, 4, 2) if r * side_by_side <= 32), 1))
+
+
+def _tiles(problem: Problem) -> Iterator[Schedule]:
+    """The tiles for column vectors on CUDA, the default first; none if no kernel takes them: then
+    the operation runs on their entries, with a point.
 
     Not measured here yet.
 
     - spmm of 16-bit values: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x as fast as CUDA
       cores in the paper (vectorSparse, section 7.2.1, a V100).
     - sddmm of 16-bit values: the same, 1.27x to 3.03x there (section 7.3.1).
-    - All else, including products with the transpose: CUDA cores.
+    - All else, including products with the transpose and GPUs before sm_80: CUDA cores.
     """
     V = problem.vector_length
     if problem.op not in ("spmm", "sddmm") or problem.dtype not in KERNEL_DTYPES or V is None:
-        return None
-    if problem.dtype in ("float16", "bfloat16") and V in (4, 8, 16, 32) and not problem.permuted:
+        return
+    half = problem.dtype in ("float16", "bfloat16") and problem.has_tensor_cores
+    if half and V in (4, 8, 16, 32) and not problem.permuted:
         octets = _sampled_octets(problem, V) if problem.op == "sddmm" else _octets(problem, V)
         if octets is not None:
-            return octets
-    return _subwarp(problem) if V in LENGTHS and problem.n <= _MOST_OF_VECTORS else None
+            yield octets
+    if V in LENGTHS and problem.n <= _MOST_OF_VECTORS:
+        yield _subwarp(problem)
 
 
 def _octets(problem: Problem, length: int) -> OctetTile | None:
@@ -292,12 +320,50 @@ def _subwarp(problem: Problem) -> SubwarpTile:
     return SubwarpTile(V, subwarp=across * split, split=split)
 
 
+def _balanced(problem: Problem) -> AtomicParallelism | None:
+    """The point for spmm with skewed rows on CUDA, whose lanes have equal shares of the nonzeros;
+    None where a point that splits rows is expected to be as fast.
+
+    Where rows are split, the program takes as long as the lanes of its longest row need. So
+    nonzeros are split if these lanes take twice the steps that all of the work would take, divided
+    evenly among the lanes that an H200 runs at once. Not measured here yet; that splitting nonzeros
+    pays for skewed rows: the load-balance study of TACO's scheduling paper (section 8.4), and Sgap
+    (section 3.2, after DA-SpMM).
+
+    - n <= 4: {<1 nnz, c col>, 32}, EB+PR of DA-SpMM in Sgap, section 3.2; n <= 32: the same with 8
+      lanes, as `_point` has. Both are segment reductions.
+    - n > 32: {<32 nnz, c col>, 1}, sequential sums (EB+SR there).
+
+    Several groups add to one row, in any order: the bits of a sum may differ from call to call. So
+    this is not chosen where XLA_FLAGS ask for determinism (xla_gpu_deterministic_ops or
+    xla_gpu_exclude_nondeterministic_ops); `schedule=` chooses for one call.
+    """
+    rows, n = problem.rows, problem.n
+    if problem.op != "spmm" or rows is None or problem.format != CSR or not 0 < n <= _MOST_COLUMNS:
+        return None
+    point = _point(problem)
+    steps = problem.nnz * problem.batch * n / int(point.col) / _LANES_UNDER_WAY
+    if rows.longest / point.group < 2 * steps or _same_bits_asked():
+        return None
+    if n <= 32:
+        return AtomicParallelism(nnz=1, col=point.col, group=32 if n <= 4 else 8)
+    return AtomicParallelism(nnz=32, col=point.col)
+
+
+def _same_bits_asked() -> bool:
+    """Whether XLA_FLAGS ask for programs that have the same bits at each call."""
+    flags = (flag.lstrip("-").partition("=") for flag in os.environ.get("XLA_FLAGS", "").split())
+    return any(
+        name in _SAME_BITS and value.lower() not in ("false", "0") for name, _, value in flags
+    )
+
+
 def _point(problem: Problem) -> AtomicParallelism:
     """The default point on CUDA. It has the same bits at each call, because no two groups add to
     one output.
 
     Not measured here yet. The rules are from the papers, restricted to what is known before the
-    index arrays are read: how much row lengths vary, which DA-SpMM uses too, is not known.
+    index arrays are read; what is known of skewed rows is for `_balanced`.
 
     - A lane takes 4, 2 or 1 columns, the most that divide n: vector loads (dgSPARSE's coarsenSz;
       Sgap, section 7.2).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.explain import notes
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_X, GRID_Y, ScheduleError
 from sgap_jax.schedules.tiles import VectorTile
@@ -136,7 +137,7 @@ class SubwarpTile(VectorTile):
             )
 
     def explain(self, problem: Problem) -> str:
-        return _explain(self, problem)
+        return "\n".join([_explain(self, problem), *notes(self, problem)])
 
 
 def widest_load(problem: Problem) -> int:

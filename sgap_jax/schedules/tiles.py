@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from sgap_jax.schedules.explain import notes
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_Y, Schedule, ScheduleError
 
@@ -162,6 +163,7 @@ class OctetTile(VectorTile):
         if problem.platform == "cpu":
             return _check_cpu(self, problem)
         self.check_vectors(problem)
+        self._check_tensor_cores(problem)
         if problem.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"{problem.op}: {self}: tensor cores have no {problem.dtype} with float32 sums; "
@@ -183,7 +185,7 @@ class OctetTile(VectorTile):
         if problem.platform == "cpu":
             return _explain_cpu(self, problem)
         explain = _explain_sddmm if problem.op == "sddmm" else _explain_spmm
-        return explain(self, problem)
+        return "\n".join([explain(self, problem), *notes(self, problem)])
 
 
 # On the CPU (cpu/spmm/spmm_octet_kernel.cc, cpu/sddmm/sddmm_octet_kernel.cc, cpu/attention).

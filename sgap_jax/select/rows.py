@@ -80,7 +80,7 @@ def top_k(
 
     Source: DeepSeek-V3.2-Exp (2025), section 2, for tokens; MoBA (Lu et al. 2025) for blocks. On
     the CPU one pass over the scores: a threshold from a sample leaves a few more than k candidates,
-    and a bisection over these finds the k-th. In time O(m n).
+    and a search over these finds the k-th. In time O(m n).
     """
     what = "select.top_k"
     check_schedule(what, schedule)

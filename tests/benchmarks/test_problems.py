@@ -17,6 +17,7 @@ from benchmarks import (
     bench_gradient,
     bench_messages,
     bench_moe,
+    bench_rigl,
     bench_sddmm,
     bench_select,
     bench_softmax,
@@ -27,6 +28,7 @@ from benchmarks import (
     summary,
     vector_goals,
 )
+from sgap_jax import CVS
 
 BENCHES = {
     "spmm": (bench_spmm.cases, (1, 5, 32)),
@@ -314,6 +316,9 @@ def test_bound_names_what_limits():
         (functools.partial(bench_select.own_patterns, "attention"), (2, 20, 8, 5)),
         (functools.partial(bench_select.own_patterns, "spmm"), (2, 20, 8, 5)),
         (bench_moe.backward, (40, 3, 2, 8, 12)),
+        pytest.param(
+            *(bench_rigl.contenders, (6, 16, 24, 0.8, CVS(4))), marks=pytest.mark.tier("all")
+        ),
     ],
 )
 def test_contenders_for_structures_made_inside_jit_agree(build, sizes):

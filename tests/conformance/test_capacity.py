@@ -90,7 +90,7 @@ def test_coordinates_in_any_order(format, nse):
             assert A.checked().is_checked
 
 
-@pytest.mark.parametrize("format", [CSR, CSC], ids=str)
+@pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_checked_inside_jit_tells_what_did_not_fit(format):
     @jax.jit
     def values_only(coordinates, values):
@@ -103,6 +103,44 @@ def test_checked_inside_jit_tells_what_did_not_fit(format):
     count = len(entries_of(coordinates_of("duplicates"), values))
     with pytest.raises(RUN_TIME_ERRORS, match=rf"expected at most nnz=12, got {count}"):
         values_only(coordinates_of("duplicates"), values).block_until_ready()
+
+
+def test_checked_coordinates_inside_jit():
+    """COO of two and of three dimensions: a valid one stays as it is, and each fault is named."""
+    good = [np.int32([0, 0, 2, 9]), np.int32([1, 3, 0, 9]), np.int32([2, 0, 0, 9])]
+
+    def checked(bounds, values, *levels):
+        format = SparseArray.from_dense(np.ones((1,) * len(levels)), format=COO).format
+        index_arrays = (bounds, levels[0]), *((level,) for level in levels[1:])
+        return SparseArray(values, index_arrays, None, (4,) * len(levels), format).checked()
+
+    program = jax.jit(checked)
+    bounds, values = np.int32([0, 3]), np.float32([1, 2, 3, np.nan])
+    for levels in (good[:2], good):
+        A = program(bounds, values, *levels)
+        assert A.is_checked
+        dense = np.zeros(A.shape, np.float32)
+        for p in range(3):
+            dense[tuple(x[p] for x in levels)] = values[p]
+        np.testing.assert_array_equal(A.todense(), dense)
+    found = [np.asarray(x) for x in program(bounds, values, *good[:2]).transposed]
+    assert found[0].tolist() == [0, 1, 2, 2, 3] and found[1][:3].tolist() == [2, 0, 0]
+    faults = [
+        (np.int32([0, 5]), good, "bounds.1.: expected at most nnz=4, got 5"),
+        (np.int32([1, 3]), good, "bounds.0.: expected 0, got 1"),
+        (np.int32([0, -1]), good, "bounds.1.: expected at least 0"),
+        (bounds, [good[0], np.int32([1, 4, 0, 9]), good[2]], "level 1.1.: expected 0 <= index < 4"),
+        (bounds, [np.int32([0, 0, -1, 9]), *good[1:]], "level 0.2.: .*got -1"),
+        (bounds, [good[0], np.int32([3, 1, 0, 9]), good[2]], "got entry 1 before entry 0"),
+        (bounds, [x[[0, 0, 2, 3]] for x in good], "each once, got entry 1 like entry 0"),
+    ]
+    for wrong, levels, words in faults:
+        with pytest.raises(RUN_TIME_ERRORS, match=words):
+            jax.block_until_ready(program(wrong, values, *levels).values)
+    with pytest.raises(ValueError, match="bounds and coordinates: expected shapes .2. and .4."):
+        program(bounds, values, good[0], good[1][:3])
+    with pytest.raises(NotImplementedError, match="nearest are CSR and COO"):
+        jax.jit(lambda A: A.checked().values)(SparseArray.from_dense(dense, format=CSF(3)))
 
 
 def test_duplicates_as_an_error_are_found_by_checked():

@@ -9,6 +9,7 @@ from native_call import run
 from sgap_jax import SparseArray, spmm
 from sgap_jax.formats.structure import transpose_by_comparing, transpose_structure
 from sgap_jax.runtime.native import native
+from sgap_jax.schedules.machine import Machine, on_machine
 
 
 def valid(rng, rows, nnz, size, spare=0):
@@ -93,6 +94,52 @@ def test_programs_have_no_comparison_sort():
 
     program = jax.jit(jax.grad(loss)).lower(A.values, A.row_offsets, A.column_indices)
     assert " sort(" not in program.compile().as_text()
+
+
+@pytest.mark.tier("test")
+def test_products_that_need_no_transposed_structure():
+    """A^T X of a structure made inside jit, by rows where all cores have work and by columns where
+    they have not: any contents, against plain loops; derivatives; several structures."""
+    rng, (m, k, n, nnz) = np.random.default_rng(2), (40, 6, 40, 200)
+    each = [valid(rng, m, nnz - 9, k, spare=9), *(anything(rng, m, nnz, k) for _ in range(2))]
+    offsets, columns = (np.stack(x) for x in zip(*each, strict=True))
+    values = rng.standard_normal((3, nnz)).astype(np.float32)
+    X = rng.standard_normal((m, n)).astype(np.float32)
+
+    def product(values, offsets, columns, X):
+        A = SparseArray.from_arrays(values, offsets, columns, shape=(m, k))
+        return spmm(A, X, transpose=True)
+
+    def squares(*operands):
+        return jnp.sum(product(*operands) ** 2)
+
+    expected = np.zeros((3, k, n))
+    for s in range(3):
+        ends = np.maximum.accumulate(np.clip(offsets[s].astype(np.int64), 0, nnz))
+        for i in range(m):
+            for p in range(ends[i], ends[i + 1]):
+                if 0 <= columns[s, p] < k:
+                    expected[s, columns[s, p]] += values[s, p] * X[i].astype(np.float64)
+    every = (0, 0, 0, None)
+    anew = lambda f: lambda *operands: f(*operands)  # JAX keeps what a function lowers to
+    gradients = []
+    for cores, target in ((2, "sgap_spmm_csr_scatter_v1"), (64, "sgap_spmm_csr_v1")):
+        with on_machine(Machine(cores=cores)):
+            one = jax.jit(anew(product)).lower(values[0], offsets[0], columns[0], X)
+            all_ = jax.jit(jax.vmap(anew(product), every))
+            many = all_.lower(values, offsets, columns, X).compile()
+            assert target in one.as_text()
+            sorted_ = '"sgap_transpose_structure_v1"' in one.compile().as_text()
+            assert sorted_ == (cores == 64)
+            slope = jax.jit(jax.vmap(jax.grad(anew(squares), (0, 3)), every))
+            gradients.append(slope.lower(values, offsets, columns, X).compile())
+        np.testing.assert_allclose(many(values, offsets, columns, X), expected, atol=1e-4)
+    by_rows, by_columns = (f(values, offsets, columns, X) for f in gradients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), by_rows, by_columns)
+    with on_machine(Machine(cores=2)):  # bfloat16 is summed in float32
+        narrow = values[0].astype("bfloat16"), offsets[0], columns[0], X.astype("bfloat16")
+        half = jax.jit(anew(product))(*narrow)
+    np.testing.assert_allclose(half.astype(np.float32), expected[0], rtol=2e-2, atol=0.2)
 
 
 def test_the_handler_refuses_other_shapes():

@@ -56,10 +56,34 @@ def test_a_compile_error_carries_the_log():
 
 def test_an_unknown_architecture_and_a_missing_header():
     require_nvrtc()
-    with pytest.raises(nvrtc.CompilationError, match="sm_10"):
+    with pytest.raises(nvrtc.CompilationError, match="and later, not for sm_10; the NVRTC"):
         nvrtc.compile(KERNEL.format("k"), arch="sm_10")
     with pytest.raises(nvrtc.CompilationError, match="no_such.cuh"):
         nvrtc.compile('#include "no_such.cuh"\n', arch="sm_90")
+
+
+def test_a_gpu_newer_than_the_compiler_gets_ptx():
+    require_nvrtc()
+    newest = max(nvrtc.architectures())
+    compiled = nvrtc.compile(KERNEL.format("k"), arch=f"sm_{newest + 10}")
+    assert compiled.name == "k" and f".target sm_{newest}\n".encode() in compiled.cubin
+    assert compiled.cubin.endswith(b"\0")  # the driver reads PTX as a C string
+    for arch in (f"sm_{newest}", "sm_90a"):
+        assert nvrtc.compile(KERNEL.format("k"), arch=arch).cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [
+        ("sm_90", "sm_90"),
+        ("sm_90a", "sm_90a"),
+        ("sm_103", "compute_100"),
+        ("sm_130", "compute_100"),
+        ("sm_130a", "compute_100"),
+    ],
+)
+def test_what_is_compiled_for_an_architecture(arch, target):
+    assert nvrtc.target_of(arch, (75, 80, 90, 100)) == target
 
 
 @pytest.mark.parametrize("names", [[], ["one", "two"]])

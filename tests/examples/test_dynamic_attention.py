@@ -14,7 +14,7 @@ for package in ("flax", "optax", "tqdm", "matplotlib"):
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "dynamic_attention"
 sys.path.insert(0, str(FOLDER))
-recall = importlib.import_module("recall")
+language, recall = (importlib.import_module(name) for name in ("language", "recall"))
 # Under a name of its own: the other examples have a train.py, too.
 _spec = importlib.util.spec_from_file_location("recall_train", FOLDER / "train.py")
 train = importlib.util.module_from_spec(_spec)
@@ -36,7 +36,7 @@ def test_answers_are_those_of_the_pairs():
 @pytest.mark.tier("test")
 def test_selections_reach_the_accuracy_of_dense_attention(tmp_path):
     base = recall.Config(
-        heads=2, steps=60, warmup=40, batch=8, top_k=8, num_blocks=12, learning_rate=1e-2
+        heads=2, steps=60, warmup=40, batch=8, top_k=8, num_blocks=24, learning_rate=1e-2
     )
     names = ("dense", "tokens", "blocks")
     configs = [dataclasses.replace(base, attention=name) for name in names]
@@ -56,3 +56,29 @@ def test_tiny_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "--tiny", "--run", str(tmp_path)])
     train.main()
     assert "decoded logits differ" in capsys.readouterr().out
+
+
+def words(size, seed):
+    """Text of words of a dozen that are drawn anew for every 40: what comes next is often known
+    from where its beginning stood before, and from nowhere else."""
+    rng, letters, text = (
+        np.random.default_rng(seed),
+        np.frombuffer(b"abcdefghijklmnop", np.uint8),
+        b"",
+    )
+    while len(text) < size:
+        dozen = [bytes(rng.choice(letters, rng.integers(4, 9))) for _ in range(12)]
+        text += b" ".join(dozen[i] for i in rng.integers(0, 12, 40)) + b"\n"
+    return np.frombuffer(text, np.uint8)
+
+
+@pytest.mark.tier("all")
+def test_language_models_with_selections_reach_the_accuracy_of_dense_attention(tmp_path):
+    small = dict(length=192, embedding=16, features=64, mlp=64, learning_rate=1e-2)
+    base = language.Config(batch=8, steps=120, top_k=24, block_size=4, num_blocks=12, **small)
+    configs = [dataclasses.replace(base, attention=x) for x in ("dense", "tokens", "blocks")]
+    rows = language.compare(configs, words(60_000, 0), tmp_path, count=32, quiet=True)
+    dense, *others = (row["accuracy"] for row in rows)
+    # Blocks that have no choice, the first and the own one, come to 17%.
+    assert dense > 0.45 and min(others) > dense - 0.01
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3 * 6

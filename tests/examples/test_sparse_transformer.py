@@ -247,6 +247,33 @@ def test_command_line_errors_are_sentences(tmp_path, capsys):
     assert done.value.code == 0 and "--min-length" in capsys.readouterr().out
 
 
+# ---- several devices ----------------------------------------------------------------------------
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)], ids=["batch", "heads"])
+def test_training_over_devices_gives_the_losses_of_one(shape):
+    """The batch over one axis of a mesh, heads over the other, under plain jit."""
+    data, twin, optimizer = built()
+    tokens, labels = (x[: SMALL.batch] for x in (data.tokens, data.labels))
+    expected = [train.train_step(twin, optimizer, tokens, labels)[0] for _ in range(3)]
+    config = model.ModelConfig(
+        data.vocabulary, len(data.classes), data.length, 16, 2, 1, 16, heads_axis="heads"
+    )
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    with jax.set_mesh(jax.make_mesh(shape, ("batch", "heads"), axis_types=kinds)):
+        split = model.Classifier(config, twin.mask.get_value(), rngs=nnx.Rngs(SMALL.seed))
+        optimizer = train.make_optimizer(split, SMALL.steps, SMALL.learning_rate)
+        given = [jax.device_put(x, jax.P("batch")) for x in (tokens, labels)]
+        text = train.train_step.lower(split, optimizer, *given).compile().as_text()
+        losses = [train.train_step(split, optimizer, *given)[0] for _ in range(3)]
+        kernel = split.blocks[0].qkv.kernel[...]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert kernel.sharding.shard_shape(kernel.shape)[2] == 2 // shape[1]
+    # What is summed over devices, gradients above all, and nothing that is gathered.
+    assert "all-reduce" in text and "all-gather" not in text
+
+
 # ---- text ---------------------------------------------------------------------------------------
 
 

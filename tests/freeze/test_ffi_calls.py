@@ -14,6 +14,7 @@ import pytest
 from kernel_results import all_cases
 
 from sgap_jax import (
+    COO,
     CVS,
     OctetTile,
     SparseArray,
@@ -27,7 +28,9 @@ from sgap_jax import (
 from sgap_jax.launch import launch
 from sgap_jax.launch.cache import Cubin
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.primitives.top_k import top_k_of_indexer
 from sgap_jax.runtime.native import native
+from sgap_jax.schedules.machine import Machine, on_machine
 
 CALL = re.compile(
     r"custom_call @(sgap_\w+)\(.*?\) \{.*mhlo\.backend_config = \{(.*)\}, operand_layouts.*\} : "
@@ -68,6 +71,12 @@ def programs():
     arrays = (np.ones(3, np.float32), np.int32([0, 1, 3]), np.int32([1, 0, 2]))
     yield lambda *arrays: made(*arrays).checked().row_offsets, arrays
     yield lambda *arrays: made(*arrays).transposed, arrays
+    with on_machine(Machine(cores=2)):
+        many = (np.ones(48, np.float32), np.int32([0, 24, 48]), np.arange(48, dtype=np.int32) % 3)
+        x = np.ones((2, 40), np.float32)
+        yield lambda *arrays: spmm(made(*arrays), x, transpose=True), many
+    coordinates = SparseArray.from_dense(np.ones((2, 3), np.float32), format=COO)
+    yield lambda A: A.checked().values, (coordinates,)
     octets = dict(schedule=OctetTile(8, tile_n=32, tile_k=64))
     attention = lambda q, A: sparse_attention(q, q, q, A, **octets).sum()
     A = SparseArray.from_dense(np.ones((8, 8), jax.numpy.bfloat16), format=CVS(8))
@@ -78,6 +87,8 @@ def programs():
         product = partial(spmm, transpose=transpose, schedule=OctetTile(8))
         yield product, (A, B)
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
+    indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
+    yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
     S = SparseArray.from_dense(np.ones((3, 2), np.float32))
     yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))

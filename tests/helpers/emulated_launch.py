@@ -121,7 +121,8 @@ class Sampled:
     def __call__(self, problem):
         # The same point for A and A^T, stored by rows and by columns: their results must be equal
         # to the bit.
-        asked = dataclasses.replace(problem, permuted=False, shape=tuple(sorted(problem.shape)))
+        shape = tuple(sorted(problem.shape))
+        asked = dataclasses.replace(problem, permuted=False, shape=shape, rows=None)
         seed = os.environ.get("SGAP_SAMPLE_SEED", "0")
         rng = random.Random(f"{seed} {self.name} {asked}")
         if problem.op == "attention":

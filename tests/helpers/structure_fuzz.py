@@ -124,7 +124,7 @@ def attention(A, B, schedule, **options):
 
 def sparse_product(A, B, schedule):
     """With a capacity that does not always suffice, and sampled at A's own entries."""
-    other = SparseArray.from_dense(np.arange(K * 5).reshape(K, 5) % 3 * np.float32(0.5))
+    other = SparseArray.from_dense(np.float32(np.arange(K * 5).reshape(K, 5) % 3))
     C, square = spgemm(A, other, nse=12, schedule=schedule), spgemm(A, A.T, nse=9)
     return C.todense().sum() + spgemm(square, A, mask=A, schedule=schedule).values
 

@@ -1,4 +1,4 @@
-"""Forty planted bugs: 20 in Python, 12 in the C++ kernels, 8 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 16 in the C++ kernels, 8 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -44,6 +44,9 @@ ROOMS = (
     "cpu/partition",
     "cpu/parallel",
     "cpu/half",
+    "cpu/each_structure",
+    "cpu/top_k",
+    "cpu/transpose_structure",
     "cuda/spmm",
     "cuda/spmm_octet",
     "cuda/sddmm",
@@ -431,6 +434,42 @@ CPP = (
         replacement="const auto rounded = half + 1;",
         breaks="a number halfway between two of bfloat16 is not rounded to the even one",
         focus=("tests/oracle/test_spmm.py", "tests/oracle/test_arithmetic.py"),
+    ),
+    Bug(
+        name="last_phase_that_some_structures_need",
+        room="cpu/each_structure",
+        file="cpu/common/each_structure.cc",
+        text="return !conditional_ || std::any_of(",
+        replacement="return !conditional_ || std::all_of(",
+        breaks="of several structures with wrong index arrays in some, those stay without results",
+        focus=("tests/oracle/test_each_structure.py", "tests/property"),
+    ),
+    Bug(
+        name="last_row_behind_a_short_one",
+        room="cpu/top_k",
+        file="cpu/top_k/top_k_ffi.cc",
+        text="if (place != begins[r]) {",
+        replacement="if (place != begins[r] && r + 1 < args.rows) {",
+        breaks="the last row of a selection is not moved up where rows before it have fewer keys",
+        focus=("tests/oracle/test_top_k.py", "tests/oracle/test_select.py"),
+    ),
+    Bug(
+        name="first_index_of_later_blocks",
+        room="cpu/transpose_structure",
+        file="cpu/transpose_structure/transpose_structure_ffi.cc",
+        text="for (int64_t i = 0; i < block; ++i) place += totals_[b * blocks_ + i];",
+        replacement="for (int64_t i = 1; i < block; ++i) place += totals_[b * blocks_ + i];",
+        breaks="the transposed structure of many columns overlaps itself from the second block on",
+        focus=("tests/conformance/test_transpose_structure.py",),
+    ),
+    Bug(
+        name="first_sequence_of_a_structure",
+        room="cpu/attention",
+        file="cpu/attention/attention_ffi.cc",
+        text="Window{batch / structures * i, batch / structures, 0, heads}",
+        replacement="Window{i, batch / structures, 0, heads}",
+        breaks="attention with a structure for several sequences each takes wrong sequences",
+        focus=("tests/oracle/test_each_structure.py", "tests/oracle/test_attention.py"),
     ),
 )
 

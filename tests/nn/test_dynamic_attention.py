@@ -11,6 +11,7 @@ from flax import nnx
 
 from sgap_jax import nn
 from sgap_jax.nn import linen as snn
+from sgap_jax.nn import selection
 from sgap_jax.select import scores as select_scores
 
 L, H, IN, WIDTH = 13, 4, 8, 3
@@ -147,11 +148,15 @@ def in_small_tiles(monkeypatch, count):
     monkeypatch.setattr(select_scores, "_LEAST_ROWS", 1)
 
 
-@pytest.mark.parametrize("tile", [None, 2 * L])
+@pytest.mark.parametrize("way", ["at once", "in tiles", "by the kernel"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_tokens_that_are_selected(causal, tile, monkeypatch):
-    if tile is not None:
-        in_small_tiles(monkeypatch, tile)
+def test_tokens_that_are_selected(causal, way, monkeypatch):
+    if way != "at once":  # as in longer sequences, in tiles where there is no kernel
+        monkeypatch.setattr(selection, "_LEAST_ROWS", 1)
+    if way == "in tiles":
+        in_small_tiles(monkeypatch, 2 * L)
+        dependent = lambda *operands, cpu, default: default(*operands)
+        monkeypatch.setattr(jax.lax, "platform_dependent", dependent)
     layer = token_layer(twin_of())
     for lengths in (None, np.array([L - 3, 0])):
         options = dict(is_causal=causal, key_value_seq_lengths=lengths)
@@ -346,12 +351,13 @@ def test_no_array_of_length_by_length(name, monkeypatch):
     graph, state = nnx.split(layer)
     loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x))
     x = jax.ShapeDtypeStruct((1, length, IN), jnp.float64)
-    text = str(jax.make_jaxpr(jax.grad(loss))(state, x))
-    sizes = [
-        np.prod([int(n) for n in found.split(",")]) for found in re.findall(r"\[([\d,]+)\]", text)
-    ]
-    # For blocks: a score for each query and block, 512 x 171, in two groups.
-    assert length * 8 <= max(sizes) < length * length
+    gradient = jax.jit(jax.grad(loss)).trace(state, x)
+    compiled = gradient.lower().compile().as_text()
+    for text in (str(gradient.jaxpr), compiled):  # on every platform, and on this one
+        shapes = re.findall(r"\[([\d,]+)\]", text)
+        greatest = max(np.prod([int(n) for n in shape.split(",")]) for shape in shapes)
+        # For blocks: a score for each query and block, 512 x 171, in two groups.
+        assert length * 8 <= greatest < length * length
 
 
 def test_wrong_arguments_are_named():

@@ -11,11 +11,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sgap_jax import CVS, nn
+from sgap_jax import CVS, masks, nn
+from sgap_jax.nn import linen as snn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,6 +129,55 @@ def test_sharded_parameters(mesh):
         close(train_step(model, optimizer, spread(x)), train_step(twin, other, x))
     close(nnx.state(model), nnx.state(twin))
     assert len(model.up.values[...].sharding.device_set) == 2
+
+
+BAND = masks.band(16, 4)
+WIDTHS = dict(qkv_features=8, out_features=8)
+
+
+def test_heads_over_devices_by_annotations(mesh):
+    """Flax's annotations of nnx parameters: one all-reduce, that of the output projection."""
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 16, 8)), jnp.float32)
+
+    def made(**options):
+        size = dict(num_heads=2, in_features=8, decode=False, pattern=BAND, **WIDTHS)
+        return nnx.split(nn.SparseMultiHeadAttention(**size, rngs=nnx.Rngs(0), **options))
+
+    loss = lambda graph: lambda state, x: jnp.mean(nnx.merge(graph, state)(x) ** 2)
+    graph, state = made()
+    expected = loss(graph)(state, x)
+    with jax.set_mesh(mesh):
+        graph, state = made(
+            kernel_metadata={"out_sharding": (None, "x", None)},
+            bias_metadata={"out_sharding": ("x", None)},
+            out_kernel_metadata={"out_sharding": ("x", None, None)},
+            out_bias_metadata={"out_sharding": (None,)},
+        )
+        assert state["query"]["kernel"][...].sharding.spec == P(None, "x", None)
+        run = jax.jit(loss(graph))
+        close(run(state, x), expected)
+        text = run.lower(state, x).compile().as_text()
+    assert text.count(" all-reduce(") == 1 and "all-gather" not in text
+
+
+def test_heads_over_devices_by_linens_partitioning(mesh):
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 16, 8)), jnp.float32)
+    init = linen.initializers.lecun_normal()
+    layer = snn.SparseMultiHeadAttention(num_heads=2, **WIDTHS, use_bias=False)
+    expected = layer.apply(layer.init(jax.random.key(0), x, pattern=BAND), x, pattern=BAND)
+    layer = layer.clone(
+        kernel_init=linen.with_partitioning(init, (None, "x", None)),
+        out_kernel_init=linen.with_partitioning(init, ("x", None, None)),
+    )
+    boxed = layer.init(jax.random.key(0), x, pattern=BAND)
+    specs = linen.get_partition_spec(boxed)
+    assert specs["params"]["query"]["kernel"] == P(None, "x", None)
+    put = lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec))
+    variables = jax.tree.map(put, linen.unbox(boxed), specs)
+    run = jax.jit(lambda variables, x: layer.apply(variables, x, pattern=BAND))
+    close(run(variables, x), expected)
+    text = run.lower(variables, x).compile().as_text()
+    assert text.count(" all-reduce(") == 1 and "all-gather" not in text
 
 
 def test_outputs_over_devices_by_shard_map(mesh):

@@ -259,6 +259,7 @@ def test_nothing_of_the_size_of_the_pattern_is_formed():
         (dict(pack=False, q=(1, 6, 2, 5), k=(1, 9, 1, 5)), "pack"),
         (dict(vector_length=0), "vectors"),
         (dict(chunk_nonzeros=0), "chunk_nonzeros"),
+        (dict(key_pieces=0), "key_pieces"),
         (dict(pieces=0), "pieces"),
         (dict(dk=(1, 9, 2, 4)), "dk"),
         (dict(dout=(1, 6, 2, 5)), "dout"),
@@ -271,7 +272,7 @@ def test_a_handler_refuses_what_does_not_fit(change, words):
     sizes |= dict(dq=(1, 6, 2, 4), dk=(1, 9, 1, 4), dv=(1, 9, 1, 4), dbias=(1, 2, 5, 2))
     sizes |= dict(dout=(1, 6, 2, 4), dlse=(1, 6, 2)) | change
     attrs = dict(vector_length=2, chunk_nonzeros=64, pieces=1, scale=1.0, is_causal=False)
-    attrs = {**attrs, "wrt_bias": True, "pack": True, **change}
+    attrs = {**attrs, "key_pieces": 1, "wrt_bias": True, "pack": True, **change}
     integers = ("lengths", "offsets", "indices")
     array = lambda name: jnp.zeros(sizes[name], jnp.int32 if name in integers else jnp.float32)
     forward = ("q", "k", "v", "bias", "sinks", "lengths", "offsets", "indices")
@@ -281,10 +282,11 @@ def test_a_handler_refuses_what_does_not_fit(change, words):
     names, results = (
         (backward, ("dq", "dk", "dv", "dbias")) if is_backward else (forward, ("out", "lse"))
     )
-    unused = {"chunk_nonzeros"} if is_backward else {"pieces", "wrt_bias"}
+    unused = {"chunk_nonzeros", "key_pieces"} if is_backward else {"pieces", "wrt_bias"}
     kinds = {int: np.int64, float: np.float64, bool: bool}
-    kept = ("vector_length", "chunk_nonzeros", "pieces", "scale", "is_causal", "wrt_bias", "pack")
-    given = {n: kinds[type(attrs[n])](attrs[n]) for n in kept if n not in unused}
+    named = {"vector_length", "chunk_nonzeros", "key_pieces", "pieces", "scale", "is_causal"}
+    named |= {"wrt_bias", "pack"}
+    given = {n: kinds[type(x)](x) for n, x in attrs.items() if n in named - unused}
     target = f"sgap_attention{'_backward' if is_backward else ''}_cvs_v1"
     shapes = [jax.ShapeDtypeStruct(sizes[name], jnp.float32) for name in results]
     with pytest.raises(Exception, match=f"attention.*{words}"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import cast
+from native_call import kernel_isas, run
 
 from sgap_jax import CVS, Problem, masks, sparse_attention
 from sgap_jax.schedules.cpu import attention_plan
@@ -109,3 +110,49 @@ def test_groups_of_heads_are_as_each_alone(shared):
             if not shared:
                 close(*(x.astype(jnp.float32) for x in (dk[b, :, h], own_k[0, :, 0])))
                 close(*(x.astype(jnp.float32) for x in (dv[b, :, h], own_v[0, :, 0])))
+
+
+@pytest.mark.parametrize("isa", kernel_isas())
+def test_keys_in_pieces(isa):
+    """In any order of the columns, with rows that see nothing in some pieces or in all."""
+    rng = np.random.default_rng(0)
+    rows, keys = 30, 60
+    counts = rng.integers(0, 40, rows) * (np.arange(rows) % 5 > 0)
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    columns = rng.integers(-2, keys + 2, offsets[-1]).astype(np.int32)  # some do not exist
+    columns[offsets[7] : offsets[8]].sort()
+    none, lengths = np.zeros((1, 0), np.float32), np.int32([[50], [keys]])
+    sinks = rng.standard_normal((1, 4))
+    for dtype in ("float32", "float64", "bfloat16"):
+        wide = "float64" if dtype == "float64" else "float32"
+        q = cast(rng.standard_normal((2, rows, 4, 16)), dtype)
+        k, v = (cast(rng.standard_normal((2, keys, 2, 16)), dtype) for _ in range(2))
+        results = [(q.shape, q.dtype), (q.shape[:3], wide)]
+        for sink in (none.astype(wide), sinks.astype(wide)):
+
+            def call(pieces, chunk, q=q, k=k, v=v, sink=sink, wide=wide, results=results):
+                given = (q, k, v, none.astype(wide), sink, lengths, offsets, columns)
+                attributes = dict(vector_length=1, scale=0.25, is_causal=False, pack=True)
+                attributes |= dict(chunk_nonzeros=chunk, key_pieces=pieces)
+                found = run("sgap_attention_cvs_v1", given, results, attributes, isa)
+                return [np.asarray(x, np.float64) for x in found]
+
+            want = call(1, 10_000)
+            assert np.isinf(want[1]).any() == (sink.size == 0) and np.isfinite(want[1]).any()
+            for pieces, chunk in ((2, 10_000), (7, 60), (60, 10_000)):
+                for got, expected in zip(call(pieces, chunk), want, strict=True):
+                    tolerance = 1e-12 if dtype == "float64" else 1e-5
+                    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_pieces_of_keys_fit_the_cache():
+    def of(keys, entries=256, **more):
+        found = plan(8, 8, 1, 1, rows=keys, keys=keys, nnz=entries * keys, **more)
+        return found.key_pieces, found.nonzeros
+
+    assert of(512) == of(2048, 16) == of(65536, dtype="bfloat16") == (1, 1)
+    assert of(65536, format="CVS(4)") == (1, 1)
+    pieces, nonzeros = of(16384)
+    assert 2 <= pieces <= 16 and nonzeros == 16 * 16384
+    assert of(65536)[0] == 16  # with 16 entries of a row in each
+    assert plan(8, 8, 1, 1, rows=1, keys=65536, nnz=2048).key_pieces == 1  # a step of decoding

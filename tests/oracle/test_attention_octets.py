@@ -51,7 +51,9 @@ def native_run(x, isa, threads=1, pieces=1, chunk=64, pack=True, kind="octet"):
     kept = (((*rows, x.of.value_depth), q.dtype), (rows, np.float32))
     target = f"sgap_attention_{kind}_v1"
     given = (q, k, v, bias, sinks, ends, *structure)
-    found = run(target, given, kept, shared | dict(chunk_nonzeros=chunk), isa, threads)
+    found = run(
+        target, given, kept, shared | dict(chunk_nonzeros=chunk, key_pieces=1), isa, threads
+    )
     out, lse, *_ = x.oracle()
     given = (dout, np.full((1, *rows[1:]), 0.3, np.float32), q, k, v, bias, ends)
     given += (cast(out, "bfloat16"), lse.astype(np.float32), *structure)
@@ -155,7 +157,8 @@ def direct(q, k, v, isa, target="attention", more=()):
     if target == "attention":
         results = [((*rows, v.shape[3]), q.dtype), (rows, np.float32)]
         given = (q, k, v, none, none, none.astype(np.int32), *structure)
-        return run("sgap_attention_octet_v1", given, results, shared | dict(chunk_nonzeros=64), isa)
+        shared |= dict(chunk_nonzeros=64, key_pieces=1)
+        return run("sgap_attention_octet_v1", given, results, shared, isa)
     results = [(x.shape, x.dtype) for x in (q, k, v)] + [((1, 0), np.float32)]
     given = (*more[:2], q, k, v, none, none.astype(np.int32), *more[2:], *structure)
     attributes = shared | dict(pieces=1, wrt_bias=False)
@@ -199,6 +202,7 @@ def test_no_features(isa):
         (dict(vector_length=2), "expected bfloat16 in vectors of 4, 8, 16 or 32 rows"),
         (dict(pack=False), "can be read only where they are packed"),
         (dict(chunk_nonzeros=0), "chunk_nonzeros"),
+        (dict(key_pieces=0), "key_pieces"),
     ],
 )
 def test_the_handler_refuses_attributes(changes, words):
@@ -206,6 +210,7 @@ def test_the_handler_refuses_attributes(changes, words):
     none, length = np.zeros((1, 0), np.float32), changes.get("vector_length", 8)
     structure = np.zeros(8 // length + 1, np.int32), np.zeros(0, np.int32)
     attributes = dict(vector_length=8, scale=1.0, is_causal=False, pack=True, chunk_nonzeros=64)
+    attributes |= dict(key_pieces=1)
     results = [(q.shape, q.dtype), (q.shape[:3], np.float32)]
     given = (q, q, q, none, none, none.astype(np.int32), *structure)
     with pytest.raises(ValueError, match=words):

@@ -205,6 +205,22 @@ def test_attention_with_patterns_of_heads(lead, key_heads, format, dtype, schedu
         )
 
 
+def test_attention_with_a_pattern_for_several_sequences_each():
+    A, attend = structures(CSR), lambda A, q, k, v: sparse_attention(q, k, v, A)
+    q, k, v = (normal(COUNT, 2, n, 1, D, seed=i) for i, n in enumerate((M, K, K)))
+
+    def value_and_gradients(A, *operands):
+        loss = lambda *x: jnp.sum(attend(A, *x) ** 2)
+        return attend(A, *operands), jax.grad(loss, (0, 1, 2))(*operands)
+
+    found = jax.jit(jax.vmap(value_and_gradients))(A, q, k, v)
+    alone = jax.jit(value_and_gradients)
+    for i in range(COUNT):
+        right = alone(one(A, i), q[i], k[i], v[i])
+        for x, y in zip(jax.tree.leaves(one(found, i)), jax.tree.leaves(right), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
 def test_attention_with_patterns_of_heads_to_order_2_and_mapped():
     B, H = 2, 2
     q, k = normal(B, M, H, 3), normal(B, K, H, 3)

@@ -16,7 +16,7 @@ from sgap_jax.compiler.loop_ir.loopir import GPU_THREAD, Array, Expr, Function, 
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.loop_ir.print_c import INDENT, INTEGER, NUMBER, CText, headline
 from sgap_jax.compiler.loop_ir.widths import integer
-from sgap_jax.launch.kernel_call import TYPES, KernelCall
+from sgap_jax.launch.kernel_call import TENSOR_CORES, TYPES, KernelCall
 
 # Names that variables may not have: words of C++ that are identifiers in Python, and names that the
 # text of a kernel uses.
@@ -56,6 +56,7 @@ def launch_plan(function: Function) -> KernelCall:
             (len(function.inputs) + i, function.outputs.index(array))
             for i, array in enumerate(initial_values(function))
         ),
+        requires=TENSOR_CORES if text.tile else "",
     )
 
 

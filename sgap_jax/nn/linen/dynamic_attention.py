@@ -11,17 +11,13 @@ from sgap_jax.formats import checks
 from sgap_jax.nn.dynamic_attention import check_decode, check_options
 from sgap_jax.nn.linen.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
+    attend_blocks,
+    attend_tokens,
     check_blocks,
     decode_blocks,
     decode_tokens,
-    flat_sequences,
-    indexer_loss,
-    key_lengths,
-    select_blocks,
-    select_tokens,
 )
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.primitives.attention import sparse_attention
 
 
 class SelectedAttention(ProjectedAttention):
@@ -70,13 +66,9 @@ class BlockSparseAttention(SelectedAttention):
             cached = dict(cached_key=key, cached_value=value, cached_block=means)
             x = self._decoded(decode_blocks, cached, *projected, **blocks)
         if x is None:
-            lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-            q, k, v = flat_sequences(inputs, *projected)
-            own: Any = dict(query_block=self.query_block, is_causal=is_causal, lengths=lengths)
-            pattern = select_blocks(q, k, **blocks, **own)
-            options: Any = dict(is_causal=is_causal, key_value_seq_lengths=lengths)
-            x = sparse_attention(q, k, v, pattern, schedule=self.schedule, **options)
-            x = x.reshape(projected[0].shape)
+            options: Any = dict(is_causal=is_causal, key_value_seq_lengths=key_value_seq_lengths)
+            options |= blocks | dict(query_block=self.query_block, schedule=self.schedule)
+            x = attend_blocks(op, projected, **options)
         return self._output(x, inputs.shape[-1])
 
 
@@ -104,7 +96,7 @@ class TopKSparseAttention(SelectedAttention):
             checks.check_count(getattr(self, name), name, op, 1)
         projected = self._project(inputs, inputs, inputs, self.num_kv_heads)
         indexed = self._indexed(jax.lax.stop_gradient(inputs))
-        x = None
+        x, loss = None, None
         if self.decode:
             check_decode(op, is_causal, key_value_seq_lengths)
             if return_indexer_loss:
@@ -114,16 +106,18 @@ class TopKSparseAttention(SelectedAttention):
             )
             x = self._decoded(decode_tokens, cached, *projected, *indexed, count=self.top_k)
         if x is None:
-            lengths = key_lengths(op, key_value_seq_lengths, inputs.shape[:-2])
-            q, k, v, *own = flat_sequences(inputs, *projected, *indexed)
-            chosen: Any = dict(count=self.top_k, is_causal=is_causal, lengths=lengths)
-            pattern = select_tokens(*own, **chosen)
-            x = sparse_attention(q, k, v, pattern, schedule=self.schedule)
-            x = x.reshape(projected[0].shape)
+            x, loss = attend_tokens(
+                op,
+                projected,
+                indexed,
+                count=self.top_k,
+                is_causal=is_causal,
+                key_value_seq_lengths=key_value_seq_lengths,
+                schedule=self.schedule,
+                with_loss=return_indexer_loss,
+            )
         out = self._output(x, inputs.shape[-1])
-        if not return_indexer_loss:
-            return out
-        return out, indexer_loss(q, k, own, pattern, lengths)
+        return (out, loss) if return_indexer_loss else out
 
     def _indexed(self, inputs: Any) -> Any:
         options: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)

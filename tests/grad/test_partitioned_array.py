@@ -1,0 +1,58 @@
+"""Derivatives of products of a matrix in parts, against those of the matrix as a whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from differentiable_ops import close, normal
+from jax.sharding import AxisType
+
+from sgap_jax import SparseArray, parallel, spmm
+
+RNG = np.random.default_rng(0)
+D = np.where(RNG.random((15, 15)) < 0.2, RNG.standard_normal((15, 15)), 0)
+WHOLE = SparseArray.from_dense(D)
+MASK = jnp.asarray(D != 0)
+
+
+@pytest.fixture(scope="module")
+def A():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    return parallel.partition(WHOLE, mesh, "x")
+
+
+def as_dense(A, values):
+    """Values of the parts at their entries; padding, which no row has, is left out."""
+    return A.with_values(values) @ jnp.eye(15)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gradients(A, transpose):
+    B = normal(15, 3)
+    loss = lambda v, B: jnp.sum(jnp.sin(parallel.spmm(A.with_values(v), B, transpose=transpose)))
+    twin = lambda W, B: jnp.sum(jnp.sin((W.T if transpose else W) @ B))
+    values, dB = jax.jit(jax.grad(loss, (0, 1)))(A.values, B)
+    expected = jax.grad(twin, (0, 1))(jnp.asarray(D), B)
+    close((as_dense(A, values), dB), (jnp.where(MASK, expected[0], 0), expected[1]))
+
+
+def test_second_derivatives_and_scan(A):
+    B = normal(15, 2)
+
+    def layers(product):
+        step = lambda x, _: (jnp.tanh(product(x)), None)
+        return lambda B: jnp.sum(jax.lax.scan(jax.checkpoint(step), B, None, length=2)[0])
+
+    along = lambda f: jax.jit(jax.grad(lambda B: jnp.sum(jax.grad(f)(B) ** 2)))(B)
+    close(along(layers(lambda x: A @ x)), along(layers(lambda x: spmm(WHOLE, x))))
+
+
+def test_explicit_axes():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    A, B = parallel.partition(WHOLE, mesh, "x"), normal(15, 3)
+    with jax.set_mesh(mesh):
+        loss = lambda B: jnp.sum(jnp.sin(A.from_parts(A @ B)))
+        X = A.to_parts(B)
+        assert jax.typeof(A @ X).sharding.spec[0] == "x"
+        got = A.from_parts(jax.jit(jax.grad(loss))(X))
+    close(got, jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B))

@@ -1,0 +1,210 @@
+"""Compiles the programs of programs.py with XLA's GPU compiler, on a machine without a GPU.
+
+    PYTHONPATH=FOLDER:tests/xla_gpu python tests/xla_gpu/compile.py sm_90 [NAME ...] [--table]
+
+FOLDER has JAX's CUDA plugin (`make test-gpu-compile`). It is in no other process, since a plugin
+changes what `jax.devices()` is. Prints what was found of each program as JSON, or with --table as a
+table of the docs.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import tempfile
+
+ARCHITECTURES = {  # name, multiprocessors, shared memory of one, second-level cache
+    "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 167936, 41943040),
+    "sm_90": ("NVIDIA H100 80GB HBM3", 132, 233472, 52428800),
+    "sm_100": ("NVIDIA B200", 148, 233472, 132644864),
+}
+# What XLA is told of a GPU. Where driver or runtime read as older than 12.3, it records no custom
+# call in a command buffer.
+TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} shared_memory_per_block_optin: {optin}
+  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: {l2} clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.10.0"
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{name}"
+"""
+FLAGS = (
+    "--xla_gpu_autotune_level=0",
+    "--xla_gpu_graph_min_graph_size=1",
+    "--xla_dump_hlo_as_text",
+    "--xla_dump_hlo_module_re=jit_program",
+)
+LAUNCH = "sgap_launch_v1"
+COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("arch", choices=ARCHITECTURES)
+    parser.add_argument("names", nargs="*", help="programs; all if none is named")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as dump:
+        os.environ["XLA_FLAGS"] = " ".join((*FLAGS, f"--xla_dump_to={dump}"))
+        os.environ["JAX_PLATFORMS"] = "cpu"  # the plugin would look for a driver
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        os.environ["SGAP_CUDA_ARCH"] = args.arch
+        compiler = Compiler(args.arch, pathlib.Path(dump))
+        found = {"programs": compiler.programs(args.names)}
+        if not args.names:
+            found |= {"refused": compiler.refused(), "donated": compiler.donated()}
+    print(table(found["programs"]) if args.table else json.dumps(found))
+
+
+def topology(arch, count):
+    """Devices of a GPU that is not there: programs can be compiled for them."""
+    import jax
+    from jax.experimental import topologies
+
+    name, cores, shared, l2 = ARCHITECTURES[arch]
+    major, minor = divmod(int(arch.removeprefix("sm_")), 10)
+    sizes = dict(name=name, cores=cores, shared=shared, optin=shared - 1024, l2=l2)
+    jax.devices()  # registers the plugin
+    return topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=TARGET.format(**sizes, major=major, minor=minor),
+        topology=f"1x1x{count}",
+    ).devices
+
+
+class Compiler:
+    def __init__(self, arch, dump):
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh, NamedSharding
+        from jax.sharding import PartitionSpec as P
+
+        self.arch, self.dump = arch, dump
+        self.one = jax.sharding.SingleDeviceSharding(topology(arch, 1)[0])
+        self.mesh = Mesh(np.array(topology(arch, 4)), ("x",))
+        self.everywhere = NamedSharding(self.mesh, P())
+        self.split = NamedSharding(self.mesh, P("x"))
+
+    def programs(self, names):
+        """{name: {way: what was found}}; all ways for sm_90."""
+        import programs
+
+        found = {}
+        for name, case in programs.cases().items():
+            if names and name not in names:
+                continue
+            data, many = case.data, programs.batched(case.data)
+            found[name] = of = {
+                "forward": self.compiled(programs.forward(case), case.structure, data),
+                "gradient": self.compiled(programs.gradient(case), case.structure, data),
+            }
+            if self.arch == "sm_90":
+                of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
+                of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
+                sharded = programs.split(case, self.mesh)
+                of["shard_map"] = self.compiled(sharded, case.structure, many, True)
+                of["mesh"] = self.compiled(programs.mapped(case), case.structure, many, True)
+        return found
+
+    def donated(self):
+        """A training step whose parameters are donated."""
+        import programs
+
+        found = {}
+        for name in ("spmm", "spmm vectors", "attention"):
+            case = programs.cases()[name]
+            step = programs.trained(case)
+            found[name] = self.compiled(step, case.structure, case.data, donate_argnums=1)
+        return found
+
+    def refused(self):
+        """What XLA reports of a launch that INSTANTIATE refuses."""
+        import jax
+
+        from sgap_jax.launch.cache import Cubin
+        from sgap_jax.launch.kernel_call import KernelCall
+        from sgap_jax.launch.launch import TARGET, call_attributes
+
+        x = jax.ShapeDtypeStruct((8,), "float32", sharding=self.one)
+        wrong = KernelCall("source", "kernel", (1,), (2048,))
+        attributes = call_attributes(wrong, Cubin("kernel", b"code"))
+        launch = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((8,), "float32"))
+        try:
+            jax.jit(lambda x: launch(x, **attributes)).lower(x).compile()
+        except Exception as error:
+            return str(error)
+        return ""
+
+    def compiled(self, function, structure, data, split=False, **options):
+        import jax
+
+        shardings = (self.everywhere, self.split) if split else (self.one, self.one)
+        args = [
+            jax.tree.map(lambda x, s=s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree)
+            for s, tree in zip(shardings, (structure, data), strict=True)
+        ]
+
+        def program(structure, data):  # its name is that of the modules that are dumped
+            return function(structure, data)
+
+        start = processor_seconds()
+        lowered = jax.jit(program, **options).lower(*args)
+        between = processor_seconds()
+        text = lowered.compile().as_text()
+        end = processor_seconds()
+        (passed,) = self.dump.glob("*thunk_sequence_after_thunk_passes.txt")
+        thunks = passed.read_text()
+        for path in self.dump.glob("*jit_program*.*"):  # other programs have empty folders
+            path.unlink() if path.is_file() else path.rmdir()
+        return {
+            "launches": text.count(f'custom_call_target="{LAUNCH}"'),
+            "apart": apart(thunks, "kCustomCall", "kCommandBuffer"),
+            # A scan copies what a step takes of the scanned arrays, in one thunk with the slice.
+            "copies": apart(thunks, "kCopy", "kDynamicSliceFusion"),
+            "collectives": len(re.findall(rf" (?:{COLLECTIVES})(?:-start)?\(", text)),
+            "aliased": text.count("may-alias") + text.count("must-alias"),
+            "operands": len(jax.tree.leaves(data)),
+            "seconds": (between - start, end - between),
+        }
+
+
+def processor_seconds():
+    """Of all threads and finished child processes: XLA runs ptxas, and other work may be beside."""
+    return sum(os.times()[:4])
+
+
+def apart(thunks, kind, other):
+    """How many thunks of one kind are in no thunk of another, in the text of a thunk sequence."""
+    found, above = 0, []  # (indentation, kind) of the thunks around a line
+    for line in thunks.splitlines():
+        if (thunk := re.match(r"( *)\d+: (k\w+)", line)) is None:
+            continue
+        indent = len(thunk[1])
+        above = [one for one in above if one[0] < indent]
+        found += thunk[2] == kind and all(one[1] != other for one in above)
+        above.append((indent, thunk[2]))
+    return found
+
+
+def table(found):
+    """Times of the programs in milliseconds of processor time, as a table of the docs."""
+    lines = ["| program | launches | lowering | compiling |", "|---|---|---|---|"]
+    for name, of in found.items():
+        parts = [of["forward"], of["gradient"]]
+        launches = ", ".join(str(part["launches"]) for part in parts)
+        times = (", ".join(f"{1000 * part['seconds'][i]:.0f}" for part in parts) for i in (0, 1))
+        lines.append(f"| {name} | {launches} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

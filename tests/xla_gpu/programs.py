@@ -1,0 +1,179 @@
+"""Programs of every public operation, for XLA's GPU compiler: in the process of compile.py only.
+
+A case is a function of a structure and of differentiable operands. Index arrays are arguments of
+the program, as a training step has them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from jax.sharding import PartitionSpec as P
+
+from sgap_jax import (
+    BCSR,
+    CSF,
+    CSR,
+    CVS,
+    Schedule,
+    SparseArray,
+    einsum,
+    gsddmm,
+    gspmm,
+    masks,
+    row_max,
+    row_sum,
+    sddmm,
+    select,
+    sparse_attention,
+    sparse_softmax,
+    spgemm,
+    spmm,
+    spmv,
+)
+from sgap_jax.compiler import assign, presets
+
+M, K, N, D = 1024, 768, 64, 64
+DEVICES = 4
+
+
+class Case(NamedTuple):
+    function: Any  # of (structure, *data)
+    structure: SparseArray
+    data: tuple  # of the shapes and dtypes of the operands that have gradients
+
+
+def random(format=None, dtype=jnp.float32, rows=M, columns=K):
+    whole = sp.random(rows, columns, 0.03, "csr", np.float32, np.random.default_rng(0))
+    array = SparseArray.from_scipy(whole)
+    array = array if format is None else array.asformat(format)
+    return array.with_values(array.values.astype(dtype))
+
+
+def shape(*sizes, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def like(array):
+    return shape(*array.values.shape, dtype=array.values.dtype)
+
+
+def cases():
+    """{name: Case}, whose default schedules are those of a user's call."""
+    csr, square = random(), random(rows=256, columns=256)
+    half = jnp.bfloat16
+    half_csr, vectors = random(dtype=half), random(CVS(8), half)
+    wide_vectors, blocks = random(CVS(8)), random(BCSR(8, 8), jnp.float16)
+    places = np.unique(np.random.default_rng(1).integers(0, 30, (500, 3)), axis=0)
+    tensor = SparseArray.from_coordinates(
+        places, np.ones(len(places), np.float32), (30, 30, 30), format=CSF(3)
+    )
+    window, window_of_vectors = masks.band(512, 64), masks.band(512, 64, format=CVS(8))
+    matrix = assign("ij,jk->ik", {"A": CSR})
+    loops = presets.spmm_point(matrix, Schedule.parse("{<1/8 row, 4 col>, 8}"), N)
+
+    def product(transpose=False, schedule=None):
+        return lambda A, v, B: spmm(A.with_values(v), B, transpose=transpose, schedule=schedule)
+
+    def sampled(weighted=False):
+        return lambda A, v, X, Y: sddmm(A.with_values(v), X, Y, weighted=weighted).values
+
+    def attention(A, q, k, v):
+        return sparse_attention(q, k, v, A)
+
+    def three_steps(A, q, k, v):
+        return spmm(sparse_softmax(sddmm(A, q, k), scale=0.125), v)
+
+    def heads(keys, dtype):
+        return tuple(shape(1, 512, h, D, dtype=dtype) for h in (8, keys, keys))
+
+    row = lambda f: lambda A, v: f(A.with_values(v))
+    messages = lambda **how: lambda A, v, X: gspmm(A.with_values(v), X, **how)
+    return {
+        "spmm": Case(product(), csr, (like(csr), shape(K, N))),
+        "spmm bfloat16": Case(product(), half_csr, (like(half_csr), shape(K, N, dtype=half))),
+        "spmm transpose": Case(product(True), csr, (like(csr), shape(M, N))),
+        "spmm 4 columns": Case(product(), csr, (like(csr), shape(K, 4))),
+        "spmm by nonzeros": Case(
+            product(schedule=Schedule.parse("{<1 nnz, 4 col>, 8}")), csr, (like(csr), shape(K, N))
+        ),
+        "spmm vectors": Case(product(), vectors, (like(vectors), shape(K, N, dtype=half))),
+        "spmm vectors float32": Case(product(), wide_vectors, (like(wide_vectors), shape(K, N))),
+        "spmm blocks": Case(product(), blocks, (like(blocks), shape(K, N, dtype=jnp.float16))),
+        "spmv": Case(lambda A, v, x: spmv(A.with_values(v), x), csr, (like(csr), shape(K))),
+        "sddmm": Case(lambda A, X, Y: sddmm(A, X, Y).values, csr, (shape(M, D), shape(K, D))),
+        "sddmm weighted": Case(sampled(True), csr, (like(csr), shape(M, D), shape(K, D))),
+        "sddmm vectors": Case(
+            lambda A, X, Y: sddmm(A, X, Y).values,
+            vectors,
+            (shape(M, D, dtype=half), shape(K, D, dtype=half)),
+        ),
+        "sparse_softmax": Case(row(lambda A: sparse_softmax(A).values), csr, (like(csr),)),
+        "sparse_softmax vectors": Case(
+            row(lambda A: sparse_softmax(A).values), vectors, (like(vectors),)
+        ),
+        "row_sum": Case(row(row_sum), csr, (like(csr),)),
+        "row_max": Case(row(row_max), csr, (like(csr),)),
+        "gspmm max": Case(messages(op="mul", reduce="max"), csr, (like(csr), shape(K, N))),
+        "gspmm mean": Case(messages(op="sub", reduce="mean"), csr, (like(csr), shape(K, N))),
+        "gsddmm": Case(lambda A, x, y: gsddmm(A, x, y, op="add").values, csr, (shape(M), shape(K))),
+        "attention": Case(attention, window, heads(8, jnp.float32)),
+        "attention vectors": Case(attention, window_of_vectors, heads(2, half)),
+        "attention in three steps": Case(three_steps, csr, (shape(M, D), shape(K, D), shape(K, D))),
+        "einsum": Case(
+            lambda A, v, X, Y: einsum("ijk,jr,kr->ir", A.with_values(v), X, Y),
+            tensor,
+            (like(tensor), shape(30, 16), shape(30, 16)),
+        ),
+        "einsum with a schedule": Case(
+            lambda A, v, B: einsum("ij,jk->ik", A.with_values(v), B, schedule=loops),
+            csr,
+            (like(csr), shape(K, N)),
+        ),
+        "spgemm": Case(
+            lambda A, v, w: spgemm(A.with_values(v), A.with_values(w), mask=A).values,
+            square,
+            (like(square), like(square)),
+        ),
+        "top_k": Case(lambda _, x: select.top_k(x, 32).values, csr, (shape(M, K),)),
+    }
+
+
+def forward(case):
+    return lambda A, data: case.function(A, *data)
+
+
+def gradient(case):
+    def loss(data, A):
+        return jnp.sum(jnp.sin(case.function(A, *data).astype(jnp.float32)))
+
+    return lambda A, data: jax.grad(loss)(data, A)
+
+
+def batched(data, size=DEVICES):
+    return jax.tree.map(lambda x: shape(size, *x.shape, dtype=x.dtype), data)
+
+
+def mapped(case):
+    return jax.vmap(gradient(case), (None, 0))
+
+
+def scanned(case):
+    step = gradient(case)
+    return lambda A, data: jax.lax.scan(lambda _, one: (None, step(A, one)), None, data)[1]
+
+
+def split(case, mesh):
+    return jax.shard_map(mapped(case), mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"))
+
+
+def trained(case):
+    """A step of gradient descent."""
+    step = gradient(case)
+
+    def update(A, data):
+        return jax.tree.map(lambda x, g: x - jnp.asarray(0.1, x.dtype) * g, data, step(A, data))
+
+    return update

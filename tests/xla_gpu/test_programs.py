@@ -1,0 +1,125 @@
+"""What XLA's GPU compiler makes of each operation: launches, command buffers, copies and
+collectives."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import result_cache
+
+pytestmark = pytest.mark.tier("all")
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+CUDA = os.environ.get("SGAP_XLA_CUDA", "13")
+PLUGIN = pathlib.Path(sys.prefix) / "xla-gpu" / f"cuda{CUDA}"
+OTHERS = ("sm_80", "sm_100")
+A_FEW = ("spmm", "spmm by nonzeros", "spmm vectors", "sddmm vectors", "attention vectors", "top_k")
+
+# Launches of a program: forward, and forward and backward. Under vmap, scan, shard_map and a mesh
+# it has the same ones: a batch is one launch, and the steps of a scan share theirs.
+LAUNCHES = {
+    "spmm": (1, 3),
+    "spmm bfloat16": (1, 3),
+    "spmm transpose": (1, 3),
+    "spmm 4 columns": (1, 3),
+    "spmm by nonzeros": (1, 3),
+    "spmm vectors": (1, 3),
+    "spmm vectors float32": (1, 3),
+    "spmm blocks": (1, 3),
+    "spmv": (1, 3),
+    "sddmm": (1, 3),
+    "sddmm weighted": (1, 4),
+    "sddmm vectors": (1, 3),
+    "sparse_softmax": (1, 2),
+    "sparse_softmax vectors": (1, 2),
+    "row_sum": (1, 2),
+    "row_max": (1, 4),
+    "gspmm max": (1, 3),
+    "gspmm mean": (2, 4),
+    "gsddmm": (1, 3),
+    "attention": (1, 3),
+    "attention vectors": (1, 3),
+    "attention in three steps": (3, 8),
+    "einsum": (0, 0),
+    "einsum with a schedule": (1, 1),
+    "spgemm": (0, 0),
+    "top_k": (2, 2),
+}
+# Scatters in plain JAX: XLA copies the zeros that they begin with.
+PLAIN = ("einsum", "einsum with a schedule", "spgemm", "top_k")
+
+
+@functools.cache
+def compiled(arch):
+    """A finished process of compile.py, in which alone the CUDA plugin is."""
+    folder = result_cache.folder()
+    path = [PLUGIN, HERE, ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    given = {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "SGAP_CACHE_DIR": "" if folder is None else str(folder / "cubins"),
+    }
+    return subprocess.run(
+        [sys.executable, HERE / "compile.py", arch, *(() if arch == "sm_90" else A_FEW)],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+
+
+def found(arch):
+    if not any(PLUGIN.glob(f"jax_cuda{CUDA}_plugin-*.dist-info")):
+        pytest.skip("JAX's CUDA plugin is not installed: make test-gpu-compile does so")
+    process = compiled(arch)
+    assert process.returncode == 0, process.stderr[-6000:]
+    return json.loads(process.stdout)
+
+
+def group(arch):
+    """One process compiles all programs for an architecture, so one worker has their tests."""
+    return pytest.mark.xdist_group(f"xla_gpu {arch}")
+
+
+@group("sm_90")
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_program(name):
+    of = found("sm_90")["programs"][name]
+    forward, gradient = LAUNCHES[name]
+    expected = {way: gradient for way in of} | {"forward": forward}
+    assert {way: one["launches"] for way, one in of.items()} == expected
+    assert {way: one["apart"] for way, one in of.items()} == dict.fromkeys(of, 0)
+    if name not in PLAIN:  # a scan copies its counter
+        copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
+        assert copies == {"scan": 1}
+    assert all(not one["collectives"] for way, one in of.items() if way != "mesh")
+
+
+@group("sm_90")
+def test_the_table_has_every_program():
+    assert set(found("sm_90")["programs"]) == set(LAUNCHES)
+
+
+@group("sm_90")
+def test_a_donated_parameter_is_updated_in_place():
+    """XLA may update one parameter before a launch that still reads it, which then has a copy."""
+    for name, of in found("sm_90")["donated"].items():
+        assert of["aliased"] == of["operands"] and of["copies"] <= 1, name
+
+
+@group("sm_90")
+def test_instantiate_refuses_a_wrong_launch():
+    expected = "sgap_launch: block: expected 1 to 1024 threads, got 2048 x 1 x 1"
+    assert expected in found("sm_90")["refused"]
+
+
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=group(arch)) for arch in OTHERS])
+@pytest.mark.parametrize("name", A_FEW)
+def test_a_program_on_another_gpu(name, arch):
+    of = found(arch)["programs"][name]
+    assert (of["forward"]["launches"], of["gradient"]["launches"]) == LAUNCHES[name]
+    assert of["forward"]["apart"] == of["gradient"]["apart"] == 0
