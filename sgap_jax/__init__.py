@@ -51,6 +51,7 @@ from sgap_jax.schedules import SubwarpTile as SubwarpTile
 from sgap_jax.schedules import Unfused as Unfused
 from sgap_jax.schedules import WarpTile as WarpTile
 from sgap_jax.schedules import choose_schedule as choose_schedule
+from sgap_jax.schedules import explain_choice as explain_choice
 from sgap_jax.schedules import legal_points as legal_points
 from sgap_jax.schedules.families import set_failing as _set_failing
 from sgap_jax.schedules.machine import Machine as _Machine

@@ -36,7 +36,8 @@ from sgap_jax.schedules.families import failing, family
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 from sgap_jax.schedules.select import choose_schedule
-from sgap_jax.schedules.tiles import LENGTHS, OctetTile, SubwarpTile
+from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
+from sgap_jax.schedules.tiles import OctetTile
 
 
 def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tuple[Schedule, ...]:

@@ -14,7 +14,8 @@ from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule
-from sgap_jax.schedules.tiles import WARPS, OctetTile, SubwarpTile, features_of_load, sddmm_blocks
+from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.tiles import WARPS, OctetTile, features_of_load, sddmm_blocks
 
 
 def launch_plan(problem: Problem, schedule: Schedule, shapes: OperandShapes = PLAIN) -> KernelCall:

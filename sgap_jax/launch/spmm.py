@@ -13,14 +13,8 @@ from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule
-from sgap_jax.schedules.tiles import (
-    BYTES,
-    QUAD,
-    OctetTile,
-    SubwarpTile,
-    blocks_of_multiprocessor,
-    spmm_grid,
-)
+from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
+from sgap_jax.schedules.tiles import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
 
 
 def launch_plan(

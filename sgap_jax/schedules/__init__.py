@@ -11,5 +11,6 @@ from sgap_jax.schedules.schedule import Reference as Reference
 from sgap_jax.schedules.schedule import Schedule as Schedule
 from sgap_jax.schedules.schedule import ScheduleError as ScheduleError
 from sgap_jax.schedules.select import choose_schedule as choose_schedule
+from sgap_jax.schedules.select import explain_choice as explain_choice
+from sgap_jax.schedules.subwarp import SubwarpTile as SubwarpTile
 from sgap_jax.schedules.tiles import OctetTile as OctetTile
-from sgap_jax.schedules.tiles import SubwarpTile as SubwarpTile

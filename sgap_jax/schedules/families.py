@@ -12,7 +12,8 @@ from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.point import algorithm
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Reference, Schedule
-from sgap_jax.schedules.tiles import OctetTile, SubwarpTile
+from sgap_jax.schedules.subwarp import SubwarpTile
+from sgap_jax.schedules.tiles import OctetTile
 
 _warned: set[str] = set()
 

@@ -16,18 +16,12 @@ from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
-from sgap_jax.schedules.tiles import (
-    BYTES,
-    CPU_DEPTH,
-    CPU_STEP,
-    LENGTHS,
-    OctetTile,
-    SubwarpTile,
-    widest_load,
-)
+from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
+from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_STEP, OctetTile
 
 _SMALL_SDDMM = 1 << 17  # nonzeros: fewer take smaller chunks
 _SMALLER_SDDMM = 1 << 15  # nonzeros, for column vectors: fewer take the smallest chunks
+_OCTET_LENGTHS = (4, 8, 16, 32)  # V for which matrix tiles of the CPU pay
 _OCTET_WORK = 4096  # attention on matrix tiles needs so many multiply-adds of scores in a block row
 _PACKED_BYTES = {"float32": 4, "float64": 8}  # the dtypes that are packed, and their sizes
 _SLAB_ROW = 128  # bytes of a row of a packed tile
@@ -51,7 +45,8 @@ _SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops
 
 
 def choose_schedule(problem: Problem) -> Schedule:
-    """The default schedule of a problem; pure Python, reads no array.
+    """The default schedule of a problem; pure Python, reads no array. `explain_choice` says which
+    of the following rules gave it, and what that rule reads of the problem and of the machine.
 
     On CUDA it is a tile of column vectors if `_tiles` has one, else the point of the
     atomic-parallelism space that `_balanced` has for skewed rows, else that of `_point`. Kernels
@@ -109,27 +104,85 @@ def choose_schedule(problem: Problem) -> Schedule:
     kernel does more work at the start of a task, chunks are 4096 from 33,000 nonzeros on: 1.05x to
     1.11x of 2048 with d = 32, 0.98x to 1.07x with d = 128 and 256.
     """
-    if problem.platform == "cuda":
-        return working(problem, _on_cuda(problem))
-    if problem.platform != "cpu":
-        return Unfused() if problem.op == "attention" else Reference()
+    return _choose(problem)[0]
+
+
+def explain_choice(problem: Problem) -> str:
+    """Why `choose_schedule` takes the schedule that it does, as text: the schedule, the rule, the
+    sizes that rules are about, the fields of the machine that the rules for this problem read
+    (those of `info()`; none on CUDA), and the equivalent loops, which are those of
+    `Schedule.explain`. Pure Python, reads no array.
+
+    Raises NotImplementedError if no kernel takes the problem's dtype, as the operation does.
+    """
+    schedule, rule = _choose(problem)
+    schedule.check(problem)
+    lines = [str(schedule), f"rule:    {rule}", f"problem: {_sizes(problem)}"]
+    if fields := _machine_fields(problem):
+        values = (f"{name} {getattr(this_machine(), name)}" for name in fields)
+        lines.append(f"machine: {', '.join(values)}")
+    return "\n".join([*lines, schedule.explain(problem)])
+
+
+def _sizes(problem: Problem) -> str:
+    m, k = problem.shape
+    text = f"{problem.op} of [{m}, {k}], {problem.format}, {problem.dtype}, {problem.nnz} entries"
     if problem.symbolic:
-        return CpuTile()
+        return text
+    text += f" ({problem.nnz / max(m, 1):.3g} for each row, {problem.nnz / max(k, 1):.3g} for each "
+    text += f"column), n = {problem.n}"
+    if problem.op == "spmm" and (size := BYTES.get(problem.dtype)):
+        text += f", B of {k * problem.n * size} bytes"
+    return text + (f", batch of {problem.batch}" if problem.batch != 1 else "")
+
+
+def _machine_fields(problem: Problem) -> list[str]:
+    """The fields of the machine on which the choice for a problem depends."""
+    if problem.platform != "cpu" or problem.symbolic:
+        return []
+    octets = problem.dtype == "bfloat16" and problem.vector_length in _OCTET_LENGTHS
+    fields = ["matrix_tiles"] if octets else []
+    if problem.op == "spmm" and problem.format == CSR:
+        caches = problem.dtype in _PACKED_BYTES
+        fields += ["l1_bytes", "l2_bytes", "intel"] if caches else ["intel"]
+    return fields
+
+
+def _choose(problem: Problem) -> tuple[Schedule, str]:
+    """The schedule, and the rule that gives it."""
+    if problem.platform == "cpu":
+        return _on_cpu(problem)
+    if problem.platform == "cuda":
+        schedule = working(problem, _on_cuda(problem))
+        return schedule, "the first of the kernels for CUDA that is not known to fail there"
+    plain = Unfused() if problem.op == "attention" else Reference()
+    return plain, f"there are no kernels for {problem.platform}"
+
+
+def _on_cpu(problem: Problem) -> tuple[Schedule, str]:
+    if problem.symbolic:
+        return CpuTile(), "sizes are symbols: one tile of all columns"
     if (octets := _cpu_octets(problem)) is not None:
-        return octets
+        return octets, "vectors of bfloat16, and there is a matrix unit"
     if problem.op == "sddmm" and problem.nnz * problem.batch < _SMALL_SDDMM:
         vectors = problem.vector_length is not None
         smaller = not vectors or problem.nnz * problem.batch < _SMALLER_SDDMM
-        return CpuTile(nonzeros=2048 if smaller else 4096)
-    if problem.op == "spmm" and (narrow := _cpu_tile(problem)):
-        return narrow
-    if problem.op == "spmm" and _widening_pays(problem):
-        return CpuTile(columns=problem.n, packed=True)
+        rule = f"fewer than {_SMALL_SDDMM} entries: smaller chunks, so that all cores get a share"
+        return CpuTile(nonzeros=2048 if smaller else 4096), rule
+    if problem.op != "spmm":
+        return CpuTile(), "chunks of the usual size"
+    if (narrow := _cpu_tile(problem)) is not None:
+        tiles = "packed tiles" if narrow.packed else "tiles"
+        return narrow, f"rows of B are used often: {tiles} of its columns fit in a nearer cache"
+    if _widening_pays(problem):
+        rule = "few columns of 16 bits, used often: packed, so that each is widened once"
+        return CpuTile(columns=problem.n, packed=True), rule
     work = (problem.nnz + problem.shape[0]) * problem.batch
     small = _SMALL_INTEL if this_machine().intel else _SMALL_SPMM
-    if problem.op == "spmm" and problem.format == CSR and problem.n >= 128 and work < small:
-        return CpuTile(nonzeros=2048)
-    return CpuTile()
+    if problem.format == CSR and problem.n >= 128 and work < small:
+        rule = f"fewer than {small} entries and rows: smaller chunks, so that all cores get a share"
+        return CpuTile(nonzeros=2048), rule
+    return CpuTile(), "B is near, or its rows are used too seldom for tiles: all columns in one"
 
 
 def _cpu_octets(problem: Problem) -> OctetTile | None:
@@ -147,7 +200,9 @@ def _cpu_octets(problem: Problem) -> OctetTile | None:
     0.9x to 1.0x, 0.9x to 1.2x; of fewer 0.7x, 0.4x to 0.8x.
     """
     V = problem.vector_length
-    if problem.dtype != "bfloat16" or V not in (4, 8, 16, 32) or not this_machine().matrix_tiles:
+    if problem.dtype != "bfloat16" or V not in _OCTET_LENGTHS:
+        return None
+    if not this_machine().matrix_tiles:
         return None
     work = problem.nnz * problem.n * V  # of scores, in all rows of a block row
     attends = problem.n <= CPU_DEPTH and work >= _OCTET_WORK * problem.shape[0]

@@ -30,6 +30,7 @@ from sgap_jax import (
     SubwarpTile,
     WarpTile,
     choose_schedule,
+    explain_choice,
 )
 from sgap_jax.launch import spmm as spmm_cuda
 from sgap_jax.launch.spmm import launch_plan
@@ -286,6 +287,51 @@ def test_the_machine_is_read_and_shown():
     assert 4 << 10 <= found.l1_bytes <= 1 << 20 and 64 << 10 <= found.l2_bytes <= 1 << 30
     assert found.cores >= 1 and found.vector_bytes in (16, 32, 64)
     assert f"l2_bytes {found.l2_bytes}" in info()["cpu_machine"]
+
+
+def test_a_choice_is_explained_by_its_rule_and_what_that_reads():
+    wide = Problem("spmm", (5000, 10_000), 10**6, n=128)
+    with on_machine(INTEL):
+        text = explain_choice(wide)
+        plain = explain_choice(dataclasses.replace(wide, n=64))
+    assert text.startswith(
+        "CpuTile(columns=32, nonzeros=8192, packed=True)\nrule:    rows of B are"
+    )
+    assert "(200 for each row, 100 for each column), n = 128, B of 5120000 bytes" in text
+    assert "machine: l1_bytes 49152, l2_bytes 2097152, intel True\n" in text
+    assert text.endswith(choose_schedule(wide).explain(wide).splitlines()[-1])
+    assert "rule:    B is near, or its rows are used too seldom" in plain
+    with pytest.raises(NotImplementedError, match="no kernel for dtype int32"):
+        explain_choice(dataclasses.replace(wide, dtype="int32"))
+
+
+def test_a_choice_depends_on_the_machine_as_it_says():
+    """A field that is not named has no influence, and each one is named and has one somewhere."""
+    changes = dict(l1_bytes=12 << 10, l2_bytes=8 << 20, intel=True, matrix_tiles=True)
+    changes |= dict(cores=64, vector_bytes=32)
+    influence, named = set(), set()
+    sizes = ((5000, 10_000, 10**6), (512, 512, 120_000), (1000, 1024, 10**6), (2048, 2048, 10**5))
+    for op, dtype, format, (m, k, nnz), n, permuted, platform in itertools.product(
+        ("spmm", "sddmm", "sparse_softmax", "attention"),
+        ("float32", "bfloat16"),
+        ("CSR", "CVS(8)"),
+        sizes,
+        (4, 64, 128, 256),
+        (False, True),
+        ("cpu", "cuda", "tpu"),
+    ):
+        problem = Problem(op, (m, k), nnz, n, 1, dtype, format, platform, permuted and op == "spmm")
+        with on_machine(Machine()):
+            text, schedule = explain_choice(problem), choose_schedule(problem)
+        assert text.startswith(f"{schedule}\nrule:    ")
+        line = next((line for line in text.splitlines() if line.startswith("machine: ")), "")
+        for field, value in changes.items():
+            with on_machine(Machine(**{field: value})):
+                if choose_schedule(problem) != schedule:
+                    influence.add(field)
+                    assert f" {field} " in line
+            named |= {field} if f" {field} " in line else set()
+    assert influence == named == {"l1_bytes", "l2_bytes", "intel", "matrix_tiles"}
 
 
 def test_a_machine_lasts_as_long_as_its_context():

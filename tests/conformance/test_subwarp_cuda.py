@@ -14,7 +14,7 @@ from sgap_jax.launch import nvrtc, sddmm, spmm
 from sgap_jax.launch.defaults import OF_VECTORS, default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
 from sgap_jax.launch.sddmm_operands import OperandShapes
-from sgap_jax.schedules.tiles import LENGTHS
+from sgap_jax.schedules.subwarp import LENGTHS
 
 OPS = (("spmm", False), ("spmm", True), ("sddmm", False))
 MOST = 2**31 - 1

@@ -28,7 +28,7 @@ from vector_cases import encoded
 from sgap_jax import SubwarpTile
 from sgap_jax.launch import sddmm as sddmm_cuda
 from sgap_jax.launch import spmm as spmm_cuda
-from sgap_jax.schedules.tiles import LENGTHS
+from sgap_jax.schedules.subwarp import LENGTHS
 
 # All matrices but those whose long rows take the emulator long.
 NAMES = [name for name in BATTERY if name not in ("skewed", "tall", "one_heavy_row")]

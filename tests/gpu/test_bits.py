@@ -25,7 +25,7 @@ from sgap_jax import (
 )
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.point import algorithm
-from sgap_jax.schedules.tiles import LENGTHS
+from sgap_jax.schedules.subwarp import LENGTHS
 
 POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
 NAMES = ("every_length", "padded", "empty_rows_at_both_ends", "heavy_first_and_last")

@@ -32,7 +32,7 @@ from sgap_jax import (
 from sgap_jax import spmm as product
 from sgap_jax import spmv as vector_product
 from sgap_jax.schedules.point import algorithm
-from sgap_jax.schedules.tiles import LENGTHS
+from sgap_jax.schedules.subwarp import LENGTHS
 
 POINTS = list(legal_points(Problem("spmm", (100, 90), 1000, n=128)))
 TUNED = list(legal_points(Problem("spmm", (100, 90), 1000, n=13), tunables=True))
