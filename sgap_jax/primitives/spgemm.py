@@ -352,7 +352,8 @@ def _reference(
         lost = jnp.where((column >= 0) & ~found, row, m)
         return sums, missing.at[lost].set(True, mode="drop")
 
-    state = jnp.zeros((batch, count), wide), jnp.zeros(m, bool)
+    zeros = jnp.zeros((batch, count), wide), jnp.zeros(m, bool)
+    state = tuple(structures.varying_like(x, a, b, *arrays) for x in zeros)
     sums, missing = _each_product(left, right, step, state)
     own_row, own_column = jnp.minimum(places.rows, m - 1), places.columns
     first, _ = places.first(own_row, own_column)  # entries of one place have one sum

@@ -23,6 +23,8 @@ from sgap_jax import (
     row_max,
     sddmm,
     sparse_softmax,
+    spgemm,
+    spgemm_plan,
     spmm,
 )
 
@@ -148,3 +150,17 @@ def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
         sharded = jax.shard_map(f, mesh=mesh, in_specs=(P(), P(None, "x")), out_specs=P("x"))
         run = lambda v, b: loss(v, b, sharded)
         close((jax.jit(run)(v, b), jax.jit(jax.grad(run))(v, b)), expected)
+
+
+def test_a_sparse_product_in_plain_jax(mesh):
+    """Its loop starts from zeros, which must vary over the devices as the operands do."""
+
+    def step(v):
+        product = lambda v: spgemm(
+            A.with_values(v), A.T, mask=spgemm_plan(A, A.T), schedule=Reference()
+        )
+        return jax.grad(lambda v: jnp.sum(jnp.sin(product(v[0]).values)))(v)
+
+    each = jnp.stack([A.values, 2 * A.values])
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    close(jax.jit(sharded)(each), jnp.concatenate([step(each[:1]), step(each[1:])]))
