@@ -154,11 +154,10 @@ def test_arrays_made_under_set_mesh_and_in_shard_map(kind, format):
 
 def test_a_sparse_product_in_plain_jax(mesh):
     """Its loop starts from zeros, which must vary over the devices as the operands do."""
+    pattern = spgemm_plan(A, A.T)
 
     def step(v):
-        product = lambda v: spgemm(
-            A.with_values(v), A.T, mask=spgemm_plan(A, A.T), schedule=Reference()
-        )
+        product = lambda v: spgemm(A.with_values(v), A.T, mask=pattern, schedule=Reference())
         return jax.grad(lambda v: jnp.sum(jnp.sin(product(v[0]).values)))(v)
 
     each = jnp.stack([A.values, 2 * A.values])
