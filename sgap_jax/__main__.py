@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.command == "doctor":
+        from sgap_jax.doctor.cases import cases
+
+        names = sorted({case.family for case in cases()}) if arguments.only else []
+        for name in arguments.only:
+            if not any(family.startswith(name) for family in names):
+                doctor.error(f"--only: no family begins with {name!r}: {', '.join(names)}")
+        if not arguments.seconds > 0:
+            doctor.error(f"--seconds: expected more than 0, got {arguments.seconds}")
         return _doctor(arguments.seconds, arguments.only, arguments.json)
     facts = info()
     width = max(map(len, facts))
@@ -36,12 +45,17 @@ def _doctor(seconds: float, only: list[str], file: Path | None) -> int:
     from sgap_jax.doctor.doctor import examine
 
     report = examine(seconds, only, say=lambda text: print(text, file=sys.stderr, flush=True))
-    print(report.text())
     if file is not None:
         try:
             file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
         except OSError as error:
             print(f"the report cannot be written to {file} ({error.strerror})", file=sys.stderr)
+    try:
+        print(report.text(), flush=True)
+    except OSError as error:
+        print(f"the report cannot be printed ({error.strerror})", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w")  # what is left is flushed at exit
+        return 1
     return 0 if report.ok else 1
 
 

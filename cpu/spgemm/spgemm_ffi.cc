@@ -318,7 +318,8 @@ ffi::Future ValuesHandler(Pool pool, IndexArray a_offsets, IndexArray a_indices,
   args.b_stride = b_values.dimensions()[0] == 1 ? 0 : b_indices.dimensions()[0];
   args.out_stride = c_entries;
   args.complete = complete;
-  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  // Of a call of several structures, all threads may be in the tasks of one.
+  const int64_t threads = std::max<int64_t>(pool.threads().num_threads(), 1);
   const auto call = std::make_shared<ValuesCall>(
       args, Factors(a_offsets, a_indices, b_offsets, b_indices, columns),
       ValidStructure(Factors::StructureOf(c_offsets, c_indices, nullptr, columns)), batch, threads);

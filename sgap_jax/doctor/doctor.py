@@ -69,6 +69,7 @@ class _Examination:
         self._driver: tuple[int, int] | None = None
         self._in_jax = 0  # devices that JAX sees
         self._made: list[str] = []  # pickled launches that were right through the driver
+        self._compiles = True
 
     def run(self) -> Report:
         driver = self._layer("driver", self._test_driver)
@@ -76,7 +77,7 @@ class _Examination:
         self._skip("architecture", driver, "no driver works")
         self._layer("cache folder", self._test_cache)
         if arch:
-            self._layer("compiler", self._test_compiler)
+            self._compiles = self._layer("compiler", self._test_compiler)
         self._skip("compiler", arch, "there is no GPU to compile for")
         if arch:
             self._layer("kernels", self._test_kernels)
@@ -232,17 +233,19 @@ class _Examination:
         if said["kind"] == "NvrtcMissing":
             found = "NVRTC, which compiles the kernels, is not installed or does not load"
             return Layer("", FAILED, found, f"{install} brings it")
-        found = f"NVRTC {version} does not compile for {self._arch} ({said['error']})"
+        found = f"NVRTC {version} does not compile for {self._arch}"
         if version.startswith("13.") and float(self._devices[0]["capability"]) < _OLDEST_OF_13:
             return Layer("", FAILED, found, "pip install 'sgap_jax[cuda12]' brings one that does")
-        return Layer("", FAILED, found, f"{install} --upgrade brings a newer one")
+        return Layer(
+            "", FAILED, f"{found} ({said['error']})", f"{install} --upgrade brings a newer one"
+        )
 
     def _test_kernels(self) -> Layer:
         from sgap_jax.doctor.cases import cases
 
         every = list(cases())
         left = [i for i, case in enumerate(every) if case.family.startswith(self._only or ("",))]
-        asked, compiler = len(left), True
+        asked, compiler = len(left), self._compiles
         why: dict[int, str] = {}
         archive: dict[str, Any] = {}
         now = time.monotonic()
@@ -257,7 +260,8 @@ class _Examination:
                     elif "end" in said:
                         left.remove(said["end"])
                         begun = None
-                        if said["kind"] == "NvrtcMissing":
+                        missing = said["kind"] == "NvrtcMissing"
+                        if missing or (said["kind"] == "CompilationError" and not self._compiles):
                             compiler = False
                             continue  # says nothing about the kernel
                         why[said["end"]] = said["why"]
@@ -376,7 +380,10 @@ class _Examination:
 
 def _without(bad: Collection[int], count: int) -> str:
     """What to do about some of `count` devices that fail."""
-    keep = ",".join(str(i) for i in range(count) if i not in bad)
+    # Devices are counted among those that are visible.
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    names = visible if len(visible) >= count else [str(i) for i in range(count)]
+    keep = ",".join(names[i] for i in range(count) if i not in bad)
     if not keep:
         return "look at what nvidia-smi says of the GPUs"
     return f"leave it out with CUDA_VISIBLE_DEVICES={keep}, and have it checked"

@@ -47,7 +47,7 @@ class Report:
     def conclusion(self) -> str:
         """One sentence: the first layer that fails, or that none does."""
         if (failed := self.first_failed) is not None:
-            do = f" {failed.do[:1].upper()}{failed.do[1:]}." if failed.do else ""
+            do = f" To do: {failed.do}." if failed.do else ""
             return f"The first layer that fails is '{failed.name}': {failed.found}.{do}"
         skipped = [layer.name for layer in self.layers if layer.state == NOT_TESTED]
         if skipped == [OTHER_DEVICES]:

@@ -31,8 +31,10 @@ def place(device: str, driver: tuple[int, int]) -> dict[str, str]:
 def entries(folder: Path) -> list[dict[str, Any]]:
     """The entries of the list; none if there is no list, or a damaged one."""
     try:
-        found = json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
+        # A pipe of that name would wait for a writer; deep nesting ends in a RecursionError.
+        text = (folder / FILE).read_bytes() if (folder / FILE).is_file() else b"[]"
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError):
         return []
     fields = ("device", "driver", "version", "family", "why")
     if not isinstance(found, list):

@@ -51,7 +51,7 @@ def spgemm(
     - Of concrete structures it is computed at once, outside of the trace (the symbolic phase).
     - `plan` is such a structure, from `spgemm_plan` or of an earlier result: only values are
       computed (the numeric phase), inside jit too. Where A and B have a product without a place in
-      it, that row of C is NaN (for integers the product is left out).
+      it, that row of C (column, of a plan in CSC) is NaN; for integers the product is left out.
     - `mask` is any pattern: C is computed at its entries alone, as GraphBLAS's masked product.
     - Inside jit, for traced structures, `nse` is a capacity; `C.overflow` counts what did not fit.
 
@@ -78,7 +78,7 @@ def spgemm(
       ValueError: shapes do not match; structures are traced and there is neither mask, plan nor
         nse; more than one of these; nse is too small for concrete structures, or A B has 2^31
         entries or more.
-      NotImplementedError: formats of vectors or blocks.
+      NotImplementedError: formats of vectors or blocks; an nse of 2^31 or more.
 
     Source: TACO scheduling, section 3 (iteration over products of sparse operands); Gustavson, "Two
     fast algorithms for sparse matrices" (1978); sampling as in Davis, "SuiteSparse:GraphBLAS".
@@ -122,6 +122,7 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
     if A.format == B.format == CSC:
         return spgemm_plan(B.T, A.T, nse=nse).T
     nse = None if nse is None else checks.check_count(nse, "nse", _OP)
+    checks.check_nnz(nse or 0, f"{_OP}: nse")
     dtype = jnp.result_type(A.values, B.values)
     left, right = (_by_rows(X)[1] for X in (A, B))
     arrays = left.offsets, left.indices, right.offsets, right.indices
@@ -404,9 +405,9 @@ def _transpose(
     (m, k, n), (of_a, of_b, of_c) = shape, _split(arrays)
     params = dict(complete=False, schedule=schedule)
     if is_linear_operand(a):  # (dC B^T) at A
-        b = b[:, of_b.permutation]
+        b = structures.whole(b)[:, of_b.permutation]
         return 0, _bind(cotangent, b, of_c, of_b.transpose(), of_a, shape=(m, n, k), **params)
-    a = a[:, of_a.permutation]  # (A^T dC) at B
+    a = structures.whole(a)[:, of_a.permutation]  # (A^T dC) at B
     return 1, _bind(a, cotangent, of_a.transpose(), of_c, of_b, shape=(k, m, n), **params)
 
 

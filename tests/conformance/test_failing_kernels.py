@@ -2,6 +2,7 @@
 place, and the warning."""
 
 import json
+import os
 import warnings
 
 import jax.numpy as jnp
@@ -155,12 +156,20 @@ def test_entries_hold_for_one_gpu_driver_and_version(tmp_path):
     assert [entry["family"] for entry in failures.entries(tmp_path)] == ["sddmm octet"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "3", '[3, {"device": 1}]', "[[]]", '{"a": "b"}'])
+DAMAGED = ["", "{", "3", '[3, {"device": 1}]', "[[]]", '{"a": "b"}', "[" * 200_000]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:20])
 def test_a_damaged_list_is_an_empty_one(tmp_path, text):
     (tmp_path / failures.FILE).write_text(text)
     assert failures.entries(tmp_path) == []
     failures.record(tmp_path, HERE, {"spmm octet": "wrong"})
     assert json.loads((tmp_path / failures.FILE).read_text())[0]["family"] == "spmm octet"
+
+
+def test_a_pipe_in_place_of_the_list_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / failures.FILE)
+    assert failures.entries(tmp_path) == []
 
 
 def test_the_list_of_this_machine(tmp_path, monkeypatch):

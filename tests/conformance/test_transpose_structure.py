@@ -32,7 +32,7 @@ def anything(rng, rows, nnz, size):
 
 def same(offsets, indices, size):
     given = jnp.asarray(offsets), jnp.asarray(indices)
-    found = jax.jit(transpose_structure, static_argnums=2)(*given, size)
+    found = tuple(jax.jit(transpose_structure, static_argnums=2)(*given, size))
     expected = jax.jit(transpose_by_comparing, static_argnums=2)(*given, size)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     return [np.asarray(x) for x in found]

@@ -108,6 +108,22 @@ def test_gradients_under_explicit_sharding(schedule):
         close(jax.jit(jax.grad(loss, (0, 1)))(A.values, b), expected)
 
 
+def test_explicit_axes_that_split_what_is_gathered_or_joined():
+    """Values of a sparse product along their entries, and columns beside a mapped axis."""
+    S = SparseArray.from_dense(np.diag(np.arange(1.0, 9)))
+    plan = S @ S
+    loss = lambda v: jnp.sum(jnp.sin(spgemm(S, S.with_values(v), plan=plan).values))
+    x = normal(A.shape[1], 4, 6)
+    mapped = lambda x: jax.vmap(partial(spmm, A), in_axes=1, out_axes=2)(x)
+    expected = jax.grad(loss)(S.values), mapped(x)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        v = jax.device_put(S.values, NamedSharding(mesh, P("x")))
+        close(jax.jit(jax.grad(loss))(v), expected[0])
+        x = jax.device_put(x, NamedSharding(mesh, P(None, None, "x")))
+        close(jax.jit(mapped)(x), expected[1])
+
+
 @pytest.mark.parametrize("format", [CSR, CVS(2)], ids=str)
 def test_the_reference_of_other_ops_under_explicit_sharding(format):
     S = array(BATTERY["skewed"], jnp.float64).asformat(format)

@@ -232,12 +232,26 @@ def test_no_compiler(real, tmp_path):
 
 
 def test_a_compiler_that_does_not_know_the_gpu(real):
-    setup = real("driver", "compiler")
-    setup.setenv("SGAP_STANDIN_GPUS", "99.0")
-    report, _ = examined()
-    first_failed(report, "compiler", "does not compile for sm_990", "--upgrade")
+    """What the compiler cannot make says nothing about the kernels: none is put on the list."""
+    setup = real("driver", "compiler", "kernels")
     setup.setenv("SGAP_STANDIN_GPUS", "6.1")
     first_failed(examined()[0], "compiler", "does not compile for sm_61", "sgap_jax[cuda12]")
+    assert failures.entries(setup.cache) == []
+
+
+def test_what_to_leave_out_is_named_as_the_user_named_it(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE_DEVICES=0,2," in doctor._without([1], 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3,GPU-7")
+    assert "CUDA_VISIBLE_DEVICES=2,GPU-7," in doctor._without([1], 3)
+
+
+@pytest.mark.parametrize("words", [["--only", "bogus"], ["--seconds", "0"], ["--seconds", "nan"]])
+def test_a_command_that_would_test_nothing(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["sgap_jax", "doctor", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert words[0] in capsys.readouterr().err
 
 
 def test_a_cache_folder_that_cannot_be_written(real, tmp_path):
@@ -374,7 +388,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
         assert main() == status
     assert json.loads(file.read_text())["first_failed"] == "XLA"
     printed = capsys.readouterr()
-    assert "The first layer that fails is 'XLA': it fails. Mend it." in printed.out
+    assert "The first layer that fails is 'XLA': it fails. To do: mend it." in printed.out
     assert "cannot be written" in printed.err
     report.layers[1].state = OK
     report.layers.append(Layer("other devices", NOT_TESTED, "there is one device"))

@@ -247,6 +247,20 @@ def test_structures_along_a_mapped_axis():
     np.testing.assert_allclose(slopes, np.where(A != 0, dense, 0), rtol=1e-10)
 
 
+def test_structures_along_a_mapped_axis_on_all_threads():
+    """Large enough for several threads, all of which may work on one structure."""
+    rng = np.random.default_rng(4)
+    made = [
+        SparseArray.from_dense(np.float32(rng.random((300, 300)) < 0.15), nse=20_000)
+        for _ in range(3)
+    ]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *made)
+    product = jax.jit(jax.vmap(lambda A: spgemm(A, A, mask=A).values))
+    want = [spgemm(A, A, mask=A).values for A in made]
+    for _ in range(30):
+        np.testing.assert_array_equal(product(stacked), want)
+
+
 def test_what_is_refused():
     A, B = random((5, 4), density=0.5), random((4, 6), density=0.5)
     with pytest.raises(ValueError, match="B: expected 4 rows"):
@@ -263,6 +277,8 @@ def test_what_is_refused():
         jax.jit(lambda a, b: a @ b)(A, B)
     with pytest.raises(ValueError, match="nse: expected at least"):
         spgemm(A, B, nse=1)
+    with pytest.raises(NotImplementedError, match="nnz goes up to 2147483647"):
+        spgemm(A, B, nse=2**31)
     with pytest.raises(ValueError, match="nse must not be negative"):
         spgemm_plan(A, B, nse=-1)
     from sgap_jax import CVS, CpuTile
