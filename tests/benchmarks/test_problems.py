@@ -21,6 +21,7 @@ from benchmarks import (
     bench_sddmm,
     bench_select,
     bench_softmax,
+    bench_spgemm,
     bench_spmm,
     harness,
     machine,
@@ -324,5 +325,14 @@ def test_bound_names_what_limits():
 def test_contenders_for_structures_made_inside_jit_agree(build, sizes):
     calls = build(*sizes)  # compares their results
     assert "ours" in calls and len(calls) > 1
+    for call in calls.values():
+        call()
+
+
+@pytest.mark.parametrize("kind", bench_spgemm.KINDS)
+def test_contenders_of_sparse_products_agree(kind):
+    A = bench_spgemm.built(bench_spgemm.poisson(6))
+    calls = bench_spgemm.KINDS[kind](A, bench_spgemm.built(bench_spgemm.interpolation(6)))
+    assert "ours" in calls and (kind == "gradients" or "scipy" in calls)
     for call in calls.values():
         call()
