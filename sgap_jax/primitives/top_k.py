@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats.structure import positions, segment_of_entry, varying_like
+from sgap_jax.formats.structure import positions, segment_of_entry, varying_like, whole
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.top_k import select_plan, write_plan
 from sgap_jax.primitives._define import (
@@ -86,7 +86,7 @@ def scores_at(scores: Any, offsets: Any, indices: Any) -> Any:
         inside = positions(capacity) < offsets[-1]
         return jnp.where(inside, scores[rows, indices], jnp.zeros((), scores.dtype))
 
-    return jax.vmap(of_one)(scores, offsets, indices)
+    return jax.vmap(of_one)(whole(scores), offsets, indices)
 
 
 def _cpu(ctx: Any, *operands: Any, k: int, schedule: Schedule | None) -> Any:
