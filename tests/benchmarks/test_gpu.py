@@ -144,7 +144,7 @@ def test_a_device_that_answers_no_more_is_lost():
 def test_a_case_that_hangs_ends_the_run(tmp_path, monkeypatch):
     """Nothing returns from a kernel that has no end."""
     armed = []
-    monkeypatch.setattr(timing, "Cuda", type("Cuda", (timing.DryRun,), {"dry": False}))
+    monkeypatch.setattr(timing, "gpu", type("Cuda", (timing.DryRun,), {"dry": False}))
     monkeypatch.setattr(session, "device_arch", lambda: "sm_90")
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
         monkeypatch.setattr(session.faulthandler, name, lambda *s, **k: armed.append((s, k)))
