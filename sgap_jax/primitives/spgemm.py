@@ -405,10 +405,16 @@ def _transpose(
     (m, k, n), (of_a, of_b, of_c) = shape, _split(arrays)
     params = dict(complete=False, schedule=schedule)
     if is_linear_operand(a):  # (dC B^T) at A
-        b = structures.whole(b)[:, of_b.permutation]
+        b = _permuted(b, of_b.permutation)
         return 0, _bind(cotangent, b, of_c, of_b.transpose(), of_a, shape=(m, n, k), **params)
-    a = structures.whole(a)[:, of_a.permutation]  # (A^T dC) at B
+    a = _permuted(a, of_a.permutation)  # (A^T dC) at B
     return 1, _bind(a, cotangent, of_a.transpose(), of_c, of_b, shape=(k, m, n), **params)
+
+
+def _permuted(values: Any, permutation: Any) -> Any:
+    """values [B, entries] in the order of the transpose; a split batch stays so."""
+    split = jax.typeof(values).sharding.spec[1:]
+    return (structures.whole(values) if any(split) else values)[:, permutation]
 
 
 spgemm_p = define(
