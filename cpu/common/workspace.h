@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace sgap {
 
@@ -17,6 +21,41 @@ using Workspace = std::unique_ptr<void, ReturnWorkspace>;
 // 32 MiB stays with the process for the next call: the page faults of fresh memory cost as much as
 // what it is used for.
 Workspace AcquireWorkspace(size_t bytes);
+
+// Scratch memory of which each task that runs has a part of its own; `zeroed` bytes of it begin as
+// zeros, and tasks leave them so.
+class TaskScratch {
+ public:
+  bool Acquire(int64_t threads, int64_t bytes, int64_t zeroed) {
+    bytes = (bytes + 63) / 64 * 64;
+    memory_ = AcquireWorkspace(size_t(threads * bytes));
+    if (!memory_) return false;
+    for (int64_t i = 0; i < threads; ++i) {
+      free_.push_back(static_cast<char*>(memory_.get()) + i * bytes);
+      std::memset(free_.back(), 0, size_t(zeroed));
+    }
+    return true;
+  }
+
+  // Calls run(part); there are as many parts as threads.
+  template <typename Run>
+  void With(Run run) {
+    char* part;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      part = free_.back();
+      free_.pop_back();
+    }
+    run(part);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(part);
+  }
+
+ private:
+  Workspace memory_;
+  std::mutex mutex_;
+  std::vector<char*> free_;
+};
 
 // Fresh outputs of many megabytes are dominated by page faults: one per 2 MiB where the system
 // grants it, not one per 4 KiB. Only a hint, and without effect on memory that is already mapped.

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,41 +57,6 @@ struct RowTasks {
   }
 
   int64_t Count() const { return int64_t(rows.size()) - 1; }
-};
-
-// Scratch memory of which each task that runs has a part of its own; `zeroed` bytes of it begin as
-// zeros, and tasks leave them so.
-class TaskScratch {
- public:
-  bool Acquire(int64_t threads, int64_t bytes, int64_t zeroed) {
-    bytes = (bytes + 63) / 64 * 64;
-    memory_ = AcquireWorkspace(size_t(threads * bytes));
-    if (!memory_) return false;
-    for (int64_t i = 0; i < threads; ++i) {
-      free_.push_back(static_cast<char*>(memory_.get()) + i * bytes);
-      std::memset(free_.back(), 0, size_t(zeroed));
-    }
-    return true;
-  }
-
-  // Calls run(part); there are as many parts as threads.
-  template <typename Run>
-  void With(Run run) {
-    char* part;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      part = free_.back();
-      free_.pop_back();
-    }
-    run(part);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(part);
-  }
-
- private:
-  Workspace memory_;
-  std::mutex mutex_;
-  std::vector<char*> free_;
 };
 
 SparseRows Rows(const ValidStructure& structure) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,9 +32,8 @@ struct TopKCall {
   int64_t batch;
   int32_t* out_offsets;  // [batch, rows + 1]
   std::vector<int32_t> offsets, counts;
-  Workspace memory, panels;
-  std::mutex mutex;
-  std::vector<char*> scratch;  // what no task uses
+  Workspace panels;
+  TaskScratch scratch;
 
   // Places the results of all rows, and memory of `bytes` for each of so many tasks at once. False
   // where there is none.
@@ -53,28 +51,18 @@ struct TopKCall {
     }
     top_k.offsets = offsets.data();
     top_k.counts = counts.data();
-    const auto together = size_t(std::clamp<int64_t>(tasks, 1, std::max<int64_t>(threads, 1)));
-    bytes = (bytes + 63) / 64 * 64;
-    memory = AcquireWorkspace(together * bytes);
-    if (!memory) return false;
-    for (size_t i = 0; i < together; ++i) {
-      scratch.push_back(static_cast<char*>(memory.get()) + i * bytes);
-    }
-    return true;
+    const int64_t together = std::clamp<int64_t>(tasks, 1, std::max<int64_t>(threads, 1));
+    return scratch.Acquire(together, int64_t(bytes), 0);
   }
 
   // Calls run(args with scratch of their own).
   template <typename Run>
   void WithScratch(Run run) {
-    TopKIndexerArgs own = args;
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      own.top_k.scratch = scratch.back();
-      scratch.pop_back();
-    }
-    run(own);
-    const std::lock_guard<std::mutex> lock(mutex);
-    scratch.push_back(own.top_k.scratch);
+    scratch.With([&](char* part) {
+      TopKIndexerArgs own = args;
+      own.top_k.scratch = part;
+      run(own);
+    });
   }
 
   void MoveUp(int64_t b) const {
