@@ -29,7 +29,7 @@ struct TopKArgs {
 constexpr int64_t TopKScratch(int64_t columns) { return (columns + 16) * (8 + 8 + 4); }
 
 // The same of scores that are computed as they are needed, a few rows at a time, from q, keys and
-// weights of accumulators' dtype `top_k.dtype` or narrower:
+// weights of one dtype, in its accumulators:
 //   score[t, s] = sum over h of weights[t, h] * max(q[t, h] . keys[s], 0), NaN where one is
 struct TopKIndexerArgs {
   TopKArgs top_k;       // with neither scores nor values
@@ -37,23 +37,28 @@ struct TopKIndexerArgs {
   const void* keys;     // [batch, columns, depth]
   const void* weights;  // [batch, rows, heads]
   int64_t batch, heads, depth;
-  void* panels;            // [batch, panels, depth, kPanelColumns] of accumulators: the keys
+  // The keys as the kernel reads them: [batch, panels], each of `panel_columns` keys.
+  char* panels;
+  int64_t panel_columns, panel_bytes;
   int64_t panels_of_task;  // that a task of the first phase writes
   int64_t panel_tasks;     // of an element of the batch
+
+  int64_t PanelCount() const { return (top_k.columns + panel_columns - 1) / panel_columns; }
 };
 
-// A panel are the keys of so many columns, those of each feature next to each other.
+// TopKIndexer has panels [depth, kPanelColumns] of accumulators. TopKIndexerOctet, for bfloat16,
+// has two tiles of 16 columns for each kPanelPart features, in which those of a pair of features
+// lie next to each other.
 constexpr int64_t kPanelColumns = 48;
-constexpr int64_t kPairsTogether = 8;  // a pair is a row and a head
-
-inline int64_t Panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+constexpr int64_t kOctetPanelColumns = 32, kPanelPart = 32;
+constexpr int64_t kPairsTogether = 16;  // a pair is a row and a head
 
 // Bytes of scratch for a task of so many rows: their scores, q and weights, of at most 8 bytes
 // each, and what the selection needs.
 constexpr int64_t TopKIndexerScratch(int64_t rows, int64_t columns, int64_t heads, int64_t depth) {
   const int64_t pairs = (rows * heads + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
-  const int64_t padded = columns + kPanelColumns;
-  return 8 * (rows * padded + pairs * (depth + 1)) + TopKScratch(columns) + 3 * 64;
+  const int64_t wide = columns + kPanelColumns, deep = depth + kPanelPart;
+  return 8 * (rows * wide + pairs * deep) + TopKScratch(columns) + 3 * 64;
 }
 
 inline int64_t TopKLimit(int32_t limit, int64_t columns) {

@@ -1,6 +1,6 @@
 // FFI targets sgap_top_k_csr_v1, the k greatest scores of each row as a CSR structure of capacity k
-// for each row with the scores as its values, and sgap_top_k_indexer_v1, the structure alone, of
-// scores that an indexer computes meanwhile.
+// for each row with the scores as its values; sgap_top_k_indexer_v1, the structure alone, of scores
+// that an indexer computes meanwhile, and sgap_top_k_indexer_octet_v1, the same on matrix tiles.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -169,11 +169,13 @@ std::string NotEach(const char* name, ffi::AnyBuffer buffer, ffi::DataType type,
   return same ? "" : std::string(name) + ": unlike q in type or shape, got " + ShapeString(got);
 }
 
+template <bool kOctets>
 ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
                                ffi::AnyBuffer weights, ffi::AnyBuffer limits,
                                ffi::Result<ffi::AnyBuffer> offsets,
                                ffi::Result<ffi::AnyBuffer> indices, int64_t k) {
   const ffi::DataType type = q.element_type();
+  if (kOctets && type != ffi::BF16) return Failed("top_k: q: expected bfloat16 for matrix tiles");
   if (!ToDtype(type)) {
     return Failed("top_k: q: expected float32, float64, bfloat16 or float16");
   }
@@ -216,24 +218,30 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   args.batch = batch;
   args.heads = heads;
   args.depth = depth;
+  const int64_t parts = (depth + kPanelPart - 1) / kPanelPart * kPanelPart;
+  args.panel_columns = kOctets ? kOctetPanelColumns : kPanelColumns;
+  args.panel_bytes = args.panel_columns * (kOctets ? parts * int64_t(DtypeBytes(top_k.dtype))
+                                                   : depth * AccumulatorBytes(top_k.dtype));
   args.panels_of_task = kPanelsOfTask;
-  args.panel_tasks = (Panels(columns) + kPanelsOfTask - 1) / kPanelsOfTask;
+  args.panel_tasks = (args.PanelCount() + kPanelsOfTask - 1) / kPanelsOfTask;
   call->batch = batch;
   call->out_offsets = Ints(*offsets);
-  const auto panels = size_t(batch) * Panels(columns) * kPanelColumns * depth;
-  call->panels = AcquireWorkspace(std::max<size_t>(panels * AccumulatorBytes(top_k.dtype), 1));
-  args.panels = call->panels.get();
+  const auto panels = size_t(batch) * args.PanelCount() * args.panel_bytes;
+  call->panels = AcquireWorkspace(std::max<size_t>(panels, 1));
+  args.panels = static_cast<char*>(call->panels.get());
   const int64_t packing = batch * args.panel_tasks, tasks = batch * top_k.row_tasks;
   const int64_t bytes = TopKIndexerScratch(top_k.task_rows, columns, heads, depth);
   if (!call->panels || !call->Place(size_t(bytes), tasks, threads)) {
     return Failed("top_k: no memory for its scratch");
   }
   const int64_t work = batch * rows * columns * heads * (depth + 1);
-  return ParallelPhases(pool, {packing, tasks, batch}, work, [call, packing, tasks](int64_t task) {
+  const auto kernel = kOctets ? Kernels().TopKIndexerOctet : Kernels().TopKIndexer;
+  const auto run = [call, kernel, packing, tasks](int64_t task) {
     if (task >= packing + tasks) return call->MoveUp(task - packing - tasks);
-    if (task < packing) return Kernels().TopKIndexer(call->args, task);
-    call->WithScratch([&](const TopKIndexerArgs& own) { Kernels().TopKIndexer(own, task); });
-  });
+    if (task < packing) return kernel(call->args, task);
+    call->WithScratch([&](const TopKIndexerArgs& own) { kernel(own, task); });
+  };
+  return ParallelPhases(pool, {packing, tasks, batch}, work, run);
 }
 
 }  // namespace
@@ -248,15 +256,23 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKFfi, TopKHandler,
                                   .Ret<ffi::AnyBuffer>()  // indices [batch, rows * k]
                                   .Attr<int64_t>("k"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKIndexerFfi, TopKIndexerHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // q [..., rows, heads, depth]
-                                  .Arg<ffi::AnyBuffer>()  // keys [..., columns, depth]
-                                  .Arg<ffi::AnyBuffer>()  // weights [..., rows, heads]
-                                  .Arg<ffi::AnyBuffer>()  // limits [..., rows]
-                                  .Ret<ffi::AnyBuffer>()  // offsets [..., rows + 1]
-                                  .Ret<ffi::AnyBuffer>()  // indices [..., rows * k]
-                                  .Attr<int64_t>("k"));
+namespace {
+
+auto IndexerBinding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // q [..., rows, heads, depth]
+      .Arg<ffi::AnyBuffer>()  // keys [..., columns, depth]
+      .Arg<ffi::AnyBuffer>()  // weights [..., rows, heads]
+      .Arg<ffi::AnyBuffer>()  // limits [..., rows]
+      .Ret<ffi::AnyBuffer>()  // offsets [..., rows + 1]
+      .Ret<ffi::AnyBuffer>()  // indices [..., rows * k]
+      .Attr<int64_t>("k");
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKIndexerFfi, TopKIndexerHandler<false>, IndexerBinding());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopKIndexerOctetFfi, TopKIndexerHandler<true>, IndexerBinding());
 
 }  // namespace sgap

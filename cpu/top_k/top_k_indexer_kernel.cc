@@ -1,25 +1,19 @@
 // The selection from scores of a light indexer: the scores of a few rows are computed into the
 // cache, and the rows are selected there.
-#include "cpu/top_k/top_k.h"
-#include "cpu/top_k/top_k_rows.h"
+#include "cpu/top_k/top_k_indexer.h"
 
 namespace sgap::SGAP_ISA {
 namespace {
-
-template <typename Acc>
-inline Acc* Aligned(char* memory) {
-  return reinterpret_cast<Acc*>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
-}
 
 // Writes some panels of keys; columns that do not exist have zeros.
 template <typename T>
 void PackPanels(const TopKIndexerArgs& args, int64_t batch, int64_t first) {
   using Acc = Accumulator<T>;
-  const int64_t columns = args.top_k.columns, panels = Panels(columns);
+  const int64_t columns = args.top_k.columns, panels = args.PanelCount();
   const int64_t last = first + args.panels_of_task < panels ? first + args.panels_of_task : panels;
   const T* keys = static_cast<const T*>(args.keys) + batch * columns * args.depth;
-  Acc* out = static_cast<Acc*>(args.panels) + (batch * panels + first) * args.depth * kPanelColumns;
-  for (int64_t p = first; p < last; ++p, out += args.depth * kPanelColumns) {
+  for (int64_t p = first; p < last; ++p) {
+    Acc* out = reinterpret_cast<Acc*>(args.panels + (batch * panels + p) * args.panel_bytes);
     for (int64_t j = 0; j < kPanelColumns; ++j) {
       const int64_t column = p * kPanelColumns + j;
       const T* key = keys + column * args.depth;
@@ -89,47 +83,28 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   using Acc = Accumulator<T>;
   using OfPairs = Pairs<Acc>;
   constexpr int kTogether = OfPairs::kTogether;
-  const TopKArgs& top_k = args.top_k;
-  const int64_t batch = task / top_k.row_tasks, begin = task % top_k.row_tasks * top_k.task_rows;
-  const int64_t left = top_k.rows - begin, rows = left < top_k.task_rows ? left : top_k.task_rows;
-  const int64_t pairs = rows * args.heads, place = (batch * top_k.rows + begin) * args.heads;
-  const int64_t whole = (pairs + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
-  const int64_t stride = Panels(top_k.columns) * kPanelColumns;
-
-  Acc* scores = Aligned<Acc>(top_k.scratch);
-  Acc* q = Aligned<Acc>(reinterpret_cast<char*>(scores + rows * stride));
-  Acc* weights = q + whole * args.depth;
-  const RowScratch<Acc> scratch(reinterpret_cast<char*>(Aligned<Acc>((char*)(weights + whole))),
-                                top_k.columns);
+  const IndexerRows at(args, task);
+  const int64_t whole = (at.pairs + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
+  const IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
+  Acc* q = reinterpret_cast<Acc*>(scratch.q);
   for (int64_t i = 0; i < whole; ++i) {
-    const T* own = static_cast<const T*>(args.q) + (place + i) * args.depth;
+    const T* own = static_cast<const T*>(args.q) + (at.place + i) * args.depth;
+    const T* weights = static_cast<const T*>(args.weights) + at.place;
     Acc* out = q + i / kTogether * kTogether * args.depth + i % kTogether;
     for (int64_t d = 0; d < args.depth; ++d) {
-      out[d * kTogether] = i < pairs ? LoadScalar(own + d) : Acc(0);
+      out[d * kTogether] = i < at.pairs ? LoadScalar(own + d) : Acc(0);
     }
-    weights[i] = i < pairs ? LoadScalar(static_cast<const T*>(args.weights) + place + i) : Acc(0);
+    scratch.weights[i] = i < at.pairs ? LoadScalar(weights + i) : Acc(0);
   }
-
-  const int32_t* limits = top_k.limits + batch * top_k.limits_stride + begin;
-  int64_t most = 0;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t limit = TopKLimit(limits[r], top_k.columns);
-    most = limit > most ? limit : most;
-  }
-  const OfPairs own{q, weights, pairs, args.heads, args.depth};
-  const Acc* panel = static_cast<const Acc*>(args.panels) +
-                     batch * Panels(top_k.columns) * args.depth * kPanelColumns;
-  for (int64_t j = 0; j < most; j += kPanelColumns, panel += args.depth * kPanelColumns) {
+  const OfPairs own{q, scratch.weights, at.pairs, args.heads, args.depth};
+  const char* panel = args.panels + at.batch * args.PanelCount() * args.panel_bytes;
+  for (int64_t j = 0; j < at.columns; j += kPanelColumns, panel += args.panel_bytes) {
     constexpr int kStep = OfPairs::kVectors * OfPairs::N;
-    for (int64_t c = 0; c < kPanelColumns; c += kStep) own.Score(panel + c, scores + j + c, stride);
+    for (int64_t c = 0; c < kPanelColumns; c += kStep) {
+      own.Score(reinterpret_cast<const Acc*>(panel) + c, scratch.scores + j + c, at.stride);
+    }
   }
-  const int32_t* offsets = top_k.offsets + batch * (top_k.rows + 1) + begin;
-  int32_t* indices = top_k.indices + batch * top_k.rows * top_k.k;
-  for (int64_t r = 0; r < rows; ++r) {
-    top_k.counts[batch * top_k.rows + begin + r] =
-        SelectRow<Acc>(scores + r * stride, TopKLimit(limits[r], top_k.columns), top_k.k, 0,
-                       scratch, indices + offsets[r], nullptr);
-  }
+  SelectScored(args.top_k, at, scratch);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ from sgap_jax.nn.selection import (
 )
 from sgap_jax.primitives._define import accumulator, check_schedule
 from sgap_jax.schedules import Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
 
 
 def check_options(op: str, options: dict[str, Any]) -> None:
@@ -40,6 +41,18 @@ def check_decode(op: str, is_causal: bool, lengths: Any) -> None:
     if not is_causal or lengths is not None:
         given = "key_value_seq_lengths" if is_causal else "is_causal=False"
         raise ValueError(f"{op}: decode: expected a causal sequence without padding, got {given}")
+
+
+def check_index_dtype(op: str, dtype: Any) -> Any:
+    """`dtype`, if it is None or one of the kernels' dtypes."""
+    try:
+        known = dtype is None or jnp.dtype(dtype).name in KERNEL_DTYPES
+    except TypeError:
+        known = False
+    if not known:
+        expected = f"None or one of {', '.join(KERNEL_DTYPES)}"
+        raise ValueError(f"{op}: index_dtype: expected {expected}, got {dtype!r}")
+    return dtype
 
 
 class SelectedAttention(ProjectedAttention):
@@ -229,6 +242,9 @@ class TopKSparseAttention(SelectedAttention):
         `nnx.MultiHeadAttention`, among them normalize_qk and decode, without dropout.
       top_k: how many keys a query sees at most.
       index_heads, index_features: heads of the indexer, and the features of each.
+      index_dtype: what q_I, k_I and w are rounded to before the scores, by default the layer's
+        dtype. The selection takes most of the time of long sequences, and scores are cheap in
+        bfloat16 where a processor has matrix tiles (DeepSeek's indexer has 8 bits).
       schedule: of `sparse_attention` over whole sequences.
 
     Called with (inputs [..., length, in_features]) and the keywords is_causal (default True),
@@ -263,6 +279,7 @@ class TopKSparseAttention(SelectedAttention):
         top_k: int = 2048,
         index_heads: int = 4,
         index_features: int = 32,
+        index_dtype: Any = None,
         schedule: Schedule | None = None,
         rngs: nnx.Rngs,
         **options: Any,
@@ -274,6 +291,7 @@ class TopKSparseAttention(SelectedAttention):
         sizes = (num_heads, in_features, qkv_features, out_features, num_kv_heads)
         super().__init__(*sizes, schedule, rngs, options)
         self.top_k, self.index_heads, self.index_features = top_k, index_heads, index_features
+        self.index_dtype = check_index_dtype(op, index_dtype)
         own: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype, rngs=rngs)
         self.index_query = nnx.LinearGeneral(in_features, (index_heads, index_features), **own)
         self.index_key = nnx.Linear(in_features, index_features, **own)
@@ -299,7 +317,9 @@ class TopKSparseAttention(SelectedAttention):
     def _indexed(self, inputs: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q_I [..., length, index_heads, index_features], k_I and w."""
         inputs = jax.lax.stop_gradient(inputs)
-        return self.index_query(inputs), self.index_key(inputs), self.index_weight(inputs)
+        found = self.index_query(inputs), self.index_key(inputs), self.index_weight(inputs)
+        q, k, w = (x if self.index_dtype is None else x.astype(self.index_dtype) for x in found)
+        return q, k, w
 
     def __call__(  # type: ignore[override]
         self,

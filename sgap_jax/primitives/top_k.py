@@ -23,6 +23,9 @@ from sgap_jax.primitives._define import (
 )
 from sgap_jax.schedules import Schedule
 from sgap_jax.schedules.families import failing, warn_once
+from sgap_jax.schedules.machine import this_machine
+
+_LEAST_OCTET_DEPTH = 16  # features of an indexer's head: a matrix tile has 32
 
 # scores [B, m, n], limits [B|1, m] int32 -> values [B, m k], offsets [B, m+1], indices [B, m k].
 # Of row i the columns before limits[i] exist, if their score is not -infinity. Entries from
@@ -155,11 +158,13 @@ def top_k_of_indexer(q: Any, keys: Any, weights: Any, limits: Any, *, k: int) ->
         I[t, s] = sum over h of weights[t, h] relu(q[t, h] . keys[s])
 
     of q [m, h, d], keys [n, d] and weights [m, h] of one dtype, summed in accumulators, and limits
-    [m] int32. On the CPU only: a row's scores are gone when it is selected. k is in 0 .. n."""
-    m, int32 = q.shape[0], partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    call = jax.ffi.ffi_call(
-        "sgap_top_k_indexer_v1", (int32((m + 1,)), int32((m * k,))), vmap_method="broadcast_all"
-    )
+    [m] int32. On the CPU only: a row's scores are gone when it is selected. k is in 0 .. n.
+    Products of bfloat16 are those of matrix tiles where the machine has them."""
+    (m, _, d), int32 = q.shape, partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    octets = this_machine().matrix_tiles and q.dtype == jnp.bfloat16 and d >= _LEAST_OCTET_DEPTH
+    target = "sgap_top_k_indexer_octet_v1" if octets else "sgap_top_k_indexer_v1"
+    results = int32((m + 1,)), int32((m * k,))
+    call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
     operands = (q, keys, weights, limits)
     offsets, indices = call(*operands, k=np.int64(k))
     return varying_like(offsets, *operands), varying_like(indices, *operands)

@@ -89,6 +89,9 @@ def programs():
     yield lambda x: select.top_k(x, 2).column_indices, (np.ones((2, 3), np.float32),)
     indexer = [np.ones(s, np.float32) for s in ((2, 1, 4), (3, 4), (2, 1))]
     yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
+    indexer = [np.ones(s, jax.numpy.bfloat16) for s in ((2, 1, 16), (3, 16), (2, 1))]
+    with on_machine(Machine(matrix_tiles=True)):
+        yield partial(top_k_of_indexer, k=2), (*indexer, np.int32([1, 3]))
     S = SparseArray.from_dense(np.ones((3, 2), np.float32))
     yield lambda *arrays: spgemm(made(*arrays), S, nse=4).values, arrays
     factors = (np.ones(3, np.float32), np.ones((3, 5), np.float32))

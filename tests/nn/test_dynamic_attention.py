@@ -12,6 +12,7 @@ from flax import nnx
 from sgap_jax import nn
 from sgap_jax.nn import linen as snn
 from sgap_jax.nn import selection
+from sgap_jax.schedules.machine import Machine, on_machine
 from sgap_jax.select import scores as select_scores
 
 L, H, IN, WIDTH = 13, 4, 8, 3
@@ -104,7 +105,8 @@ def blocks_by_hand(layer, x, causal=True, lengths=None):
 
 
 def tokens_by_hand(layer, x, causal=True, lengths=None):
-    q, k, w = (np.asarray(of(x)) for of in (layer.index_query, layer.index_key, layer.index_weight))
+    own = (layer.index_query, layer.index_key, layer.index_weight)
+    q, k, w = (np.asarray(of(x).astype(layer.index_dtype or x.dtype), np.float64) for of in own)
     seen = np.zeros((len(x), H, L, L), bool)
     for s, i in np.ndindex(len(x), L):
         end = L if lengths is None else int(lengths[s])
@@ -162,6 +164,22 @@ def test_tokens_that_are_selected(causal, way, monkeypatch):
         options = dict(is_causal=causal, key_value_seq_lengths=lengths)
         want = tokens_by_hand(layer, X, causal, lengths)
         np.testing.assert_array_equal(stored(layer, X, **options), want)
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_an_indexer_in_bfloat16(tiles, monkeypatch):
+    """The scores are those of rounded q, k and weights; decoding and linen select the same."""
+    monkeypatch.setattr(selection, "_LEAST_ROWS", 1)
+    options = TOKENS | dict(index_features=16, index_dtype=jnp.bfloat16)
+    layer = token_layer(twin_of(), **options)
+    with on_machine(Machine(matrix_tiles=tiles)):
+        np.testing.assert_array_equal(stored(layer, X), tokens_by_hand(layer, X))
+    whole, params = layer(X), nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+    linen = snn.TopKSparseAttention(H, qkv_features=H * WIDTH, num_kv_heads=2, **options, **FLOAT64)
+    close(linen.apply({"params": params}, X), whole)
+    layer.init_cache(X.shape, jnp.float64)
+    steps = [layer(x, decode=True) for x in jnp.split(X, [5], axis=1)]
+    close(jnp.concatenate(steps, axis=1), whole)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -387,6 +405,9 @@ def test_wrong_arguments_are_named():
     for name in ("top_k", "index_heads", "index_features"):
         with pytest.raises(ValueError, match=f"TopKSparseAttention: {name} must be at least 1"):
             nn.TopKSparseAttention(2, 4, rngs=nnx.Rngs(0), **{name: 0})
+    for dtype in ("int32", "float8_e4m3fn", "no dtype"):
+        with pytest.raises(ValueError, match=f"index_dtype: expected None or one .* got '{dtype}'"):
+            nn.TopKSparseAttention(2, 4, index_dtype=dtype, rngs=nnx.Rngs(0))
     for layer in (block_layer(), token_layer(twin_of())):
         op = type(layer).__name__
         with pytest.raises(ValueError, match=rf"{op}: inputs_q must have shape \[..., length, 8\]"):

@@ -224,18 +224,26 @@ def small_integers(*shape):
     return np.random.default_rng(shape).integers(-3, 4, shape).astype(np.float64)
 
 
-def selected_by_indexer(q, keys, weights, limits, k, isa, threads=1):
+INDEXER, INDEXER_OCTET = "sgap_top_k_indexer_v1", "sgap_top_k_indexer_octet_v1"
+
+
+def selected_by_indexer(q, keys, weights, limits, k, isa, threads=1, target=INDEXER):
     *leading, m = limits.shape
     results = [((*leading, m + 1), np.int32), ((*leading, m * k), np.int32)]
     arrays = [q, keys, weights, limits]
-    return run("sgap_top_k_indexer_v1", arrays, results, dict(k=k), isa, threads)
+    return run(target, arrays, results, dict(k=k), isa, threads)
+
+
+INDEXERS = [(INDEXER, dtype) for dtype in DTYPES] + [(INDEXER_OCTET, "bfloat16")]
 
 
 @pytest.mark.parametrize("isa", kernel_isas())
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_an_indexer(dtype, isa):
+@pytest.mark.parametrize("target,dtype", INDEXERS)
+def test_scores_of_an_indexer(target, dtype, isa):
     """Of integers, whose sums are exact in any order, and tie."""
     sizes = [(3, 1, 1, 1), (5, 60, 3, 4), (20, 300, 4, 32), (9, 700, 11, 5), (40, 97, 1, 8)]
+    if target == INDEXER_OCTET:
+        sizes += [(7, 130, 20, 40), (33, 64, 1, 100)]
     for m, n, heads, depth in sizes:
         q, keys = small_integers(2, m, heads, depth), small_integers(2, n, depth)
         weights = small_integers(2, m, heads)
@@ -246,24 +254,28 @@ def test_scores_of_an_indexer(dtype, isa):
         limits = np.int32(np.arange(2 * m).reshape(2, m) * n // m - 2)
         operands = [cast(x, dtype) for x in (q, keys, weights)]
         for k in sorted({0, 1, min(7, n), n // 3, n}):
-            found = selected_by_indexer(*operands, limits, k, isa, threads=3)
+            found = selected_by_indexer(*operands, limits, k, isa, threads=3, target=target)
             for b in range(2):
                 want = expected(scores[b], k, np.clip(limits[b], 0, n))[1:]
                 same([x[b] for x in found], want, f"{m} x {n}, {heads} x {depth}, k = {k}")
 
 
-def test_an_indexer_with_scores_that_are_no_numbers():
+@pytest.mark.parametrize("target,dtype", [INDEXERS[0], INDEXERS[-1]])
+def test_an_indexer_with_scores_that_are_no_numbers(target, dtype):
     q, keys = np.ones((1, 3, 2, 1), np.float32), np.ones((1, 5, 1), np.float32)
     keys[0, :3, 0] = NAN, -INF, INF
     weights = np.float32([[[1, 1], [-1, -1], [0, 1]]])
-    limits = np.full((1, 3), 5, np.int32)
-    offsets, columns = selected_by_indexer(q, keys, weights, limits, 5, native.isa())
+    limits, operands = np.full((1, 3), 5, np.int32), [cast(x, dtype) for x in (q, keys, weights)]
+
+    def of(k):
+        return selected_by_indexer(*operands, limits, k, native.isa(), target=target)
+
+    offsets, columns = of(5)
     # Of row 1 column 2 has -infinity, which is never stored; of row 2 that of 0 * infinity is NaN.
     np.testing.assert_array_equal(offsets, [[0, 5, 9, 14]])
     np.testing.assert_array_equal(columns[0], [0, 1, 2, 3, 4, 0, 1, 3, 4, 0, 1, 2, 3, 4, 0])
     for k, first in ((1, [2, 1, 3]), (4, [1, 2, 3, 4, 0, 1, 3, 4, 0, 1, 3, 4])):
-        columns = selected_by_indexer(q, keys, weights, limits, k, native.isa())[1]
-        np.testing.assert_array_equal(columns[0], first)
+        np.testing.assert_array_equal(of(k)[1][0], first)
 
 
 def test_an_indexer_refuses_what_does_not_fit():
@@ -274,6 +286,8 @@ def test_an_indexer_refuses_what_does_not_fit():
         return selected_by_indexer(*operands, limits, k, native.isa())
 
     of(good)
+    with pytest.raises(ValueError, match="top_k: q: expected bfloat16 for matrix tiles"):
+        selected_by_indexer(*good, limits, 2, native.isa(), target=INDEXER_OCTET)
     for place, shape in ((1, (2, 6, 4)), (1, (1, 6, 5)), (2, (2, 3, 5)), (0, (2, 3, 0, 5))):
         bad = [*good]
         bad[place] = np.ones(shape, np.float32)

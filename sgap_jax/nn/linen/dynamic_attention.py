@@ -8,7 +8,7 @@ import jax
 from flax import linen
 
 from sgap_jax.formats import checks
-from sgap_jax.nn.dynamic_attention import check_decode, check_options
+from sgap_jax.nn.dynamic_attention import check_decode, check_index_dtype, check_options
 from sgap_jax.nn.linen.attention import ProjectedAttention
 from sgap_jax.nn.selection import (
     attend_blocks,
@@ -80,6 +80,7 @@ class TopKSparseAttention(SelectedAttention):
     top_k: int = 2048
     index_heads: int = 4
     index_features: int = 32
+    index_dtype: Any = None
 
     @linen.compact
     def __call__(
@@ -94,6 +95,7 @@ class TopKSparseAttention(SelectedAttention):
         check_options(op, dict(dropout_rate=self.dropout_rate))
         for name in ("top_k", "index_heads", "index_features"):
             checks.check_count(getattr(self, name), name, op, 1)
+        check_index_dtype(op, self.index_dtype)
         projected = self._project(inputs, inputs, inputs, self.num_kv_heads)
         indexed = self._indexed(jax.lax.stop_gradient(inputs))
         x, loss = None, None
@@ -122,7 +124,7 @@ class TopKSparseAttention(SelectedAttention):
     def _indexed(self, inputs: Any) -> Any:
         options: Any = dict(use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
         query = (self.index_heads, self.index_features)
-        return [
+        found = [
             linen.DenseGeneral(features, name=name, **options)(inputs)
             for name, features in (
                 ("index_query", query),
@@ -130,3 +132,4 @@ class TopKSparseAttention(SelectedAttention):
                 ("index_weight", self.index_heads),
             )
         ]
+        return [x if self.index_dtype is None else x.astype(self.index_dtype) for x in found]
