@@ -31,6 +31,7 @@ std::string OpenDriver(const char* library, Driver* driver) {
       Slot("cuLibraryUnload", &driver->cuLibraryUnload),
       Slot("cuLibraryGetKernel", &driver->cuLibraryGetKernel),
       Slot("cuKernelGetFunction", &driver->cuKernelGetFunction),
+      Slot("cuFuncGetAttribute", &driver->cuFuncGetAttribute),
       Slot("cuFuncSetAttribute", &driver->cuFuncSetAttribute),
       Slot("cuMemsetD8Async", &driver->cuMemsetD8Async),
       Slot("cuLaunchKernel", &driver->cuLaunchKernel),

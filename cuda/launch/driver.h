@@ -10,7 +10,8 @@ namespace sgap {
 using CuResult = int;  // CUresult
 using CuDevicePointer = unsigned long long;
 constexpr CuResult kCuSuccess = 0;
-// CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+// CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES and so on
+constexpr int kCuLocalSizeBytes = 3, kCuNumRegs = 4, kCuBinaryVersion = 6;
 constexpr int kCuMaxDynamicSharedSizeBytes = 8;
 
 // Names are those of cuda.h; the symbols looked up are its versioned ones (cuCtxPushCurrent_v2).
@@ -28,6 +29,7 @@ struct Driver {
   CuResult (*cuLibraryUnload)(void* library);
   CuResult (*cuLibraryGetKernel)(void** kernel, void* library, const char* name);
   CuResult (*cuKernelGetFunction)(void** function, void* kernel);
+  CuResult (*cuFuncGetAttribute)(int* value, int attribute, void* function);
   CuResult (*cuFuncSetAttribute)(void* function, int attribute, int value);
   CuResult (*cuMemsetD8Async)(CuDevicePointer data, unsigned char value, size_t bytes,
                               void* stream);

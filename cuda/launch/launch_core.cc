@@ -1,6 +1,7 @@
 #include "cuda/launch/launch_core.h"
 
 #include <climits>
+#include <utility>
 
 namespace sgap {
 namespace {
@@ -51,9 +52,35 @@ constexpr int64_t kMaxThreads = 1024;
 
 }  // namespace
 
-LaunchKernel::~LaunchKernel() {
-  // When the process ends the driver may already be gone, so its result is ignored.
-  if (library_ != nullptr) driver_->cuLibraryUnload(library_);
+CubinLibrary::~CubinLibrary() {
+  // No launch may still be running. When the process ends the driver may already be gone, so its
+  // result is ignored.
+  driver_.cuLibraryUnload(handle_);
+}
+
+std::shared_ptr<CubinLibrary> CubinLibrary::Of(const Driver& driver, const std::string& cubin,
+                                               const std::string& kernel, std::string* error) {
+  static std::mutex mutex;
+  static auto* loaded = new std::vector<std::weak_ptr<CubinLibrary>>();  // outlives other statics
+  std::lock_guard<std::mutex> lock(mutex);
+  for (size_t i = loaded->size(); i-- > 0;) {
+    const std::shared_ptr<CubinLibrary> one = (*loaded)[i].lock();
+    if (!one) {
+      loaded->erase(loaded->begin() + i);
+    } else if (&one->driver_ == &driver && one->cubin_ == cubin) {
+      return one;
+    }
+  }
+  void* handle = nullptr;
+  const CuResult result =
+      driver.cuLibraryLoadData(&handle, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (result != kCuSuccess) {
+    *error = DriverError(driver, "cuLibraryLoadData", kernel, result);
+    return nullptr;
+  }
+  auto library = std::make_shared<CubinLibrary>(driver, cubin, handle);
+  loaded->push_back(library);
+  return library;
 }
 
 std::string LaunchKernel::Check() const {
@@ -85,21 +112,32 @@ std::string LaunchKernel::Load(const Driver& driver) {
 
 std::string LaunchKernel::LoadLocked(const Driver& driver) {
   if (kernel_ != nullptr) return "";
-  void* library = nullptr;
-  CuResult result = driver.cuLibraryLoadData(&library, plan_.cubin.data(), nullptr, nullptr, 0,
-                                             nullptr, nullptr, 0);
-  if (result != kCuSuccess) {
-    return DriverError(driver, "cuLibraryLoadData", plan_.kernel, result);
-  }
+  std::string error;
+  auto library = CubinLibrary::Of(driver, plan_.cubin, plan_.kernel, &error);
+  if (!library) return error;
   void* kernel = nullptr;
-  result = driver.cuLibraryGetKernel(&kernel, library, plan_.kernel.c_str());
-  if (result != kCuSuccess) {
-    driver.cuLibraryUnload(library);
-    return DriverError(driver, "cuLibraryGetKernel", plan_.kernel, result);
-  }
-  driver_ = &driver;
-  library_ = library;
+  const CuResult result =
+      driver.cuLibraryGetKernel(&kernel, library->handle(), plan_.kernel.c_str());
+  if (result != kCuSuccess) return DriverError(driver, "cuLibraryGetKernel", plan_.kernel, result);
+  library_ = std::move(library);
   kernel_ = kernel;
+  return "";
+}
+
+// Attributes are known once the code is loaded: asking for them loads it where the driver would
+// wait for the first launch, which may be in a graph capture.
+std::string LaunchKernel::ReadAttributes(const Driver& driver, void* function) {
+  int registers = 0, local_bytes = 0, version = 0;
+  for (const auto& [attribute, value] : {std::pair(kCuNumRegs, &registers),
+                                         {kCuLocalSizeBytes, &local_bytes},
+                                         {kCuBinaryVersion, &version}}) {
+    const CuResult result = driver.cuFuncGetAttribute(value, attribute, function);
+    if (result != kCuSuccess) {
+      return DriverError(driver, "cuFuncGetAttribute", plan_.kernel, result);
+    }
+  }
+  attributes_ = std::to_string(registers) + " registers and " + std::to_string(local_bytes) +
+                " local bytes a thread, code for sm_" + std::to_string(version);
   return "";
 }
 
@@ -116,6 +154,7 @@ std::string LaunchKernel::FunctionOf(const Driver& driver, void* context, void**
   if (result != kCuSuccess) {
     return DriverError(driver, "cuKernelGetFunction", plan_.kernel, result);
   }
+  if (std::string error = ReadAttributes(driver, *function); !error.empty()) return error;
   if (plan_.shared_bytes > 0) {  // above 48 KiB, static included, the kernel must opt in
     result = driver.cuFuncSetAttribute(*function, kCuMaxDynamicSharedSizeBytes,
                                        static_cast<int>(plan_.shared_bytes));
@@ -183,9 +222,11 @@ std::string LaunchKernel::Launch(const Driver& driver, void* stream,
                             size(block[1]), size(block[2]), size(plan_.shared_bytes), stream,
                             const_cast<void**>(arguments.data()), nullptr);
   if (result == kCuSuccess) return "";
+  std::lock_guard<std::mutex> lock(mutex_);
   return DriverError(driver, "cuLaunchKernel",
                      plan_.kernel + ", grid " + Sizes(grid) + ", block " + Sizes(block) + ", " +
-                         std::to_string(plan_.shared_bytes) + " bytes of shared memory",
+                         std::to_string(plan_.shared_bytes) + " bytes of shared memory, " +
+                         attributes_,
                      result);
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -29,10 +30,30 @@ struct DeviceBuffer {
   size_t bytes;
 };
 
+// A cubin that a driver has loaded, one for all kernels with the same bytes: the layers of a model
+// launch few kernels many times. Unloaded with the last kernel.
+class CubinLibrary {
+ public:
+  CubinLibrary(const Driver& driver, std::string cubin, void* handle)
+      : driver_(driver), cubin_(std::move(cubin)), handle_(handle) {}
+  ~CubinLibrary();
+  CubinLibrary(const CubinLibrary&) = delete;
+
+  // The one of `cubin`, loaded if it is not; null with an error.
+  static std::shared_ptr<CubinLibrary> Of(const Driver& driver, const std::string& cubin,
+                                          const std::string& kernel, std::string* error);
+
+  void* handle() const { return handle_; }
+
+ private:
+  const Driver& driver_;
+  const std::string cubin_;
+  void* const handle_;
+};
+
 class LaunchKernel {
  public:
   explicit LaunchKernel(LaunchPlan plan) : plan_(std::move(plan)) {}
-  ~LaunchKernel();  // unloads the library: no launch may still be running
   LaunchKernel(const LaunchKernel&) = delete;
   LaunchKernel& operator=(const LaunchKernel&) = delete;
 
@@ -42,7 +63,8 @@ class LaunchKernel {
   // Loads the cubin. Needs no device: a library is independent of contexts.
   std::string Load(const Driver& driver);
 
-  // Loads the kernel into the context of `stream`. Must not run during a graph capture.
+  // Loads the kernel into the context of `stream`, at once whatever CUDA_MODULE_LOADING says, and
+  // reads its attributes for the errors of launches. Must not run during a graph capture.
   std::string Prepare(const Driver& driver, void* stream);
 
   // Zeroes outputs and launches, both on `stream`: no allocation, no copy, no wait. The kernel's
@@ -53,13 +75,14 @@ class LaunchKernel {
  private:
   std::string LoadLocked(const Driver& driver);
   std::string FunctionOf(const Driver& driver, void* context, void** function);
+  std::string ReadAttributes(const Driver& driver, void* function);
   std::string Zero(const Driver& driver, void* stream, const std::vector<DeviceBuffer>& outputs);
 
   const LaunchPlan plan_;
   std::mutex mutex_;  // guards the members below: each device launches from its own thread
-  const Driver* driver_ = nullptr;  // the driver that loaded the cubin
-  void* library_ = nullptr;
+  std::shared_ptr<CubinLibrary> library_;
   void* kernel_ = nullptr;
+  std::string attributes_;                          // of the code that was loaded last
   std::vector<std::pair<void*, void*>> functions_;  // context, function
 };
 

@@ -38,6 +38,7 @@ CHECK(cuLibraryLoadData);
 CHECK(cuLibraryUnload);
 CHECK(cuLibraryGetKernel);
 CHECK(cuKernelGetFunction);
+CHECK(cuFuncGetAttribute);
 CHECK(cuFuncSetAttribute);
 CHECK(cuMemsetD8Async);
 CHECK(cuLaunchKernel);

@@ -13,7 +13,8 @@ DEVICE_0, DEVICE_1 = 0x10, 0x11  # streams; their contexts are 0xc0 and 0xc1
 
 LOAD = ["cuLibraryLoadData(cubin, 0, 0)", "cuLibraryGetKernel(record_0)"]
 ENTER = ["cuStreamGetCtx(0x10)", "cuCtxGetCurrent()", "cuCtxPushCurrent(0xc0)"]
-FUNCTION = ["cuKernelGetFunction(context 0xc0)"]
+READ = [f"cuFuncGetAttribute({attribute}, record_0)" for attribute in (4, 3, 6)]
+FUNCTION = ["cuKernelGetFunction(context 0xc0)", *READ]
 LAUNCH = ["cuLaunchKernel(record_0, 1, 1, 1, 32, 1, 1, 0, 0x10, context 0xc0)"]
 LEAVE = ["cuCtxPopCurrent()"]
 
@@ -154,6 +155,22 @@ def test_the_library_is_kept_until_the_kernel_goes_and_unloaded_then(standin, ma
     assert standin.calls() == []
 
 
+def test_kernels_of_one_cubin_share_its_library(standin, make_kernel):
+    kernels = [make_kernel() for _ in range(3)] + [make_kernel("record_1")]
+    for kernel, inputs in zip(kernels, [[], [], [], [0x10]], strict=True):
+        assert kernel.launch(DEVICE_0, inputs) == ""
+    calls = standin.calls()
+    assert calls.count(LOAD[0]) == 1 and calls.count(LOAD[1]) == 3
+    for kernel in kernels:
+        assert "cuLibraryUnload()" not in standin.calls()
+        kernel.delete()
+        kernel._pointer = None
+    assert standin.calls() == ["cuLibraryUnload()"]
+    other = make_kernel(cubin="another")
+    assert other.load() == make_kernel().load() == ""
+    assert sum(line.startswith("cuLibraryLoadData") for line in standin.calls()) == 2
+
+
 FAILURES = {
     "cuStreamGetCtx": "cuStreamGetCtx: ",
     "cuCtxGetCurrent": "cuCtxGetCurrent: ",
@@ -161,10 +178,11 @@ FAILURES = {
     "cuLibraryLoadData": "cuLibraryLoadData (record_0): ",
     "cuLibraryGetKernel": "cuLibraryGetKernel (record_0): ",
     "cuKernelGetFunction": "cuKernelGetFunction (record_0): ",
+    "cuFuncGetAttribute": "cuFuncGetAttribute (record_0): ",
     "cuFuncSetAttribute": "cuFuncSetAttribute (record_0, 64 bytes of shared memory): ",
     "cuMemsetD8Async": "cuMemsetD8Async (record_0, output 0 of 16 bytes): ",
     "cuLaunchKernel": "cuLaunchKernel (record_0, grid 1 x 1 x 1, block 32 x 1 x 1, 64 bytes of "
-    "shared memory): ",
+    "shared memory, 40 registers and 0 local bytes a thread, code for sm_90): ",
 }
 
 
@@ -191,7 +209,7 @@ def test_a_failing_call_is_named_and_ends_the_launch(standin, make_kernel, call)
 
 def test_an_error_that_the_driver_cannot_name_keeps_its_number(standin, make_kernel):
     standin.fail("cuLaunchKernel", 12345)
-    assert make_kernel().launch(DEVICE_0).endswith("shared memory): CUDA error (12345)")
+    assert make_kernel().launch(DEVICE_0).endswith("code for sm_90): CUDA error (12345)")
 
 
 @pytest.mark.parametrize("position", [-1, 1])
