@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from sgap_jax.primitives._define import accumulator
 from sgap_jax.select.rows import top_k
 
 _TILE = 1 << 20  # scores that a function of rows computes at a time
+_COLUMNS = 256
 
 Scores = jax.Array | Callable[[jax.Array], jax.Array]
 
@@ -228,20 +230,43 @@ def _greatest(norms: jax.Array, among: jax.Array, count: jax.Array) -> jax.Array
     keys = jax.lax.bitcast_convert_type(norms, integer) + jnp.asarray(2, integer)
     keys = jnp.where(jnp.isnan(norms), jnp.ones((), integer), keys)
     keys = jnp.where(among, keys, jnp.zeros((), integer))
-    most = jnp.asarray(jnp.iinfo(integer).max, integer)
+    # XLA sums columns in vectors, and a long row number by number.
+    lines = jnp.pad(keys, (0, -keys.size % _COLUMNS)).reshape(-1, _COLUMNS)
 
-    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = ends
-        middle = low + (high - low + 1) // 2
-        enough = jnp.sum(keys >= middle, dtype=jnp.int32) >= count
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
+    def reach(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sum(lines >= threshold, axis=0, dtype=jnp.int32), dtype=jnp.int32)
 
-    # The greatest threshold that at least `count` reach.
-    steps = jnp.iinfo(integer).bits
-    threshold, _ = jax.lax.fori_loop(0, steps, halve, (jnp.ones((), integer), most))
+    Ends = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+    def narrow(step: int, ends: Ends) -> Ends:
+        """At least `count` keys reach `low`, and fewer than that exceed `high`."""
+        low, high, from_low, above_high = ends
+        if step == 0:
+            middle = low + (high - low + 1) // 2
+        else:  # on a straight line between the counts
+            numbers = from_low - count, from_low - above_high, high - low
+            too_many, between, span = (x.astype(norms.dtype) for x in numbers)
+            middle = jnp.clip(low + (too_many / between * span).astype(integer), low + 1, high)
+        found = reach(middle)
+        enough = found >= count
+        # Where just `count` keys reach it, it is the threshold.
+        low, high = jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
+        high = jnp.where(found == count, low, high)
+        return low, high, jnp.where(enough, found, from_low), jnp.where(enough, above_high, found)
+
+    def narrow_twice(ends: Ends) -> Ends:
+        ends = narrow(0, ends)
+        return jax.lax.cond(ends[0] < ends[1], partial(narrow, 1), lambda ends: ends, ends)
+
+    one = structure.varying_like(jnp.ones((), integer), keys)
+    none = structure.varying_like(jnp.zeros((), jnp.int32), keys)
+    ends = one, jnp.maximum(jnp.max(keys, initial=0), one), reach(one), none
+    threshold = jax.lax.while_loop(lambda ends: ends[0] < ends[1], narrow_twice, ends)[0]
     above, equal = keys > threshold, keys == threshold
     left = count - jnp.sum(above, dtype=jnp.int32)
-    return above | (equal & (jnp.cumsum(equal, dtype=jnp.int32) <= left))
+    ties = jnp.sum(equal, dtype=jnp.int32) > left
+    first = jax.lax.cond(ties, lambda x: x & (_rank(x) < left), lambda x: x, equal)
+    return above | first
 
 
 def _moments(

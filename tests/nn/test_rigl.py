@@ -1,5 +1,7 @@
 """RigL: entries that move, against loops over the groups; moments, and one program for all."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +130,23 @@ def test_ties_nan_and_infinity():
     assert list(want) == [(0, 0), (0, 1), (0, 2), (1, 0), (5, 6), (6, 0)]
     nn.rigl_step(layer, G, 0.5)
     same(layer.weight, want)
+
+
+def test_the_greatest_of_any_norms():
+    """Against a stable sort; NaN is less than every number."""
+    rng, greatest = np.random.default_rng(5), jax.jit(rigl._greatest)
+    drawn = [np.abs(rng.standard_normal(700)), rng.integers(0, 4, 700), np.zeros(700)]
+    drawn += [np.where(rng.random(700) < 0.3, np.nan, x) for x in drawn]
+    drawn += [10.0 ** rng.integers(-44, 38, 700), np.full(700, np.inf), np.full(700, np.nan)]
+    for norms, dtype in itertools.product(drawn, (np.float32, np.float64)):
+        norms, among = norms.astype(dtype), rng.random(700) < 0.8
+        order = np.flatnonzero(among)
+        order = order[
+            np.argsort(-np.nan_to_num(norms[order], nan=-1.0, posinf=np.inf), stable=True)
+        ]
+        for count in (0, 1, 2, 200, len(order) - 1, len(order)):
+            found = greatest(norms, among, np.int32(count))
+            np.testing.assert_array_equal(np.flatnonzero(found), np.sort(order[:count]))
 
 
 def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():
