@@ -16,7 +16,7 @@ from typing import Any
 
 from sgap_jax.doctor.process import Ended, answers
 from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, OTHER_DEVICES, Layer, Report
-from sgap_jax.launch import failures
+from sgap_jax.launch import failures, launch
 from sgap_jax.launch.cache import default_folder
 from sgap_jax.launch.driver import OLDEST
 
@@ -174,7 +174,7 @@ class _Examination:
     @property
     def _arch(self) -> str:
         named = os.environ.get("SGAP_CUDA_ARCH")
-        return named or "sm_" + self._devices[0]["capability"].replace(".", "")
+        return named or launch.common_arch([device["capability"] for device in self._devices])
 
     def _test_arch(self) -> Layer:
         named, capability = os.environ.get("SGAP_CUDA_ARCH"), self._devices[0]["capability"]
@@ -186,17 +186,9 @@ class _Examination:
                 f"capability {capability}",
                 "unset SGAP_CUDA_ARCH",
             )
-        majors = {device["capability"].partition(".")[0] for device in self._devices}
-        if len(majors) > 1:
-            found = ", ".join(device["capability"] for device in self._devices)
-            return Layer(
-                "",
-                FAILED,
-                f"the GPUs have compute capabilities {found}, and one program cannot run on all",
-                "make GPUs of one kind visible with CUDA_VISIBLE_DEVICES",
-            )
         self._report.facts["architecture"] = self._arch
-        return Layer("", OK, self._arch)
+        of_each = self._arch.startswith("compute_")
+        return Layer("", OK, self._arch + (", PTX for GPUs of several kinds" if of_each else ""))
 
     def _test_cache(self) -> Layer:
         folder = default_folder()

@@ -102,7 +102,7 @@ class KernelCall:
             return arch
         needed, given = arch_number(self.requires), arch_number(arch)
         if self.requires.endswith("a"):
-            if needed == given:
+            if needed == given and arch.startswith("sm_"):
                 return self.requires
             raise NotImplementedError(
                 f"launch: {self.kernel} has instructions of {self.requires} alone, got {arch}; "
@@ -135,8 +135,8 @@ class KernelCall:
 
 
 def arch_number(arch: str) -> int:
-    """90 for "sm_90" and "sm_90a"."""
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    """90 for "sm_90", "sm_90a" and the virtual "compute_90"."""
+    return int(arch.partition("_")[2].rstrip("af"))
 
 
 def instantiation(

@@ -167,11 +167,11 @@ def call_attributes(call: KernelCall, cubin: Cubin) -> dict[str, Any]:
 
 
 def device_arch() -> str:
-    """The architecture to compile for: SGAP_CUDA_ARCH, else that of this process's GPUs.
+    """The architecture to compile for: SGAP_CUDA_ARCH, else `common_arch` of this process's GPUs.
 
     Raises:
       ValueError: SGAP_CUDA_ARCH is not the name of an architecture.
-      NotImplementedError: there is no GPU, or no single cubin runs on all GPUs.
+      NotImplementedError: there is no GPU.
     """
     named = os.environ.get("SGAP_CUDA_ARCH")
     if named:
@@ -194,24 +194,21 @@ def arch_of_schedules() -> str | None:
     if _stand_in.get() is not None:
         return None
     try:
-        return device_arch()
+        return device_arch().replace("compute_", "sm_")
     except NotImplementedError:  # `lower` says so, if it comes to a launch
         return None
 
 
 def common_arch(capabilities: Sequence[str]) -> str:
-    """The architecture whose cubins run on GPUs of these compute capabilities ("9.0").
+    """The architecture to compile for, to run on GPUs of these compute capabilities ("9.0").
 
-    A cubin runs on GPUs of its major version with its own minor version or a later one.
+    A cubin runs on GPUs of its major version with its own minor version or a later one ("sm_90").
+    For several major versions the code is PTX of the oldest ("compute_80"), which the driver
+    compiles for each GPU that runs it, if it is as new as NVRTC.
     """
     versions = sorted({(int(major), int(minor)) for major, minor in map(_split, capabilities)})
-    if versions[0][0] != versions[-1][0]:
-        found = ", ".join(f"{major}.{minor}" for major, minor in versions)
-        raise NotImplementedError(
-            f"sgap_jax: one program for GPUs of compute capabilities {found} would need a kernel "
-            "for each; make GPUs of one kind visible (CUDA_VISIBLE_DEVICES)"
-        )
-    return "sm_{}{}".format(*versions[0])
+    kind = "sm" if versions[0][0] == versions[-1][0] else "compute"
+    return "{}_{}{}".format(kind, *versions[0])
 
 
 def _split(capability: str) -> tuple[str, str]:

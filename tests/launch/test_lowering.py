@@ -193,8 +193,22 @@ def test_one_architecture_for_several_gpus():
     assert launch.common_arch(["9.0"]) == "sm_90"
     assert launch.common_arch(["10.0", "10.0"]) == "sm_100"
     assert launch.common_arch(["8.9", "8.0", "8.6"]) == "sm_80"
-    with pytest.raises(NotImplementedError, match="8.9, 9.0"):
-        launch.common_arch(["9.0", "8.9"])
+    # Of several major versions PTX, which the driver compiles for each.
+    assert launch.common_arch(["9.0", "8.9", "12.0"]) == "compute_89"
+
+
+def test_ptx_for_several_kinds_of_gpus(monkeypatch):
+    """Instructions of one architecture alone are refused, and those of a later one."""
+    monkeypatch.setattr(launch, "device_arch", lambda: "compute_89")
+    compiler = FakeCompiler()
+    export(compiler, arch=None)
+    assert compiler.asked[0][1] == "compute_89"
+    assert launch.arch_of_schedules() == "sm_89"
+    call = KernelCall("source", "kernel", (1,), (1,), requires="sm_80")
+    assert call.target("compute_89") == "compute_89"
+    for requires in ("sm_89a", "sm_90"):
+        with pytest.raises(NotImplementedError, match=f"has instructions of {requires}"):
+            dataclasses.replace(call, requires=requires).target("compute_89")
 
 
 def test_the_target_is_registered_for_cuda_at_import():
