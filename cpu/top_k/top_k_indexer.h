@@ -54,8 +54,7 @@ struct IndexerScratch {
 };
 
 template <typename Acc>
-void SelectScored(const TopKArgs& top_k, const IndexerRows& at,
-                  const IndexerScratch<Acc>& scratch) {
+void SelectScored(const TopKArgs& top_k, const IndexerRows& at, IndexerScratch<Acc>& scratch) {
   const int32_t* offsets = top_k.offsets + at.batch * (top_k.rows + 1) + at.begin;
   int32_t* counts = top_k.counts + at.batch * top_k.rows + at.begin;
   int32_t* indices = top_k.indices + at.batch * top_k.rows * top_k.k;

@@ -85,7 +85,7 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   constexpr int kTogether = OfPairs::kTogether;
   const IndexerRows at(args, task);
   const int64_t whole = (at.pairs + kPairsTogether - 1) / kPairsTogether * kPairsTogether;
-  const IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
+  IndexerScratch<Acc> scratch(args.top_k, at, whole, args.depth * int64_t(sizeof(Acc)));
   Acc* q = reinterpret_cast<Acc*>(scratch.q);
   for (int64_t i = 0; i < whole; ++i) {
     const T* own = static_cast<const T*>(args.q) + (at.place + i) * args.depth;

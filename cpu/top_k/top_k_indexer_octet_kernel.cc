@@ -139,7 +139,7 @@ void SelectRows(const TopKIndexerArgs& args, int64_t task) {
   const IndexerRows at(args, task);
   const int64_t whole = (at.pairs + kTileRows - 1) / kTileRows * kTileRows;
   const int64_t parts = (args.depth + kTileDepth - 1) / kTileDepth;
-  const IndexerScratch<float> scratch(args.top_k, at, whole, parts * kTileBytes);
+  IndexerScratch<float> scratch(args.top_k, at, whole, parts * kTileBytes);
   for (int64_t i = 0; i < whole; ++i) {
     const bool exists = i < at.pairs;
     const auto* own = static_cast<const BFloat16*>(args.q) + (at.place + i) * args.depth;

@@ -10,7 +10,7 @@ void TopK(const TopKArgs& args, int64_t task) {
   const int64_t end = args.rows - begin < args.task_rows ? args.rows : begin + args.task_rows;
   DispatchDtype(args.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const RowScratch<T> scratch(args.scratch, args.columns);
+    RowScratch<T> scratch(args.scratch, args.columns);
     const int32_t* limits = args.limits + batch * args.limits_stride;
     const int32_t* offsets = args.offsets + batch * (args.rows + 1);
     int32_t* indices = args.indices + batch * args.rows * args.k;

@@ -13,6 +13,7 @@ namespace sgap::SGAP_ISA {
 
 constexpr int64_t kLeastSampled = 64, kMostSampled = 1024;  // scores
 constexpr int64_t kScoresOfSample = 16;                     // of the row for each of the sample
+constexpr int kMostRowsWithoutTrial = 63;
 
 // Integers in the order of the scores: kAbsent for -infinity, then NaN, then the numbers.
 template <typename Acc>
@@ -125,13 +126,17 @@ K KeyOfRank(const K* keys, int64_t count, int64_t k, int64_t slack) {
   return low;
 }
 
-// What the selection of a row needs: `size` scores and 16 more, their keys and columns.
+// What the selection of a row needs: `size` scores and 16 more, their keys and columns. The rows of
+// a task often have like scores: the threshold of the row before is tried, and after each trial
+// that fails more rows go without one.
 template <typename T>
 struct RowScratch {
   using Acc = Accumulator<T>;
   Acc* scores;
   Key<Acc>* keys;
   int32_t* columns;
+  Acc threshold = -Acc(__builtin_inf());
+  int without_trial = 0, pause = 0;
 
   RowScratch(char* memory, int64_t size) {
     const int64_t room = size + 16;  // TopKScratch
@@ -175,7 +180,7 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
   int64_t found = 0, i = 0;
   const auto append = [&](Vector<Acc, N> x) {
     const uint32_t mask = LanesFrom<Acc, N>(x, least);
-    StoreLanes<Acc, N>(mask, x, columns, scratch.scores + found, scratch.columns + found);
+    StoreLanes<Acc, N, true>(mask, x, columns, scratch.scores + found, scratch.columns + found);
     found += __builtin_popcount(mask);
     columns += N;
   };
@@ -189,6 +194,31 @@ int64_t Candidates(const T* scores, int64_t count, int64_t next, Accumulator<T> 
     append(x);
   }
   return found;
+}
+
+// At least k candidates and not many more, or fewer than k, where any score may be one.
+template <typename T>
+int64_t SomeCandidates(const T* scores, int64_t count, int64_t k, int64_t next,
+                       RowScratch<T>& scratch) {
+  using Acc = Accumulator<T>;
+  const auto found_from = [&](Acc least) -> int64_t {
+    if (!(least > -Acc(__builtin_inf()))) return 0;
+    return Candidates(scores, count, next, least, scratch);
+  };
+  if (scratch.without_trial > 0) {
+    --scratch.without_trial;
+  } else if (scratch.threshold > -Acc(__builtin_inf())) {
+    const int64_t found = found_from(scratch.threshold);
+    if (found >= k && found <= 4 * k + 4 * kLeastSampled) {
+      scratch.pause = 0;
+      return found;
+    }
+    scratch.without_trial = scratch.pause;
+    scratch.pause = 2 * scratch.pause + 1 < kMostRowsWithoutTrial ? 2 * scratch.pause + 1
+                                                                  : kMostRowsWithoutTrial;
+  }
+  scratch.threshold = Threshold(scores, count, k, scratch);
+  return found_from(scratch.threshold);
 }
 
 // Moves the scores and columns of the selected candidates to the front: those with keys above
@@ -227,16 +257,15 @@ int64_t Keep(const RowScratch<T>& scratch, int64_t count, K kept, int64_t ties) 
 // The k greatest of `count` scores: their columns, and the scores too where `values` is no null.
 // Returns how many. Prefetches the scores `next` further on: those of the row that comes next.
 template <typename T>
-int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next,
-                  const RowScratch<T>& scratch, int32_t* indices, T* values) {
+int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next, RowScratch<T>& scratch,
+                  int32_t* indices, T* values) {
   using Acc = Accumulator<T>;
   using K = Key<Acc>;
   constexpr int N = kLanes<T>;
   if (k <= 0) return 0;
-  const Acc least = Threshold(scores, count, k, scratch);
-  const bool some = least == least && least > -Acc(__builtin_inf());
-  int64_t candidates = some ? Candidates(scores, count, next, least, scratch) : 0;
-  if (candidates < k) {
+  int64_t candidates = SomeCandidates(scores, count, k, next, scratch);
+  const bool some = candidates >= k;
+  if (!some) {
     candidates = count;
     Vector<int32_t, N> columns = LaneNumbers<int32_t, N>();
     for (int64_t i = 0; i < count; i += N, columns += N) {
@@ -254,10 +283,15 @@ int32_t SelectRow(const T* scores, int64_t count, int64_t k, int64_t next,
   }
   const K* keys = scratch.keys;
   K kept = kAbsent<Acc> + 1;  // all that are present
-  int64_t most = some && candidates < count ? candidates : CountFrom(keys, candidates, kept);
+  int64_t most = some ? candidates : CountFrom(keys, candidates, kept);
   if (most > k) {
     kept = KeyOfRank(keys, candidates, k, 0);
     most = k;
+    // A threshold that leaves k and a few more of a row like this one.
+    const auto few = int64_t(4 * __builtin_sqrt(double(k))) + 4;
+    if (some && candidates > k + 2 * few) {
+      scratch.threshold = ScoreOf<Acc>(KeyOfRank(keys, candidates, k + few, few / 2));
+    }
   }
   const int64_t ties = most - CountFrom<K>(keys, candidates, kept + 1);
   const int64_t selected = Keep(scratch, candidates, kept, ties);

@@ -50,6 +50,22 @@ def test_every_kind_of_scores(kind, dtype, isa):
                 same([x[0] for x in found], want, f"{m} x {n}, k = {k}")
 
 
+@pytest.mark.parametrize("isa", kernel_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_like_the_one_before_and_others(dtype, isa):
+    """The threshold of the row before is tried: it may leave too few scores, and too many."""
+    like = normal(160, 600)
+    like[40:80] *= 10.0 ** (np.arange(40) % 3 - 1)[:, None]
+    like[80:120:2] = like[80:120:2] > 1
+    like[90:100, ::2] = NAN
+    like[100:103], like[103:106] = -INF, INF
+    scores = cast(like, dtype)
+    limits = np.where(np.arange(160) < 130, 600, 600 - np.arange(160)).astype(np.int32)
+    for k in (3, 40, 200):
+        found = selected(scores[None], k, limits[None], isa)
+        same([x[0] for x in found], expected(scores, k, limits), f"k = {k}")
+
+
 def test_the_same_for_any_number_of_threads_and_batch():
     scores = np.float32(normal(3, 90, 3000))
     scores[1, ::3] = -INF
