@@ -37,12 +37,16 @@ class Program:
         shared_bytes=0,
         step_limit=STEP_LIMIT,
         order=None,
+        blocks=None,
+        traffic=None,
     ):
         """Runs a kernel to completion.
 
         `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
         for structures by value. `order`, a permutation of the blocks (counted along x first), runs
-        them one after another; by default up to 64 advance together, in order.
+        them one after another; by default up to 64 advance together, in order. `blocks`, ascending
+        numbers of some of them, runs these alone. `traffic`, a new `Traffic`, counts the requests
+        to global memory.
 
         Raises Fault if the kernel makes an error, ValueError for an invalid launch,
         NotImplementedError for PTX that the emulator does not know.
@@ -51,17 +55,23 @@ class Program:
             raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
         launch = Launch(self, self._entries[entry], extents(grid), extents(block), shared_bytes)
         launch.prepare(arguments, memory, step_limit)
+        if traffic is not None:
+            launch.traffic = traffic
+            traffic.start(launch)
         total = int(np.prod(launch.grid))
         together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
-        if order is None:
-            order = range(0, total, together)
-        elif sorted(order) == list(range(total)):
+        if order is not None:
+            if sorted(order) != list(range(total)):
+                raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
             together = 1
-        else:
-            raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
+        numbers = np.asarray(
+            order if order is not None else range(total) if blocks is None else blocks
+        )
+        if order is None and (np.diff(numbers, prepend=-1, append=total) < 1).any():
+            raise ValueError(f"{entry}: blocks must be ascending numbers of {total} blocks")
         with np.errstate(all="ignore"):
-            for first in order:
-                execute(Blocks(launch, first, min(together, total - first)))
+            for first in range(0, len(numbers), together):
+                execute(Blocks(launch, numbers[first : first + together]))
 
 
 def extents(value):
@@ -92,7 +102,7 @@ class Launch:
             raise ValueError(f"{entry.name}: more than {SHARED_LIMIT} bytes of shared memory")
         self.shared_layout = SharedLayout(shared, shared_bytes)
         self.local_layout = LocalLayout(local)
-        self.granules, self.tables = granules_of(entry), {}
+        self.granules, self.tables, self.traffic = granules_of(entry), {}, None
 
     def prepare(self, arguments, memory, step_limit):
         self.memory, self.step_limit = memory, step_limit
