@@ -61,6 +61,7 @@ class Blocks:
         self.barrier_time = np.full(count, -1, np.int32)
         self.met = np.full((self.n, 32), -1, np.int32)  # met[t, l]: when t last synced with lane l
         self.copies, self.copy_group = [], np.zeros(self.n, np.int64)
+        self.clock = launch.timeline.begin(self) if launch.timeline is not None else None
 
     @cached_property
     def local(self):

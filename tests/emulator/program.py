@@ -39,6 +39,7 @@ class Program:
         order=None,
         blocks=None,
         traffic=None,
+        timeline=None,
     ):
         """Runs a kernel to completion.
 
@@ -46,7 +47,7 @@ class Program:
         for structures by value. `order`, a permutation of the blocks (counted along x first), runs
         them one after another; by default up to 64 advance together, in order. `blocks`, ascending
         numbers of some of them, runs these alone. `traffic`, a new `Traffic`, counts the requests
-        to global memory.
+        to global memory; `timeline`, a new `Timeline`, instructions and cycles.
 
         Raises Fault if the kernel makes an error, ValueError for an invalid launch,
         NotImplementedError for PTX that the emulator does not know.
@@ -55,9 +56,9 @@ class Program:
             raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
         launch = Launch(self, self._entries[entry], extents(grid), extents(block), shared_bytes)
         launch.prepare(arguments, memory, step_limit)
-        if traffic is not None:
-            launch.traffic = traffic
-            traffic.start(launch)
+        launch.traffic, launch.timeline = traffic, timeline
+        for counter in filter(None, (traffic, timeline)):
+            counter.start(launch)
         total = int(np.prod(launch.grid))
         together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
         if order is not None:
@@ -71,7 +72,10 @@ class Program:
             raise ValueError(f"{entry}: blocks must be ascending numbers of {total} blocks")
         with np.errstate(all="ignore"):
             for first in range(0, len(numbers), together):
-                execute(Blocks(launch, numbers[first : first + together]))
+                blocks = Blocks(launch, numbers[first : first + together])
+                execute(blocks)
+                if timeline is not None:
+                    blocks.clock.finish(numbers[first : first + together])
 
 
 def extents(value):
@@ -102,7 +106,8 @@ class Launch:
             raise ValueError(f"{entry.name}: more than {SHARED_LIMIT} bytes of shared memory")
         self.shared_layout = SharedLayout(shared, shared_bytes)
         self.local_layout = LocalLayout(local)
-        self.granules, self.tables, self.traffic = granules_of(entry), {}, None
+        self.granules, self.tables = granules_of(entry), {}
+        self.traffic = self.timeline = None
 
     def prepare(self, arguments, memory, step_limit):
         self.memory, self.step_limit = memory, step_limit
