@@ -27,6 +27,11 @@ class Program:
         self._entries, self.variables = parse_module(ptx)
         self.entries = tuple(self._entries)
 
+    def shared_bytes(self, entry):
+        """Bytes of static shared memory that a block of a kernel has."""
+        variables = [*self.variables, *self._entries[entry].variables]
+        return sum(variable.nbytes for variable in variables if variable.space == "shared")
+
     def run(
         self,
         entry,
