@@ -2,7 +2,8 @@
 
 Needs no GPU: the emulator of the tests counts what a launch does (benchmarks/gpu/model.py says how,
 and what a prediction leaves out). Writes benchmarks/gpu/predicted.csv, where every row says
-"predicted". Needs the test group (NVRTC, and nvdisasm for the machine code).
+"predicted", and its tables into docs/predicted.md. Needs the test group (NVRTC, and nvdisasm for
+the machine code).
 
 An operation with several launches, such as attention and its gradients, has a row for each.
 """
@@ -24,6 +25,7 @@ from benchmarks import harness, problems
 from benchmarks.bench_dlmc import vector_length
 from benchmarks.gpu import model, ours
 from benchmarks.problems import ROOT, Unavailable
+from benchmarks.summary import put, table
 from sgap_jax import (
     CSR,
     CVS,
@@ -38,6 +40,7 @@ from sgap_jax import (
 )
 
 FILE = ROOT / "benchmarks/gpu/predicted.csv"
+PAGE = ROOT / "docs/predicted.md"
 HEADS = 8  # of attention
 WEIGHTS, GRAPH = "weights_2048x1024_90pct", "rmat_131k_1m"
 
@@ -128,6 +131,44 @@ def row_of(gpu: model.Gpu, case: tuple, kernel: str, found: model.Prediction) ->
     return row | {"memory_mb": f"{1e-6 * found.memory_bytes:.2f}"}
 
 
+def constants() -> list[str]:
+    """The constants of the GPUs, as a table."""
+    names = ["", *(gpu.name for gpu in model.GPUS.values())]
+    lines = {
+        "multiprocessors": lambda gpu: f"{gpu.multiprocessors}",
+        "clock, GHz": lambda gpu: f"{1e-9 * gpu.clock:.2f}",
+        "L1 and shared memory, KiB": lambda gpu: f"{gpu.l1_bytes >> 10}",
+        "L2, MiB": lambda gpu: f"{gpu.l2_bytes >> 20}",
+        "bytes from L2 a clock": lambda gpu: f"{gpu.l2_per_clock}",
+        "memory, TB/s": lambda gpu: f"{1e-12 * gpu.memory:.2f}",
+        "multiply-adds of 16-bit numbers a clock": lambda gpu: f"{gpu.tensor['f16']:.0f}",
+        "clocks of a load from L2": lambda gpu: f"{gpu.memory_latency}",
+    }
+    return table(names, [[name, *map(of, model.GPUS.values())] for name, of in lines.items()])
+
+
+def page(rows: Sequence[dict]) -> list[str]:
+    """The tables of the page: the constants, and a line for each launch."""
+    header = ["operation", "problem", "n", "dtype", "kernel"]
+    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
+    for gpu in gpus:
+        header += [f"{gpu}: predicted us", "bound by"]
+    key = ("op", "problem", "n", "dtype", "kernel")
+    found: dict[tuple, dict] = {}
+    for row in rows:
+        found.setdefault(tuple(str(row[name]) for name in key), {})[row["gpu"]] = row
+    header += ["sectors", "lines", "lanes of a load", "registers"]
+    body = []
+    for names, of in found.items():
+        cells = [*names]
+        for gpu in gpus:
+            cells += [of[gpu]["us"], of[gpu]["bound_by"]] if gpu in of else ["left out", ""]
+        first = of[next(iter(of))]
+        fields = ("load_sectors", "load_lines", "load_lanes", "registers")
+        body.append([*cells, *(str(first[field]) for field in fields)])
+    return [*constants(), "", *table(header, body)]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", choices=model.GPUS, action="append", help="default: h100")
@@ -157,6 +198,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(written)
+    if arguments.out == FILE:
+        put(PAGE, page(written))
 
 
 if __name__ == "__main__":

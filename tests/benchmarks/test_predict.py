@@ -159,7 +159,8 @@ def test_rows_are_written_and_say_what_they_are(tmp_path, monkeypatch, capsys):
 
 
 def test_the_file_is_of_these_cases():
-    """Every row is labelled, its time is that of the slowest term, and no kernel spills."""
+    """Every row is labelled, its time is that of the slowest term, no kernel spills, and the page
+    of the docs says the same."""
     with predict.FILE.open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == predict.FIELDS
@@ -169,6 +170,7 @@ def test_the_file_is_of_these_cases():
         terms = {term: float(row[f"{term}_us"]) for term in TERMS}
         assert row["kind"] == "predicted" and row["spill_bytes"] == "0"
         assert float(row["us"]) == terms[row["bound_by"]] == max(terms.values())
+    assert "\n".join(predict.page(rows)) in predict.PAGE.read_text(), "out of date: make predict"
 
 
 # The cheapest rows of the file, computed again: within a tenth of what it says, or it is out of
