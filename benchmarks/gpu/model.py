@@ -129,6 +129,8 @@ class Prediction:
       resident: blocks that fit on a multiprocessor at a time.
       registers, spill_bytes: of a thread.
       instructions: of machine code, that warps issue, by the launch.
+      loop: instructions, loads and tensor operations of the main loop in machine code; None if
+        there is no loop.
       load: sectors, lines, lanes and bytes of a mean load request.
       store: the same of a mean store or atomic.
       l2_bytes, memory_bytes: that the L1s, and L2, pass on.
@@ -141,6 +143,7 @@ class Prediction:
     registers: int
     spill_bytes: int
     instructions: float
+    loop: Any
     load: dict[str, float]
     store: dict[str, float]
     l2_bytes: float
@@ -178,6 +181,59 @@ def wavefronts(sectors: np.ndarray) -> np.ndarray:
     return np.maximum(-(-sectors // _LANES_OF_L1), 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Emulated:
+    """What the emulator counted of a sample of a launch.
+
+    Attributes:
+      blocks: of the grid.
+      chosen: the numbers of those that ran.
+      traffic, timeline: of the emulator.
+      buffers: (address, bytes) of the operands and, behind them, of the results.
+      results: how many results there are.
+      shared_bytes: of a block, static and dynamic.
+    """
+
+    blocks: int
+    chosen: np.ndarray
+    traffic: Any
+    timeline: Any
+    buffers: list[tuple[int, int]]
+    results: int
+    shared_bytes: int
+
+
+def emulate(gpu: Gpu, launch: Any, longest: float, multiprocessors: int) -> Emulated:
+    """Runs the sample of a launch; arguments as of `predict`."""
+    # From the tests; benchmarks.gpu.predict puts them on the path.
+    from cuda_sources import ptx
+    from emulated_launch import placed, program
+    from emulator import Latencies, Timeline, Traffic
+
+    call, given = launch.call, [np.asarray(x) for x in launch.inputs]
+    memory, pointers, results = placed(call, given, launch.outputs)
+    module = program(ptx(call.source, gpu.arch.replace("sm_", "compute_")))
+    (entry,) = module.entries
+    total = math.prod(call.grid)
+    chosen = sample(gpu, total, int(longest * call.grid[0]), multiprocessors)
+    traffic, timeline = Traffic(), Timeline(Latencies(memory=gpu.memory_latency))
+    module.run(
+        entry,
+        call.grid,
+        call.block,
+        [*pointers, *call.scalars],
+        memory,
+        shared_bytes=call.shared_bytes,
+        blocks=chosen,
+        traffic=traffic,
+        timeline=timeline,
+    )
+    sizes = [array.nbytes for array in (*given, *results)]
+    buffers = list(zip(pointers, sizes, strict=True))
+    shared = call.shared_bytes + module.shared_bytes(entry)
+    return Emulated(total, chosen, traffic, timeline, buffers, len(results), shared)
+
+
 def predict(
     gpu: Gpu, launch: Any, longest: float = 0.0, multiprocessors: int = _SAMPLE
 ) -> Prediction:
@@ -192,76 +248,38 @@ def predict(
     Raises NotImplementedError where operands and results do not fit in L2 together: what of them is
     read twice cannot be said from a sample.
     """
-    # From the tests; benchmarks.gpu.predict puts them on the path.
-    from cuda_sources import machine_code, ptx, resources
-    from emulated_launch import placed, program
-    from emulator import Latencies, Timeline, Traffic, replay
+    from cuda_sources import machine_code, resources
+    from emulator import replay
 
-    call, inputs = launch.call, launch.inputs
-    given = [np.asarray(x) for x in inputs]
-    memory, pointers, results = placed(call, given, launch.outputs)
-    module = program(ptx(call.source, gpu.arch.replace("sm_", "compute_")))
-    (entry,) = module.entries
-    total = math.prod(call.grid)
-    chosen = sample(gpu, total, int(longest * call.grid[0]), multiprocessors)
-    latencies = Latencies(memory=gpu.memory_latency)
-    traffic, timeline = Traffic(), Timeline(latencies)
-    module.run(
-        entry,
-        call.grid,
-        call.block,
-        [*pointers, *call.scalars],
-        memory,
-        shared_bytes=call.shared_bytes,
-        blocks=chosen,
-        traffic=traffic,
-        timeline=timeline,
-    )
-
-    registers, _, spills = resources(call.source, gpu.arch)
-    threads = math.prod(call.block)
-    shared = call.shared_bytes + module.shared_bytes(entry)
-    resident = resident_blocks(gpu, registers, threads, shared)
-    code = machine_code(call.source, gpu.arch)
-    ratio = instructions_for_ptx(timeline, code)
-    part = total / len(chosen)
-    busy = min(total, gpu.multiprocessors)
-    places = chosen % gpu.multiprocessors
-
-    def slowest(of_block: np.ndarray) -> float:
-        return float(np.bincount(places, of_block[chosen]).max())
-
-    block, warp, turn, _, masks, _ = traffic.stream()
-    _, request = np.unique(np.stack([warp, turn]), axis=1, return_inverse=True)
-    request = request.reshape(-1)
-    sectors = np.bincount(request, np.array([m.bit_count() for m in range(16)])[masks])
-    lines = np.bincount(request)
-    of_block = np.zeros(total)
-    if len(block):
-        first = np.zeros(len(lines), np.int64)
-        first[request] = block
-        np.add.at(of_block, first, np.maximum(wavefronts(sectors), wavefronts(lines)))
-
-    l1 = max(gpu.l1_bytes - (resident * (shared + _SHARED_RESERVED) if shared else 0), 0)
-    passed = replay(
-        traffic,
-        multiprocessors=gpu.multiprocessors,
-        resident=resident,
-        l1_bytes=l1,
-        l2_bytes=gpu.l2_bytes,
-    )
-    l2_bytes = part * (passed.l2_read + passed.l2_written)
-    sizes = [array.nbytes for array in (*given, *results)]
-    buffers = list(zip(pointers, sizes, strict=True))
-    moved = moved_bytes(call, buffers, len(results), traffic)
+    call, ran = launch.call, emulate(gpu, launch, longest, multiprocessors)
+    moved = moved_bytes(call, ran.buffers, ran.results, ran.traffic)
     if moved > gpu.l2_bytes:
         what = f"{call.kernel}: {moved:.3g} bytes of operands, which do not fit in the L2"
         raise NotImplementedError(f"{what} of {gpu.name}")
-    cycles = np.nan_to_num(timeline.cycles)
-    operations = {kind: part * n for kind, n in timeline.tensor_operations().items()}
+    registers, _, spills = resources(call.source, gpu.arch)
+    resident = resident_blocks(gpu, registers, math.prod(call.block), ran.shared_bytes)
+    shared = resident * (ran.shared_bytes + _SHARED_RESERVED) if ran.shared_bytes else 0
+    passed = replay(
+        ran.traffic,
+        multiprocessors=gpu.multiprocessors,
+        resident=resident,
+        l1_bytes=max(gpu.l1_bytes - shared, 0),
+        l2_bytes=gpu.l2_bytes,
+    )
+    code = machine_code(call.source, gpu.arch)
+    ratio = instructions_for_ptx(ran.timeline, code)
+    part, busy = ran.blocks / len(ran.chosen), min(ran.blocks, gpu.multiprocessors)
+
+    def slowest(of_block: np.ndarray) -> float:
+        places = ran.chosen % gpu.multiprocessors
+        return float(np.bincount(places, of_block[ran.chosen]).max())
+
+    l2_bytes = part * (passed.l2_read + passed.l2_written)
+    cycles = np.nan_to_num(ran.timeline.cycles)
+    operations = {kind: part * n for kind, n in ran.timeline.tensor_operations().items()}
     clocks = {
-        "issue": ratio * slowest(timeline.issued.astype(float)) / _ISSUE,
-        "L1": slowest(of_block),
+        "issue": ratio * slowest(ran.timeline.issued.astype(float)) / _ISSUE,
+        "L1": slowest(wavefronts_of_blocks(ran.traffic, ran.blocks)),
         "L2": l2_bytes / min(gpu.l2_per_clock, _L2_TO_SM * busy),
         "memory": moved / gpu.memory * gpu.clock,
         "tensor": sum(n / (gpu.tensor[kind] * busy) for kind, n in operations.items()),
@@ -269,17 +287,33 @@ def predict(
     }
     return Prediction(
         seconds={term: clocks[term] / gpu.clock for term in TERMS},
-        blocks=total,
-        emulated=len(chosen),
+        blocks=ran.blocks,
+        emulated=len(ran.chosen),
         resident=resident,
         registers=registers,
         spill_bytes=spills,
-        instructions=ratio * part * float(timeline.issued.sum()),
-        load=traffic.load.per_request(),
-        store=(traffic.store + traffic.atomic).per_request(),
+        instructions=ratio * part * float(ran.timeline.issued.sum()),
+        loop=code.main_loop,
+        load=ran.traffic.load.per_request(),
+        store=(ran.traffic.store + ran.traffic.atomic).per_request(),
         l2_bytes=l2_bytes,
         memory_bytes=moved,
     )
+
+
+def wavefronts_of_blocks(traffic: Any, blocks: int) -> np.ndarray:
+    """Wavefronts of all requests of each block."""
+    block, warp, turn, _, masks, _ = traffic.stream()
+    found = np.zeros(blocks)
+    if len(block):
+        _, request = np.unique(np.stack([warp, turn]), axis=1, return_inverse=True)
+        request = request.reshape(-1)
+        sectors = np.bincount(request, np.array([mask.bit_count() for mask in range(16)])[masks])
+        of_request = np.maximum(wavefronts(sectors), wavefronts(np.bincount(request)))
+        block_of_request = np.zeros(len(sectors), np.int64)
+        block_of_request[request] = block
+        np.add.at(found, block_of_request, of_request)
+    return found
 
 
 def instructions_for_ptx(timeline: Any, code: Any) -> float:

@@ -67,6 +67,7 @@ FIELDS = (
     *("kind", "gpu", "op", "problem", "n", "dtype", "kernel", "us", "bound_by"),
     *(f"{term}_us" for term in model.TERMS),
     *("blocks", "emulated", "resident", "registers", "spill_bytes", "instructions"),
+    *("loop_instructions", "loop_loads", "loop_tensor"),
     *("load_sectors", "load_lines", "load_lanes", "store_sectors", "l2_mb", "memory_mb"),
 )
 
@@ -125,6 +126,8 @@ def row_of(gpu: model.Gpu, case: tuple, kernel: str, found: model.Prediction) ->
     row |= {f"{term}_us": f"{1e6 * found.seconds[term]:.2f}" for term in model.TERMS}
     row |= {field: getattr(found, field) for field in ("blocks", "emulated", "resident")}
     row |= {"registers": found.registers, "spill_bytes": found.spill_bytes}
+    for what in ("instructions", "loads", "tensor"):
+        row[f"loop_{what}"] = getattr(found.loop, what, "")
     row |= {"instructions": round(found.instructions), "l2_mb": f"{1e-6 * found.l2_bytes:.2f}"}
     row |= {f"load_{what}": f"{found.load[what]:.2f}" for what in ("sectors", "lines", "lanes")}
     row |= {"store_sectors": f"{found.store['sectors']:.2f}"}

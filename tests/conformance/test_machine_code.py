@@ -33,7 +33,8 @@ def test_what_the_disassembler_prints():
     code = parse_sass(PRINTED)
     assert code.instructions == 12 and code.tensor == 1
     # The branch to itself behind the end, and branches forward, make no loop.
-    assert code.loops == (Loop(4, 1, 1), Loop(7, 2, 1))
+    assert code.loops == (Loop(4, 1, 1, True), Loop(7, 2, 1, False))
+    assert code.main_loop == code.loops[0] and parse_sass("").main_loop is None
     assert code.lines == {"": 1, "a.cuh:12": 2, "b.cuh:7": 9}
     assert code.opcodes["LDG"] == 1 and code.opcodes["BRA"] == 4 and "NOP" not in code.opcodes
 

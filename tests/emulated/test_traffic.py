@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cuda_sources import toolkit_headers
 from emulator import Fault, Traffic, replay
 from emulator.traffic import Cache, Count
 
@@ -110,6 +111,8 @@ def test_some_blocks_alone(launch):
     for wrong in ([1, 1], [4, 1], [5], [-1]):
         with pytest.raises(ValueError, match="ascending numbers of 5 blocks"):
             counted(launch, "float* y", body, y, grid=5, blocks=wrong)
+    with pytest.raises(ValueError, match="either an order of all blocks or some"):
+        counted(launch, "float* y", body, y, grid=2, blocks=[0], order=[1, 0])
 
 
 def test_races_between_blocks_that_are_apart_are_noticed(launch):
@@ -158,16 +161,34 @@ def test_blocks_that_run_together_share_lines_while_they_are_there(launch):
     assert (apart.l2_read, together.l2_read) == (10 * 128, 5 * 128)
 
 
-def test_loads_past_l1_and_partial_lines(launch):
-    body = f"{INDEX} y[t] = __ldcg(x + 8 * t) + __ldcg(x + 8 * t); y[32 + t] = x[t % 8];"
-    traffic, _ = counted(launch, "const float* x, float* y", body, floats(256), floats(64))
-    found = replay(traffic, **SHAPE | {"l2_bytes": 2048})
-    reads = sum(
-        count.sectors for (kind, text), count in traffic.instructions.items() if ".cg" in text
-    )
-    assert found.l2_read == (reads + 1) * SECTOR
-    assert found.memory_read == 32 * SECTOR  # of the last load too: it is in L2
-    assert found.memory_written == found.l2_written == 2 * 128
+def test_loads_past_l1_go_to_l2_each_time(launch):
+    """x is in L1 after the first loop; loads past it are served by L2 all the same."""
+    body = f"""{INDEX} float sum = 0;
+      for (int i = 0; i < n; ++i) sum += x[i + t];
+      for (int i = 0; i < n; ++i) sum += __ldcg(x + i + t);
+      y[t] = sum;"""
+    arguments = floats(64), floats(32), 2
+    traffic, _ = counted(launch, "const float* x, float* y, int n", body, *arguments)
+    assert traffic.load.sectors == 2 * (4 + 5)
+    found = replay(traffic, **SHAPE)
+    assert found.l2_read == (5 + 9) * SECTOR  # of plain loads: 4 sectors, then the fifth
+    assert found.memory_read == 5 * SECTOR
+    assert found.memory_written == found.l2_written == 128
+
+
+def test_fragments_are_refused(launch):
+    source = """#include <mma.h>
+    extern "C" __global__ void k(const __half* x, float* y) {
+      nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 8, 32, 16, __half, nvcuda::wmma::row_major> a;
+      nvcuda::wmma::load_matrix_sync(a, x, 16);
+      y[threadIdx.x] = __half2float(a.x[0]);
+    }"""
+    if not toolkit_headers():
+        pytest.skip("mma.h is not installed")
+    x = np.zeros(128, np.float16)
+    launch(source, 1, 32, x, floats(32))
+    with pytest.raises(NotImplementedError, match="requests of a fragment"):
+        launch(source, 1, 32, x, floats(32), traffic=Traffic())
 
 
 def test_atomics_read_memory_and_write_it_once(launch):

@@ -67,6 +67,8 @@ class Program:
         total = int(np.prod(launch.grid))
         together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
         if order is not None:
+            if blocks is not None:
+                raise ValueError(f"{entry}: either an order of all blocks or some blocks")
             if sorted(order) != list(range(total)):
                 raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
             together = 1

@@ -30,9 +30,9 @@ class Latencies:
     """Cycles from the issue of an instruction to its result.
 
     Of arithmetic, special functions (MUFU), shared memory, shuffles and votes, one matrix
-    instruction, global memory. The defaults are measured ones of an H100: global memory hits in L2
-    (gpu-benches, gpu-latency/h100_pcie.txt); the others from Luo et al., "Benchmarking and
-    Dissecting the Nvidia Hopper GPU Architecture" (arXiv 2402.13499), rounded.
+    instruction, global memory. The defaults are those of an H100, rounded: hits in L2 as measured
+    by gpu-benches (gpu-latency/h100_pcie.txt), shared memory and matrices by Luo et al. (arXiv
+    2402.13499), the others those of Volta by Jia et al. (arXiv 1804.06826), taken as unchanged.
     """
 
     arithmetic: int = 4

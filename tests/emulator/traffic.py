@@ -8,7 +8,8 @@
 A request is one execution of a memory instruction by a warp. It costs the 32-byte sectors that its
 lanes touch, each once, and lookups of the 128-byte lines that these lie in; lanes that are switched
 off cost nothing. Requests that are served elsewhere (shared, local, parameters) are not counted.
-Not counted either: wmma.load and wmma.store, whose fragments have a layout of the emulator's own.
+wmma.load and wmma.store of global memory are refused: their fragments have a layout of the
+emulator's own.
 
 Lanes of a warp that have diverged make requests of their own, as they do here: the lanes at the
 lowest program counter run first. A GPU may join them earlier or later.
@@ -21,8 +22,8 @@ import numpy as np
 
 SECTOR, LINE = 32, 128
 KINDS = ("load", "store", "atomic")
-# Loads that L1 does not keep: they are served by L2 (PTX ISA, cache operators; strong loads of a
-# wider scope than the block).
+# Loads that L2 serves, not L1 (PTX ISA, cache operators; strong loads of a wider scope than the
+# block).
 PAST_L1 = ("cg", "cv", "volatile", "relaxed", "acquire", "mmio", "L1::no_allocate")
 
 
@@ -109,7 +110,7 @@ class Traffic:
     def stream(self):
         """Arrays with an element for each line of each request: (block, warp, turn, line, mask of
         its sectors, how). `turn` counts the requests of a warp; `how` is a position in KINDS, or
-        len(KINDS) for a load that L1 does not keep."""
+        len(KINDS) for a load past L1."""
         parts = zip(*self._parts, strict=True) if self._parts else [[np.zeros(0, np.int64)]] * 5
         warp, turn, line, masks, how = (np.concatenate(list(part)) for part in parts)
         return warp // self._warps_of_block, warp, turn, line, masks, how
@@ -134,12 +135,12 @@ class Cache:
         self._dirty = {}
         self.written_back = 0  # sectors
 
-    def read(self, line, sectors, keep=True):
-        """The sectors of a line that are missing; they are there afterwards, if `keep`."""
+    def read(self, line, sectors):
+        """The sectors of a line that are missing; they are there afterwards."""
         present = self._lines.get(line, 0)
         if present:
             self._lines.move_to_end(line)
-        if keep and self._most:
+        if self._most:
             self._lines[line] = present | sectors
             self._evict()
         return sectors & ~present
@@ -180,8 +181,8 @@ def replay(traffic, *, multiprocessors, resident, l1_bytes, l2_bytes):
     Block b runs on multiprocessor b % multiprocessors. Each runs `resident` blocks at a time and
     then the next ones; the warps of these blocks take turns, a request each. Caches begin empty.
 
-    Both caches are as `Cache` says. An L1 keeps what loads bring, except past it (PAST_L1); stores
-    and atomics go to L2 and leave it as it is. L2 keeps what is written and writes it back when it
+    Both caches are as `Cache` says. An L1 serves loads but those past it (PAST_L1); stores and
+    atomics go to L2 and leave it as it is. L2 keeps what is written and writes it back when it
     is evicted or at the end, whole sectors; an atomic reads first.
     """
     block, warp, turn, line, masks, how = traffic.stream()
@@ -200,7 +201,7 @@ def replay(traffic, *, multiprocessors, resident, l1_bytes, l2_bytes):
             filled += l2.read(line, sectors).bit_count()
             l2.write(line, sectors)
         else:
-            missing = l1s[place].read(line, sectors, keep=kind < len(KINDS))
+            missing = l1s[place].read(line, sectors) if kind < len(KINDS) else sectors
             if missing:
                 read += missing.bit_count()
                 filled += l2.read(line, missing).bit_count()

@@ -94,11 +94,13 @@ def _reports(source, arch):
 @dataclass(frozen=True)
 class Loop:
     """Instructions between the target of a branch backwards and the branch, inner loops included,
-    and how many of these are loads from global memory, and on tensor cores."""
+    and how many of these are loads from global memory, and on tensor cores; whether no other loop
+    is inside."""
 
     instructions: int
     loads: int
     tensor: int
+    innermost: bool
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ class MachineCode:
     @property
     def tensor(self):
         return sum(self.opcodes.get(name, 0) for name in TENSOR)
+
+    @property
+    def main_loop(self):
+        """The innermost loop with most loads and tensor operations; None if there is no loop."""
+        innermost = (loop for loop in self.loops if loop.innermost)
+        return max(innermost, key=lambda loop: loop.loads + loop.tensor, default=None)
 
 
 TENSOR = ("HMMA", "IMMA", "DMMA", "BMMA", "QMMA", "HGMMA")
@@ -151,8 +159,8 @@ def require_nvdisasm():
 def machine_code(source, arch):
     """The `MachineCode` of the one kernel of a source, with the lines that it comes from."""
     options = (*INCLUDE, "--generate-line-info")
-    parts = ("sass", *_depends_on(source, arch), *options)
-    return cached(parts, lambda: parse_sass(_disassembled(source, arch, options)))
+    parts = ("nvdisasm", *_depends_on(source, arch), *options)
+    return parse_sass(cached(parts, lambda: _disassembled(source, arch, options)))
 
 
 def _disassembled(source, arch, options):
@@ -174,14 +182,18 @@ def parse_sass(text):
             where = f"{pathlib.Path(at[1]).name}:{at[2]}"
         elif (code := SASS.match(line)) and code[2] != "NOP":
             found.append((code[2].split(".")[0], code[3], where))
-    loops = []
-    for i, (opcode, operands, _) in enumerate(found):
+    spans = []
+    for end, (opcode, operands, _) in enumerate(found):
         target = re.search(r"`\((\.L_\w+)\)", operands)
-        if opcode == "BRA" and target and labels.get(target[1], i) < i:
-            body = [name for name, _, _ in found[labels[target[1]] : i + 1]]
-            tensor = sum(name in TENSOR for name in body)
-            loads = body.count("LDG") + body.count("LDGSTS")
-            loops.append(Loop(len(body), loads, tensor))
+        if opcode == "BRA" and target and labels.get(target[1], end) < end:
+            spans.append((labels[target[1]], end))
+    loops = []
+    for start, end in spans:
+        body = [name for name, _, _ in found[start : end + 1]]
+        tensor = sum(name in TENSOR for name in body)
+        loads = body.count("LDG") + body.count("LDGSTS")
+        inside = [span for span in spans if start <= span[0] and span[1] < end]
+        loops.append(Loop(len(body), loads, tensor, not inside))
     lines = collections.Counter(where for _, _, where in found)
     opcodes = collections.Counter(name for name, _, _ in found)
     return MachineCode(dict(lines), dict(opcodes), tuple(loops))
