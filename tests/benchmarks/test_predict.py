@@ -11,7 +11,7 @@ from emulated_launch import placed, program, ptx
 from emulator import Traffic
 
 from benchmarks import problems
-from benchmarks.gpu import model, ours, predict
+from benchmarks.gpu import model, ours, predict, summary
 from benchmarks.gpu.model import GPUS, H100, TERMS
 from sgap_jax.launch.kernel_call import KernelCall
 
@@ -171,6 +171,30 @@ def test_the_file_is_of_these_cases():
         assert row["kind"] == "predicted" and row["spill_bytes"] == "0"
         assert float(row["us"]) == terms[row["bound_by"]] == max(terms.values())
     assert "\n".join(predict.page(rows)) in predict.PAGE.read_text(), "out of date: make predict"
+
+
+def test_measured_times_are_put_beside_the_predicted_ones(tmp_path):
+    kept = [row for row in summary.load(predict.FILE) if row["op"] == "spmm"]
+    (row,) = [
+        row
+        for row in kept
+        if (row["gpu"], row["problem"], row["n"], row["dtype"])
+        == (H100.name, "weights_2048x1024_90pct", "64", "float32")
+    ]
+    us = 3 * float(row["us"])
+    fields = ["problem", "n", "contender", "us"]
+    with (tmp_path / "spmm.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(fields)
+        writer.writerow([row["problem"], 64, "ours", us])
+        writer.writerow([row["problem"], 128, "cusparse_csr", us])
+    device = "NVIDIA H100 80GB HBM3"
+    lines = summary.beside_predictions(tmp_path, device)
+    assert H100.name in lines[0] and device in lines[0]
+    assert f"| {row['us']} | {row['bound_by']} | {us:.2f} | 3.00 |" in "\n".join(lines)
+    assert sum("weights_2048x1024_90pct" in line for line in lines) == 1
+    assert any("mean" in line and "3.00" in line for line in lines)
+    assert summary.beside_predictions(tmp_path, "dry run on some CPU") == []
 
 
 # The cheapest rows of the file, computed again: within a tenth of what it says, or it is out of
