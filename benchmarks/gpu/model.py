@@ -14,8 +14,9 @@ nothing else stood in the way:
               multiprocessor, as many at a time as fit
 
 The first two and the last are those of the slowest multiprocessor of the sample. Real kernels take
-longer, since these overlap badly: read a prediction as a lower bound and a ranking. Launches, the
-driver and clocks that drop under load are not in it.
+longer, since these overlap badly: read a prediction as a lower bound and a ranking. Only latency
+may be too long, since it takes every load for a hit in L2. Launches, the driver and clocks that
+drop under load are not in it.
 
 The sample: all blocks of some multiprocessors, evenly spread, and of the one with the longest row;
 block b runs on multiprocessor b mod their number. Bytes and tensor operations are scaled by the
