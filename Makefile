@@ -35,11 +35,12 @@ ANY_PYTHON = $(or $(PYTHON),$(GPU_PYTHON))
 GPU_WORKERS ?= $(shell $(ANY_PYTHON) benchmarks/gpu/everything.py --workers || echo 1)
 GPU_SECONDS ?= 360
 GPU_ARGS ?=
+PREDICT_ARGS ?=
 RESULTS ?= benchmarks/results
 
 .PHONY: help demo check test test-all test-gpu-compile xla-gpu lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
-  gpu-figures gpu-tables gpu-doctor clean moved-modules
+  gpu-figures gpu-tables gpu-doctor predict clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -61,6 +62,7 @@ help:
 	@echo "make gpu-attention on an NVIDIA GPU: attention and its gradients on tensor cores; RESULTS=folder"
 	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
 	@echo "make gpu-tables on an NVIDIA GPU: Tables 1 to 3 of Sgap, compiled loops; RESULTS=folder"
+	@echo "make predict   times of the default kernels on an H100 and an A100, predicted without a GPU"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
 demo: $(STAMPS)/package $(STAMPS)/group-demo
@@ -124,6 +126,10 @@ format: $(STAMPS)/group-lint
 
 bench: $(STAMPS)/package $(STAMPS)/group-bench
 	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
+
+# Not measured: what the emulator counts, over what a GPU is said to do in a second.
+predict: $(STAMPS)/package $(STAMPS)/group-test
+	$(BIN)/python -m benchmarks.gpu.predict --gpu h100 --gpu a100 $(PREDICT_ARGS)
 
 docs: $(STAMPS)/package $(STAMPS)/group-docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html

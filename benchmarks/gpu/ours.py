@@ -25,11 +25,9 @@ class Launch:
     outputs: list[tuple[tuple[int, ...], str]]
 
 
-def launch_of(function: Callable[[Schedule], object]) -> Launch:
-    """The single launch of function(schedule), recorded in place of the emulator.
-
-    Raises Unavailable where the operation has no CUDA kernel, or launches several.
-    """
+def launches_of(function: Callable[[Schedule], object]) -> list[Launch]:
+    """The launches of function(schedule), recorded in place of the emulator; their results are
+    zeros."""
     found: list[Launch] = []
 
     def record(call, inputs, outputs):
@@ -39,6 +37,15 @@ def launch_of(function: Callable[[Schedule], object]) -> Launch:
 
     with jax.default_device(jax.devices("cpu")[0]):
         jax.block_until_ready(function(Emulated(record)))
+    return found
+
+
+def launch_of(function: Callable[[Schedule], object]) -> Launch:
+    """The single launch of function(schedule), as `launches_of`.
+
+    Raises Unavailable where the operation has no CUDA kernel, or launches several.
+    """
+    found = launches_of(function)
     if len(found) != 1:
         raise Unavailable(f"{len(found)} launches of CUDA kernels, expected one")
     return found[0]

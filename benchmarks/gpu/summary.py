@@ -23,6 +23,7 @@ GOALS = (
     ("SpMV, time over the bandwidth bound (worst; over 1 million nonzeros)", "at most 1.2"),
 )
 WIDTHS = (4, 16, 64, 128)
+PREDICTED = pathlib.Path(__file__).with_name("predicted.csv")
 
 
 def load(path: pathlib.Path) -> list[Row]:
@@ -112,6 +113,29 @@ def by_contender(rows: list[Row], over: str) -> list[str]:
     return table(["contender", *(f"n = {n}" for n in widths)], body) if body else []
 
 
+def beside_predictions(folder: pathlib.Path, device: str) -> list[str]:
+    """A table of our kernels' times beside those that were predicted for this GPU
+    (benchmarks/gpu/predicted.csv); nothing for a GPU without predictions."""
+    gpus = {row["gpu"] for row in load(PREDICTED)}
+    name = next((gpu for gpu in sorted(gpus) if gpu.split()[0] in device), None)
+    body, over = [], []
+    for row in load(PREDICTED):
+        case = row["problem"], int(row["n"])
+        found = times(load(folder / f"{row['op']}.csv")).get(case, {})
+        if row["gpu"] != name or row["dtype"] != "float32" or "ours" not in found:
+            continue
+        us, expected = found["ours"], float(row["us"])
+        over.append(us / expected)
+        cells = [f"{expected:.2f}", row["bound_by"], f"{us:.2f}", f"{us / expected:.2f}"]
+        body.append([row["op"], row["problem"], row["n"], *cells])
+    if not body:
+        return []
+    body.append(["mean", "", "", "", "", "", f"{mean(over):.2f}"])
+    header = ["operation", "problem", "n", "predicted us", "bound by", "measured us"]
+    title = f"### Predicted for {name}, and measured on {device}"
+    return [title, "", *table([*header, "measured over predicted"], body)]
+
+
 def write(folder: pathlib.Path) -> pathlib.Path:
     """Fills summary.md of a folder from its CSV files and run.json."""
     about = json.loads((folder / "run.json").read_text())
@@ -144,6 +168,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
         if body := by_contender(rows, "vectors"):
             title = f"{titles[op]} of column vectors, kernels: time over that of the vectors"
             lines += [f"### {title} (`ours`: their entries)", "", *body]
+    lines += beside_predictions(folder, about["device"])
     path = folder / "summary.md"
     path.write_text("\n".join(lines))
     return path

@@ -11,7 +11,7 @@ from tolerance import DTYPES
 from sgap_jax import AtomicParallelism, Problem, Schedule, ScheduleError, SubwarpTile
 from sgap_jax import choose_schedule as choose
 from sgap_jax.launch import nvrtc, sddmm, spmm
-from sgap_jax.launch.defaults import OF_VECTORS, default_calls
+from sgap_jax.launch.defaults import default_calls
 from sgap_jax.launch.precompiled import ARCHITECTURES
 from sgap_jax.launch.sddmm_operands import OperandShapes
 from sgap_jax.schedules.subwarp import LENGTHS
@@ -63,14 +63,6 @@ def test_every_length_and_dtype_compiles_without_spills_or_local_memory(arch):
             factors = OperandShapes(weights=(1, 20_000, length), scale=(1, 1))
             problem = of(length, op, permuted, 128, dtype)
             sources.append(plan(problem, SubwarpTile(length), factors).source)
-    stay_in_registers(sources, arch)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", OF_VECTORS)
-def test_the_defaults_of_a_wheel_too(name, arch):
-    sources = list(default_calls(name))
-    assert 10 <= len(sources) <= 70
     stay_in_registers(sources, arch)
 
 

@@ -15,10 +15,15 @@ Threads of up to 64 blocks advance together: those with the lowest program count
 lanes that update one address atomically do so in lane order. This is one of the orders that a GPU
 might choose. Not modelled: the last bits of approximate functions (rcp, ex2, ... are NumPy's), the
 rounding of tensor cores, fences, bulk copies, wgmma, calls, barriers for a part of a block.
+
+With `traffic=Traffic()` a launch also counts its requests to global memory (traffic.py), with
+`timeline=Timeline()` its instructions, and the cycles of the longest chain (timeline.py).
 """
 
 from .memory import Memory
 from .parse import Fault
 from .program import Program
+from .timeline import Latencies, Timeline
+from .traffic import Traffic, replay
 
-__all__ = ["Fault", "Memory", "Program"]
+__all__ = ["Fault", "Latencies", "Memory", "Program", "Timeline", "Traffic", "replay"]

@@ -32,20 +32,22 @@ class Active:
 
 
 class Blocks:
-    """Lanes of blocks `first` to `first + count` of a launch; blocks are padded to whole warps."""
+    """Lanes of the blocks `numbers`, ascending, of a launch; blocks are padded to whole warps."""
 
-    def __init__(self, launch, first, count):
+    def __init__(self, launch, numbers):
+        count = len(numbers)
         self.launch, self.entry, self.count = launch, launch.entry, count
         self.padded = launch.padded
         self.n = count * self.padded
-        self.identity = np.arange(1, self.n + 1, dtype=np.int32) + np.int32(first * self.padded)
         self.block = np.repeat(np.arange(count), self.padded)
         within = np.tile(np.arange(self.padded), count)
+        number = np.asarray(numbers)[self.block]
+        self.identity = (number * self.padded + within + 1).astype(np.int32)
         self.exists = within < launch.threads
         self.lane = (within % 32).astype(np.uint32)
         self.warp_start = np.arange(self.n) - self.lane
         self.thread_xyz = launch.thread_coordinates(within)
-        self.block_xyz = launch.block_coordinates(first + self.block)
+        self.block_xyz = launch.block_coordinates(number)
         # Tables that depend on the lane only are shared with later blocks.
         self.registers, self._specials, self.tables = {}, {}, launch.tables.setdefault(count, {})
         self.end = len(self.entry.instructions)
@@ -59,6 +61,7 @@ class Blocks:
         self.barrier_time = np.full(count, -1, np.int32)
         self.met = np.full((self.n, 32), -1, np.int32)  # met[t, l]: when t last synced with lane l
         self.copies, self.copy_group = [], np.zeros(self.n, np.int64)
+        self.clock = launch.timeline.begin(self) if launch.timeline is not None else None
 
     @cached_property
     def local(self):
@@ -217,6 +220,9 @@ class Blocks:
             i = np.flatnonzero(~good)[0]
             what = f"out of bounds: {width} bytes at {name} address {addresses[i]:#x}"
             raise self.fault(what, lanes[i], instruction)
+        if name == "global" and self.launch.traffic is not None:
+            warps = (self.identity[lanes].astype(np.int64) - 1) // 32
+            self.launch.traffic.record(instruction, warps, positions, width)
         return space, positions, lanes
 
     def check_written(self, space, positions, width, lanes, instruction):
@@ -245,7 +251,7 @@ class Blocks:
 
     def ordered(self, others, times, threads):
         """Whether a barrier separates what `others` did at `times` from what `threads` do now."""
-        lanes = threads - self.identity[0]
+        lanes = np.searchsorted(self.identity, threads)
         others = others - 1
         same_block = others // self.padded == (threads - 1) // self.padded
         same_warp = others >> 5 == (threads - 1) >> 5

@@ -90,6 +90,8 @@ def run_together(blocks, active, here, merge):
         if instruction.guard is not None:
             acting = active.where(blocks.read(instruction.guard, "pred"))
         opcode = instruction.opcode
+        if blocks.clock is not None and opcode not in GATHERING:
+            blocks.clock.issue(here, instruction, active)  # lanes that the guard switches off too
         if acting.count == 0:
             here += 1
         elif opcode == "bra":
@@ -138,6 +140,8 @@ def gather(blocks, instruction, active, acting, here):
     ready = complete(blocks, instruction, waiting)
     together = acting if np.array_equal(ready, acting.mask) else Active(ready)
     if together.count:
+        if blocks.clock is not None:
+            blocks.clock.issue(here, instruction, together)
         handler_of(instruction)(blocks, instruction, together)
     if together is acting and not (blocks.parked & (blocks.pc == here)).any():
         return True

@@ -27,6 +27,11 @@ class Program:
         self._entries, self.variables = parse_module(ptx)
         self.entries = tuple(self._entries)
 
+    def shared_bytes(self, entry):
+        """Bytes of static shared memory that a block of a kernel has."""
+        variables = [*self.variables, *self._entries[entry].variables]
+        return sum(variable.nbytes for variable in variables if variable.space == "shared")
+
     def run(
         self,
         entry,
@@ -37,12 +42,17 @@ class Program:
         shared_bytes=0,
         step_limit=STEP_LIMIT,
         order=None,
+        blocks=None,
+        traffic=None,
+        timeline=None,
     ):
         """Runs a kernel to completion.
 
         `arguments` are scalars (addresses are integers) in the order of the parameters, or bytes
         for structures by value. `order`, a permutation of the blocks (counted along x first), runs
-        them one after another; by default up to 64 advance together, in order.
+        them one after another; by default up to 64 advance together, in order. `blocks`, ascending
+        numbers of some of them, runs these alone. `traffic`, a new `Traffic`, counts the requests
+        to global memory; `timeline`, a new `Timeline`, instructions and cycles.
 
         Raises Fault if the kernel makes an error, ValueError for an invalid launch,
         NotImplementedError for PTX that the emulator does not know.
@@ -51,17 +61,28 @@ class Program:
             raise ValueError(f"no entry {entry!r}; this module has {', '.join(self.entries)}")
         launch = Launch(self, self._entries[entry], extents(grid), extents(block), shared_bytes)
         launch.prepare(arguments, memory, step_limit)
+        launch.traffic, launch.timeline = traffic, timeline
+        for counter in filter(None, (traffic, timeline)):
+            counter.start(launch)
         total = int(np.prod(launch.grid))
         together = max(1, min(BLOCKS_AT_ONCE, LANES_AT_ONCE // launch.padded))
-        if order is None:
-            order = range(0, total, together)
-        elif sorted(order) == list(range(total)):
+        if order is not None:
+            if blocks is not None:
+                raise ValueError(f"{entry}: either an order of all blocks or some blocks")
+            if sorted(order) != list(range(total)):
+                raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
             together = 1
-        else:
-            raise ValueError(f"{entry}: order must be a permutation of {total} blocks")
+        numbers = np.asarray(
+            order if order is not None else range(total) if blocks is None else blocks
+        )
+        if order is None and (np.diff(numbers, prepend=-1, append=total) < 1).any():
+            raise ValueError(f"{entry}: blocks must be ascending numbers of {total} blocks")
         with np.errstate(all="ignore"):
-            for first in order:
-                execute(Blocks(launch, first, min(together, total - first)))
+            for first in range(0, len(numbers), together):
+                blocks = Blocks(launch, numbers[first : first + together])
+                execute(blocks)
+                if timeline is not None:
+                    blocks.clock.finish(numbers[first : first + together])
 
 
 def extents(value):
@@ -93,6 +114,7 @@ class Launch:
         self.shared_layout = SharedLayout(shared, shared_bytes)
         self.local_layout = LocalLayout(local)
         self.granules, self.tables = granules_of(entry), {}
+        self.traffic = self.timeline = None
 
     def prepare(self, arguments, memory, step_limit):
         self.memory, self.step_limit = memory, step_limit

@@ -1,9 +1,15 @@
 """CUDA sources in tests: the headers' folders, and NVRTC or the reason why it is missing."""
 
+import collections
 import functools
 import importlib.util
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
 
 import pytest
 from result_cache import cached
@@ -83,3 +89,111 @@ def _reports(source, arch):
         name: (int(registers), int(stack), int(stores) + int(loads))
         for name, stack, stores, loads, registers in re.findall(kernel, log)
     }
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Instructions between the target of a branch backwards and the branch, inner loops included,
+    and how many of these are loads from global memory, and on tensor cores; whether no other loop
+    is inside."""
+
+    instructions: int
+    loads: int
+    tensor: int
+    innermost: bool
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """The instructions of a kernel in SASS, without padding.
+
+    Attributes:
+      lines: {"file:line" of the source: instructions}; "" for those without a line.
+      opcodes: {name without modifiers: instructions}.
+      loops: in the order of their branches; an inner loop comes before the one around it.
+    """
+
+    lines: dict
+    opcodes: dict
+    loops: tuple
+
+    @property
+    def instructions(self):
+        return sum(self.opcodes.values())
+
+    @property
+    def tensor(self):
+        return sum(self.opcodes.get(name, 0) for name in TENSOR)
+
+    @property
+    def main_loop(self):
+        """The innermost loop with most loads and tensor operations; None if there is no loop."""
+        innermost = (loop for loop in self.loops if loop.innermost)
+        return max(innermost, key=lambda loop: loop.loads + loop.tensor, default=None)
+
+
+TENSOR = ("HMMA", "IMMA", "DMMA", "BMMA", "QMMA", "HGMMA")
+SASS = re.compile(r"\s+/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
+SASS_LINE = re.compile(r'\s*//## File "([^"]*)", line (\d+)')
+
+
+@functools.cache
+def nvdisasm():
+    """The path of NVIDIA's disassembler: of a wheel (nvidia-cuda-nvdisasm), or of a toolkit; None
+    if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [
+        pathlib.Path(r) / "cu13" / "bin" for r in (spec and spec.submodule_search_locations) or ()
+    ]
+    folders += [pathlib.Path("/usr/local/cuda/bin")]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
+    return shutil.which("nvdisasm", path=path)
+
+
+def require_nvdisasm():
+    require_nvrtc()
+    if nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+
+
+def machine_code(source, arch):
+    """The `MachineCode` of the one kernel of a source, with the lines that it comes from."""
+    options = (*INCLUDE, "--generate-line-info")
+    parts = ("nvdisasm", *_depends_on(source, arch), *options)
+    return parse_sass(cached(parts, lambda: _disassembled(source, arch, options)))
+
+
+def _disassembled(source, arch, options):
+    code, _ = nvrtc._compile(source, arch, options, "CUBIN")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "kernel.cubin")
+        path.write_bytes(code)
+        command = [nvdisasm(), "--print-code", "--print-line-info", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def parse_sass(text):
+    """The `MachineCode` that nvdisasm prints."""
+    found, labels, where = [], {}, ""
+    for line in text.splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            labels[label[1]] = len(found)
+        elif at := SASS_LINE.match(line):
+            where = f"{pathlib.Path(at[1]).name}:{at[2]}"
+        elif (code := SASS.match(line)) and code[2] != "NOP":
+            found.append((code[2].split(".")[0], code[3], where))
+    spans = []
+    for end, (opcode, operands, _) in enumerate(found):
+        target = re.search(r"`\((\.L_\w+)\)", operands)
+        if opcode == "BRA" and target and labels.get(target[1], end) < end:
+            spans.append((labels[target[1]], end))
+    loops = []
+    for start, end in spans:
+        body = [name for name, _, _ in found[start : end + 1]]
+        tensor = sum(name in TENSOR for name in body)
+        loads = body.count("LDG") + body.count("LDGSTS")
+        inside = [span for span in spans if start <= span[0] and span[1] < end]
+        loops.append(Loop(len(body), loads, tensor, not inside))
+    lines = collections.Counter(where for _, _, where in found)
+    opcodes = collections.Counter(name for name, _, _ in found)
+    return MachineCode(dict(lines), dict(opcodes), tuple(loops))

@@ -43,8 +43,22 @@ def emulate(call, inputs, outputs, arch="compute_90", **run):
 
 
 def _launch(code, call, given, outputs, **run):
-    memory = Memory()
+    memory, pointers, results = placed(call, given, outputs)
     module = program(code)
+    (entry,) = module.entries
+    arguments = [*pointers, *call.scalars]
+    run["shared_bytes"] = call.shared_bytes
+    module.run(entry, call.grid, call.block, arguments, memory, **run)
+    return [
+        memory.get(address, like)
+        for address, like in zip(pointers[len(given) :], results, strict=True)
+    ]
+
+
+def placed(call, given, outputs):
+    """A memory with the operands and the initial results of a call, their addresses in the order of
+    the arguments, and the initial results."""
+    memory = Memory()
     results = [
         np.zeros(shape, dtype)
         if i in call.zero
@@ -57,14 +71,7 @@ def _launch(code, call, given, outputs, **run):
     for operand, result in call.in_place:
         assert given[operand].shape == results[result].shape
         pointers[len(given) + result] = pointers[operand]
-    (entry,) = module.entries
-    arguments = [*pointers, *call.scalars]
-    run["shared_bytes"] = call.shared_bytes
-    module.run(entry, call.grid, call.block, arguments, memory, **run)
-    return [
-        memory.get(address, like)
-        for address, like in zip(pointers[len(given) :], results, strict=True)
-    ]
+    return memory, pointers, results
 
 
 def starts(function):

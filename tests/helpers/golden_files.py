@@ -45,6 +45,24 @@ class Golden:
         assert key in entries, f"{name} has no entry {key!r}; {HOW}"
         _same(f"{name}, {key}", _json(entries[key]), _json(found))
 
+    def numbers(self, name, key, found, allowed):
+        """Checks that `found`, {label: number}, has the labels of the entry `key` of the JSON file
+        `name`, and numbers that differ from those there by `allowed(number there)` at most."""
+        entries = self._entries(name)
+        if self.write:
+            entries[key] = found
+            self._save(self.folder / name, _json(dict(sorted(entries.items()))))
+            return
+        assert key in entries, f"{name} has no entry {key!r}; {HOW}"
+        kept = entries[key]
+        near = {
+            label: kept[label]
+            if label in kept and abs(number - kept[label]) <= allowed(kept[label])
+            else number
+            for label, number in found.items()
+        }
+        _same(f"{name}, {key}", _json(kept), _json(near))
+
     def _entries(self, name):
         path = self.folder / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
