@@ -61,12 +61,10 @@ def squares(model, x, y):
 
 def update(model, optimizer, x, y):
     """A step of RigL."""
-    dense = nnx.clone(model)
-    dense.up, dense.down = model.up.to_dense(), model.down.to_dense()
-    gradient = nnx.grad(squares)(dense, x, y)
+    scores = nn.dense_gradients(squares, model, x, y)
     for name in ("up", "down"):
-        scores = gradient[name].kernel[...].T
-        nn.rigl_step(getattr(model, name), scores, FRACTION, model=model, optimizer=optimizer)
+        layer = getattr(model, name)
+        nn.rigl_step(layer, scores[name,], FRACTION, model=model, optimizer=optimizer)
     return jnp.zeros(())
 
 

@@ -25,5 +25,6 @@ from sgap_jax.nn.pruning import MaskedLinear as MaskedLinear
 from sgap_jax.nn.pruning import magnitude_mask as magnitude_mask
 from sgap_jax.nn.pruning import prune_step as prune_step
 from sgap_jax.nn.pruning import sparsity_schedule as sparsity_schedule
+from sgap_jax.nn.rigl import dense_gradients as dense_gradients
 from sgap_jax.nn.rigl import rigl_step as rigl_step
 from sgap_jax.nn.structure import Structure as Structure

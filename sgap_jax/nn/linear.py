@@ -75,6 +75,7 @@ class SparseLinear(nnx.Module):
 
     values: nnx.Param
     bias: nnx.Param | None
+    watched: nnx.Variable | None = None  # of `dense_gradients`
 
     def __init__(
         self,
@@ -221,7 +222,29 @@ class SparseLinear(nnx.Module):
             (inputs, self.values[...], bias), dtype=self.dtype
         )
         W = of_index_arrays(stored_arrays(self.structure), values, self._shape, self.format)
-        return linear("SparseLinear", inputs, W, bias, self.schedule)
+        outputs = linear("SparseLinear", inputs, W, bias, self.schedule)
+        return outputs if self.watched is None else watch(outputs, inputs, self.watched[...])
+
+
+@jax.custom_vjp
+def watch(outputs: jax.Array, inputs: jax.Array, weight: jax.Array) -> jax.Array:
+    """The outputs of a layer, as if `inputs weight^T` of a dense weight of zeros were added: only
+    its gradient is computed."""
+    return outputs
+
+
+def _watch_forward(outputs: Any, inputs: Any, weight: Any) -> tuple[jax.Array, tuple]:
+    return outputs, (inputs, weight)
+
+
+def _watch_backward(saved: tuple, cotangent: jax.Array) -> tuple[jax.Array, ...]:
+    inputs, weight = saved
+    axes = tuple(range(inputs.ndim - 1))
+    gradient = jnp.tensordot(cotangent, inputs, (axes, axes)).astype(weight.dtype)
+    return cotangent, jnp.zeros_like(inputs), gradient
+
+
+watch.defvjp(_watch_forward, _watch_backward)
 
 
 def pruned_weight(

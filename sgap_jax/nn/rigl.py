@@ -24,6 +24,56 @@ _COLUMNS = 256
 Scores = jax.Array | Callable[[jax.Array], jax.Array]
 
 
+def dense_gradients(
+    loss: Callable[..., Any], model: nnx.Module, *args: Any
+) -> dict[tuple[Any, ...], jax.Array]:
+    """The gradient in the dense weight of each `SparseLinear`, stored entries and others::
+
+        scores = nn.dense_gradients(loss, model, x, y)
+        nn.rigl_step(model.up, scores["up",], rate(step), model=model, optimizer=optimizer)
+
+        G = dy^T x   [out_features, in_features], for a layer's inputs x and the gradient dy in its
+                     outputs, summed over leading axes and calls
+
+    The passes are those of the sparse model: of each layer's dense products only dy^T x is
+    computed, of the dtype of its values. Of a dense twin (`to_dense`) all three are.
+
+    Args:
+      loss: a function of (model, *args) that returns a scalar; it may change the model, of which
+        it gets a copy.
+      model: holds the layers; it is not changed. Under `nnx.jit` too.
+
+    Returns:
+      {path of the layer, as in `nnx.iter_modules`: its gradient}.
+
+    Raises:
+      ValueError: the model has no SparseLinear.
+
+    Source: RigL (Evci et al. 2020), section 3, algorithm 1.
+    """
+    graph, state = nnx.split(model)
+    weights = {
+        path: jnp.zeros((layer.out_features, layer.in_features), layer.values.dtype)
+        for path, layer in nnx.iter_modules(model)
+        if isinstance(layer, SparseLinear)
+    }
+    if not weights:
+        raise ValueError("dense_gradients: model: expected one with an nn.SparseLinear, got none")
+
+    def watched(weights: dict[tuple[Any, ...], jax.Array]) -> Any:
+        copy = nnx.merge(graph, state, copy=True)
+        for path, layer in list(nnx.iter_modules(copy)):
+            if isinstance(layer, SparseLinear):
+                layer.watched = nnx.Variable(weights[path])
+        return loss(copy, *args)
+
+    keys = list(weights)
+    found = jax.grad(lambda listed: watched(dict(zip(keys, listed, strict=True))))(
+        list(weights.values())
+    )
+    return dict(zip(keys, found, strict=True))
+
+
 def rigl_step(
     layer: SparseLinear,
     gradient_scores: Any,
@@ -34,8 +84,7 @@ def rigl_step(
 ) -> Callable[[jax.Array], jax.Array]:
     """Moves a share of a sparse weight's entries to where the gradient is largest, in place::
 
-        dense.layer = model.layer.to_dense()                # dense: a model like the other
-        scores = nnx.grad(loss)(dense).layer.kernel[...].T  # d loss / d W, stored or not
+        scores = nn.dense_gradients(loss, model)["layer",]  # d loss / d W, stored or not
         nn.rigl_step(model.layer, scores, rate(step), model=model, optimizer=optimizer)
 
         drop   the round(fraction nnz) stored groups of smallest norm(W[g])

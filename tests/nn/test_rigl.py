@@ -149,6 +149,34 @@ def test_the_greatest_of_any_norms():
             np.testing.assert_array_equal(np.flatnonzero(found), np.sort(order[:count]))
 
 
+class TwoCalls(nnx.Module):
+    """A layer that is called twice, with leading axes and without, and one within a list."""
+
+    def __init__(self, dense=False):
+        layers = [layer_of(CSR), layer_of(BCSR(4, 2), seed=2)]
+        layers = [layer.to_dense() for layer in layers] if dense else layers
+        self.own, self.others = layers[0], nnx.List(layers[1:])
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return jnp.tanh(self.own(x)).sum() + (self.own(x[0, 1]) * self.others[0](x[0, 0])).sum()
+
+
+def test_gradients_in_dense_weights_are_those_of_a_dense_twin():
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((2, 3, K)))
+    loss, model = lambda model, x: model(x), TwoCalls()
+    want = nnx.grad(loss)(TwoCalls(dense=True), x)
+    for of in (nn.dense_gradients, nnx.jit(nn.dense_gradients, static_argnums=0)):
+        found = of(loss, model, x)
+        assert found.keys() == {("own",), ("others", 0)}
+        np.testing.assert_allclose(found["own",], want["own"].kernel[...].T, rtol=1e-12)
+        np.testing.assert_allclose(found["others", 0], want["others"][0].kernel[...].T, rtol=1e-12)
+    assert model.calls[...] == 0 and model.own.watched is None
+    with pytest.raises(ValueError, match="dense_gradients: model: expected one with an nn.Sparse"):
+        nn.dense_gradients(loss, model.own.to_dense(), x)
+
+
 def test_padding_is_filled_and_unchecked_arrays_take_part_as_they_should():
     @jax.jit
     def step(values, offsets, columns):
