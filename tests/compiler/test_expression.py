@@ -56,7 +56,21 @@ def test_coordinates_of_any_rank():
         (ValueError, "CSR is for 2 indices, got 3 in A(i,j,k)", ("ijk,k->ij", {"A": CSR})),
         (ValueError, "no factor has the index k", ("ij->ik",)),
         (ValueError, "reduction: expected one of +, max, min", ("ij,j->i", {}, None, "mean")),
-        (NotImplementedError, "A and B are both sparse", ("ij,jk->ik", {"A": CSR, "B": CSR})),
+        (
+            NotImplementedError,
+            "A and B are both sparse; B(j,k) in COO may store a coordinate several times",
+            ("ij,jk->ik", {"A": CSR, "B": COO}),
+        ),
+        (
+            NotImplementedError,
+            "A and B are both sparse; A(i,j) in BCSR(2, 2) stores blocks, which are not merged",
+            ("ij,ij->ij", {"A": BCSR(2, 2), "B": CSR}),
+        ),
+        (
+            NotImplementedError,
+            "the result of merged coordinates is dense, not C(i,j) in CSR",
+            ("ij,ij->ij", {"A": CSR, "B": CSR, "C": CSR}),
+        ),
         (NotImplementedError, "the index i twice in A(i,i)", ("ii->i",)),
         (NotImplementedError, "structure of its own", ("ij,jk->ik", {"A": CSR, "C": CSR})),
         (NotImplementedError, "structure of its own", ("ij->ji", {"A": CSR, "B": CSR})),

@@ -1,7 +1,8 @@
 """Lowering: concrete index notation to the loop IR.
 
 With one sparse operand and only products, each loop runs over a dimension or over stored positions
-(Senanayake et al., OOPSLA 2020, section 6, without merge lattices). The steps:
+(Senanayake et al., OOPSLA 2020, section 6). With several, or several terms, loops over an index
+that operands store merge its coordinates (merge_loops.py). The steps:
 
     position_loops    loops over stored levels become loops over their positions
     output_loops      which loops change the element of the output
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 from sgap_jax.compiler.loop_ir.loopir import Array, Function, Stmt
@@ -47,7 +49,7 @@ class Scheduled(Protocol):
 def lower(
     schedule: Scheduled,
     sizes: dict[str, int],
-    positions: tuple[int, ...],
+    positions: tuple[int, ...] | Mapping[str, tuple[int, ...]],
     dtype: str,
     name: str = "kernel",
     repeated: tuple[int, ...] = (),
@@ -63,7 +65,8 @@ def lower(
       sizes: the extent of each index of the expression, by name.
       positions: the number of positions that each level of the sparse operand has memory for, from
         the outermost level on: (m, nnz) of CSR, (nnz, nnz) of COO, (m / V, blocks, blocks * V) of
-        CVS(V). () where all operands are dense.
+        CVS(V). () where all operands are dense. Where coordinates of several operands are merged,
+        such a tuple for each of them, by name.
       dtype: of the values of all operands.
       name: of the function.
       repeated: levels of the sparse operand, from 0 on, of which a coordinate may come more than
@@ -79,14 +82,25 @@ def lower(
     for index in expression.indices:
         if index.name not in sizes:
             raise ValueError(f"lower: sizes: no size of {index}, got {sizes}")
+    merged: dict[Access, Storage] = {}
+    if isinstance(positions, Mapping):
+        merged, positions = _merged(expression, sizes, positions, repeated), ()
+    elif expression.merged:
+        several = ", ".join(access.tensor for access in expression.merged)
+        raise ValueError(f"lower: positions: expected those of {several} by name, got {positions}")
     storage = Storage(expression.sparse, sizes, positions, statement.relations, repeated)
     body, relations = with_position_loops(statement, storage)
     nest = OutputLoops(expression, body, relations)
     plan = plan_sums(nest, warp_loops(statement))
-    inputs = _inputs(expression, sizes, storage, dtype)
+    if merged and (plan.group is not None or plan.warp):
+        raise NotImplementedError(
+            f"{expression}: threads that merge coordinates are at different ones, and reach no "
+            "reduction of a group together; Atomics is available"
+        )
+    inputs = _inputs(expression, sizes, storage, merged, dtype)
     output = _output(expression, sizes, storage, dtype, plan)
     names = {array.name for array in (*inputs, output)}
-    ctx = Context(nest, plan, sizes, names, cleared_row(nest, plan))
+    ctx = Context(nest, plan, sizes, names, cleared_row(nest, plan), merged)
     if plan.warp:
         name_tile(ctx, dtype)
     if clear_padding(ctx, output):
@@ -99,12 +113,38 @@ def lower(
     return Function(name, inputs, (output,), statements, accumulator_of(dtype), integers)
 
 
+def _merged(
+    expression: Assign,
+    sizes: dict[str, int],
+    positions: Mapping[str, tuple[int, ...]],
+    repeated: tuple[int, ...],
+) -> dict[Access, Storage]:
+    """The operands whose coordinates are merged, with their levels."""
+    names = [access.tensor for access in expression.merged]
+    if sorted(positions) != sorted(names):
+        raise ValueError(
+            f"lower: positions: expected those of {', '.join(names) or 'no operand'} by name, got "
+            f"those of {', '.join(positions) or 'none'}"
+        )
+    if repeated:
+        raise NotImplementedError(f"{expression}: coordinates that may repeat are not merged")
+    return {
+        access: Storage(access, sizes, positions[access.tensor], ()) for access in expression.merged
+    }
+
+
 def _inputs(
-    expression: Assign, sizes: dict[str, int], storage: Storage, dtype: str
+    expression: Assign,
+    sizes: dict[str, int],
+    storage: Storage,
+    merged: Mapping[Access, Storage],
+    dtype: str,
 ) -> tuple[Array, ...]:
     arrays: dict[str, Array] = {}
     for access in expression.accesses:
-        if access == expression.sparse:
+        if access in merged:
+            arrays |= {array.name: array for array in merged[access].arrays(dtype)}
+        elif access == expression.sparse:
             arrays |= {array.name: array for array in storage.arrays(dtype)}
         else:
             size = _size(access, expression, sizes, storage)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from sgap_jax.compiler.notation.expr import Access, Assign, Attained
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor
 from sgap_jax.schedules.schedule import ScheduleError
 
 
@@ -52,6 +52,11 @@ def check_gradient(expression: Assign, of: Assign) -> None:
 
 
 def _check_multilinear(expression: Assign) -> None:
+    if expression.merges:
+        raise NotImplementedError(
+            f"{expression}: gradients of expressions whose coordinates are merged are not written; "
+            "write each as an expression of its own"
+        )
     if not expression.is_multilinear:
         raise NotImplementedError(
             f"{expression}: its gradient is several sums over the products that attain an "
@@ -92,4 +97,6 @@ def _form(expression: Assign) -> tuple:
     attained = [
         (x.reduction, len(x.factors)) for x in expression.factors if isinstance(x, Attained)
     ]
-    return tuple(words), tuple(attained), expression.reduction
+    place: dict[Factor, int] = {x: n for n, x in enumerate(every)}
+    terms = ((tuple(place[x] for x in t.factors), t.negative) for t in expression.terms)
+    return tuple(words), tuple(attained), tuple(terms), expression.reduction
