@@ -68,8 +68,8 @@ def test_coordinates_of_any_rank():
         ),
         (
             NotImplementedError,
-            "the result of merged coordinates is dense, not C(i,j) in CSR",
-            ("ij,ij->ij", {"A": CSR, "B": CSR, "C": CSR}),
+            "a factor of every term, not C(i,j) in CSC",
+            ("ij,ij->ij", {"A": CSR, "B": CSR, "C": CSC}),
         ),
         (NotImplementedError, "the index i twice in A(i,i)", ("ii->i",)),
         (NotImplementedError, "structure of its own", ("ij,jk->ik", {"A": CSR, "C": CSR})),

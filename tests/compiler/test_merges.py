@@ -1,8 +1,11 @@
 """Merge loops: expressions of several sparse operands and of sums, their lattices, their schedules,
 and what is refused."""
 
+import functools
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_loops import call
@@ -42,6 +45,7 @@ EXPRESSIONS = {
     "broadcast": Assign(C[i, j], a[i] + A[i, j]),
     "distributed": Assign(C[i, j], A[i, j] * (B[i, j] - X[i, j])),
     "an operand twice": Assign(y[i], a[i] * b[i] + a[i] - a[i] * c[i]),
+    "square": Assign(y[i], a[i] * a[i] - b[i]),
     "dot": Assign(s[()], a[i] * b[i]),
     "largest product": Assign(y[i], A[i, j] * b[j], "max"),
     "SpMSpV": Assign(y[i], A[i, j] * b[j]),
@@ -51,6 +55,8 @@ EXPRESSIONS = {
     "inner products": Assign(C[i, k], A[i, j] * Tensor("Q", CSC)[j, k]),
     "masked": Assign(C[i, k], P[i, k] * A[i, j] * Tensor("Q", CSC)[j, k]),
     "tensors": Assign(Tensor("R")[i, j, k], T[i, j, k] + U[i, j, k] * a[k]),
+    "sampled product": Assign(Tensor("R", CSR)[i, k], P[i, k] * A[i, j] * B[j, k]),
+    "scaled in place": Assign(Tensor("R", CSF(2))[i, j], D[i, j] * a[i] - D[i, j] * A[i, j]),
     "two sums": Assign(y[i], A[i, j] * x[j] + B[i, k] * X[k, i]),
     "negative": Assign(y[i], -D[i, j]),
 }
@@ -162,6 +168,44 @@ def test_vectors_and_promotion():
     )
 
 
+def value_of(expression, operands, name, x):
+    """The expression of dense arrays, by name, in jax.numpy; `x` is the one of that name."""
+    operands = operands | {name: x}
+    word = lambda indices: "".join(index.name for index in indices)
+    total = 0.0
+    for term in expression.products:
+        own = {index for x in term.factors for index in x.indices}
+        left = [index for index in expression.output.indices if index in own]
+        words = ",".join(word(x.indices) for x in term.factors)
+        part = jnp.einsum(f"{words}->{word(left)}", *(operands[x.tensor] for x in term.factors))
+        each = [SIZES[i.name] if i in left else 1 for i in expression.output.indices]
+        total = total + (-1.0 if term.negative else 1.0) * part.reshape(each)
+    return jnp.broadcast_to(total, [SIZES[i.name] for i in expression.output.indices])
+
+
+@pytest.mark.parametrize("name", [n for n, e in EXPRESSIONS.items() if e.reduction == "+"])
+def test_gradients(name):
+    """The expression of the gradient in each operand is what jax.vjp has of dense arrays, at the
+    entries of a sparse one; and its loops compute it."""
+    expression = EXPRESSIONS[name]
+    for access in expression.accesses:
+        of = gradient(expression, access.tensor)
+        problem = Merged(of, SIZES, 0.4, 3) if of.merges or of.sparse is None else None
+        if problem is None:
+            continue  # of one sparse operand: test_derivatives.py
+        given = {x.tensor: np.float64(tensor) for x, tensor in problem.dense.items()}
+        rest = {x.tensor: np.ones([SIZES[n.name] for n in x.indices]) for x in expression.accesses}
+        own, cotangent = rest | given, given[expression.output.tensor]
+        value = functools.partial(value_of, expression, own, access.tensor)
+        (want,) = jax.vjp(value, jnp.asarray(own[access.tensor]))[1](jnp.asarray(cotangent))
+        total = problem.expected()
+        for x in of.accesses:
+            if x.pattern:
+                want = np.where(problem.there[x], want, 0)
+        np.testing.assert_array_equal(total, want)
+        problem.check(Schedule(of))
+
+
 REFUSED = [
     (lambda s: s.parallelize("j", "CPUVector", "ParallelReduction"), "merged one after the other"),
     (lambda s: s.unroll("j"), "merged one after the other"),
@@ -197,10 +241,14 @@ def test_refused_expressions():
         NotImplementedError, match=r"Q\(i,j\) in COO may store a coordinate several"
     ):
         Assign(C[i, j], Tensor("Q", COO)[i, j] + X[i, j])
-    with pytest.raises(NotImplementedError, match="result of merged coordinates is dense"):
+    with pytest.raises(NotImplementedError, match="factor of every term, not R.i,j. in CSR"):
         Assign(Tensor("R", CSR)[i, j], A[i, j] + B[i, j])
-    with pytest.raises(NotImplementedError, match="whose coordinates are merged"):
-        gradient(EXPRESSIONS["SpGEMM"], "A")
+    with pytest.raises(NotImplementedError, match="is a sum, not reduced by max"):
+        Assign(Tensor("R", CSR)[i, k], P[i, k] * A[i, j] * B[j, k], "max")
+    with pytest.raises(NotImplementedError, match="its gradient is several sums"):
+        gradient(EXPRESSIONS["largest product"], "A")
+    with pytest.raises(ValueError, match="no operand 'Z'; there are A, B"):
+        gradient(EXPRESSIONS["SpGEMM"], "Z")
     many = Assign(C[i, j], Tensor("G", CSF(2))[i, j] + D[i, j] + E[i, j] + F[i, j] + A[i, j])
     with pytest.raises(NotImplementedError, match="more than 256 cases"):
         Schedule(many).loops()

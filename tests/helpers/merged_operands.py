@@ -27,7 +27,7 @@ class Merged:
                 there = random.random(shape) < density
                 if access.tensor in dict(patterns):
                     there = dict(patterns)[access.tensor]
-                tensor = np.where(there, tensor, 0)
+                tensor = np.where(there, 1 if access.pattern else tensor, 0)
                 arrays, positions = stored(access, there, tensor, spare)
                 self.positions[access.tensor] = positions
             self.dense[access], self.there[access] = tensor, there
@@ -36,6 +36,11 @@ class Merged:
                     index = name.endswith(("_pos", "_crd"))
                     self.inputs[name] = array if index else array.astype(jnp.dtype(dtype))
         self.want = self.expected().reshape(-1).astype(np.float64)
+        if (holder := expression.holder) is not None:
+            arrays, _ = stored(
+                holder, self.there[holder], self.want.reshape(self.there[holder].shape), spare
+            )
+            self.want = np.nan_to_num(arrays[f"{holder.tensor}_vals"])  # spare capacity stays zero
 
     def expected(self):
         e = self.expression

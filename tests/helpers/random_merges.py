@@ -32,7 +32,7 @@ def random_operand(random, name, order, sparse):
 def random_expression(random):
     """An Assign, or None where it would not be one, or not of merged coordinates."""
     order = random.sample(index_vars("i j k"), random.choice([1, 2, 2, 3]))
-    names, pool, terms = iter("ABCDEFGHI"), [], []
+    names, pool, terms = iter("ABCDEFGIJ"), [], []
     for _ in range(random.choice([1, 1, 2, 2, 3])):
         factors = []
         for _ in range(random.choice([1, 1, 2, 2, 3])):
@@ -45,8 +45,12 @@ def random_expression(random):
         terms.append(Term(tuple(factors), random.random() < 0.3))
     there = [i for i in order if any(i in x.indices for x in pool)]
     output = Tensor("R")[tuple(random.sample(there, random.randint(0, len(there))))]
+    if random.random() < 0.2:  # a result that shares the structure of a factor of all terms
+        holder = random_operand(random, "H", order, sparse=True)
+        terms = [Term((holder, *term.factors), term.negative) for term in terms]
+        output = Tensor("R", holder.format)[holder.indices]
     one = len(terms) == 1 and not terms[0].negative
-    reduction = random.choice(["+", "+", "max", "min"]) if one else "+"
+    reduction = random.choice(["+", "+", "max", "min"]) if one and not output.format else "+"
     every_entry = all(x.format is None or x.format.levels[-1] == Compressed() for x in pool)
     if reduction != "+" and not every_entry:
         reduction = "+"  # a stored zero takes part, which Merged does not tell apart

@@ -144,7 +144,11 @@ def store(ctx: Context, value: Expr, exclusive: bool = False) -> None:
     """A value into its element of the output, by the plan; `exclusive`: nothing else is stored
     there, so that `=` does without an atomic."""
     plan, output = ctx.plan, ctx.expression.output
-    index = _place(ctx, output, output.format is not None)
+    holder = ctx.expression.holder if output.format is not None else None
+    if holder is None:
+        index = _place(ctx, output, output.format is not None)
+    else:
+        index = ctx.located(holder, len(ctx.merged[holder].levels) - 1)
     if plan.group is None:
         op, atomic = (None, False) if exclusive else (plan.op, plan.atomic)
         ctx.emit(Store(output.tensor, index, value, op, atomic))

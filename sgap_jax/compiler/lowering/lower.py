@@ -98,7 +98,7 @@ def lower(
             "reduction of a group together; Atomics is available"
         )
     inputs = _inputs(expression, sizes, storage, merged, dtype)
-    output = _output(expression, sizes, storage, dtype, plan)
+    output = _output(expression, sizes, storage, merged, dtype, plan)
     names = {array.name for array in (*inputs, output)}
     ctx = Context(nest, plan, sizes, names, cleared_row(nest, plan), merged)
     if plan.warp:
@@ -153,10 +153,18 @@ def _inputs(
 
 
 def _output(
-    expression: Assign, sizes: dict[str, int], storage: Storage, dtype: str, plan: Plan
+    expression: Assign,
+    sizes: dict[str, int],
+    storage: Storage,
+    merged: Mapping[Access, Storage],
+    dtype: str,
+    plan: Plan,
 ) -> Array:
     access, dtype = expression.output, dtype if plan.op is None else accumulator_of(dtype)
-    size = _size(access, expression, sizes, storage)
+    if (holder := expression.holder) is not None and access.format is not None:
+        size = merged[holder].positions[-1]
+    else:
+        size = _size(access, expression, sizes, storage)
     return Array(access.tensor, dtype, size, plan.fill, holds_values=True)
 
 

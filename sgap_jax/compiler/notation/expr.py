@@ -211,8 +211,9 @@ class Assign:
     merged (Kjolstad et al., OOPSLA 2017, section 5): the iteration space of a product is the
     intersection of what its factors store, that of a sum the union over its terms
     (`spaces.space_of`). Levels are Dense or Compressed then, with coordinates in order and each
-    once, and the output is dense. One product may be reduced by "max" or "min", over what all of
-    its factors store.
+    once. The output is dense, or shares the structure of a factor of every term (`holder`), as in
+    C(i,k) = P(i,k) * A(i,j) * B(j,k): elements that nothing is added to are 0. One product with a
+    dense output may be reduced by "max" or "min", over what all of its factors store.
 
     Raises:
       ValueError: not an expression, or an index or a format that does not fit its access.
@@ -267,11 +268,16 @@ class Assign:
         """Raises NotImplementedError unless stored coordinates can be merged as the expression asks
         for."""
         why = None
-        formats = [x.format for x in sparse if x.format is not None]
         if any(isinstance(x, Attained) or x.along for x in self.factors):
             why = "coordinates are merged in products and sums of operands of their own"
-        elif self.output.format is not None:
-            why = f"the result of merged coordinates is dense, not {self.output} in {formats[0]}"
+        elif self.output.format is not None and self.holder is None:
+            why = (
+                f"the result of merged coordinates is dense, or has the indices and the format of "
+                f"an operand that is a factor of every term, not {self.output} in "
+                f"{self.output.format}"
+            )
+        elif self.output.format is not None and self.reduction != "+":
+            why = f"a sparse result of merged coordinates is a sum, not reduced by {self.reduction}"
         elif self.terms and self.reduction != "+":
             why = f"terms are added up, not reduced by {self.reduction}"
         else:
@@ -350,6 +356,21 @@ class Assign:
         if not self.merges:
             return ()
         return tuple(x for x in self.factors if isinstance(x, Access) and x.format is not None)
+
+    @property
+    def holder(self) -> Access | None:
+        """The operand whose structure the output shares where coordinates are merged: a factor of
+        every term, so that no other entry is visited. None if the output is dense."""
+        own = (self.output.format, self.output.indices)
+        return next(
+            (
+                access
+                for access in self.merged
+                if (access.format, access.indices) == own
+                and all(access in term.factors for term in self.products)
+            ),
+            None,
+        )
 
     @property
     def sparse(self) -> Access | None:
