@@ -16,6 +16,7 @@ from loop_interpreter import interp
 from merged_operands import Merged
 
 from sgap_jax import COO, CSC, CSR, ScheduleError
+from sgap_jax.compiler import presets
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
 from sgap_jax.compiler.loop_ir.loopir import For, Store, While
 from sgap_jax.compiler.loop_ir.patterns import statements
@@ -66,16 +67,16 @@ SIZES = {"i": 13, "j": 9, "k": 7}
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expressions(name):
     """In the interpreter and as machine code, at several densities and dtypes."""
-    schedule = Schedule(EXPRESSIONS[name])
+    schedule, threads = Schedule(EXPRESSIONS[name]), presets.cpu(EXPRESSIONS[name], rows=4)
     for density, spare, dtype in ((0.4, 5, "float32"), (0.1, 0, "float64"), (1, 2, "int32")):
         problem = Merged(EXPRESSIONS[name], SIZES, density, spare, dtype, seed=spare)
         problem.check(schedule, dtype)
-    problem.check(Schedule(EXPRESSIONS[name]), "int32")
+    problem.check(threads, "int32")
     nothing = Merged(EXPRESSIONS[name], SIZES | {"i": 1}, 0, 3)
     nothing.check(schedule)
     pytest.importorskip("llvmlite")
     for problem in (Merged(EXPRESSIONS[name], SIZES, 0.4, 5), nothing):
-        function = problem.function(schedule)
+        function = problem.function(threads)
         (found,) = call(function, *problem.given(function).values())
         np.testing.assert_array_equal(np.float64(found), problem.want)
 
@@ -151,6 +152,16 @@ def test_schedules(name):
         launch_plan(function), [*problem.given(function).values(), *starts(function)], result
     )
     np.testing.assert_array_equal(np.float64(found), problem.want)
+
+
+def test_the_preset():
+    """Threads where the outermost index is one of the output; vectors where nothing is merged."""
+    said = str(presets.cpu(Assign(C[i, k], A[i, j] * b[j] * X[j, k])))
+    assert "CPUThread, NoRaces" in said and "split(i, chunk, row, 16)" in said
+    assert "CPUVector" in str(presets.cpu(Assign(C[i, k], X[i, k] + a[i] * x[k] * s[()])))
+    assert "CPU" not in str(presets.cpu(EXPRESSIONS["dot"]))
+    for name in ("sum", "SpGEMM", "two sums"):
+        assert "CPUVector" not in str(presets.cpu(EXPRESSIONS[name]))
 
 
 def test_vectors_and_promotion():
