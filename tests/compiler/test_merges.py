@@ -47,6 +47,7 @@ EXPRESSIONS = {
     "distributed": Assign(C[i, j], A[i, j] * (B[i, j] - X[i, j])),
     "an operand twice": Assign(y[i], a[i] * b[i] + a[i] - a[i] * c[i]),
     "square": Assign(y[i], a[i] * a[i] - b[i]),
+    "square alone": Assign(C[i, j], D[i, j] * D[i, j]),
     "dot": Assign(s[()], a[i] * b[i]),
     "largest product": Assign(y[i], A[i, j] * b[j], "max"),
     "SpMSpV": Assign(y[i], A[i, j] * b[j]),
@@ -101,9 +102,14 @@ def test_arithmetic_is_multiplied_out():
     assert not same(Assign(y[i], a[i] + b[i]), Assign(y[i], a[i] - b[i]))
     assert not same(Assign(y[i], a[i] + b[i]), Assign(y[i], a[i] * b[i]))
     assert same(Assign(y[i], a[i] + b[i]), Assign(x[j], b[j] + c[j]))
-    for wrong in (lambda: a[i] + 1, lambda: 2 * a[i], lambda: a[i] * b[i] - "c", lambda: 1 - a[i]):
+    pair, wrong = (
+        a[i] * b[i],
+        [lambda: a[i] + 1, lambda: 2 * a[i], lambda: 1 - a[i], lambda: a[i] - "c"],
+    )
+    wrong += [lambda: pair * 2, lambda: 2 * pair, lambda: pair + (1,), lambda: -pair * 3]
+    for each in wrong:
         with pytest.raises(TypeError):
-            wrong()
+            each()
 
 
 def test_iteration_spaces():
@@ -263,6 +269,9 @@ def test_refused_expressions():
     many = Assign(C[i, j], Tensor("G", CSF(2))[i, j] + D[i, j] + E[i, j] + F[i, j] + A[i, j])
     with pytest.raises(NotImplementedError, match="more than 256 cases"):
         Schedule(many).loops()
+    same = Assign(y[i], a[i] * b[i] * Tensor("a_vals")[i])
+    with pytest.raises(ValueError, match="two operands have an array a_vals"):
+        Schedule(same).loops()
     whole = Schedule(EXPRESSIONS["sum"])
     for positions, error in (
         ((), "expected those of A, B by name, got ()"),

@@ -92,7 +92,7 @@ def lower(
     body, relations = with_position_loops(statement, storage)
     nest = OutputLoops(expression, body, relations)
     plan = plan_sums(nest, warp_loops(statement))
-    if merged and (plan.group is not None or plan.warp):
+    if expression.merges and (plan.group is not None or plan.warp):
         raise NotImplementedError(
             f"{expression}: threads that merge coordinates are at different ones, and reach no "
             "reduction of a group together; Atomics is available"
@@ -142,13 +142,14 @@ def _inputs(
 ) -> tuple[Array, ...]:
     arrays: dict[str, Array] = {}
     for access in expression.accesses:
-        if access in merged:
-            arrays |= {array.name: array for array in merged[access].arrays(dtype)}
-        elif access == expression.sparse:
-            arrays |= {array.name: array for array in storage.arrays(dtype)}
+        if access in merged or access == expression.sparse:
+            own = merged.get(access, storage).arrays(dtype)
         else:
             size = _size(access, expression, sizes, storage)
-            arrays[access.tensor] = Array(access.tensor, dtype, size, holds_values=True)
+            own = [Array(access.tensor, dtype, size, holds_values=True)]
+        if same := sorted(arrays.keys() & {array.name for array in own}):
+            raise ValueError(f"{expression}: two operands have an array {same[0]}; rename one")
+        arrays |= {array.name: array for array in own}
     return tuple(arrays.values())
 
 

@@ -52,8 +52,8 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 Lower = Callable[[Context, Body], None]
 
-# Copies of an assignment that the cases of all loops may make. A union of four operands has 65
-# cases in each of two loops; LLVM takes about a second for this many.
+# Bodies that the cases of all loops may make. The union of three tensors in CSF(3) has 127 stores,
+# for which LLVM takes a second; that of four matrices in CSF(2) is refused.
 MOST_CASES = 256
 
 

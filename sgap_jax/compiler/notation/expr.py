@@ -196,16 +196,16 @@ class Assign:
 
     The right side is one access, a product of them, or an expression of +, - and *, which is
     multiplied out to `terms`; `factors` are then the operands of all terms, each once. `terms` is
-    () for one product that is added. A term without an index of the output is the same at all of
-    its coordinates.
+    () for one product of different operands that is added. A term without an index of the output is
+    the same at all of its coordinates.
 
-    Where one operand is sparse and nothing is added, loops go over what it stores, in any format;
-    the output is dense, or has the format and the indices of the sparse factor: then it shares that
-    factor's structure. Or it shares the structure of the outer
-    levels, with dense levels under them: TTM in CSF(3) has an output in (Compressed, Compressed,
-    Dense), with the indices in the order of the levels, and an element for each fiber and dense
-    index. Entries that are not stored take no part in a reduction; the reduction of no entries is 0
-    for "+", -infinity for "max" and infinity for "min".
+    Where one operand is sparse and nothing is added, loops go over what it stores, in any format.
+    The output is dense, or has the format and the indices of the sparse factor: then it shares that
+    factor's structure. Or it shares the structure of the outer levels, with dense levels under
+    them: TTM in CSF(3) has an output in (Compressed, Compressed, Dense), with the indices in the
+    order of the levels, and an element for each fiber and dense index. Entries that are not stored
+    take no part in a reduction; the reduction of no entries is 0 for "+", -infinity for "max" and
+    infinity for "min".
 
     Where several operands are sparse, or several terms are added, their stored coordinates are
     merged (Kjolstad et al., OOPSLA 2017, section 5): the iteration space of a product is the
@@ -258,7 +258,8 @@ class Assign:
             terms = (Term(tuple(self.factors)),)
         if not terms:
             return
-        one = len(terms) == 1 and not terms[0].negative
+        once = len(set(terms[0].factors)) == len(terms[0].factors)
+        one = len(terms) == 1 and not terms[0].negative and once
         each = [factor for term in terms for factor in term.factors]
         factors = terms[0].factors if one else tuple(dict.fromkeys(each))
         object.__setattr__(self, "factors", factors)
