@@ -160,6 +160,29 @@ def test_schedules(name):
     np.testing.assert_array_equal(np.float64(found), problem.want)
 
 
+def test_positions_of_one_operand():
+    """An intersection as a loop over one operand that searches in the others."""
+    expression = Assign(y[i], A[i, j] * b[j] + A[i, j] * c[j] * x[j])
+    over = Schedule(expression).pos("j", "p", "A")
+    assert "pos(j, p, A(i,j))" in str(over)
+    assert "while" not in over.loops() and over.loops().count("search(b1_crd") == 1
+    for density in (0, 0.3, 1):
+        problem = Merged(expression, SIZES, density, 3)
+        function = problem.check(
+            over.split("i", "i0", "i1", 4).parallelize("i0", "CPUThread", "NoRaces")
+        )
+    pytest.importorskip("llvmlite")
+    (found,) = call(function, *problem.given(function).values())
+    np.testing.assert_array_equal(np.float64(found), problem.want)
+    Merged(EXPRESSIONS["masked"], SIZES, 0.5).check(
+        Schedule(EXPRESSIONS["masked"]).pos("j", "p", "Q")
+    )
+    with pytest.raises(NotImplementedError, match="p is a tile of merged .*, or their positions"):
+        over.split("p", "p0", "p1", 4)
+    with pytest.raises(NotImplementedError, match="or their positions"):
+        over.coord("p", "j2")
+
+
 def test_the_preset():
     """Threads where the outermost index is one of the output; vectors where nothing is merged."""
     said = str(presets.cpu(Assign(C[i, k], A[i, j] * b[j] * X[j, k])))
@@ -226,7 +249,8 @@ def test_gradients(name):
 REFUSED = [
     (lambda s: s.parallelize("j", "CPUVector", "ParallelReduction"), "merged one after the other"),
     (lambda s: s.unroll("j"), "merged one after the other"),
-    (lambda s: s.pos("j", "p", "A"), "loops over the positions of one operand do not merge"),
+    (lambda s: s.pos("j", "p", "A"), "B(i,j) needs coordinates of j that A does not store"),
+    (lambda s: s.split("j", "j0", "j1", 4).pos("j1", "p", "A"), "j1 is a tile of merged"),
     (lambda s: s.divide("j", "j0", "j1", 2), "are merged from what A ∪ B stores; split tiles them"),
     (lambda s: s.fuse("i", "j", "f"), "are merged from what A ∪ B stores"),
     (lambda s: s.bound("j", "jb", 9), "are merged from what A ∪ B stores"),

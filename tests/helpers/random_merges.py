@@ -75,6 +75,10 @@ def random_case(random, machines):
     names, machine = iter(f"v{n}" for n in range(100)), random.choice(machines)
     for _ in range(random.randint(0, 5)):
         schedule = attempt(schedule, lambda s: transformed(s, random, names))
+    if expression.merged and random.random() < 0.4:
+        loops = [loop.var for loop in nest.loops(schedule.statement.body)]
+        over = random.choice(loops or [None]), next(names), random.choice(expression.merged)
+        schedule = attempt(schedule, lambda s: s.pos(*over))
     if nest.loops(schedule.statement.body):
         if machine == "gpu":
             schedule = on_gpu(schedule, random, names)

@@ -128,7 +128,8 @@ class Context:
     output adds to, `scope` is the block that statements go to.
 
     `cleared_row`: the loop that clears a row of the output before its stores (clearing.py).
-    `merged`: the operands whose coordinates are merged (merge_loops.py), with their levels.
+    `merged`: the operands whose coordinates are merged (merge_loops.py), with their levels;
+    `leaders`: the one over whose positions the loop of an index goes.
     """
 
     def __init__(
@@ -139,11 +140,12 @@ class Context:
         names: set[str],
         cleared_row: IndexVar | None,
         merged: dict[Access, Storage],
+        leaders: dict[IndexVar, Access],
     ):
         self.nest, self.plan, self.sizes, self.cleared_row = nest, plan, sizes, cleared_row
         self.expression, self.relations = nest.expression, nest.relations
         self.storage = nest.relations.storage
-        self.names, self.merged = names, merged
+        self.names, self.merged, self.leaders = names, merged, leaders
         self.sum: str | None = None
         self.cases = 0  # bodies of merge loops so far
         self.scope = Scope(alive=frozenset(term.factors for term in nest.expression.products))

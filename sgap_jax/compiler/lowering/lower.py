@@ -24,6 +24,7 @@ from sgap_jax.compiler.loop_ir.widths import accumulator_of, index_dtype
 from sgap_jax.compiler.lowering.clearing import clear_padding, clear_rest, cleared_row
 from sgap_jax.compiler.lowering.context import Context
 from sgap_jax.compiler.lowering.loop_nest import lower_body
+from sgap_jax.compiler.lowering.merge_loops import without_positions
 from sgap_jax.compiler.lowering.octet import name_tile, warp_loops
 from sgap_jax.compiler.lowering.output_loops import OutputLoops
 from sgap_jax.compiler.lowering.position_loops import with_position_loops
@@ -31,7 +32,7 @@ from sgap_jax.compiler.lowering.ranges import range_of
 from sgap_jax.compiler.lowering.reductions import Plan, plan_sums
 from sgap_jax.compiler.lowering.storage import Storage
 from sgap_jax.compiler.notation.cin import Body, Fuse, Split, SuchThat
-from sgap_jax.compiler.notation.expr import Access, Assign
+from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.schedules.schedule import ScheduleError
 
 MOST_COPIES = 256  # a few thousand take LLVM minutes, and its stack
@@ -83,6 +84,9 @@ def lower(
         if index.name not in sizes:
             raise ValueError(f"lower: sizes: no size of {index}, got {sizes}")
     merged: dict[Access, Storage] = {}
+    leaders: dict[IndexVar, Access] = {}
+    if expression.merges:
+        statement, leaders = without_positions(statement)
     if isinstance(positions, Mapping):
         merged, positions = _merged(expression, sizes, positions, repeated), ()
     elif expression.merged:
@@ -100,7 +104,7 @@ def lower(
     inputs = _inputs(expression, sizes, storage, merged, dtype)
     output = _output(expression, sizes, storage, merged, dtype, plan)
     names = {array.name for array in (*inputs, output)}
-    ctx = Context(nest, plan, sizes, names, cleared_row(nest, plan), merged)
+    ctx = Context(nest, plan, sizes, names, cleared_row(nest, plan), merged, leaders)
     if plan.warp:
         name_tile(ctx, dtype)
     if clear_padding(ctx, output):

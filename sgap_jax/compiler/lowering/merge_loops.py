@@ -15,8 +15,11 @@ and computes the terms whose factors all store it; C(i,j) = A(i,j) + B(i,j) in C
     for (A2_rest = A2_p; A2_rest < A2_end; A2_rest++) ...
     for (B2_rest = B2_p; B2_rest < B2_end; B2_rest++) ...
 
-Where a term needs all coordinates, the loop counts them. Whatever the index arrays hold, positions
-stay within those that the offsets give, and coordinates that are counted within the dimension.
+Where a term needs all coordinates, the loop counts them. With pos(j, jp, A) the loop goes over what
+A stores, and searches for each coordinate in the others: for intersections with a short A.
+
+Whatever the index arrays hold, positions stay within those that the offsets give, and coordinates
+that are counted within the dimension.
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ from sgap_jax.compiler.lowering.assignments import declare_temporaries
 from sgap_jax.compiler.lowering.context import Context, Range
 from sgap_jax.compiler.lowering.derived_variables import define_derived
 from sgap_jax.compiler.lowering.ranges import lower_bound, range_of, value_of
-from sgap_jax.compiler.notation.cin import Body, Forall, Split, Where
+from sgap_jax.compiler.notation.cin import Body, Forall, Pos, Split, SuchThat, Where
 from sgap_jax.compiler.notation.expr import Access, IndexVar, Term
-from sgap_jax.compiler.notation.nest import paths
+from sgap_jax.compiler.notation.nest import paths, replace
 from sgap_jax.compiler.notation.spaces import Part, part_of, space_of, stored_indices
 from sgap_jax.schedules.schedule import ScheduleError
 
@@ -85,6 +88,23 @@ def merged_index(ctx: Context, var: IndexVar) -> IndexVar | None:
     return index if index in stored_indices(ctx.expression) else None
 
 
+def without_positions(statement: SuchThat) -> tuple[SuchThat, dict[IndexVar, Access]]:
+    """The statement with loops over coordinates, and the operand over whose positions the loop of
+    an index goes, where the schedule gives one."""
+    leaders: dict[IndexVar, Access] = {}
+    body = statement.body
+    for relation in statement.relations:
+        if isinstance(relation, Pos):
+            leaders[relation.coordinate] = relation.access
+            body = replace(body, relation.position, functools.partial(_over, relation.coordinate))
+    relations = tuple(r for r in statement.relations if not isinstance(r, Pos))
+    return SuchThat(body, relations), leaders
+
+
+def _over(index: IndexVar, loop: Forall) -> Body:
+    return dataclasses.replace(loop, var=index)
+
+
 def alive_terms(ctx: Context, body: Body) -> list[Term]:
     """The terms of the expression that a body adds up here."""
     return [
@@ -121,6 +141,11 @@ def lower_merge(ctx: Context, loop: Forall, index: IndexVar, lower: Lower) -> No
     space = space_of(terms, index)
     points = space.points()
     several = len(points) > 1 or len(space.operands) > 1
+    if (leader := ctx.leaders.get(index)) is not None:
+        _lower_search(
+            ctx, index, leader, points, functools.partial(_case, ctx, loop, index, terms, lower)
+        )
+        return
     taken: set[str] = set()
     with ctx.block() as around:
         low, high = _coordinates(ctx, loop.var, index)
@@ -152,6 +177,44 @@ def lower_merge(ctx: Context, loop: Forall, index: IndexVar, lower: Lower) -> No
 
 
 Case = Callable[[Expr, dict[Access, Expr]], tuple[Stmt, ...]]
+
+
+def _lower_search(
+    ctx: Context, index: IndexVar, leader: Access, points: list[Part], case: Case
+) -> None:
+    """A loop over the positions of one operand, which every point has; the coordinate's position in
+    the others is searched for."""
+    whole = (ZERO, Int(ctx.sizes[index.name]))
+    taken: set[str] = set()
+    with ctx.block() as around:
+        own = _iterator(ctx, leader, index, whole, several=False)
+        others = [x for x in ctx.merged if x != leader and any(x in point for point in points)]
+        segments = {}
+        for access in others:
+            found = _iterator(ctx, access, index, whole, several=False)
+            begin = ctx.let(f"{found.prefix}_begin", found.begin)
+            segments[access] = dataclasses.replace(found, begin=begin)
+        name = ctx.fresh(f"{own.prefix}_p")
+        with ctx.block() as turn:
+            coordinate = ctx.let(index.name, Load(own.coordinates, Var(name)))
+            positions: dict[Access, Expr] = {leader: Var(name)}
+            here: dict[Access, Expr] = {}
+            for access, found in segments.items():
+                first = lower_bound(found.coordinates, Range(found.begin, found.end), coordinate)
+                place = positions[access] = ctx.let(f"{found.prefix}_p", first)
+                same = Binary("==", Load(found.coordinates, place), coordinate)
+                here[access] = Binary("and", Binary("<", place, found.end), same)
+            branches = []
+            for point in points:
+                test = functools.reduce(both, (here[x] for x in others if x in point), None)
+                with ctx.reusable_names() as names:
+                    inside = {x: positions[x] for x in positions if x in point}
+                    branches.append((test, case(coordinate, inside)))
+                taken |= names
+            ctx.emit(*_chain(branches))
+        ctx.emit(For(name, own.begin, own.end, turn.close()))
+    ctx.names |= taken
+    ctx.emit(*around.close())
 
 
 def _case(

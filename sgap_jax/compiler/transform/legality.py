@@ -12,7 +12,7 @@ from sgap_jax.compiler.notation.cin import Forall, SuchThat, parents
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.nest import find, intrinsics, level_indices, loops, paths, perfect
 from sgap_jax.compiler.notation.provenance import Provenance, block_sides, segment_loops
-from sgap_jax.compiler.notation.spaces import space_of, stored_indices
+from sgap_jax.compiler.notation.spaces import part_of, space_of, stored_indices
 from sgap_jax.compiler.transform.collectives import check_segments
 from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
@@ -57,18 +57,17 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
         return
     stored, tiles = stored_indices(expression), list[IndexVar]()
     for relation in statement.relations:
-        if isinstance(relation, cin.Pos | cin.Coord):
-            raise NotImplementedError(
-                f"{relation}: loops over the positions of one operand do not merge its coordinates "
-                "with those of others; split tiles coordinates"
-            )
+        if isinstance(relation, cin.Pos):
+            _check_leader(expression, statement, relation)
+            tiles.append(relation.position)
+            continue
         merged = [var for var in parents(relation) if var in (*stored, *tiles)]
         if not merged:
             continue
         index = merged[0]
         if index in tiles:
             raise NotImplementedError(
-                f"{relation}: {index} is a tile of merged coordinates already"
+                f"{relation}: {index} is a tile of merged coordinates, or their positions, already"
             )
         if not isinstance(relation, cin.Split):
             raise NotImplementedError(
@@ -88,7 +87,7 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
                 f"the coordinates of {loop.var} are merged one after the other: its loop is not "
                 f"one for {loop.unit or 'unroll'}; split it, and take the outer part"
             )
-        if loop.var in tiles:
+        if loop.var in outer:
             made = outer[loop.var]
             above = [v for v in place if v == made or made in _ancestors(graph, v)]
             late = [v for v in above if place[v] > place[loop.var]]
@@ -99,6 +98,25 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
                 )
     if bound := intrinsics(statement.body):
         raise NotImplementedError(f"{bound[0].name} multiplies what one operand stores, not merged")
+
+
+def _check_leader(expression: Assign, statement: SuchThat, pos: cin.Pos) -> None:
+    """Checks that a loop over the positions of one operand comes to all coordinates of an index
+    that its terms need: those of the others are searched for."""
+    if pos.coordinate not in stored_indices(expression):
+        raise NotImplementedError(
+            f"{pos}: {pos.coordinate} is a tile of merged coordinates; take positions of all of an "
+            "index"
+        )
+    loop = find(statement.body, pos.position)
+    leaves = () if loop is None else paths(loop.body)
+    for term in (term for _, leaf in leaves for term in leaf.products):
+        own = all(factor in expression.factors for factor in term.factors)
+        if own and pos.access not in part_of(term, pos.coordinate):
+            raise ScheduleError(
+                f"{term} needs coordinates of {pos.coordinate} that {pos.access.tensor} does not "
+                "store; loops over the positions of one operand visit no others"
+            )
 
 
 def _ancestors(graph: Provenance, var: IndexVar) -> set[IndexVar]:
