@@ -5,7 +5,15 @@ import re
 import pytest
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS
-from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Tensor, assign, index_vars
+from sgap_jax.compiler.notation.expr import (
+    Access,
+    Assign,
+    Attained,
+    Sum,
+    Tensor,
+    assign,
+    index_vars,
+)
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format, Singleton
 
 i, j, k, l = index_vars("i j k l")  # noqa: E741
@@ -101,5 +109,7 @@ def test_what_attains_is_an_extremum_of_something():
 def test_nothing_is_no_expression():
     with pytest.raises(ValueError, match="expected at least one factor"):
         Assign(Access("C", (i,)), ())
+    with pytest.raises(ValueError, match="expected at least one factor"):
+        Assign(Access("C", (i,)), Sum(()))
     with pytest.raises(TypeError):
         Access("A", (i,)) * 2

@@ -17,7 +17,8 @@ from merged_operands import Merged
 
 from sgap_jax import COO, CSC, CSR, ScheduleError
 from sgap_jax.compiler import presets
-from sgap_jax.compiler.cuda.print_cuda import launch_plan, print_cuda
+from sgap_jax.compiler.cuda.print_cuda import launch_plan, padded_sizes, print_cuda
+from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.loopir import For, Store, While
 from sgap_jax.compiler.loop_ir.patterns import statements
 from sgap_jax.compiler.loop_ir.print_c import print_c
@@ -60,6 +61,7 @@ EXPRESSIONS = {
     "sampled product": Assign(Tensor("R", CSR)[i, k], P[i, k] * A[i, j] * B[j, k]),
     "scaled in place": Assign(Tensor("R", CSF(2))[i, j], D[i, j] * a[i] - D[i, j] * A[i, j]),
     "two sums": Assign(y[i], A[i, j] * x[j] + B[i, k] * X[k, i]),
+    "integers": Assign(C[i, j], X[i, j] - A[i, j] * B[i, j] - D[i, j]),
     "negative": Assign(y[i], -D[i, j]),
 }
 SIZES = {"i": 13, "j": 9, "k": 7}
@@ -158,6 +160,29 @@ def test_schedules(name):
         launch_plan(function), [*problem.given(function).values(), *starts(function)], result
     )
     np.testing.assert_array_equal(np.float64(found), problem.want)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_integers_wrap(dtype):
+    """As NumPy's, in differences too, of all that runs loops."""
+    most, expression = np.iinfo(dtype).max, EXPRESSIONS["integers"]
+    problem = Merged(expression, SIZES, 0.5, dtype=dtype, most=most)
+    tiles = Schedule(expression).split("i", "i0", "i1", 4)
+    gpu = tiles.split("i0", "block", "thread", 2).reorder("block", "thread", "i1")
+    gpu = gpu.parallelize("block", "GPUBlock", "NoRaces")
+    function = problem.function(gpu.parallelize("thread", "GPUThread", "NoRaces"), dtype)
+    want = problem.expected().astype(dtype).reshape(-1)
+    assert (want != problem.want).any()
+    given = problem.given(function)
+    np.testing.assert_array_equal(interp.run(function, given)["C"], want)
+    if llvm.available():
+        threads = problem.function(presets.cpu(expression), dtype)
+        np.testing.assert_array_equal(call(threads, *given.values())[0], want)
+    require_nvrtc()
+    assert "sgap::WrappedDifference" in print_cuda(function)
+    result = [((padded_sizes(function)[0],), np.dtype(dtype))]
+    (found,) = emulate(launch_plan(function), [*given.values(), *starts(function)], result)
+    np.testing.assert_array_equal(found[: want.size], want)
 
 
 def test_positions_of_one_operand():

@@ -9,18 +9,18 @@ from sgap_jax.compiler.lowering.lower import lower
 
 
 class Merged:
-    """Operands of small integers, so that every sum is exact. Each sparse operand has a pattern of
-    its own, and `spare` positions of junk behind those that are used; `patterns` gives some of
-    them."""
+    """Operands of small integers, below `most`, so that every sum is exact. Each sparse operand has
+    a pattern of its own, and `spare` positions of junk behind those that are used; `patterns` gives
+    some of them."""
 
     def __init__(
-        self, expression, sizes, density=0.4, spare=0, dtype="float32", seed=0, patterns=()
+        self, expression, sizes, density=0.4, spare=0, dtype="float32", seed=0, patterns=(), most=4
     ):
         random, self.expression, self.sizes = np.random.default_rng(seed), expression, sizes
         self.inputs, self.positions, self.dense, self.there = {}, {}, {}, {}
         for access in expression.accesses:
             shape = [sizes[index.name] for index in access.indices]
-            tensor = random.integers(1, 4, shape) * random.choice([-1, 1], shape)
+            tensor = random.integers(1, most, shape) * random.choice([-1, 1], shape)
             there = np.ones(shape, bool)
             arrays = {access.tensor: tensor.reshape(-1)}
             if access.format is not None:

@@ -252,6 +252,7 @@ class Assign:
         terms = self.terms
         if isinstance(self.factors, Sum):
             terms = self.factors.terms
+            object.__setattr__(self, "factors", ())
         elif isinstance(self.factors, Access):
             terms = (Term((self.factors,)),)
         elif isinstance(self.factors, Product):
