@@ -196,8 +196,7 @@ def _fill(nest: OutputLoops, op: str | None) -> float | None:
     if nest.sparse_output:
         return 0.0  # in the padding
     if nest.expression.merges:
-        whole = is_stored_whole(nest.expression) and not nest.sparse_output
-        return None if whole else identity
+        return None if is_stored_whole(nest.expression) else identity
     stored = nest.relations.storage.sparse_modes
     visited = {loop for pos in nest.positions for loop in nest.loops_of(pos.position)}
     outputs = nest.expression.output.indices
