@@ -318,6 +318,10 @@ def test_refused_expressions():
     many = Assign(C[i, j], Tensor("G", CSF(2))[i, j] + D[i, j] + E[i, j] + F[i, j] + A[i, j])
     with pytest.raises(NotImplementedError, match="more than 256 cases"):
         Schedule(many).loops()
+    vectors = [Tensor(f"v{n}", VECTOR)[i] for n in range(40)]
+    every = Assign(y[i], functools.reduce(lambda one, other: one + other, vectors))
+    with pytest.raises(NotImplementedError, match="a lattice of more than 128 points"):
+        Schedule(every).loops()
     same = Assign(y[i], a[i] * b[i] * Tensor("a_vals")[i])
     with pytest.raises(ValueError, match="two operands have an array a_vals"):
         Schedule(same).loops()

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar, Term
 from sgap_jax.formats.levels import Dense
 
+MOST_POINTS = 128  # a union of seven operands; each point has a loop
+
 Part = frozenset[Access]  # the intersection of what these store; none of them: all coordinates
 
 
@@ -39,12 +41,17 @@ class Space:
 
     def points(self) -> list[Part]:
         """The merge lattice: what may be left when some operands have no coordinates any more, from
-        all operands on. Each point is a union of parts, and comes before those it contains."""
-        each = list(dict.fromkeys(self.parts))
-        found = [part for part in each if not part] if self.whole else []
-        for part in each:
-            found += [part, *(part | other for other in found)]
-        return sorted(dict.fromkeys(found), key=lambda p: (-len(p), sorted(x.tensor for x in p)))
+        all operands on. Each point is a union of parts, and comes before those it contains.
+
+        Raises NotImplementedError where there are more than MOST_POINTS."""
+        found: dict[Part, None] = dict.fromkeys(part for part in self.parts if not part)
+        for part in dict.fromkeys(self.parts):
+            found |= dict.fromkeys([part, *(part | other for other in found)])
+            if len(found) > MOST_POINTS:
+                raise NotImplementedError(
+                    f"{self}: a lattice of more than {MOST_POINTS} points; add up fewer at once"
+                )
+        return sorted(found, key=lambda p: (-len(p), sorted(x.tensor for x in p)))
 
     def __str__(self) -> str:
         words = [" ∩ ".join(sorted(x.tensor for x in part)) or "all" for part in self.parts]
