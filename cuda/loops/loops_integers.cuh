@@ -1,5 +1,5 @@
 // Functions that loops over integers call (sgap_jax/compiler/cuda/print_cuda.py). Integers are
-// added and multiplied as unsigned, so that they wrap: signed overflow is undefined.
+// added, subtracted and multiplied as unsigned, so that they wrap: signed overflow is undefined.
 #pragma once
 
 #include "loops.cuh"
@@ -9,6 +9,11 @@ namespace sgap {
 template <class A>
 __device__ inline A WrappedSum(A x, A y) {
   return A(Size(x) + Size(y));
+}
+
+template <class A>
+__device__ inline A WrappedDifference(A x, A y) {
+  return A(Size(x) - Size(y));
 }
 
 template <class A>

@@ -11,7 +11,8 @@ from sgap_jax.compiler.notation.cin import (
     PARALLEL_REDUCTION,
 )
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
-from sgap_jax.compiler.notation.nest import level_indices
+from sgap_jax.compiler.notation.nest import level_indices, loops
+from sgap_jax.compiler.notation.spaces import stored_indices
 from sgap_jax.compiler.transform.points import spmm_point as spmm_point
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.levels import Compressed, Dense
@@ -30,8 +31,14 @@ def cpu(expression: Assign, rows: int = 16) -> LoopSchedule:
 
     Where two threads could write one element of the output (the rows of COO, the columns of CSC),
     threads divide the dense index in tiles instead; without one, a single thread computes it.
+
+    Where coordinates are merged, loops stay in their order. Threads divide the coordinates of the
+    outermost one if the output has that index, and the innermost one is vectorized if nothing is
+    merged in it.
     """
     s, sparse = LoopSchedule(expression), expression.sparse
+    if expression.merges:
+        return _merged(s, rows)
     stored: tuple[IndexVar, ...] = ()
     top: Dense | object = Dense()
     if sparse is not None and sparse.format is not None:
@@ -140,6 +147,20 @@ def cpu_fibers(expression: Assign, fibers: int = 256) -> LoopSchedule:
     s = s.pos(f, position, sparse).split(position, task, within, fibers)
     s = _summed_first(s.reorder(task, *dense, within, *inner), stored, 1)
     return s.parallelize(task, CPU_THREAD, ATOMICS).parallelize(dense[0], CPU_VECTOR, NO_RACES)
+
+
+def _merged(s: LoopSchedule, rows: int) -> LoopSchedule:
+    nest, expression = loops(s.statement.body), s.expression
+    if not nest or nest[0].var not in expression.output.indices:
+        return s
+    chunk, in_chunk = _free(expression, "chunk", "row")
+    outer, inner = nest[0].var, nest[-1].var
+    s = s.split(outer, chunk, in_chunk, rows).parallelize(chunk, CPU_THREAD, NO_RACES)
+    several = sum(loop.var == inner for loop in nest) > 1
+    if inner == outer or inner in stored_indices(expression) or several:
+        return s
+    race = NO_RACES if inner in expression.output.indices else PARALLEL_REDUCTION
+    return s.parallelize(inner, CPU_VECTOR, race)
 
 
 def _free(expression: Assign, *names: str) -> tuple[str, ...]:

@@ -216,9 +216,9 @@ def test_the_notation():
     A, B = e.factors
     best = Access("Y", e.output.indices)
     copy = dataclasses.replace(A, tensor="V")
-    with pytest.raises(NotImplementedError, match="V and A are both sparse"):
-        Assign(e.output, (copy, A, B))
     attained = Attained((dataclasses.replace(copy, along=True), B), best, "max")
+    with pytest.raises(NotImplementedError, match="W and A are both sparse"):
+        Assign(e.output, (dataclasses.replace(A, tensor="W"), A, attained))
     count = Assign(e.output, (dataclasses.replace(A, pattern=True), attained))
     assert str(count) == "C(i,k) += A(i,j) * [V(i,j) * B(j,k) >= Y(i,k)]"
     assert "[V(i,j) * B(j,k) <= Y(i,k)]" in str(dataclasses.replace(attained, reduction="min"))

@@ -5,7 +5,15 @@ import re
 import pytest
 
 from sgap_jax import BCSR, COO, CSC, CSR, CVS
-from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Tensor, assign, index_vars
+from sgap_jax.compiler.notation.expr import (
+    Access,
+    Assign,
+    Attained,
+    Sum,
+    Tensor,
+    assign,
+    index_vars,
+)
 from sgap_jax.formats.levels import CSF, Compressed, Dense, Format, Singleton
 
 i, j, k, l = index_vars("i j k l")  # noqa: E741
@@ -56,7 +64,21 @@ def test_coordinates_of_any_rank():
         (ValueError, "CSR is for 2 indices, got 3 in A(i,j,k)", ("ijk,k->ij", {"A": CSR})),
         (ValueError, "no factor has the index k", ("ij->ik",)),
         (ValueError, "reduction: expected one of +, max, min", ("ij,j->i", {}, None, "mean")),
-        (NotImplementedError, "A and B are both sparse", ("ij,jk->ik", {"A": CSR, "B": CSR})),
+        (
+            NotImplementedError,
+            "A and B are both sparse; B(j,k) in COO may store a coordinate several times",
+            ("ij,jk->ik", {"A": CSR, "B": COO}),
+        ),
+        (
+            NotImplementedError,
+            "A and B are both sparse; A(i,j) in BCSR(2, 2) stores blocks, which are not merged",
+            ("ij,ij->ij", {"A": BCSR(2, 2), "B": CSR}),
+        ),
+        (
+            NotImplementedError,
+            "a factor of every term, not C(i,j) in CSC",
+            ("ij,ij->ij", {"A": CSR, "B": CSR, "C": CSC}),
+        ),
         (NotImplementedError, "the index i twice in A(i,i)", ("ii->i",)),
         (NotImplementedError, "structure of its own", ("ij,jk->ik", {"A": CSR, "C": CSR})),
         (NotImplementedError, "structure of its own", ("ij->ji", {"A": CSR, "B": CSR})),
@@ -87,5 +109,7 @@ def test_what_attains_is_an_extremum_of_something():
 def test_nothing_is_no_expression():
     with pytest.raises(ValueError, match="expected at least one factor"):
         Assign(Access("C", (i,)), ())
+    with pytest.raises(ValueError, match="expected at least one factor"):
+        Assign(Access("C", (i,)), Sum(()))
     with pytest.raises(TypeError):
         Access("A", (i,)) * 2

@@ -1,5 +1,6 @@
 """Random expressions, formats, schedules and batches: loops that are lowered compute the expression
-in the interpreter, as machine code and as CUDA kernels; all others are refused."""
+in the interpreter, as machine code and as CUDA kernels; all others are refused. Expressions are
+products with one sparse operand, or sums of products of several, whose coordinates are merged."""
 
 import os
 import random
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from loop_interpreter import interp
 from random_chains import random_case
+from random_merges import random_case as random_merge
 
 from sgap_jax.compiler.cuda.print_cuda import launch_plan, padded_sizes
 from sgap_jax.compiler.llvm import machine_code as llvm
@@ -21,7 +23,7 @@ from sgap_jax.compiler.llvm import machine_code as llvm
 SLOW = [HealthCheck.too_slow]
 
 
-def law(part, examples, check, machines):
+def law(part, examples, check, machines, draw=random_case):
     """`examples` cases: the same ones at each run, others with SGAP_SAMPLE_SEED."""
     lowered = 0
 
@@ -30,7 +32,7 @@ def law(part, examples, check, machines):
     @given(st.integers(0, 2**32 - 1))
     def holds(number):
         nonlocal lowered
-        case = random_case(random.Random(number), machines)
+        case = draw(random.Random(number), machines)
         if case is not None:
             lowered += 1
             note(f"{case.schedule} of {case.function.inputs} to {case.function.outputs}")
@@ -67,3 +69,20 @@ def test_chains_for_the_cpu(part):
 def test_chains_for_a_gpu(part):
     require_nvrtc()
     law(part, 200, on_gpu, ("gpu",))
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_merges_in_the_interpreter(part):
+    def check(case):
+        case.check(interp.run(case.function, case.inputs)[case.output.name])
+
+    law(part, 400, check, ("serial", "cpu", "gpu"), random_merge)
+
+
+def test_merges_for_the_cpu():
+    law(0, 150, on_cpu, ("serial", "cpu", "cpu"), random_merge)
+
+
+def test_merges_for_a_gpu():
+    require_nvrtc()
+    law(0, 60, on_gpu, ("gpu",), random_merge)

@@ -33,7 +33,7 @@ RESERVED = frozenset(
 COMBINE = {"+": "sgap::Add", "max": "sgap::Greater", "min": "sgap::Less"}
 INTEGER_COMBINE = {"+": "sgap::WrappedAdd", "max": "sgap::GreaterInteger"}
 INTEGER_COMBINE |= {"min": "sgap::LessInteger"}
-WRAPPED = {"+": "sgap::WrappedSum", "*": "sgap::WrappedProduct"}
+WRAPPED = {"+": "sgap::WrappedSum", "-": "sgap::WrappedDifference", "*": "sgap::WrappedProduct"}
 
 
 def launch_plan(function: Function) -> KernelCall:
@@ -139,7 +139,7 @@ class CudaText(CText):
 
     def expr(self, expr: Expr, binding: int = 0) -> str:
         match expr:
-            case loopir.Binary("+" | "*" as op, left, right) if self.is_wrapped(expr):
+            case loopir.Binary("+" | "-" | "*" as op, left, right) if self.is_wrapped(expr):
                 return f"{WRAPPED[op]}({self.expr(left)}, {self.expr(right)})"
         return super().expr(expr, binding)
 

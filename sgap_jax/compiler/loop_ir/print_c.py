@@ -196,9 +196,14 @@ class CText:
             case loopir.If(condition, then, otherwise):
                 yield f"if ({self.expr(condition)}) {{"
                 yield from self.block(then)
-                if otherwise:
-                    yield from ["} else {", *self.block(otherwise)]
-                yield "}"
+                match otherwise:
+                    case ():
+                        yield "}"
+                    case (loopir.If() as other,):
+                        head, *rest = self.lines(other)
+                        yield from [f"}} else {head}", *rest]
+                    case _:
+                        yield from ["} else {", *self.block(otherwise), "}"]
             case loopir.Store():
                 yield self.store(statement)
             case loopir.GroupReduce():

@@ -34,7 +34,8 @@ from sgap_jax.schedules.schedule import ScheduleError
 
 def assign(ctx: Context, statement: Assignment) -> None:
     """To the output or the scalar that holds its sum, or to a temporary."""
-    target, value = statement.target.tensor, _term(ctx, statement)
+    merges = ctx.expression.merges
+    target, value = statement.target.tensor, (_total if merges else _term)(ctx, statement)
     total: Expr
     if target == ctx.expression.output.tensor:
         if ctx.sum is None:
@@ -51,6 +52,23 @@ def assign(ctx: Context, statement: Assignment) -> None:
     else:
         total = Binary(statement.op, place, value) if statement.op else value
         ctx.emit(Set(place.name, total))
+
+
+def _total(ctx: Context, statement: Assignment) -> Expr:
+    """The right side where terms are added up: the sum of those whose factors are all stored
+    here."""
+    total: Expr | None = None
+    for term in statement.products:
+        if term.factors not in ctx.scope.alive:
+            continue
+        read = [x for x in term.factors if isinstance(x, Access) and not x.pattern]
+        value: Expr = _product(ctx, read) if read else Float(1.0)
+        if total is None:
+            total = Binary("-", Float(0.0), value) if term.negative else value
+        else:
+            total = Binary("-" if term.negative else "+", total, value)
+    assert total is not None  # a loop has cases with terms only
+    return total
 
 
 def _term(ctx: Context, statement: Assignment) -> Expr:
@@ -87,6 +105,9 @@ def _evaluated(ctx: Context, value: Expr) -> Expr:
 def _load(ctx: Context, access: Access) -> Expr:
     if access == ctx.expression.sparse:
         return Load(ctx.storage.values, _position(ctx, len(ctx.storage.levels) - 1))
+    if access in ctx.merged:
+        storage = ctx.merged[access]
+        return Load(storage.values, ctx.located(access, len(storage.levels) - 1))
     place = None if access.along else ctx.scope.temporaries.get(access.tensor)
     if isinstance(place, Var):
         return place
@@ -123,7 +144,11 @@ def store(ctx: Context, value: Expr, exclusive: bool = False) -> None:
     """A value into its element of the output, by the plan; `exclusive`: nothing else is stored
     there, so that `=` does without an atomic."""
     plan, output = ctx.plan, ctx.expression.output
-    index = _place(ctx, output, output.format is not None)
+    holder = ctx.expression.holder if output.format is not None else None
+    if holder is None:
+        index = _place(ctx, output, output.format is not None)
+    else:
+        index = ctx.located(holder, len(ctx.merged[holder].levels) - 1)
     if plan.group is None:
         op, atomic = (None, False) if exclusive else (plan.op, plan.atomic)
         ctx.emit(Store(output.tensor, index, value, op, atomic))

@@ -21,8 +21,10 @@ from sgap_jax.compiler.loop_ir.arithmetic import ZERO, both, reads_memory
 from sgap_jax.compiler.loop_ir.loopir import Binary, Expr, If, Int, Let, Select, Stmt, Var
 from sgap_jax.compiler.lowering.output_loops import OutputLoops
 from sgap_jax.compiler.lowering.reductions import Plan
+from sgap_jax.compiler.lowering.storage import Storage
 from sgap_jax.compiler.notation.cin import Pos
-from sgap_jax.compiler.notation.expr import IndexVar
+from sgap_jax.compiler.notation.expr import Access, Factor, IndexVar
+from sgap_jax.schedules.schedule import ScheduleError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class OctetLoops:
 
 # Fields of a Scope that are copied when a block is opened inside of it, so that what the block adds
 # to them ends with it.
-_COPIED = ("known", "positions", "ranges", "tracked", "temporaries")
+_COPIED = ("known", "positions", "located", "ranges", "tracked", "temporaries")
 
 
 @dataclasses.dataclass
@@ -85,6 +87,8 @@ class Scope:
 
     known: dict[IndexVar, Expr] = dataclasses.field(default_factory=dict)
     positions: dict[int, Expr] = dataclasses.field(default_factory=dict)  # by level
+    # Of operands whose coordinates are merged, by operand and level.
+    located: dict[tuple[Access, int], Expr] = dataclasses.field(default_factory=dict)
     ranges: dict[IndexVar, Range] = dataclasses.field(default_factory=dict)
     tracked: dict[IndexVar, TrackedParents] = dataclasses.field(default_factory=dict)  # by position
     # A scalar, or a workspace with its extents.
@@ -92,6 +96,8 @@ class Scope:
     threads: JoinedThreads | None = None
     tile: OctetLoops | None = None
     unguarded: frozenset[IndexVar] = frozenset()  # in range here
+    # The products, by their factors, whose entries are stored at the coordinates of all loops here.
+    alive: frozenset[tuple[Factor, ...]] = frozenset()
     masked: bool = False  # a collective follows: no lane may leave
     live: Expr | None = None  # where masked: whether this lane takes part
     statements: list[Stmt] = dataclasses.field(default_factory=list)
@@ -122,6 +128,8 @@ class Context:
     output adds to, `scope` is the block that statements go to.
 
     `cleared_row`: the loop that clears a row of the output before its stores (clearing.py).
+    `merged`: the operands whose coordinates are merged (merge_loops.py), with their levels;
+    `leaders`: the one over whose positions the loop of an index goes.
     """
 
     def __init__(
@@ -131,13 +139,16 @@ class Context:
         sizes: dict[str, int],
         names: set[str],
         cleared_row: IndexVar | None,
+        merged: dict[Access, Storage],
+        leaders: dict[IndexVar, Access],
     ):
         self.nest, self.plan, self.sizes, self.cleared_row = nest, plan, sizes, cleared_row
         self.expression, self.relations = nest.expression, nest.relations
         self.storage = nest.relations.storage
-        self.names = names
+        self.names, self.merged, self.leaders = names, merged, leaders
         self.sum: str | None = None
-        self.scope = Scope()
+        self.cases = 0  # bodies of merge loops so far
+        self.scope = Scope(alive=frozenset(term.factors for term in nest.expression.products))
 
     # What changes for a while.
 
@@ -171,6 +182,17 @@ class Context:
             yield self.names
         finally:
             self.names = outer
+
+    def located(self, access: Access, level: int) -> Expr:
+        """The position of an operand at a level, -1 being the root."""
+        if level < 0:
+            return ZERO
+        if (access, level) not in self.scope.located:
+            raise ScheduleError(
+                f"the loops do not locate level {level + 1} of {access} "
+                f"({self.merged[access].variables[level]})"
+            )
+        return self.scope.located[access, level]
 
     # Statements.
 

@@ -34,7 +34,7 @@ from sgap_jax.compiler.notation.cin import (
     Relation,
     Split,
 )
-from sgap_jax.compiler.notation.expr import IndexVar
+from sgap_jax.compiler.notation.expr import Access, IndexVar
 
 
 def name_ends(ctx: Context, var: IndexVar) -> None:
@@ -76,6 +76,9 @@ def define_derived(ctx: Context, loop: Forall) -> None:
         [_locate(ctx, level) for level in levels]
     ):
         pass
+    for access, storage in ctx.merged.items():
+        for level in range(len(storage.levels)):
+            _locate_dense(ctx, access, level)
 
 
 def _apply(ctx: Context, relation: Relation, loop: Forall) -> bool:
@@ -129,6 +132,21 @@ def _guard_range(ctx: Context, var: IndexVar, size: int) -> None:
     low = None if extent.low == ZERO else Binary("<=", extent.low, value)
     high = None if extent.fits(size) else Binary("<", value, extent.high)
     ctx.guard(var, both(low, high))
+
+
+def _locate_dense(ctx: Context, access: Access, level: int) -> None:
+    """Defines the position of an operand whose coordinates are merged at a level that stores all of
+    them, as soon as it can be."""
+    storage, located = ctx.merged[access], ctx.scope.located
+    var = storage.variables[level]
+    if not storage.is_dense(level) or (access, level) in located or var not in ctx.scope.known:
+        return
+    parent = ZERO if level == 0 else located.get((access, level - 1))
+    if parent is not None:
+        place = add(multiply(parent, Int(storage.extents[level])), ctx.scope.known[var])
+        innermost = level == len(storage.levels) - 1
+        name = f"{access.tensor}_at" if innermost else f"{access.tensor}{level + 1}_p"
+        located[access, level] = ctx.let(name, place)
 
 
 def _locate(ctx: Context, level: int) -> bool:

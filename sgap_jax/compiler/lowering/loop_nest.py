@@ -27,6 +27,7 @@ from sgap_jax.compiler.lowering.assignments import assign, declare_temporaries, 
 from sgap_jax.compiler.lowering.clearing import clear_row
 from sgap_jax.compiler.lowering.context import Context, JoinedThreads, Range
 from sgap_jax.compiler.lowering.derived_variables import define_derived, name_ends
+from sgap_jax.compiler.lowering.merge_loops import lower_merge, lower_where_terms, merged_index
 from sgap_jax.compiler.lowering.octet import declare_tile, multiply_tile, store_tile
 from sgap_jax.compiler.lowering.parent_positions import store_sum, track_parents
 from sgap_jax.compiler.lowering.partial_tiles import opened_tile, trim, without_vectors
@@ -64,6 +65,9 @@ def lower_body(ctx: Context, body: Body) -> None:
 
 
 def _lower_where(ctx: Context, where: Where) -> None:
+    if ctx.expression.merges:
+        lower_where_terms(ctx, where, lower_body)
+        return
     declare_temporaries(ctx, where)
     with ctx.block(masked=False, live=None) as producer, ctx.adding_to(None):
         lower_body(ctx, where.producer)
@@ -97,6 +101,9 @@ def _lower_loop(ctx: Context, loop: Forall) -> None:
     plan = ctx.plan
     if loop.var in plan.warp[:1]:
         multiply_tile(ctx)
+        return
+    if (index := merged_index(ctx, loop.var)) is not None:
+        lower_merge(ctx, loop, index, lower_body)
         return
     for index in ctx.expression.indices:
         if index in ctx.scope.known and ctx.relations.loops_of(index, {loop.var}):

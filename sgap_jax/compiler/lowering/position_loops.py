@@ -55,7 +55,7 @@ def _without_scalars(body: Body) -> Body:
             (loops, part), *others = paths(producer)
             same = part.op in (op, None) and part.target == scalar and not scalar.indices
             if same and not others:
-                return wrap(loops, Assignment(target, part.factors, whole.op))
+                return wrap(loops, dataclasses.replace(part, target=target, op=whole.op))
             return Where(whole, producer)
         case Where():
             return Where(_without_scalars(body.consumer), _without_scalars(body.producer))

@@ -145,7 +145,7 @@ def _coordinate_tile(ctx: Context, pos: Pos) -> Range:
             case Bound(parent):
                 var = parent
     array = ctx.storage.coordinates(level)
-    return Range(_lower_bound(array, segment, low), _lower_bound(array, segment, high))
+    return Range(lower_bound(array, segment, low), lower_bound(array, segment, high))
 
 
 def _first(count: int) -> Range:
@@ -163,7 +163,7 @@ def _static(chunk: Expr, whole: Range, parts: int) -> int | None:
     return None if whole.bound is None else -(-whole.bound // parts)
 
 
-def _lower_bound(array: str, segment: Range, coordinate: Expr) -> Expr:
+def lower_bound(array: str, segment: Range, coordinate: Expr) -> Expr:
     """The first position of a segment whose coordinate is not below `coordinate`."""
     if coordinate == ZERO:
         return segment.low

@@ -20,6 +20,7 @@ from sgap_jax.compiler.notation import cin
 from sgap_jax.compiler.notation.cin import Forall
 from sgap_jax.compiler.notation.expr import IndexVar
 from sgap_jax.compiler.notation.nest import loops
+from sgap_jax.compiler.notation.spaces import is_stored_whole
 from sgap_jax.schedules.schedule import ScheduleError
 
 IDENTITY = {"+": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -194,6 +195,8 @@ def _fill(nest: OutputLoops, op: str | None) -> float | None:
         return identity
     if nest.sparse_output:
         return 0.0  # in the padding
+    if nest.expression.merges:
+        return None if is_stored_whole(nest.expression) else identity
     stored = nest.relations.storage.sparse_modes
     visited = {loop for pos in nest.positions for loop in nest.loops_of(pos.position)}
     outputs = nest.expression.output.indices

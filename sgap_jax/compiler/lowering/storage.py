@@ -40,11 +40,12 @@ def capacities(format: Format, sizes: Sequence[int], counts: Sequence[int]) -> t
 
 def array_name(access: Access, expression: Assign) -> str:
     """The name of the array with the values of an operand, or of the output."""
-    return f"{access.tensor}_vals" if access == expression.sparse else access.tensor
+    stored = access == expression.sparse or access in expression.merged
+    return f"{access.tensor}_vals" if stored else access.tensor
 
 
 class Storage:
-    """The sparse operand, level by level from 0 on; without levels where all operands are dense.
+    """A sparse operand, level by level from 0 on; without levels where all operands are dense.
 
     In CVS(V) and BCSR(r, c) an index has two levels, its block and its place in the block: it is
     split by the size of the block. If the schedule has that split, its variables are those of the
@@ -118,6 +119,9 @@ class Storage:
     @property
     def values(self) -> str:
         return f"{self.access.tensor}_vals"
+
+    def level_of(self, index: IndexVar) -> int:
+        return self.variables.index(index)
 
     def is_dense(self, level: int) -> bool:
         return isinstance(self.levels[level], Dense)

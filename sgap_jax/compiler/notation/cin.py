@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.compiler.notation.expr import Access, Factor, IndexVar
+from sgap_jax.compiler.notation.expr import (
+    Access,
+    Factor,
+    IndexVar,
+    Term,
+    repr_without_terms,
+    written,
+)
 
 # Race strategies (Senanayake et al., section 5.3): what makes the parallel loop safe.
 NO_RACES = "NoRaces"  # every store is owned by one iteration
@@ -22,16 +29,26 @@ GROUP_STRATEGIES = (PARALLEL_REDUCTION, SEGMENT)
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """target = product of factors, or target op= product. A temporary is an Access too: without
-    indices (a scalar), or with the indices of its dimensions."""
+    """target = product of factors, or a sum of products (`terms`, as in expr.Assign); or target op=
+    such a value. A temporary is an Access too: without indices (a scalar), or with the indices of
+    its dimensions."""
 
     target: Access
     factors: tuple[Factor, ...]
     op: str | None = None  # None is =, else one of expr.REDUCTIONS
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def products(self) -> tuple[Term, ...]:
+        """The terms, of which there is one where nothing is added."""
+        return self.terms or (Term(self.factors),)
+
+    def __repr__(self) -> str:
+        return repr_without_terms(self)
 
     def __str__(self) -> str:
         sign = {None: "=", "+": "+="}.get(self.op, f"{self.op}=")
-        return f"{self.target} {sign} {' * '.join(map(str, self.factors))}"
+        return f"{self.target} {sign} {written(self.products)}"
 
 
 @dataclasses.dataclass(frozen=True)

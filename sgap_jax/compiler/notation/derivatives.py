@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from sgap_jax.compiler.notation.expr import Access, Assign, Attained
+from sgap_jax.compiler.notation.expr import Access, Assign, Attained, Factor, Sum, Term
 from sgap_jax.schedules.schedule import ScheduleError
 
 
@@ -16,6 +16,8 @@ def gradient(expression: Assign, tensor: str) -> Assign:
     `gradient(assign("ij,jk->ik", {"A": CSR}), "B")` is B(j,k) += A(i,j) * C(i,k), in which C is the
     cotangent of the result. The gradient in the sparse operand has an output with that operand's
     structure; where no factor is stored at the entries then, a pattern (a factor of ones) is added.
+    Of a sum it is the sum over the terms that have the operand. Where the operand is left in one of
+    these, which it was in twice, its cotangent has another name, dA of A.
 
     Raises:
       TypeError: not an expression.
@@ -30,6 +32,8 @@ def gradient(expression: Assign, tensor: str) -> Assign:
     if chosen is None:
         there = ", ".join(x.tensor for x in read)
         raise ValueError(f"{expression}: no operand {tensor!r}; there are {there}")
+    if expression.merges:
+        return _of_terms(expression, chosen)
     factors = [expression.output if x == chosen else x for x in read]
     if (sparse := expression.sparse) is not None:
         names, name = {x.tensor for x in (expression.output, *expression.accesses)}, sparse.tensor
@@ -37,6 +41,26 @@ def gradient(expression: Assign, tensor: str) -> Assign:
             name += "_"
         factors = sharing(factors, dataclasses.replace(sparse, tensor=name, pattern=True))
     return Assign(dataclasses.replace(chosen, along=False), tuple(factors))
+
+
+def _of_terms(expression: Assign, chosen: Access) -> Assign:
+    """The gradient in an operand of a sum of products: each term in which it is a factor, with the
+    output in its place; at the entries of the operand, if it is sparse."""
+    cotangent, terms = expression.output, list[Term]()
+    names = {x.tensor for x in (expression.output, *expression.accesses)}
+    name = f"{chosen.tensor}_"
+    while name in names:
+        name += "_"
+    pattern = dataclasses.replace(chosen, tensor=name, pattern=True)
+    for term in expression.products:
+        for n, factor in enumerate(term.factors):
+            if factor == chosen:
+                others = (*term.factors[:n], *term.factors[n + 1 :])
+                held = () if chosen.format is None else (pattern,)
+                terms.append(Term((*held, cotangent, *others), term.negative))
+    if any(chosen in term.factors for term in terms):
+        chosen = dataclasses.replace(chosen, tensor=f"d{chosen.tensor}")
+    return Assign(chosen, Sum(tuple(terms)))  # type: ignore[arg-type]  # it is taken apart
 
 
 def check_gradient(expression: Assign, of: Assign) -> None:
@@ -52,6 +76,8 @@ def check_gradient(expression: Assign, of: Assign) -> None:
 
 
 def _check_multilinear(expression: Assign) -> None:
+    if expression.merges and expression.reduction == "+":
+        return
     if not expression.is_multilinear:
         raise NotImplementedError(
             f"{expression}: its gradient is several sums over the products that attain an "
@@ -92,4 +118,6 @@ def _form(expression: Assign) -> tuple:
     attained = [
         (x.reduction, len(x.factors)) for x in expression.factors if isinstance(x, Attained)
     ]
-    return tuple(words), tuple(attained), expression.reduction
+    place: dict[Factor, int] = {x: n for n, x in enumerate(every)}
+    terms = ((tuple(place[x] for x in t.factors), t.negative) for t in expression.terms)
+    return tuple(words), tuple(attained), tuple(terms), expression.reduction

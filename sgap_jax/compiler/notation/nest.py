@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from sgap_jax.compiler.notation.cin import Assignment, Body, Forall, Intrinsic, SuchThat, Where
-from sgap_jax.compiler.notation.expr import Assign, IndexVar
+from sgap_jax.compiler.notation.expr import Access, Assign, Factor, IndexVar, Term, written
+from sgap_jax.compiler.notation.spaces import in_order
 from sgap_jax.formats.levels import Format
+from sgap_jax.schedules.schedule import ScheduleError
 
 
 def initial(expression: Assign) -> SuchThat:
     """The loops of an expression before any transformation: one for each of `Assign.indices` in
-    order, except that an index of the sparse factor comes after those of outer levels."""
+    order, except that an index of a sparse factor comes after those of outer levels."""
+    if expression.merges:
+        return SuchThat(_merged(expression))
     above: dict[IndexVar, tuple[IndexVar, ...]] = {}
     if (sparse := expression.sparse) is not None and sparse.format is not None:
         levels = level_indices(sparse.format, sparse.indices)
@@ -25,6 +29,66 @@ def initial(expression: Assign) -> SuchThat:
     for index in reversed(order):
         body = Forall(index, body)
     return SuchThat(body)
+
+
+def _merged(expression: Assign) -> Body:
+    """The loops of an expression whose coordinates are merged. Terms that are reduced over the same
+    indices are added up in one nest. Where other terms are not, each such nest fills a scalar:
+
+        forall(i, where(y(i) = b(i) - tjy, forall(j, tjy += A(i,j) * x(j))))
+    """
+    order = in_order(expression.indices, expression.merged)
+    if order is None:
+        levels = (
+            f"{x} by {', '.join(map(str, level_indices(x.format, x.indices)))}"
+            for x in expression.merged
+            if x.format is not None
+        )
+        raise ScheduleError(
+            f"{expression}: no order of the loops goes from the outer to the inner levels of all "
+            f"operands ({'; '.join(levels)}); convert one to a format in the order of another"
+        )
+    together: dict[tuple[IndexVar, ...], list[Term]] = {}
+    for term in expression.products:
+        together.setdefault(expression.reduced_in(term), []).append(term)
+    if len(together) == 1:
+        op = expression.reduction if expression.reduced else None
+        whole: Body = Assignment(expression.output, expression.factors, op, expression.terms)
+        return wrap([Forall(index, whole) for index in order], whole)
+    outer = [index for index in order if index in expression.output.indices]
+    names = {x.tensor for x in (expression.output, *expression.accesses)}
+    terms, producers = list(together.pop((), ())), []
+    for reduced, summed in together.items():
+        name = f"t{''.join(map(str, reduced))}{expression.output.tensor}"
+        while name in names:
+            name += "_"
+        names.add(name)
+        inner = [index for index in order if index in reduced]
+        own = {index for term in summed for x in term.factors for index in x.indices}
+        last = max((order.index(i) for i in own if i in outer), default=-1)
+        if early := [i for i in inner if order.index(i) < last]:
+            raise ScheduleError(
+                f"{expression}: {written(summed)} is added to other terms, and {early[0]}, over "
+                f"which it is reduced, would be the index of a loop outside of {order[last]}; "
+                "compute that sum first, or store its operands in another order"
+            )
+        negative = all(term.negative for term in summed)
+        if negative:  # the scalar is subtracted
+            summed = [Term(term.factors) for term in summed]
+        one = len(summed) == 1 and not summed[0].negative
+        factors = summed[0].factors if one else _operands(summed)
+        total = Access(name, ())
+        leaf = Assignment(total, factors, expression.reduction, () if one else tuple(summed))
+        producers.append(wrap([Forall(index, leaf) for index in inner], leaf))
+        terms.append(Term((total,), negative))
+    body: Body = Assignment(expression.output, _operands(terms), None, tuple(terms))
+    for producer in reversed(producers):
+        body = Where(body, producer)
+    return wrap([Forall(index, body) for index in outer], body)
+
+
+def _operands(terms: Sequence[Term]) -> tuple[Factor, ...]:
+    return tuple(dict.fromkeys(factor for term in terms for factor in term.factors))
 
 
 def level_indices(format: Format, indices: tuple[IndexVar, ...]) -> tuple[IndexVar, ...]:

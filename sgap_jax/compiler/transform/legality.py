@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from sgap_jax.compiler.loop_ir import loopir
 from sgap_jax.compiler.notation import cin
-from sgap_jax.compiler.notation.cin import Forall, SuchThat
+from sgap_jax.compiler.notation.cin import Forall, SuchThat, parents
 from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 from sgap_jax.compiler.notation.nest import find, intrinsics, level_indices, loops, paths, perfect
 from sgap_jax.compiler.notation.provenance import Provenance, block_sides, segment_loops
+from sgap_jax.compiler.notation.spaces import part_of, space_of, stored_indices
 from sgap_jax.compiler.transform.collectives import check_segments
 from sgap_jax.formats.levels import Compressed, Dense, Singleton
 from sgap_jax.schedules.schedule import ScheduleError
@@ -24,8 +25,11 @@ _COLLECTIVE = (loopir.CPU_VECTOR, loopir.GPU_WARP, loopir.GPU_THREAD)
 def check_statement(expression: Assign, statement: SuchThat) -> None:
     """Checks the rules that every statement obeys."""
     graph = Provenance(expression.indices, statement.relations)
+    check_merges(expression, statement)
+    operands = (expression.sparse, *expression.merged)
     for around, leaf in paths(statement.body):
-        check_levels(expression, graph, around)
+        for access in operands:
+            check_levels(access, graph, around)
         busy = [x for x in segment_loops(expression, graph, perfect(around), leaf) if x.unit]
         if busy:
             raise ScheduleError(
@@ -46,10 +50,85 @@ def check_statement(expression: Assign, statement: SuchThat) -> None:
             )
 
 
-def check_levels(expression: Assign, graph: Provenance, around: tuple[Forall, ...]) -> None:
+def check_merges(expression: Assign, statement: SuchThat) -> None:
+    """Checks that the loops over coordinates that are merged go over all of an index, or over a
+    tile, one after the other."""
+    if not expression.merges:
+        return
+    stored, tiles = stored_indices(expression), list[IndexVar]()
+    for relation in statement.relations:
+        if isinstance(relation, cin.Pos):
+            _check_leader(expression, statement, relation)
+            tiles.append(relation.position)
+            continue
+        merged = [var for var in parents(relation) if var in (*stored, *tiles)]
+        if not merged:
+            continue
+        index = merged[0]
+        if index in tiles:
+            raise NotImplementedError(
+                f"{relation}: {index} is a tile of merged coordinates, or their positions, already"
+            )
+        if not isinstance(relation, cin.Split):
+            raise NotImplementedError(
+                f"{relation}: the coordinates of {index} are merged from what "
+                f"{space_of(expression.products, index)} stores; split tiles them, and the outer "
+                "part can be transformed further"
+            )
+        tiles.append(relation.inner)
+    place = {loop.var: n for n, loop in enumerate(loops(statement.body))}
+    outer = {r.inner: r.outer for r in statement.relations if isinstance(r, cin.Split)}
+    graph = Provenance(expression.indices, statement.relations)
+    for loop in loops(statement.body):
+        if loop.var not in (*stored, *tiles):
+            continue
+        if loop.unit is not None or loop.unroll:
+            raise ScheduleError(
+                f"the coordinates of {loop.var} are merged one after the other: its loop is not "
+                f"one for {loop.unit or 'unroll'}; split it, and take the outer part"
+            )
+        if loop.var in outer:
+            made = outer[loop.var]
+            above = [v for v in place if v == made or made in _ancestors(graph, v)]
+            late = [v for v in above if place[v] > place[loop.var]]
+            if late:
+                raise ScheduleError(
+                    f"the loop of {loop.var} merges the coordinates of a tile, and must be inside "
+                    f"the loop of {late[0]}, which says of which one"
+                )
+    if bound := intrinsics(statement.body):
+        raise NotImplementedError(f"{bound[0].name} multiplies what one operand stores, not merged")
+
+
+def _check_leader(expression: Assign, statement: SuchThat, pos: cin.Pos) -> None:
+    """Checks that a loop over the positions of one operand comes to all coordinates of an index
+    that its terms need: those of the others are searched for."""
+    if pos.coordinate not in stored_indices(expression):
+        raise NotImplementedError(
+            f"{pos}: {pos.coordinate} is a tile of merged coordinates; take positions of all of an "
+            "index"
+        )
+    loop = find(statement.body, pos.position)
+    leaves = () if loop is None else paths(loop.body)
+    for term in (term for _, leaf in leaves for term in leaf.products):
+        own = all(factor in expression.factors for factor in term.factors)
+        if own and pos.access not in part_of(term, pos.coordinate):
+            raise ScheduleError(
+                f"{term} needs coordinates of {pos.coordinate} that {pos.access.tensor} does not "
+                "store; loops over the positions of one operand visit no others"
+            )
+
+
+def _ancestors(graph: Provenance, var: IndexVar) -> set[IndexVar]:
+    """The variables from which one derives."""
+    made = graph.origin(var)
+    above = () if made is None else parents(made)
+    return {*above, *(further for v in above for further in _ancestors(graph, v))}
+
+
+def check_levels(access: Access | None, graph: Provenance, around: tuple[Forall, ...]) -> None:
     """Checks that a loop over stored coordinates is inside the loops that determine their parent
     node."""
-    access = expression.sparse
     if access is None or access.format is None:
         return
     place = {loop.var: n for n, loop in enumerate(around)}
@@ -141,6 +220,11 @@ def loop_of(statement: SuchThat, var: IndexVar) -> Forall:
             dict.fromkeys(str(x.var) for around, _ in paths(statement.body) for x in around)
         )
         raise ScheduleError(f"there is no loop of {var}; there are {there or 'none'}")
+    if sum(other.var == var for other in loops(statement.body)) > 1:
+        raise ScheduleError(
+            f"there are several loops of {var}, one for each sum over it; what is scheduled so is "
+            "computed as an expression of its own"
+        )
     return loop
 
 

@@ -12,7 +12,7 @@ from sgap_jax.compiler.loop_ir.loopir import Function
 from sgap_jax.compiler.lowering.lower import Scheduled, lower
 from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.cin import Bound, Relation, Split
-from sgap_jax.compiler.notation.expr import Assign, IndexVar
+from sgap_jax.compiler.notation.expr import Access, Assign, IndexVar
 
 EXAMPLE_SIZE, EXAMPLE_ENTRIES = 1000, 10_000
 
@@ -67,7 +67,7 @@ def function(
         index.name: _extent(index, relations) or EXAMPLE_SIZE
         for index in schedule.expression.indices
     }
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] | dict[str, tuple[int, ...]] = ()
     if sparse is not None and sparse.format is not None:
         format, block = sparse.format, sparse.format.block_shape
         for mode, side in zip(format.modes, block, strict=False):
@@ -78,13 +78,21 @@ def function(
             f"Schedule.source: sizes: no index {unknown[0]!r}; there are {', '.join(every)}"
         )
     every |= sizes or {}
+    entries = EXAMPLE_ENTRIES if nnz is None else nnz
+    if schedule.expression.merges:
+        positions = {x.tensor: _capacities(x, every, entries) for x in schedule.expression.merged}
     if sparse is not None and sparse.format is not None:
-        entries = EXAMPLE_ENTRIES if nnz is None else nnz
         for side in block:
             entries = -(-entries // side)
-        modes = [every[sparse.indices[mode].name] for mode in format.modes]
-        positions = capacities(format, modes, [entries] * len(modes))
+        positions = _capacities(sparse, every, entries)
     return lower(schedule, every, positions, dtype)
+
+
+def _capacities(access: Access, sizes: Mapping[str, int], entries: int) -> tuple[int, ...]:
+    """The positions at each level of an operand with so many entries."""
+    assert access.format is not None
+    modes = [sizes[access.indices[mode].name] for mode in access.format.modes]
+    return capacities(access.format, modes, [entries] * len(modes))
 
 
 def _extent(var: IndexVar, relations: tuple[Relation, ...]) -> int | None:

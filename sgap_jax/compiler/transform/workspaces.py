@@ -23,6 +23,11 @@ def precompute(
 ) -> SuchThat:
     """Makes `where(target op= workspace * others, workspace = factors)`, as far out as possible:
     each loop inside it belongs only to the producer, only to the consumer, or is one of `var`."""
+    if expression.merges:
+        raise NotImplementedError(
+            "a workspace takes a part of a product whose entries one operand stores, not of merged "
+            "coordinates"
+        )
     if len(var) != len(fresh):
         raise ScheduleError("expected as many fresh variables as variables")
     _check_name(expression, statement, name)
@@ -113,7 +118,7 @@ def promote(
     _check_name(expression, statement, scalar.tensor)
     where = Where(
         Assignment(leaf.target, (scalar,), leaf.op),
-        wrap(inside, Assignment(scalar, leaf.factors, leaf.op)),
+        wrap(inside, dataclasses.replace(leaf, target=scalar)),
     )
     return SuchThat(replace(statement.body, loop.var, lambda _: where), statement.relations)
 
