@@ -86,16 +86,17 @@ class SparseArray(Operators):
     def from_coordinates(
         cls,
         coordinates: ArrayLike,
-        values: ArrayLike,
-        shape: tuple[int, ...],
+        values: ArrayLike | None = None,
+        shape: tuple[int, ...] | None = None,
         *,
         format: Format = CSR,
         dtype: Dtype = None,
         duplicates: str = "sum",
         nse: int | None = None,
     ) -> SparseArray:
-        """`coordinates` [nnz, ndim] in any order, `values` [nnz].
+        """`coordinates` [nnz, ndim] in any order, `values` [nnz], or None for ones.
 
+        `shape` None is the least one that has these coordinates, which must be concrete.
         `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
         `nse`: the capacity, how many entries the result can store (static); the rest of it is
         padding. None: as many as there are; for traced coordinates, as many as are given.
@@ -171,7 +172,7 @@ class SparseArray(Operators):
     @classmethod
     def from_arrays(
         cls,
-        values: ArrayLike,
+        values: ArrayLike | None,
         row_offsets: ArrayLike,
         column_indices: ArrayLike,
         *,
@@ -179,7 +180,7 @@ class SparseArray(Operators):
         format: Format = CSR,
     ) -> SparseArray:
         """A SparseArray from the arrays of CSR, CVS(V) or BCSR(r, c), or of CSC: column offsets and
-        row indices. Nothing is sorted or merged.
+        row indices. Nothing is sorted or merged. Values None are ones.
 
         Concrete structure is validated: ValueError unless offsets rise from 0 to at most nnz, and
         indices are in range and rise strictly in each row. Traced structure cannot be checked now:

@@ -38,3 +38,19 @@ def invariants(A, dense):
     np.testing.assert_array_equal(
         np.diff(offsets), np.bincount(inner[:used], minlength=size)[:size]
     )
+
+
+def dense_of(A):
+    """Dense A in NumPy: in JAX every shape would be compiled."""
+    if not A.format.block_shape:
+        return A.to_scipy().toarray()
+    height, width = (*A.format.block_shape, 1)[:2]
+    offsets, columns = map(np.asarray, A.index_arrays[1])
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    out = np.zeros((outer + height, inner + width), A.dtype)
+    for b in range(len(offsets) - 1):
+        for p in range(offsets[b], offsets[b + 1]):
+            block = np.asarray(A.values[p]).reshape(height, width)
+            at = b * height, columns[p] * width
+            out[at[0] : at[0] + height, at[1] : at[1] + width] = block
+    return np.transpose(out[:outer, :inner], A.format.modes)
