@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, parts, structure
+from sgap_jax.formats import checks, construct, convert, indexing, structure
 from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
@@ -41,7 +41,7 @@ INSTEAD = {
     "data": "A.values",
     "dot": "A @ B",
     "flatten": _DENSE,
-    "getcol": "A.T[j:j + 1].T",
+    "getcol": "A[:, j:j + 1]",
     "getnnz": "A.nnz, or A.row_lengths",
     "getrow": "A[i:i + 1]",
     "imag": "A.with_values(jnp.imag(A.values))",
@@ -96,6 +96,13 @@ def no_truth() -> ValueError:
 
 def no_length() -> TypeError:
     return TypeError("SparseArray: no len(): A.shape[0] counts rows, A.nnz what is stored")
+
+
+def no_iteration() -> TypeError:
+    return TypeError(
+        "SparseArray: not iterable: a row for each step would be a program for each; the nearest "
+        "is an operation on all rows, A[i:i + k] for some, or A.to_scipy() to look at them"
+    )
 
 
 def no_assignment() -> TypeError:
@@ -204,16 +211,47 @@ class Operators(StoredArray):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise no_assignment()
 
-    def __getitem__(self, index: slice) -> Self:
-        """The rows A[i:j] (for a tensor, a slice of its first dimension), with NumPy's rules for
-        negative and out-of-range bounds. IndexError for any other index.
+    def __getitem__(self, index: Any) -> Any:
+        """A part of A, as NumPy and SciPy index: A[i:j, k:l] (any step), A[i], A[i, j], A[:, j],
+        A[idx] of an index array, A[mask] of a mask of one dimension, A[..., idx].
 
-        The structure must be concrete; values may be traced. Bounds must be multiples of V for
-        CVS(V), of r for BCSR(r, c), of c for its transpose.
+        Two integers give the element, [] and dense. One gives a sparse vector, in COO. Otherwise
+        the format stays; of vectors and blocks it does for bounds at multiples of their sides, and
+        becomes CSR for index arrays, integers and steps. One index array at most; repeated indices
+        repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
+        Differentiable in the values.
+
+        With concrete structure and indices nothing is compiled. Indices and index arrays may be
+        traced where the structure is concrete: the result's capacity is then enough for any, and
+        those out of range give zeros. Of a traced matrix, slices and single rows have its capacity;
+        `rows` takes one for others.
+
+        Raises IndexError for other indices, those out of range, a traced slice or mask, and bounds
+        that cut vectors or blocks; ValueError for an index array into a traced structure;
+        NotImplementedError for a traced tensor.
         """
-        return parts.rows(self, index)
+        return indexing.item(self, index)
 
-    __iter__ = None  # without this, list(A) would call A[0], get an IndexError and be empty
+    def rows(self, index: Any, *, nse: int | None = None) -> Self:
+        """The rows of a matrix at a slice or an index array [k], in a capacity: so that batches of
+        as many rows share one compiled program, `step(X.rows(slice(i, i + 32)))`.
+
+        The result has shape [k, columns], in CSR, or in COO where A is. Negative indices count from
+        the end; repeated ones repeat rows. The index array may be traced: an index out of range is
+        then an empty row. Columns are `A.T.rows(index).T`.
+
+        `nse`: how many entries the result can store (static). None is enough for any rows: for a
+        slice as many as the slice of its length with most, else k times the longest row; a traced
+        structure needs one. What does not fit is an error if all is concrete; otherwise `overflow`
+        counts it and `checked()` fails. Differentiable in the values.
+
+        Raises IndexError for indices out of range or of another kind, ValueError for an nse that is
+        too small or missing.
+        """
+        return indexing.rows(self, index, nse)
+
+    def __iter__(self) -> NoReturn:
+        raise no_iteration()
 
 
 def add(A: Array, B: Any) -> Array:

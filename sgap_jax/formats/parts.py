@@ -1,11 +1,10 @@
-"""Slices of rows, sums and means of a `SparseArray`."""
+"""Sums and means of a `SparseArray`."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,52 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import construct, convert, structure, vectors
-from sgap_jax.formats.stored import Array, StoredArray
-
-
-def rows(A: Array, index: Any) -> Array:
-    """See `SparseArray.__getitem__`."""
-    what = "SparseArray[i:j]"
-    start, stop = _bounds(index, A.shape[0])
-    if (start, stop) == (0, A.shape[0]):
-        return A
-    level = A.format.modes.index(0)
-    side = vectors.tile(A.format)[level] if A.format.block_shape else 1
-    if start % side or (stop % side and stop != A.shape[0]):
-        raise IndexError(
-            f"{what}: rows of {A.format} are cut at multiples of {side}, got {start}:{stop}; "
-            "A.asformat(CSR)[i:j] cuts anywhere"
-        )
-    levels = convert.stored_levels(A, what)
-    first, last = start // side, -(-stop // side)
-    along = levels[level]
-    if level == 0:
-        kept: Any = slice(*map(int, np.searchsorted(along, [first, last])))
-    else:
-        kept = np.flatnonzero((first <= along) & (along < last)).astype(np.int32)
-    levels = [x[kept] for x in levels]
-    levels[level] = levels[level] - first
-    shape = (stop - start, *A.shape[1:])
-    sizes = convert.level_sizes(shape, A.format)
-    fields = construct.index_fields(levels, sizes, A.format)
-    return replace(A, values=structure.whole(A.values)[kept], shape=shape, **fields)
-
-
-def _bounds(index: Any, size: int) -> tuple[int, int]:
-    """(start, stop) of a slice of step 1, within 0 .. size; (0, 0) for an empty slice."""
-    if not isinstance(index, slice):
-        raise IndexError(
-            f"SparseArray: expected a slice of rows, A[i:j], got {type(index).__name__}; "
-            "A[i:i + 1] is one row, A.T[i:j].T cuts columns, A.todense() takes any index"
-        )
-    try:
-        start, stop, step = index.indices(size)
-    except (TypeError, ValueError) as error:  # tracers, floats and a step of 0
-        raise IndexError(f"SparseArray[i:j]: expected integers that are known: {error}") from None
-    if step != 1:
-        raise IndexError(f"SparseArray[i:j]: expected a slice of step 1, got step {step}")
-    return (start, stop) if start < stop else (0, 0)
+from sgap_jax.formats import construct, convert
+from sgap_jax.formats.stored import StoredArray
 
 
 def total(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:

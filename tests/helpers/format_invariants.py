@@ -54,3 +54,12 @@ def dense_of(A):
             at = b * height, columns[p] * width
             out[at[0] : at[0] + height, at[1] : at[1] + width] = block
     return np.transpose(out[:outer, :inner], A.format.modes)
+
+
+def integers(m, n, seed=0, dtype=np.float64):
+    """A matrix of small integers, with an empty row and an empty column where there is room."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(-4, 5, (m, n)) * (rng.random((m, n)) < 0.5)
+    if m > 2 and n > 2:
+        a[1], a[:, 2] = 0, 0
+    return a.astype(dtype)

@@ -6,22 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from format_invariants import dense_of
+from format_invariants import dense_of, integers
 from jax.test_util import check_grads
 
 import sgap_jax
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray
 
 FORMATS = [CSR, CSC, COO, CSF(2), CVS(2), BCSR(2, 3)]
-
-
-def matrix(m, n, seed=0, dtype=np.float64):
-    """Small integers, with an empty row and an empty column where there is room."""
-    rng = np.random.default_rng(seed)
-    a = rng.integers(-4, 5, (m, n)) * (rng.random((m, n)) < 0.5)
-    if m > 2 and n > 2:
-        a[1], a[:, 2] = 0, 0
-    return a.astype(dtype)
 
 
 def same(A, scipys, nnz=None):
@@ -79,7 +70,7 @@ def test_diags_of_traced_numbers():
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_blocks(format):
-    a, b, c = matrix(4, 6), matrix(4, 3, 1), matrix(2, 6, 2)
+    a, b, c = integers(4, 6), integers(4, 3, 1), integers(2, 6, 2)
     A, B, C = (SparseArray.from_dense(x, format=format) for x in (a, b, c))
     a, b, c = map(sp.csr_array, (a, b, c))  # SciPy does not stack dense ones
     for ours, scipys in (
@@ -104,7 +95,7 @@ def test_blocks(format):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("k", [0, 2, -1, -9, 2**40])
 def test_triangles(format, k):
-    a = matrix(4, 6)
+    a = integers(4, 6)
     A = SparseArray.from_dense(a, format=format)
     for name in ("tril", "triu"):
         same(getattr(sgap_jax, name)(A, k), getattr(sp, name)(a, np.clip(k, -9, 9)))
@@ -115,7 +106,7 @@ def test_triangles(format, k):
 @pytest.mark.parametrize("format", [CSR, CSC, COO], ids=str)
 def test_traced_structures(format):
     """The same matrices inside jit; what does not take part in an operand is nowhere."""
-    a, b = matrix(4, 6), matrix(4, 6, 1)
+    a, b = integers(4, 6), integers(4, 6, 1)
     A, B = (SparseArray.from_dense(x, format=format, nse=30) for x in (a, b))
     makers = {
         "vstack": (lambda A, B: sgap_jax.vstack([A, B]), np.vstack([a, b])),
@@ -144,7 +135,7 @@ def test_traced_structures(format):
 
 
 def test_derivatives():
-    a, b = matrix(4, 6), matrix(4, 6, 1)
+    a, b = integers(4, 6), integers(4, 6, 1)
     A, B = (SparseArray.from_dense(x) for x in (a, b))
     weights = jnp.asarray(np.random.default_rng(3).normal(size=(16, 36)))
 
@@ -175,7 +166,7 @@ def test_default_values_and_shape():
     same(V, sp.csr_array([[0, 1], [0, 1]]))
 
 
-A = SparseArray.from_dense(matrix(4, 6))
+A = SparseArray.from_dense(integers(4, 6))
 T = SparseArray.from_dense(np.ones((2, 2, 2)), format=COO)
 
 
