@@ -268,8 +268,8 @@ def check_scalar(scalar: Any, what: str) -> Any:
         if shape != () or dtype is None:
             got = type(scalar).__name__ if shape is None else f"shape {shape}"
             raise ValueError(
-                f"{what}: s: expected a scalar, got {got}; einsum('ij,j->ij', A, s) takes a vector "
-                "or a matrix ('ij,ij->ij'), A.with_values a number for each entry"
+                f"{what}: x: expected a scalar or a dense array, got {got}; A.with_values takes a "
+                "number for each entry"
             )
-        check_numeric(dtype, what, "s")
+        check_numeric(dtype, what, "x")
     return scalar

@@ -19,20 +19,20 @@ from sgap_jax.formats.stored import StoredArray
 def total(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.sum`."""
     what = "SparseArray.sum"
-    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
-    return _shaped(A, _sums(A, axes, dtype, what), axes, keepdims)
+    found, dtype = axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
+    return _shaped(A, _sums(A, found, dtype, what), found, keepdims)
 
 
 def mean(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.mean`."""
     what = "SparseArray.mean"
-    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
+    found, dtype = axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
     if dtype == np.bool_:
         raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
-    sums = _sums(A, axes, construct.accumulator(dtype), what)
-    count = math.prod(A.shape[axis] for axis in axes)  # may exceed int32
+    sums = _sums(A, found, construct.accumulator(dtype), what)
+    count = math.prod(A.shape[axis] for axis in found)  # may exceed int32
     means = sums / 1 / float(count)  # sums / 1 turns integers into floats
-    return _shaped(A, means.astype(dtype), axes, keepdims)
+    return _shaped(A, means.astype(dtype), found, keepdims)
 
 
 def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
@@ -98,7 +98,7 @@ def refuse(what: str, **options: Any) -> None:
             raise NotImplementedError(f"{what}: {name}: the nearest is {_NEAREST[name]}")
 
 
-def _axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+def axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """`axis` as a sorted tuple of distinct axes in 0 .. ndim - 1; ValueError otherwise."""
     if axis is None:
         return tuple(range(ndim))
