@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
