@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, indexing, structure
+from sgap_jax.formats import checks, construct, convert, indexing, parts, structure
 from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
@@ -129,9 +129,12 @@ class Operators(StoredArray):
     def __matmul__(self, other: ArrayLike | Operators) -> jax.Array | Self:
         """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule; of a B
         [..., k, n] with leading axes, a product for each, as `np.matmul`. For a sparse B the sparse
-        product, `spgemm`."""
+        product, `spgemm`. A sparse vector A[i] has an inner product with a dense vector."""
         if isinstance(other, Operators):
             return self._sparse_product(other)
+        if self.ndim == 1 and np.shape(other) == self.shape:
+            weighted = self * other
+            return parts.total(weighted, None, weighted.dtype, False)
         return self._products(other)
 
     def __rmatmul__(self, other: ArrayLike) -> jax.Array:
@@ -139,6 +142,8 @@ class Operators(StoredArray):
         shape = np.shape(other)
         if not shape:
             raise ValueError("B @ SparseArray: B: expected at least 1-d, got 0-d")
+        if self.ndim == 1 and len(shape) == 1:
+            return self @ other
         if len(shape) == 1:
             return self._products(other, transpose=True)
         if len(shape) == 2:

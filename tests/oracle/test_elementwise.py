@@ -201,6 +201,8 @@ def test_zeros_and_duplicates(format):
 def test_leading_axes():
     a = integers(7, 6)
     A, rng = SparseArray.from_dense(a), np.random.default_rng(0)
+    x = rng.integers(-3, 4, 6).astype(float)
+    assert A[3] @ x == x @ A[3] == a[3] @ x
     for shape in ((3, 6, 4), (2, 1, 6, 1), (0, 6, 4), (2, 6, 0)):
         B = rng.integers(-3, 4, shape).astype(float)
         np.testing.assert_array_equal(A @ B, a @ B)

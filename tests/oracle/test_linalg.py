@@ -48,6 +48,20 @@ def test_solutions(name):
     np.testing.assert_allclose(padded, want, rtol=1e-9)
 
 
+def test_complex_systems():
+    hermitian = SYMMETRIC + 1j * (integers(N, N) - integers(N, N).T)
+    c, weights = b + 1j * B[:, 0], jnp.asarray(RNG.normal(size=N))
+    for name, a in (("cg", hermitian), ("gmres", GENERAL + 1j * SYMMETRIC)):
+        A, solve = of(a), partial(getattr(linalg, name), tol=1e-13)
+        np.testing.assert_allclose(solve(A, c)[0], np.linalg.solve(a, c), rtol=1e-8)
+        loss = lambda v, A=A, solve=solve: jnp.sum(
+            weights * abs(solve(A.with_values(v), c)[0]) ** 2
+        )
+        dense = lambda a: jnp.sum(weights * abs(jnp.linalg.solve(a, c)) ** 2)
+        expected = jax.grad(dense)(jnp.asarray(a))[np.nonzero(a)]
+        np.testing.assert_allclose(jax.grad(loss)(A.values), expected, rtol=1e-6, atol=1e-9)
+
+
 @solvers
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_derivatives(name, preconditioned):
