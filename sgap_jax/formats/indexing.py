@@ -295,21 +295,36 @@ def _between(A: Array, selected: range) -> Array:
             f"SparseArray[i:j]: rows and columns of {A.format} are cut at multiples of its sides, "
             f"here {side}, got {start}:{stop}; A.asformat(CSR)[i:j] cuts anywhere"
         )
-    levels = convert.stored_levels(A, "SparseArray[i:j]")
     first, last = start // side, -(-stop // side)
-    along = levels[level]
-    if level == 0:
-        kept: Any = slice(*map(int, np.searchsorted(along, [first, last])))
+    if A.format.levels[:2] == CSR.levels and level == 0 and A.is_checked:
+        levels, kept = _run_of_segments(A, first, last)
     else:
-        kept = np.flatnonzero((first <= along) & (along < last))
-    levels = [x[kept] for x in levels]
-    levels[level] = levels[level] - first
+        levels = convert.stored_levels(A, "SparseArray[i:j]")
+        along = levels[level]
+        if level == 0:
+            kept = slice(*map(int, np.searchsorted(along, [first, last])))
+        else:
+            kept = np.flatnonzero((first <= along) & (along < last))
+        levels = [x[kept] for x in levels]
+        levels[level] = levels[level] - first
     shape = (stop - start, *A.shape[1:])
     sizes = convert.level_sizes(shape, A.format)
     fields = construct.index_fields(levels, sizes, A.format)
     values = _taken(A.values, kept)
     values = checks.to_device(values.copy()) if isinstance(values, np.ndarray) else values
     return replace(A, values=values, shape=shape, **fields)
+
+
+def _run_of_segments(A: StoredArray, first: int, last: int) -> tuple[list[np.ndarray], Any]:
+    """Level coordinates of consecutive segments of compressed arrays, and where they are stored:
+    nothing else of the index arrays is read but the offsets."""
+    offsets, indices = (np.asarray(x) for x in A.index_arrays[1])
+    outer, inner = convert.level_sizes(A.shape, A.format)
+    checks.check_offsets(offsets, outer, indices.shape[0], "offsets", _WHAT)
+    kept = slice(int(offsets[first]), int(offsets[last]))
+    checks.check_range(indices[kept], inner, "indices", _WHAT)
+    own = offsets[first : last + 1] - offsets[first]
+    return [construct.expand_offsets(own, len(indices[kept])), indices[kept]], kept
 
 
 # Traced structure, or traced indices.

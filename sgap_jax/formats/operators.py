@@ -228,7 +228,7 @@ class Operators(StoredArray):
         repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
         Differentiable in the values.
 
-        With concrete structure and indices nothing is compiled. Indices and index arrays may be
+        With concrete structure and indices nothing is compiled for entries. Indices and index arrays may be
         traced where the structure is concrete: the result's capacity is then enough for any, and
         those out of range give zeros. Of a traced matrix, slices and single rows have its capacity;
         `rows` takes one for others.
