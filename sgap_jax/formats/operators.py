@@ -228,10 +228,10 @@ class Operators(StoredArray):
         repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
         Differentiable in the values.
 
-        With concrete structure and indices nothing is compiled for entries. Indices and index arrays may be
-        traced where the structure is concrete: the result's capacity is then enough for any, and
-        those out of range give zeros. Of a traced matrix, slices and single rows have its capacity;
-        `rows` takes one for others.
+        With concrete structure and indices nothing is compiled, for formats of entries. Indices and
+        index arrays may be traced where the structure is concrete: the result's capacity is then
+        enough for any, and those out of range give zeros. Of a traced matrix, slices and single
+        rows have its capacity; `rows` takes one for others.
 
         Raises IndexError for other indices, those out of range, a traced slice or mask, and bounds
         that cut vectors or blocks; ValueError for an index array into a traced structure;
