@@ -2,10 +2,20 @@
 
 from importlib.metadata import version as _version
 
+from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
 from sgap_jax.formats.array import SparseArray as SparseArray
+from sgap_jax.formats.compose import block as block
+from sgap_jax.formats.compose import block_diag as block_diag
+from sgap_jax.formats.compose import diags as diags
+from sgap_jax.formats.compose import eye as eye
+from sgap_jax.formats.compose import hstack as hstack
+from sgap_jax.formats.compose import kron as kron
+from sgap_jax.formats.compose import tril as tril
+from sgap_jax.formats.compose import triu as triu
+from sgap_jax.formats.compose import vstack as vstack
 from sgap_jax.formats.io import read as read
 from sgap_jax.formats.io import write as write
 from sgap_jax.formats.levels import BCSR as BCSR

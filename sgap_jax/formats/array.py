@@ -8,15 +8,25 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.export
 from jax.typing import ArrayLike, DTypeLike
 
-from sgap_jax.formats import capacity, checked, checks, construct, convert, interop, parts
+from sgap_jax.formats import (
+    capacity,
+    checked,
+    checks,
+    construct,
+    convert,
+    entries,
+    extrema,
+    interop,
+    parts,
+)
 from sgap_jax.formats.levels import CSR, Compressed, Dense, Format, Singleton
-from sgap_jax.formats.operators import INSTEAD, Operators, no_extremum
+from sgap_jax.formats.operators import INSTEAD, Operators
 from sgap_jax.formats.row_statistics import PatternStatistics, RowStatistics
 from sgap_jax.formats.stored import CheckedIndices, CheckedLevel, CheckedTranspose
 
@@ -86,16 +96,17 @@ class SparseArray(Operators):
     def from_coordinates(
         cls,
         coordinates: ArrayLike,
-        values: ArrayLike,
-        shape: tuple[int, ...],
+        values: ArrayLike | None = None,
+        shape: tuple[int, ...] | None = None,
         *,
         format: Format = CSR,
         dtype: Dtype = None,
         duplicates: str = "sum",
         nse: int | None = None,
     ) -> SparseArray:
-        """`coordinates` [nnz, ndim] in any order, `values` [nnz].
+        """`coordinates` [nnz, ndim] in any order, `values` [nnz], or None for ones.
 
+        `shape` None is the least one that has these coordinates, which must be concrete.
         `duplicates`: "sum" adds equal coordinates (in float32 at least), "error" refuses them.
         `nse`: the capacity, how many entries the result can store (static); the rest of it is
         padding. None: as many as there are; for traced coordinates, as many as are given.
@@ -171,7 +182,7 @@ class SparseArray(Operators):
     @classmethod
     def from_arrays(
         cls,
-        values: ArrayLike,
+        values: ArrayLike | None,
         row_offsets: ArrayLike,
         column_indices: ArrayLike,
         *,
@@ -179,7 +190,7 @@ class SparseArray(Operators):
         format: Format = CSR,
     ) -> SparseArray:
         """A SparseArray from the arrays of CSR, CVS(V) or BCSR(r, c), or of CSC: column offsets and
-        row indices. Nothing is sorted or merged.
+        row indices. Nothing is sorted or merged. Values None are ones.
 
         Concrete structure is validated: ValueError unless offsets rise from 0 to at most nnz, and
         indices are in range and rise strictly in each row. Traced structure cannot be checked now:
@@ -256,13 +267,80 @@ class SparseArray(Operators):
         parts.refuse("SparseArray.mean", out=out, where=where)
         return parts.mean(self, axis, dtype, keepdims)
 
-    def max(self, *args: Any, **options: Any) -> NoReturn:
-        """Raises NotImplementedError; the message names alternatives."""
-        raise no_extremum("max")
+    def max(
+        self,
+        axis: int | tuple[int, ...] | None = None,
+        out: None = None,
+        keepdims: bool = False,
+        initial: None = None,
+        where: None = None,
+    ) -> jax.Array:
+        """The greatest element of a matrix, of each column (axis=0) or of each row (axis=1), dense
+        and in A's dtype. Zeros that are not stored count, as in SciPy; `row_max` is of the stored
+        entries alone. NaN is greater than all. `np.max(A, ...)` is the same.
 
-    def min(self, *args: Any, **options: Any) -> NoReturn:
-        """Raises NotImplementedError; the message names alternatives."""
-        raise no_extremum("min")
+        Differentiable in the values: where elements tie, the gradient is that of the first one.
+        ValueError for complex values and for no elements, NotImplementedError for a tensor and for
+        `out`, `initial` and `where`.
+        """
+        parts.refuse("SparseArray.max", out=out, initial=initial, where=where)
+        return extrema.extremum(self, "max", axis, keepdims)
+
+    def min(
+        self,
+        axis: int | tuple[int, ...] | None = None,
+        out: None = None,
+        keepdims: bool = False,
+        initial: None = None,
+        where: None = None,
+    ) -> jax.Array:
+        """The least element, as `max`; NaN is less than all."""
+        parts.refuse("SparseArray.min", out=out, initial=initial, where=where)
+        return extrema.extremum(self, "min", axis, keepdims)
+
+    def argmax(
+        self, axis: int | None = None, out: None = None, *, keepdims: bool = False
+    ) -> jax.Array:
+        """Where the greatest element is, the first one of several: its row for axis=0, its column
+        for axis=1, else its position in the flattened matrix. Integers as of `jnp.argmax`. Zeros
+        that are not stored count. Errors as of `max`, and ValueError for a position that does not
+        fit in the integers."""
+        parts.refuse("SparseArray.argmax", out=out)
+        return extrema.position(self, "argmax", axis, keepdims)
+
+    def argmin(
+        self, axis: int | None = None, out: None = None, *, keepdims: bool = False
+    ) -> jax.Array:
+        """Where the least element is, as `argmax`."""
+        parts.refuse("SparseArray.argmin", out=out)
+        return extrema.position(self, "argmin", axis, keepdims)
+
+    def nonzero(self) -> tuple[jax.Array, ...]:
+        """One int32 array per dimension: where the elements are != 0, in row-major order.
+        ValueError if A is traced, since the length is not known then."""
+        return entries.nonzero(self)
+
+    def reshape(self, *shape: Any, order: str = "C") -> SparseArray:
+        """The same elements in row-major order under another shape, of which one size may be -1.
+
+        Entries stay entries. In A's format where the number of dimensions stays and entries are
+        stored one by one, else in CSR, or COO of a tensor. A traced matrix reshapes to a matrix.
+        Differentiable in the values. ValueError for a shape of another size.
+        """
+        return entries.reshape(self, shape, order)
+
+    def sum_duplicates(self) -> SparseArray:
+        """The same array with each coordinate once, and sorted: A itself where that was checked.
+        Sums are in float32 at least; also for traced matrices, in the same capacity."""
+        return entries.sum_duplicates(self)
+
+    def eliminate_zeros(self, *, nse: int | None = None) -> SparseArray:
+        """The same array without entries, vectors or blocks that are zero.
+
+        Also for traced matrices in CSR, CSC and COO, where zeros become padding: `nse` is then the
+        capacity, by default A's, and `overflow` counts what did not fit.
+        """
+        return entries.eliminate_zeros(self, nse)
 
     def diagonal(self, k: int = 0) -> jax.Array:
         """The k-th diagonal of a matrix, dense and in its dtype: entries (i, i + k), for k < 0

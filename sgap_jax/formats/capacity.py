@@ -78,7 +78,7 @@ def of_coordinates(
     indices = jnp.zeros(nse, jnp.int32).at[to].set(indices, mode="drop")
     symbolic = export.is_symbolic_dim(count)
     fits = merge and (nse == count if symbolic else nse >= count)
-    return _fields(sums.astype(values.dtype), offsets, indices, shape, format, fits)
+    return of_offsets(sums.astype(values.dtype), offsets, indices, shape, format, fits)
 
 
 @partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)
@@ -99,10 +99,10 @@ def of_dense(x: jax.Array, *, shape: tuple[int, ...], format: Format, nse: int) 
     values = x.reshape(-1)[entry] if x.size else jnp.zeros(nse, x.dtype)
     values = jnp.where(inside, values, jnp.zeros((), x.dtype))
     indices = jnp.where(inside, entry - row * columns, 0)
-    return _fields(values, offsets, indices, shape, format, nse >= x.size)
+    return of_offsets(values, offsets, indices, shape, format, nse >= x.size)
 
 
-def _fields(
+def of_offsets(
     values: jax.Array,
     offsets: jax.Array,
     indices: jax.Array,
@@ -110,6 +110,8 @@ def _fields(
     format: Format,
     checked: bool,
 ) -> dict[str, Any]:
+    """Values and index arrays of a matrix by its outer mode, from offsets whose last one may be
+    more than the capacity."""
     inner = shape[format.modes[1]]
     transposed = structure.transpose_structure(offsets, indices, inner)
     levels: tuple[Any, ...] = ((), (offsets, indices))
@@ -138,6 +140,8 @@ def padded(fields: dict[str, Any], nse: int, what: str) -> dict[str, Any]:
         rest = np.arange(stored, nse, dtype=np.int32)
         transposed = offsets, longer(indices), np.append(np.asarray(permutation), rest)
         made = structure.placed(structure.as_fields(levels, transposed, checked=True))
+    if isinstance(values, np.ndarray):  # JAX would compile a program for each number of entries
+        return fields | {"values": checks.to_device(longer(values)), **made}
     return fields | {"values": jnp.pad(values, (0, nse - stored)), **made}
 
 

@@ -131,7 +131,15 @@ def to_jax_values(values: Any, dtype: Any, what: str) -> jax.Array:
             )
     if isinstance(values, jax.Array):
         return values.astype(target)
-    return jnp.array(values, dtype=target)
+    return to_device(np.array(values, dtype=target))
+
+
+def to_device(array: np.ndarray) -> jax.Array:
+    """A NumPy array, to which nobody writes later, as a JAX array: without a mesh nothing is
+    compiled, as it is by jnp.array for each new shape."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return jax.device_put(array)
+    return jnp.array(array)
 
 
 def check_indices(indices: Any, name: str, ndim: int, what: str) -> Any:
@@ -260,8 +268,8 @@ def check_scalar(scalar: Any, what: str) -> Any:
         if shape != () or dtype is None:
             got = type(scalar).__name__ if shape is None else f"shape {shape}"
             raise ValueError(
-                f"{what}: s: expected a scalar, got {got}; einsum('ij,j->ij', A, s) takes a vector "
-                "or a matrix ('ij,ij->ij'), A.with_values a number for each entry"
+                f"{what}: x: expected a scalar or a dense array, got {got}; A.with_values takes a "
+                "number for each entry"
             )
-        check_numeric(dtype, what, "s")
+        check_numeric(dtype, what, "x")
     return scalar

@@ -256,6 +256,8 @@ def from_arrays(
             f"{what}: {names[0]}: expected shape [{outer + 1}], got {list(offsets.shape)}"
         )
     checks.check_nnz(indices.shape[0] * math.prod(format.block_shape), what)
+    stored = indices.shape[0], *format.block_shape
+    values = np.ones(stored, np.float32) if values is None else values
     values = checks.check_values(values, indices.shape[0], what, format.block_shape)
     if checks.is_traced(offsets, indices):
         # Indices out of range stay so, for `checked()` to find.

@@ -131,6 +131,29 @@ def _coordinates(A: StoredArray) -> tuple[jax.Array, ...]:
     return tuple(jnp.where(real, index, n) for index, n in zip(by_mode, A.shape, strict=True))
 
 
+def entries(A: StoredArray, what: str) -> tuple[list[Any], Any]:
+    """One index array for each mode, and the values [n], of all stored entries.
+
+    Of a concrete structure NumPy indices without padding. Of a traced one all of the capacity, in
+    which padding has the size of each dimension as its coordinate. Values are NumPy, or traced.
+    """
+    require_unbatched(A, what)
+    values: Any = structure.whole(A.values).reshape(-1)
+    values = values if checks.is_traced(values) else np.asarray(values)
+    if checks.is_traced(*(x for level in A.index_arrays for x in level)):
+        return list(coordinates(A)), values
+    if A.is_checked and not A.format.block_shape and not A.format.dense_modes:
+        levels = stored_levels(A, what)
+        found = [levels[A.format.modes.index(mode)] for mode in range(A.ndim)]
+        return found, values[: len(found[0])]
+    with structure.concrete():  # under jit too
+        found = [np.asarray(index) for index in coordinates(A)]
+    stored = np.flatnonzero(found[0] < A.shape[0])
+    if len(stored) == len(found[0]):
+        return found, values
+    return [index[stored] for index in found], values[stored]
+
+
 def stored_levels(A: StoredArray, what: str) -> list[np.ndarray]:
     """For each level, the coordinates of all entries (vectors, blocks) without padding, in the
     order in which they are stored.

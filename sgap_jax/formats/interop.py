@@ -72,14 +72,15 @@ def from_coordinates(
     nse: Any = None,
     what: str = "SparseArray.from_coordinates",
 ) -> dict[str, Any]:
-    shape = checks.check_shape(shape, what)
-    format = require_stored(format, len(shape), what)
     coordinates = checks.check_indices(coordinates, "coordinates", 2, what)
+    shape = checks.check_shape(_least_shape(coordinates, what) if shape is None else shape, what)
+    format = require_stored(format, len(shape), what)
     if coordinates.shape[1] != len(shape):
         raise ValueError(
             f"{what}: coordinates: expected shape [nnz, {len(shape)}] for shape {shape}, "
             f"got {list(coordinates.shape)}"
         )
+    values = np.ones(coordinates.shape[:1], np.float32) if values is None else values
     values = checks.check_values(values, coordinates.shape[0], what)
     traced = checks.is_traced(coordinates)
     if nse is not None or traced:
@@ -108,6 +109,13 @@ def from_coordinates(
         merge=duplicates == "sum",
     )
     return made | {"shape": shape, "format": format}
+
+
+def _least_shape(coordinates: Any, what: str) -> tuple[int, ...]:
+    checks.check_concrete(coordinates, "coordinates", what, "pass shape, which is static")
+    if not coordinates.size:
+        raise ValueError(f"{what}: shape: expected one, since there are no coordinates")
+    return tuple(int(size) + 1 for size in coordinates.max(axis=0))
 
 
 def from_topk(

@@ -8,6 +8,8 @@ values move there with one gather or scatter and may be traced.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,7 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, parts, structure
+from sgap_jax.formats import checks, construct, convert, indexing, parts, structure
 from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
@@ -29,8 +31,6 @@ INSTEAD = {
     "H": "A.T.with_values(jnp.conj(A.values))",
     "all": _DENSE,
     "any": _DENSE,
-    "argmax": _DENSE,
-    "argmin": _DENSE,
     "at": "A.with_values(A.values.at[p].set(x)), which changes what is stored",
     "col": "A.asformat(COO).column_indices",
     "conj": "A.with_values(jnp.conj(A.values))",
@@ -40,8 +40,8 @@ INSTEAD = {
     "count_nonzero": "jnp.count_nonzero(A.todense()), or A.nnz, which counts what is stored",
     "data": "A.values",
     "dot": "A @ B",
-    "flatten": _DENSE,
-    "getcol": "A.T[j:j + 1].T",
+    "flatten": "A.reshape(-1)",
+    "getcol": "A[:, j:j + 1]",
     "getnnz": "A.nnz, or A.row_lengths",
     "getrow": "A[i:i + 1]",
     "imag": "A.with_values(jnp.imag(A.values))",
@@ -50,14 +50,12 @@ INSTEAD = {
     "mT": "A.T",
     "maximum": "A.with_values(jnp.maximum(A.values, s)), which acts on what is stored",
     "minimum": "A.with_values(jnp.minimum(A.values, s)), which acts on what is stored",
-    "multiply": "A * B, or einsum('ij,ij->ij', A, x) for a dense x",
+    "multiply": "A * B, or A * x for a dense x",
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
-    "nonzero": "A.coordinates()",
-    "power": "A.with_values(A.values**n)",
+    "power": "A**n",
     "prod": _DENSE,
-    "ravel": _DENSE,
+    "ravel": "A.reshape(-1)",
     "real": "A.with_values(jnp.real(A.values))",
-    "reshape": _DENSE,
     "row": "A.asformat(COO).row_indices",
     "size": "A.nnz, or math.prod(A.shape)",
     "std": _DENSE,
@@ -72,18 +70,10 @@ INSTEAD = {
 }
 
 
-def no_extremum(name: str) -> NotImplementedError:
-    rows = "row_max(A)" if name == "max" else "-row_max(-A)"
-    return NotImplementedError(
-        f"SparseArray.{name}: the nearest are {rows}, of the stored entries of each row alone, and "
-        f"A.todense().{name}(...), in which the zeros that are not stored count too"
-    )
-
-
 def no_operator() -> TypeError:
     return TypeError(
-        "SparseArray: of the operators that act on each entry there are +, -, *, / and abs; the "
-        "nearest is A.with_values(f(A.values)) where entries are, or f(A.todense())"
+        "SparseArray: of the operators that act on each entry there are +, -, *, /, ** and abs; "
+        "the nearest is A.with_values(f(A.values)) where entries are, or f(A.todense())"
     )
 
 
@@ -96,6 +86,13 @@ def no_truth() -> ValueError:
 
 def no_length() -> TypeError:
     return TypeError("SparseArray: no len(): A.shape[0] counts rows, A.nnz what is stored")
+
+
+def no_iteration() -> TypeError:
+    return TypeError(
+        "SparseArray: not iterable: a row for each step would be a program for each; the nearest "
+        "is an operation on all rows, A[i:i + k] for some, or A.to_scipy() to look at them"
+    )
 
 
 def no_assignment() -> TypeError:
@@ -130,23 +127,33 @@ class Operators(StoredArray):
     @overload
     def __matmul__(self, other: ArrayLike) -> jax.Array: ...
     def __matmul__(self, other: ArrayLike | Operators) -> jax.Array | Self:
-        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule. For a
-        sparse B the sparse product, `spgemm`."""
+        """A @ B for a dense vector or matrix: `spmv` or `spmm` with the default schedule; of a B
+        [..., k, n] with leading axes, a product for each, as `np.matmul`. For a sparse B the sparse
+        product, `spgemm`. A sparse vector A[i] has an inner product with a dense vector."""
         if isinstance(other, Operators):
             return self._sparse_product(other)
+        if self.ndim == 1 and np.shape(other) == self.shape:
+            weighted = self * other
+            return parts.total(weighted, None, weighted.dtype, False)
         return self._products(other)
 
     def __rmatmul__(self, other: ArrayLike) -> jax.Array:
-        """B @ A = (A^T B^T)^T for a dense vector or matrix."""
-        if np.ndim(other) == 1:
+        """B @ A = (A^T B^T)^T for a dense vector or matrix, or a B [..., r, m] of matrices."""
+        shape = np.shape(other)
+        if not shape:
+            raise ValueError("B @ SparseArray: B: expected at least 1-d, got 0-d")
+        if self.ndim == 1 and len(shape) == 1:
+            return self @ other
+        if len(shape) == 1:
             return self._products(other, transpose=True)
-        if np.ndim(other) != 2:
-            raise ValueError(f"B @ SparseArray: B: expected 1-d or 2-d, got {np.ndim(other)}-d")
-        return self._products(np.transpose(other), transpose=True).T
+        if len(shape) == 2:
+            return self._products(np.transpose(other), transpose=True).T
+        rows = jnp.asarray(other).reshape(math.prod(shape[:-1]), shape[-1])
+        return (rows @ self).reshape(*shape[:-1], self.shape[-1])
 
     def __add__(self, other: Any) -> Self:
-        """A + B for arrays of the same shape and format; the result stores the union of their
-        entries, also where a sum is zero.
+        """A + B for arrays of the same shape; the result stores the union of their entries, also
+        where a sum is zero, in the format of A.
 
         If both have the same index arrays (one pattern), which may be traced, their values are
         added. Different patterns must be concrete. Values may be traced in both cases. ValueError
@@ -164,18 +171,20 @@ class Operators(StoredArray):
         return subtract_from(self, other)
 
     def __mul__(self, other: Any) -> Self:
-        """A * s for a scalar s (Python, NumPy or JAX, traced or not), or A * B, entry by entry.
+        """A * x for a scalar or a dense x that broadcasts to A's shape (`A * d[:, None]` scales
+        rows), or A * B, entry by entry; x may be traced, and derivatives pass.
 
-        A * B stores the intersection of their entries; shapes, formats and patterns as in A + B.
-        ValueError otherwise.
+        A * x stores what A stores: NaN and infinity in x elsewhere are not seen. A * B stores the
+        intersection of the entries; shapes, formats and patterns as in A + B. ValueError otherwise.
         """
         return multiply(self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: ArrayLike) -> Self:
-        """A / s for a scalar s. ValueError otherwise."""
-        return divide(self, scalar)
+    def __truediv__(self, x: ArrayLike) -> Self:
+        """A / x for a scalar or a dense x, as A * x: 0 / 0 where nothing is stored stays zero, as
+        in SciPy. ValueError otherwise."""
+        return divide(self, x)
 
     def __neg__(self) -> Self:
         return replace(self, values=-self.values)
@@ -183,11 +192,16 @@ class Operators(StoredArray):
     def __abs__(self) -> Self:
         return replace(self, values=abs(self.values))
 
-    def __pow__(self, other: Any) -> NoReturn:
+    def __pow__(self, n: Any) -> Self:
+        """A**n for a number n > 0: each stored value to that power, as SciPy's arrays.
+        NotImplementedError for others, which make ones or infinities of zeros."""
+        return power(self, n)
+
+    def __floordiv__(self, other: Any) -> NoReturn:
         raise no_operator()
 
-    __rpow__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__
-    __lt__ = __le__ = __gt__ = __ge__ = __pow__
+    __rpow__ = __rtruediv__ = __rfloordiv__ = __mod__ = __rmod__ = __floordiv__
+    __lt__ = __le__ = __gt__ = __ge__ = __floordiv__
 
     def __eq__(self, other: object) -> bool:
         check_comparable(other)
@@ -204,16 +218,47 @@ class Operators(StoredArray):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise no_assignment()
 
-    def __getitem__(self, index: slice) -> Self:
-        """The rows A[i:j] (for a tensor, a slice of its first dimension), with NumPy's rules for
-        negative and out-of-range bounds. IndexError for any other index.
+    def __getitem__(self, index: Any) -> Any:
+        """A part of A, as NumPy and SciPy index: A[i:j, k:l] (any step), A[i], A[i, j], A[:, j],
+        A[idx] of an index array, A[mask] of a mask of one dimension, A[..., idx].
 
-        The structure must be concrete; values may be traced. Bounds must be multiples of V for
-        CVS(V), of r for BCSR(r, c), of c for its transpose.
+        Two integers give the element, [] and dense. One gives a sparse vector, in COO. Otherwise
+        the format stays; of vectors and blocks it does for bounds at multiples of their sides, and
+        becomes CSR for index arrays, integers and steps. One index array at most; repeated indices
+        repeat rows. Negative indices count from the end, and bounds of slices may be beyond it.
+        Differentiable in the values.
+
+        With concrete structure and indices nothing is compiled, for formats of entries. Indices and
+        index arrays may be traced where the structure is concrete: the result's capacity is then
+        enough for any, and those out of range give zeros. Of a traced matrix, slices and single
+        rows have its capacity; `rows` takes one for others.
+
+        Raises IndexError for other indices, those out of range, a traced slice or mask, and bounds
+        that cut vectors or blocks; ValueError for an index array into a traced structure;
+        NotImplementedError for a traced tensor.
         """
-        return parts.rows(self, index)
+        return indexing.item(self, index)
 
-    __iter__ = None  # without this, list(A) would call A[0], get an IndexError and be empty
+    def rows(self, index: Any, *, nse: int | None = None) -> Self:
+        """The rows of a matrix at a slice or an index array [k], in a capacity: so that batches of
+        as many rows share one compiled program, `step(X.rows(slice(i, i + 32)))`.
+
+        The result has shape [k, columns], in CSR, or in COO where A is. Negative indices count from
+        the end; repeated ones repeat rows. The index array may be traced: an index out of range is
+        then an empty row. Columns are `A.T.rows(index).T`.
+
+        `nse`: how many entries the result can store (static). None is enough for any rows: for a
+        slice as many as the slice of its length with most, else k times the longest row; a traced
+        structure needs one. What does not fit is an error if all is concrete; otherwise `overflow`
+        counts it and `checked()` fails. Differentiable in the values.
+
+        Raises IndexError for indices out of range or of another kind, ValueError for an nse that is
+        too small or missing.
+        """
+        return indexing.rows(self, index, nse)
+
+    def __iter__(self) -> NoReturn:
+        raise no_iteration()
 
 
 def add(A: Array, B: Any) -> Array:
@@ -235,8 +280,9 @@ def multiply(A: Array, B: Any) -> Array:
     if not _is_sparse(B):
         if hasattr(B, "todense"):
             raise _refused(f"SparseArray * {type(B).__name__}", B)
-        return replace(A, values=A.values * checks.check_scalar(B, "SparseArray * s"))
+        return _scaled(A, B, operator.mul, "SparseArray * x")
     what = "SparseArray * SparseArray"
+    B = _alike(A, B, what)
     if _one_pattern(A, B, what):
         return replace(A, values=A.values * B.values)
     levels, of_a, of_b = _places(A, B, what)
@@ -250,13 +296,56 @@ def multiply(A: Array, B: Any) -> Array:
     return _stored(A, [level[both] for level in levels], values)
 
 
-def divide(A: Array, s: Any) -> Array:
-    if _is_sparse(s) or hasattr(s, "todense"):
+def divide(A: Array, x: Any) -> Array:
+    if _is_sparse(x) or hasattr(x, "todense"):
         raise NotImplementedError(
-            f"SparseArray / {type(s).__name__}: 0 / 0 where neither stores an entry; the nearest, "
+            f"SparseArray / {type(x).__name__}: 0 / 0 where neither stores an entry; the nearest, "
             "for arrays of one pattern, is A.with_values(A.values / B.values)"
         )
-    return replace(A, values=A.values / checks.check_scalar(s, "SparseArray / s"))
+    return _scaled(A, x, operator.truediv, "SparseArray / x")
+
+
+def power(A: Array, n: Any) -> Array:
+    what = "SparseArray ** n"
+    if _is_sparse(n) or np.ndim(n) or checks.is_traced(n) or isinstance(n, complex) or not n > 0:
+        raise NotImplementedError(
+            f"{what}: n: expected a number > 0 that is known, got {n!r}; the nearest is "
+            "A.todense()**n, or A.with_values(A.values**n) where entries are"
+        )
+    return replace(A, values=A.values**n)
+
+
+def _scaled(A: Array, x: Any, combine: Callable, what: str) -> Array:
+    """combine(A, x) at A's entries."""
+    if np.ndim(x) == 0 or x is None:
+        return replace(A, values=combine(A.values, checks.check_scalar(x, what)))
+    x = jnp.asarray(x)
+    checks.check_numeric(x.dtype, what, "x")
+    shape = (1,) * (A.ndim - x.ndim) + x.shape
+    fits = len(shape) == A.ndim and all(
+        n in (1, size) for n, size in zip(shape, A.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{what}: x: expected a scalar or an array that broadcasts to {A.shape}, got shape "
+            f"{x.shape}; A.with_values takes a number for each entry"
+        )
+    return replace(A, values=_at_entries(A, x.reshape(shape), combine=combine))
+
+
+@partial(jax.jit, static_argnames="combine")
+def _at_entries(A: StoredArray, x: jax.Array, *, combine: Callable) -> jax.Array:
+    values = structure.whole(A.values)
+    if not x.size or not values.size:
+        return combine(values, jnp.ones((), x.dtype))
+    found = convert.coordinates(A)
+    real = found[0] < A.shape[0]
+    at = tuple(
+        jnp.where(real, index, 0) if n > 1 else 0 for index, n in zip(found, x.shape, strict=True)
+    )
+    # Padding has a factor of 1, so that derivatives in x see none of it.
+    factor = jnp.where(real, structure.whole(x)[at], jnp.ones((), x.dtype))
+    return combine(values, factor.reshape(values.shape))
 
 
 def _is_zero(x: Any) -> bool:
@@ -280,6 +369,7 @@ def _union(A: Array, B: Any, combine: Callable, sign: str) -> Array:
         what = f"SparseArray {sign} {type(B).__name__}"
         raise _refused(what, B, f"A.todense() {sign} x", f"A.values {sign} x")
     what = f"SparseArray {sign} SparseArray"
+    B = _alike(A, B, what)
     if _one_pattern(A, B, what):
         return replace(A, values=combine(A.values, B.values))
     levels, of_a, of_b = _places(A, B, what)
@@ -302,16 +392,16 @@ def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
     return structure.whole(a)[from_a] * structure.whole(b)[from_b]
 
 
+def _alike(A: Array, B: Array, what: str) -> Array:
+    """B in the format of A."""
+    if A.shape != B.shape:
+        raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
+    return convert.asformat(B, A.format)
+
+
 def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
     """Whether A and B have equal index arrays, padding included; traced ones are equal only if
     they are the same objects."""
-    if A.shape != B.shape:
-        raise ValueError(f"{what}: expected two of one shape, got {A.shape} and {B.shape}")
-    if A.format != B.format:
-        raise ValueError(
-            f"{what}: expected two of one format, got {A.format} and {B.format}; "
-            f"use B.asformat({A.format})"
-        )
     pairs = [
         pair
         for levels in zip(A.index_arrays, B.index_arrays, strict=True)

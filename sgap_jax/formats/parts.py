@@ -1,11 +1,10 @@
-"""Slices of rows, sums and means of a `SparseArray`."""
+"""Sums and means of a `SparseArray`."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,71 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import construct, convert, structure, vectors
-from sgap_jax.formats.stored import Array, StoredArray
-
-
-def rows(A: Array, index: Any) -> Array:
-    """See `SparseArray.__getitem__`."""
-    what = "SparseArray[i:j]"
-    start, stop = _bounds(index, A.shape[0])
-    if (start, stop) == (0, A.shape[0]):
-        return A
-    level = A.format.modes.index(0)
-    side = vectors.tile(A.format)[level] if A.format.block_shape else 1
-    if start % side or (stop % side and stop != A.shape[0]):
-        raise IndexError(
-            f"{what}: rows of {A.format} are cut at multiples of {side}, got {start}:{stop}; "
-            "A.asformat(CSR)[i:j] cuts anywhere"
-        )
-    levels = convert.stored_levels(A, what)
-    first, last = start // side, -(-stop // side)
-    along = levels[level]
-    if level == 0:
-        kept: Any = slice(*map(int, np.searchsorted(along, [first, last])))
-    else:
-        kept = np.flatnonzero((first <= along) & (along < last)).astype(np.int32)
-    levels = [x[kept] for x in levels]
-    levels[level] = levels[level] - first
-    shape = (stop - start, *A.shape[1:])
-    sizes = convert.level_sizes(shape, A.format)
-    fields = construct.index_fields(levels, sizes, A.format)
-    return replace(A, values=structure.whole(A.values)[kept], shape=shape, **fields)
-
-
-def _bounds(index: Any, size: int) -> tuple[int, int]:
-    """(start, stop) of a slice of step 1, within 0 .. size; (0, 0) for an empty slice."""
-    if not isinstance(index, slice):
-        raise IndexError(
-            f"SparseArray: expected a slice of rows, A[i:j], got {type(index).__name__}; "
-            "A[i:i + 1] is one row, A.T[i:j].T cuts columns, A.todense() takes any index"
-        )
-    try:
-        start, stop, step = index.indices(size)
-    except (TypeError, ValueError) as error:  # tracers, floats and a step of 0
-        raise IndexError(f"SparseArray[i:j]: expected integers that are known: {error}") from None
-    if step != 1:
-        raise IndexError(f"SparseArray[i:j]: expected a slice of step 1, got step {step}")
-    return (start, stop) if start < stop else (0, 0)
+from sgap_jax.formats import construct, convert
+from sgap_jax.formats.stored import StoredArray
 
 
 def total(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.sum`."""
     what = "SparseArray.sum"
-    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
-    return _shaped(A, _sums(A, axes, dtype, what), axes, keepdims)
+    found, dtype = axes(axis, A.ndim, what), _dtype(jnp.sum, A, dtype)
+    return _shaped(A, _sums(A, found, dtype, what), found, keepdims)
 
 
 def mean(A: StoredArray, axis: Any, dtype: Any, keepdims: bool) -> jax.Array:
     """See `SparseArray.mean`."""
     what = "SparseArray.mean"
-    axes, dtype = _axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
+    found, dtype = axes(axis, A.ndim, what), _dtype(jnp.mean, A, dtype)
     if dtype == np.bool_:
         raise TypeError(f"{what}: dtype: expected numbers, got bool; astype(bool) after it")
-    sums = _sums(A, axes, construct.accumulator(dtype), what)
-    count = math.prod(A.shape[axis] for axis in axes)  # may exceed int32
+    sums = _sums(A, found, construct.accumulator(dtype), what)
+    count = math.prod(A.shape[axis] for axis in found)  # may exceed int32
     means = sums / 1 / float(count)  # sums / 1 turns integers into floats
-    return _shaped(A, means.astype(dtype), axes, keepdims)
+    return _shaped(A, means.astype(dtype), found, keepdims)
 
 
 def _sums(A: StoredArray, axes: tuple[int, ...], dtype: np.dtype, what: str) -> jax.Array:
@@ -143,7 +98,7 @@ def refuse(what: str, **options: Any) -> None:
             raise NotImplementedError(f"{what}: {name}: the nearest is {_NEAREST[name]}")
 
 
-def _axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+def axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """`axis` as a sorted tuple of distinct axes in 0 .. ndim - 1; ValueError otherwise."""
     if axis is None:
         return tuple(range(ndim))

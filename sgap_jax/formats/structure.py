@@ -64,8 +64,9 @@ def placed(tree: Any) -> Any:
     shard_map, which has a mesh of its own."""
 
     def copied(x: Any) -> jax.Array:
-        array = x if isinstance(x, jax.Array) else jnp.array(x)
-        return array if on_no_mesh(array) else jax.device_put(np.array(array))
+        if isinstance(x, jax.Array):
+            return x if on_no_mesh(x) else jax.device_put(np.array(x))
+        return jax.device_put(np.array(x))  # jnp.array compiles a copy for each new shape
 
     return jax.tree.map(copied, tree)
 

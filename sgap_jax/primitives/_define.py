@@ -45,6 +45,7 @@ from sgap_jax.primitives._batch import out_aval as out_aval
 from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule
+from sgap_jax.schedules.schedule import KERNEL_DTYPES
 from sgap_jax.schedules.select import default_schedule
 
 _S = TypeVar("_S", bound=Schedule)
@@ -290,6 +291,13 @@ def _warn_of_slower(arch: str) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def by_default(schedule: Schedule | None, dtype: Any) -> Schedule | None:
+    """The caller's schedule; without one plain JAX for integers, bool, complex numbers and other
+    dtypes that no kernel has."""
+    known = schedule is not None or jnp.dtype(dtype).name in KERNEL_DTYPES
+    return schedule if known else Reference()
 
 
 def derived(schedule: Schedule | None) -> Schedule | None:

@@ -68,8 +68,9 @@ def einsum(
     of these; their dtypes are floats, int8, uint8, int32 and int64.
 
     Args:
-      subscripts: as for `jnp.einsum`, without an ellipsis and with no index twice in one operand.
-        Without "->" the output has the indices that occur once, in alphabetical order.
+      subscripts: as for `jnp.einsum`, with no index twice in one operand. Without "->" the output
+        has the indices that occur once, in alphabetical order. An ellipsis stands for any
+        dimensions, of the same sizes in all operands that have one: "ij,...jk->...ik".
       operands: numeric arrays, exactly one of them a SparseArray of any format. In vectors and
         blocks every element is a stored entry, zeros too.
       reduction: "sum", "max" or "min", over the indices that the output lacks.
@@ -96,8 +97,9 @@ def einsum(
       ImportError: a schedule for the CPU without llvmlite.
       ValueError: subscripts that do not fit the operands, not exactly one SparseArray, another
         reduction, a maximum or minimum of complex numbers, or operands of which all are bool.
-      NotImplementedError: an ellipsis, an index twice in one operand, a schedule without a
-        kernel for the expression or the dtype, or fibers of a format or of an output that has none.
+      NotImplementedError: an index twice in one operand, ellipses of sizes that broadcast, a
+        schedule without a kernel for the expression or the dtype, or fibers of a format or of an
+        output that has none.
 
     Source: Kjolstad et al., OOPSLA 2017, section 2 (tensor index notation); Senanayake et al.,
     OOPSLA 2020, section 2.

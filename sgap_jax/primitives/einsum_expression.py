@@ -31,10 +31,7 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
     if not isinstance(subscripts, str):
         raise ValueError(f"einsum: expected subscripts such as 'ij,jk->ik', got {subscripts!r}")
     text = subscripts.replace(" ", "")
-    if "." in text:
-        raise NotImplementedError(
-            f"einsum: an ellipsis in {subscripts!r}; give every index a letter"
-        )
+    text = _with_letters(text, operands) if "." in text else text
     inputs, arrow, output = text.partition("->")
     factors = tuple(inputs.split(","))
     if not arrow:
@@ -69,6 +66,51 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
         )
     require_unbatched(operands[sparse[0]], f"einsum: {factors[sparse[0]]!r}")
     return sparse[0], factors, output
+
+
+def _with_letters(text: str, operands: Sequence) -> str:
+    """The subscripts with a letter for each dimension that an ellipsis stands for: in all operands
+    the last dimensions of the ellipses are the same, as in NumPy."""
+    inputs, arrow, output = text.partition("->")
+    words, dots = inputs.split(","), "..."
+    for word in (*words, output):
+        if "." in word.replace(dots, "", 1):
+            raise ValueError(f"einsum: expected one ellipsis at most in {word!r} of {text!r}")
+    if len(words) != len(operands):
+        raise ValueError(f"einsum: {text!r} is for {len(words)} operands, got {len(operands)}")
+    shapes = [x.shape if isinstance(x, SparseArray) else jnp.shape(x) for x in operands]
+    counts = [
+        len(shape) - len(word) + len(dots)
+        for word, shape in zip(words, shapes, strict=True)
+        if dots in word
+    ]
+    if min(counts, default=0) < 0:
+        raise ValueError(f"einsum: {text!r} has more indices than an operand has dimensions")
+    most = max(counts, default=0)
+    if arrow and most and dots not in output:
+        raise ValueError(f"einsum: expected an ellipsis in the output of {text!r}")
+    free = [letter for letter in string.ascii_letters if letter not in text]
+    if most > len(free):
+        raise ValueError(f"einsum: {text!r} needs {most} more letters than there are")
+    letters = "".join(free[:most])
+    sizes: dict[str, int] = {}
+    found = []
+    for word, shape in zip(words, shapes, strict=True):
+        if dots in word:
+            count = len(shape) - len(word) + len(dots)
+            begin, own = word.index(dots), letters[most - count :]
+            word = word.replace(dots, own)
+            for index, size in zip(own, shape[begin:], strict=False):
+                if sizes.setdefault(index, size) != size:
+                    raise NotImplementedError(
+                        f"einsum: the ellipses of {text!r} stand for sizes {sizes[index]} and "
+                        f"{size}; the nearest is jnp.broadcast_to of the operand with size 1"
+                    )
+        found.append(word)
+    if not arrow:
+        once = {c for c in inputs if c.isalpha() and inputs.count(c) == 1}
+        output = dots + "".join(sorted(once))
+    return ",".join(found) + "->" + output.replace(dots, letters)
 
 
 ENTRY = "*"

@@ -17,6 +17,7 @@ from sgap_jax.primitives._define import (
     accumulator,
     at_places,
     bind,
+    by_default,
     check_dense,
     check_scale,
     check_schedule,
@@ -63,7 +64,8 @@ def sddmm(
     Args:
       A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR. Its structure says which entries are computed;
         its values are read only with `weighted`.
-      X: dense [m, d]; float32, float64, bfloat16 or float16.
+      X: dense [m, d]; float32, float64, bfloat16 and float16 have kernels, other dtypes run in
+        plain JAX.
       Y: dense [k, d].
       scale: a scalar factor, or None.
       weighted: multiply each entry by A's value there.
@@ -120,7 +122,7 @@ def _sddmm(
         shape=base.shape,
         vector_length=base.format.vector_length,
         checked=base.is_checked,
-        schedule=schedule,
+        schedule=by_default(schedule, dtype),
         **static_of(base),
     )[0]
     return as_listed(A, join_blocks(A, values))

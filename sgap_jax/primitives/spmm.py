@@ -19,8 +19,10 @@ from sgap_jax.launch.spmm import PLANS, launch_plan, output_dtype
 from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
+    as_numbers,
     batch_rule,
     bind,
+    by_default,
     cast_lowering,
     check_dense,
     check_schedule,
@@ -72,17 +74,19 @@ def spmm(
     values is an SDDMM: no scatter, and nothing of size nnz x n.
 
     Args:
-      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 or float16 (other
-        dtypes run with `schedule=Reference()`).
+      A: sparse [m, k] in CSR, CSC, COO, CVS or BCSR; float32, float64, bfloat16 and float16 have
+        kernels. Integers, bool (or of ands) and complex numbers run in plain JAX: right and
+        differentiable, but slower, and with an array of nnz x n.
       B: dense [k, n], or [m, n] with `transpose`; any n, zero included.
       transpose: multiply by A^T.
       schedule: how to run; None lets `choose_schedule` pick.
 
     Returns:
       C [m, n] ([k, n] with `transpose`) in the promoted dtype of A and B. Sums are carried in
-      float32 (float64 for float64) and rounded once; on the CPU the result is the same bits for any
-      number of threads. Rows without entries are zero. NaN or infinity in a row of B reaches only
-      the rows of C that store an entry for it (with CVS(V) a zero inside a vector is one).
+      float32 (float64 for float64) and rounded once, those of integers wrap in their own dtype; on
+      the CPU the result is the same bits for any number of threads. Rows without entries are zero.
+      NaN or infinity in a row of B reaches only the rows of C that store an entry for it (with
+      CVS(V) a zero inside a vector is one).
 
     Raises:
       TypeError: A is not a SparseArray, or schedule is not a Schedule.
@@ -115,7 +119,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         transpose=transpose != swapped,
         vector_length=A.format.vector_length,
         checked=A.is_checked,
-        schedule=schedule,
+        schedule=by_default(schedule, dtype),
         **static_of(A),
         **made,
     )[0]
@@ -146,9 +150,16 @@ def spmv(
 
 
 def _products(A: StoredArray, B: Any, transpose: bool = False) -> jax.Array:
-    """A B, or A^T B with `transpose`, for the operators A @ B and B @ A of a SparseArray."""
-    product = spmv if np.ndim(B) == 1 else spmm
-    return product(cast(SparseArray, A), B, transpose=transpose)
+    """A B, or A^T B with `transpose`, for the operators A @ B and B @ A of a SparseArray; of a B
+    with leading axes a product for each."""
+    array, shape = cast(SparseArray, A), np.shape(B)
+    if len(shape) == 1:
+        return spmv(array, B, transpose=transpose)
+    if len(shape) < 3:
+        return spmm(array, B, transpose=transpose)
+    flat = as_numbers("A @ B", "B", B).reshape(math.prod(shape[:-2]), *shape[-2:])
+    products = jax.vmap(lambda b: spmm(array, b, transpose=transpose))(flat)
+    return products.reshape(*shape[:-2], *products.shape[1:])
 
 
 StoredArray._products = _products
@@ -208,7 +219,7 @@ def _reference(
         batch = joint_batch(values.shape[0], x.shape[0])
         return jnp.zeros((batch, shape[0], x.shape[2]), x.dtype)
     rows = row_of_entry(offsets, values.shape[1])
-    wide = accumulator(x.dtype)
+    wide = jnp.dtype(jnp.int32) if x.dtype == jnp.bool_ else accumulator(x.dtype)
     products = values[:, :, None].astype(wide) * x[:, indices].astype(wide)
     segments = jax.vmap(
         lambda p: jax.ops.segment_sum(p, rows, num_segments=shape[0], indices_are_sorted=True)

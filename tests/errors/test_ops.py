@@ -68,7 +68,7 @@ def attend(q=Q, k=KEYS, v=KEYS, pattern=A, **options):
         (lambda: A @ A.T.to_scipy(), TypeError, ["B", "dense", "csc_array", "B.todense()"]),
         (lambda: spmm(A, A.T.to_bcoo()), TypeError, ["spmm", "B", "dense", "BCOO"]),
         (lambda: einsum("ij,jk->ik", A, A.T.to_scipy()), TypeError, ["'jk'", "csc_array"]),
-        (lambda: A * B[:, 0], ValueError, ["scalar", "(33,)", "einsum('ij,j->ij', A, s)"]),
+        (lambda: A * B, ValueError, ["scalar", "broadcasts to (34, 33)", "(33, 4)"]),
         (lambda: np.asarray(A), TypeError, ["A.todense()"]),
         (
             lambda: sddmm(A, jnp.ones((M, 4)), B, weighted=A.values),
@@ -185,18 +185,18 @@ def test_what_that_message_advises_runs():
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64])
 def test_a_dtype_without_a_kernel_names_what_would_run(dtype):
     a, b = A.astype(dtype), B.astype(dtype)
-    for schedule in (None, CpuTile()):
-        with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\), or use einsum"):
-            spmm(a, b, schedule=schedule)
-    np.testing.assert_allclose(
-        spmm(a, b, schedule=Reference()), a.todense() @ b, rtol=1e-5, atol=1e-5
-    )
+    with pytest.raises(NotImplementedError, match=r"schedule=Reference\(\), or use einsum"):
+        spmm(a, b, schedule=CpuTile())
+    for schedule in (None, Reference()):
+        np.testing.assert_allclose(
+            spmm(a, b, schedule=schedule), a.todense() @ b, rtol=1e-5, atol=1e-5
+        )
     np.testing.assert_allclose(einsum("ij,jk->ik", a, b), a.todense() @ b, rtol=1e-5, atol=1e-5)
 
 
 def test_bool_is_sent_nowhere_that_refuses_it():
     mask = A.astype(bool)
-    for call in (lambda: spmm(mask, B.astype(bool)), lambda: row_sum(mask)):
+    for call in (lambda: spmm(mask, B.astype(bool), schedule=CpuTile()), lambda: row_sum(mask)):
         with pytest.raises(NotImplementedError, match=r"bfloat16, float16\s"):
             call()
 

@@ -16,11 +16,11 @@ pytest.importorskip("flax")
 import flax.linen
 
 import sgap_jax
-from sgap_jax import compiler, masks, nn, parallel, select
+from sgap_jax import compiler, linalg, masks, nn, parallel, select
 from sgap_jax.compiler import presets
 from sgap_jax.nn import linen
 
-MODULES = (sgap_jax, masks, select, parallel, nn, linen, compiler)
+MODULES = (sgap_jax, masks, select, parallel, linalg, nn, linen, compiler)
 # docs/api.md documents these of the module of presets, which imports more.
 PRESETS = ("cpu", "cpu_entries", "cpu_fibers", "spmm_point")
 

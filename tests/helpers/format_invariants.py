@@ -38,3 +38,28 @@ def invariants(A, dense):
     np.testing.assert_array_equal(
         np.diff(offsets), np.bincount(inner[:used], minlength=size)[:size]
     )
+
+
+def dense_of(A):
+    """Dense A in NumPy: in JAX every shape would be compiled."""
+    if not A.format.block_shape:
+        return A.to_scipy().toarray()
+    height, width = (*A.format.block_shape, 1)[:2]
+    offsets, columns = map(np.asarray, A.index_arrays[1])
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    out = np.zeros((outer + height, inner + width), A.dtype)
+    for b in range(len(offsets) - 1):
+        for p in range(offsets[b], offsets[b + 1]):
+            block = np.asarray(A.values[p]).reshape(height, width)
+            at = b * height, columns[p] * width
+            out[at[0] : at[0] + height, at[1] : at[1] + width] = block
+    return np.transpose(out[:outer, :inner], A.format.modes)
+
+
+def integers(m, n, seed=0, dtype=np.float64):
+    """A matrix of small integers, with an empty row and an empty column where there is room."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(-4, 5, (m, n)) * (rng.random((m, n)) < 0.5)
+    if m > 2 and n > 2:
+        a[1], a[:, 2] = 0, 0
+    return a.astype(dtype)

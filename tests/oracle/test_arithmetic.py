@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from battery import BATTERY, array
+from format_invariants import dense_of
 
 from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, SparseArray, row_sum
 
@@ -27,22 +28,6 @@ def pair(shape, dtype=np.float64):
 def same(A, dense):
     A.checked()
     np.testing.assert_array_equal(dense_of(A), dense)
-
-
-def dense_of(A):
-    """Dense A in NumPy: in JAX every shape would be compiled."""
-    if not A.format.block_shape:
-        return A.to_scipy().toarray()
-    height, width = (*A.format.block_shape, 1)[:2]
-    offsets, columns = map(np.asarray, A.index_arrays[1])
-    outer, inner = (A.shape[mode] for mode in A.format.modes)
-    out = np.zeros((outer + height, inner + width), A.dtype)
-    for b in range(len(offsets) - 1):
-        for p in range(offsets[b], offsets[b + 1]):
-            block = np.asarray(A.values[p]).reshape(height, width)
-            at = b * height, columns[p] * width
-            out[at[0] : at[0] + height, at[1] : at[1] + width] = block
-    return np.transpose(out[:outer, :inner], A.format.modes)
 
 
 @formats

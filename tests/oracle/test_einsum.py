@@ -221,7 +221,6 @@ def test_a_tensor_of_the_data_set(data_dir):
         ("ij,jk->iq", [(6, 5), (5, 3)], ValueError, "output's indices"),
         ("ij,jk->ii", [(6, 5), (5, 3)], ValueError, "output's indices"),
         ("i1,1k->ik", [(6, 5), (5, 3)], ValueError, "letters"),
-        ("ij,...->ij", [(6, 5), ()], NotImplementedError, "ellipsis"),
         ("ij,kk->ij", [(6, 5), (3, 3)], NotImplementedError, "twice in the operand 'kk'"),
         (3, [(6, 5)], ValueError, "subscripts"),
     ],

@@ -1,0 +1,119 @@
+"""Krylov solvers of A x = b with a sparse A: thin over `jax.scipy.sparse.linalg`.
+
+Derivatives are those of the solution, by `jax.lax.custom_linear_solve`: a solve with A or A^T to
+the same tolerance, and no derivative of the iteration.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.sparse import linalg
+
+from sgap_jax.linalg.operands import Operator, check_operator, check_right_side, product
+
+
+def cg(
+    A: Operator,
+    b: Any,
+    x0: Any = None,
+    *,
+    tol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Operator | None = None,
+) -> tuple[jax.Array, None]:
+    """Conjugate gradients: x with A x = b, for a Hermitian positive definite A.
+
+    Stops at norm(b - A x) <= max(tol norm(b), atol). Differentiable in b and in the values of A, to
+    any order; the gradient takes one more solve, (-lambda x^T) at A's entries where A lambda = dx.
+
+    Args:
+      A: sparse [n, n] of any format, or a function of a vector.
+      b: dense [n], or [n, k]: the columns are solved at once, each to its tolerance.
+      x0: where to begin, as b; zeros by default.
+      tol, atol: may be traced.
+      maxiter: static; 10 n by default.
+      M: an approximation of A's inverse: sparse or a function, such as `jacobi(A)` and
+        `chebyshev(A)`; Hermitian positive definite.
+
+    Returns:
+      (x, None): x as b, in the promoted dtype of A and b; there is no flag of success, as in JAX.
+
+    Raises TypeError for an A, M or b of another kind, ValueError for shapes that do not match.
+    Source: `jax.scipy.sparse.linalg.cg`; Hestenes and Stiefel (1952).
+    """
+    return _solved("cg", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter)
+
+
+def bicgstab(
+    A: Operator,
+    b: Any,
+    x0: Any = None,
+    *,
+    tol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Operator | None = None,
+) -> tuple[jax.Array, None]:
+    """Stabilized biconjugate gradients, for any invertible A; else as `cg`.
+
+    Its gradient takes a solve with A^T. Source: `jax.scipy.sparse.linalg.bicgstab`; van der Vorst
+    (1992).
+    """
+    return _solved("bicgstab", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter)
+
+
+def gmres(
+    A: Operator,
+    b: Any,
+    x0: Any = None,
+    *,
+    tol: float = 1e-5,
+    atol: float = 0.0,
+    restart: int = 20,
+    maxiter: int | None = None,
+    M: Operator | None = None,
+    solve_method: str = "batched",
+) -> tuple[jax.Array, None]:
+    """Generalized minimal residuals, for any invertible A; else as `cg`.
+
+    `restart` (static) vectors of the Krylov space are held; `solve_method` is "batched" or
+    "incremental". Its gradient takes a solve with A^T. Source: `jax.scipy.sparse.linalg.gmres`;
+    Saad and Schultz (1986).
+    """
+    own = dict(restart=restart, solve_method=solve_method)
+    return _solved("gmres", A, b, x0, M, tol=tol, atol=atol, maxiter=maxiter, **own)
+
+
+def _solved(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[jax.Array, None]:
+    A = check_operator(op, A, "A")
+    M = None if M is None else check_operator(op, M, "M")
+    b = check_right_side(op, A, b)
+    if x0 is not None:
+        x0 = jnp.asarray(x0)
+        if x0.shape != b.shape:
+            raise ValueError(f"{op}: x0: expected shape {list(b.shape)}, got {list(x0.shape)}")
+        x0 = x0.astype(b.dtype)
+    # One program for all values of A, and for others of its structure. A plain function may hold
+    # tracers: it is no argument of a program.
+    functions = [x for x in (A, M) if callable(x) and not isinstance(x, jax.tree_util.Partial)]
+    return (_solve if functions else _program)(op, A, b, x0, M, **options), None
+
+
+def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> jax.Array:
+    solver = getattr(linalg, op)
+    precondition = None if M is None else partial(product, M)
+
+    def of_vector(b: jax.Array, x0: Any) -> jax.Array:
+        return solver(partial(product, A), b, x0, M=precondition, **options)[0]
+
+    if b.ndim == 1:
+        return of_vector(b, x0)
+    return jax.vmap(of_vector, in_axes=(1, None if x0 is None else 1), out_axes=1)(b, x0)
+
+
+_program = jax.jit(_solve, static_argnames=("op", "maxiter", "restart", "solve_method"))

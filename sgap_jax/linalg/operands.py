@@ -1,0 +1,60 @@
+"""Checks of the operands of `sgap_jax.linalg`, and products with a dense vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.primitives._define import check_sparse
+
+Operator = SparseArray | Callable[[jax.Array], jax.Array]
+
+
+def check_square(op: str, A: Any, name: str = "A") -> SparseArray:
+    check_sparse(op, name, A)
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"{op}: {name}: expected a square matrix, got shape {A.shape}")
+    return A
+
+
+def check_operator(op: str, A: Any, name: str) -> Operator:
+    """A square SparseArray, or a function of a vector."""
+    if isinstance(A, SparseArray):
+        return check_square(op, A, name)
+    if not callable(A):
+        raise TypeError(
+            f"{op}: {name} must be a SparseArray or a function of a vector, got "
+            f"{type(A).__name__}; jnp.linalg.solve is for dense matrices"
+        )
+    return A
+
+
+def product(A: Operator, x: jax.Array) -> jax.Array:
+    """A x, in the dtype of x."""
+    if isinstance(A, SparseArray):
+        return A.astype(x.dtype) @ x
+    return A(x)
+
+
+def floating(op: str, *arrays: Any) -> Any:
+    """The promoted dtype of all, and for integers that of floats."""
+    dtype = jnp.result_type(*(x.dtype for x in arrays))
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def check_right_side(op: str, A: Operator, b: Any, name: str = "b") -> jax.Array:
+    """b [n] or [n, k], in the dtype of the result."""
+    if b is None or hasattr(b, "todense"):
+        raise TypeError(f"{op}: {name} must be a dense array, got {type(b).__name__}")
+    b = jnp.asarray(b)
+    rows = A.shape[0] if isinstance(A, SparseArray) else None
+    if b.ndim not in (1, 2) or rows not in (None, b.shape[0]):
+        size = "n" if rows is None else rows
+        raise ValueError(
+            f"{op}: {name}: expected shape [{size}] or [{size}, k], got {list(b.shape)}"
+        )
+    return b.astype(floating(op, b, *([A] if isinstance(A, SparseArray) else [])))

@@ -1,0 +1,85 @@
+"""Approximations of a sparse matrix's inverse, for the argument `M` of the solvers: functions of a
+vector that are pytrees, and so may be arguments of jitted functions.
+
+A solution does not depend on its preconditioner, so nothing is differentiated in them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.linalg.operands import check_square, floating, product
+from sgap_jax.linalg.spectral import power_iteration
+
+
+def jacobi(A: SparseArray) -> Partial:
+    """r -> r / diagonal(A), with 1 in place of zeros: for diagonals that vary much.
+
+    A: sparse [n, n] of any format, values may be traced. ValueError unless it is square.
+    Source: Saad, Iterative Methods for Sparse Linear Systems (2003), section 10.2.
+    """
+    return Partial(_scaled, _inverse_diagonal(check_square("jacobi", A)))
+
+
+def chebyshev(A: SparseArray, *, degree: int = 3, bounds: tuple[Any, Any] | None = None) -> Partial:
+    """r -> p(A) r: `degree` steps of Chebyshev's iteration for A x = r from zero, with Jacobi.
+
+    Each use takes degree - 1 products with A. A Hermitian positive definite, of any format, values
+    may be traced.
+
+    Args:
+      degree: static, at least 1 (which is Jacobi, scaled).
+      bounds: (a, b), an interval that holds the eigenvalues of diagonal(A)^-1 A that are to be
+        damped; larger ones than b make M indefinite. None: (b / 30, b) with b 1.1 times the
+        greatest by `power_iteration`, as multigrid smoothers take it.
+
+    Raises ValueError for an A that is not square, and a degree below 1.
+    Source: Saad (2003), algorithm 12.1; Adams et al., J. Comput. Phys. 188 (2003), for the bounds.
+    """
+    op = "chebyshev"
+    A = _fixed(check_square(op, A))
+    degree = operator.index(degree)
+    if degree < 1:
+        raise ValueError(f"{op}: degree: expected at least 1, got {degree}")
+    inverse = _inverse_diagonal(A)
+    if bounds is None:
+        greatest = jnp.abs(power_iteration(A * inverse[:, None], maxiter=20)[0])
+        bounds = 1.1 * greatest / 30, 1.1 * greatest
+    low, high = (jnp.asarray(x).astype(inverse.dtype) for x in bounds)
+    return Partial(Partial(_chebyshev, degree), A, inverse, low, high)
+
+
+def _inverse_diagonal(A: SparseArray) -> jax.Array:
+    diagonal = _fixed(A).diagonal()
+    diagonal = diagonal.astype(floating("jacobi", A))
+    return 1 / jnp.where(diagonal == 0, jnp.ones((), diagonal.dtype), diagonal)
+
+
+def _scaled(inverse: jax.Array, r: jax.Array) -> jax.Array:
+    return inverse.astype(r.dtype) * r
+
+
+def _chebyshev(
+    degree: int, A: SparseArray, inverse: Any, low: Any, high: Any, r: jax.Array
+) -> jax.Array:
+    low, high = low.astype(r.dtype), high.astype(r.dtype)
+    middle, half = (high + low) / 2, (high - low) / 2
+    rho = half / middle
+    step = _scaled(inverse, r) / middle
+    x = step
+    for _ in range(degree - 1):
+        r = r - product(A, step)
+        after = 1 / (2 * middle / half - rho)
+        step = after * rho * step + 2 * after / half * _scaled(inverse, r)
+        x, rho = x + step, after
+    return x
+
+
+def _fixed(A: SparseArray) -> SparseArray:
+    return A.with_values(jax.lax.stop_gradient(A.values))

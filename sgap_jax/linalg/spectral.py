@@ -1,0 +1,201 @@
+"""Norms, the dominant eigenvalue, and the action of the exponential of a sparse matrix."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgap_jax.formats import checks
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.linalg.operands import check_right_side, check_square, floating, product
+from sgap_jax.primitives._define import check_sparse
+
+
+def norm(A: SparseArray, ord: Any = None, axis: int | None = None) -> jax.Array:
+    """A norm of a sparse matrix, or of each column (axis=0) or row (axis=1).
+
+    Args:
+      A: sparse [m, n] of any format.
+      ord: of the matrix None or "fro" (root of the sum of squares), 1 and inf (greatest sum of
+        absolute values of a column, of a row), -1 and -inf (least); of vectors None or 2, 1, inf.
+      axis: None, 0 or 1 (-1, -2).
+
+    Returns [], or [n] or [m], real and floating. Differentiable in the values; the derivative of a
+    root at zero is zero. Sums are in float32 at least. ValueError for another ord or axis,
+    NotImplementedError for the spectral norm.
+
+    Source: `scipy.sparse.linalg.norm`.
+    """
+    op = "norm"
+    check_sparse(op, "A", A)
+    A = abs(A.sum_duplicates())
+    A = A.astype(floating(op, A))
+    if axis is None:
+        if ord == 2 or ord == -2:
+            raise NotImplementedError(
+                f"{op}: ord={ord!r}: the singular values; the nearest is the root of "
+                "power_iteration(A.T @ A)[0], which is the greatest"
+            )
+        if ord is None or ord == "fro":
+            return _root((A**2).sum())
+        if not isinstance(ord, str) and abs(ord) in (1, math.inf):
+            sums = A.sum(axis=0 if abs(ord) == 1 else 1)
+            if not sums.size:
+                return jnp.zeros((), A.dtype)
+            return sums.max() if ord > 0 else sums.min()
+    elif axis in (0, 1, -1, -2):
+        if ord is None or ord == 2:
+            return _root((A**2).sum(axis))
+        if ord == 1:
+            return A.sum(axis)
+        if ord == math.inf:
+            return A.max(axis)
+    else:
+        raise ValueError(f"{op}: axis: expected None, 0 or 1, got {axis!r}")
+    raise ValueError(
+        f"{op}: ord: expected None, 'fro', 1, -1, inf or -inf of a matrix and None, 1, 2 or inf "
+        f"along an axis, got {ord!r} with axis={axis!r}"
+    )
+
+
+def _root(squares: jax.Array) -> jax.Array:
+    """The square root, whose derivative at zero is zero."""
+    zero = squares == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squares))).astype(squares.dtype)
+
+
+def power_iteration(
+    A: SparseArray,
+    *,
+    v0: Any = None,
+    tol: float = 1e-6,
+    maxiter: int = 1000,
+    symmetric: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The eigenvalue of greatest magnitude, and its eigenvector: x <- A x / norm(A x).
+
+    The value is differentiable in A's values, once: its derivative is u^H dA x / (u^H x) for the
+    left and right eigenvectors u and x, where it is a single eigenvalue. The vector has none.
+
+    Args:
+      A: sparse [n, n] of any format; its dominant eigenvalue is real, or A complex.
+      v0: [n], where to begin; None: a fixed pseudo-random vector.
+      tol: stops at norm(A x - value x) <= tol |value|, or after `maxiter` products (static).
+      symmetric: A is Hermitian, so that u = x; otherwise A^H is iterated too.
+
+    Returns (value [], x [n] of norm 1), floating. TypeError, ValueError for an A that is not a
+    square SparseArray, and a v0 of another shape.
+
+    Source: Golub and Van Loan, Matrix Computations, section 7.3.1.
+    """
+    op = "power_iteration"
+    A = check_square(op, A)
+    dtype = floating(op, A)
+    maxiter = checks.check_count(maxiter, "maxiter", op, 1)
+    symmetric = checks.check_flag(symmetric, "symmetric", op)
+    if v0 is None:
+        v0 = np.random.default_rng(0).standard_normal(A.shape[0])
+    v0 = jnp.asarray(v0)
+    if v0.shape != A.shape[:1]:
+        raise ValueError(f"{op}: v0: expected shape {list(A.shape[:1])}, got {list(v0.shape)}")
+    return _dominant(A.astype(dtype), v0.astype(dtype), tol, maxiter, symmetric)
+
+
+@partial(jax.jit, static_argnames=("maxiter", "symmetric"))
+def _dominant(
+    A: SparseArray, v0: jax.Array, tol: Any, maxiter: int, symmetric: bool
+) -> tuple[jax.Array, jax.Array]:
+    fixed = A.with_values(jax.lax.stop_gradient(A.values))
+    right = _iterated(fixed, jax.lax.stop_gradient(v0), tol, maxiter)
+    left = right
+    if not symmetric:
+        adjoint = fixed.with_values(jnp.conj(fixed.values)).T
+        left = _iterated(adjoint, right, tol, maxiter)
+    return jnp.vdot(left, A @ right) / jnp.vdot(left, right), right
+
+
+def _iterated(A: SparseArray, start: jax.Array, tol: Any, maxiter: int) -> jax.Array:
+    def unit(x: jax.Array) -> jax.Array:
+        size = jnp.linalg.norm(x)
+        return x / jnp.where(size == 0, 1, size).astype(x.dtype)
+
+    def going(state: tuple) -> jax.Array:
+        x, image, step = state
+        value = jnp.vdot(x, image)
+        error = jnp.linalg.norm(image - value * x)
+        return (step < maxiter) & (error > tol * jnp.abs(value))
+
+    def body(state: tuple) -> tuple:
+        _, image, step = state
+        x = unit(image)
+        return x, A @ x, step + 1
+
+    x = unit(start)
+    return jax.lax.while_loop(going, body, (x, A @ x, jnp.zeros((), jnp.int32)))[0]
+
+
+# For each number of terms of the Taylor series the greatest norm at which they give e^A to 2^-53:
+# Al-Mohy and Higham (2011), table 3.1. With at most 30 terms no sum cancels more than e^3.5.
+_LARGEST_NORM = {5: 2.4e-3, 10: 1.4e-1, 15: 6.4e-1, 20: 1.4, 25: 2.4, 30: 3.5}
+
+
+def expm_multiply(A: SparseArray, B: Any, *, norm_bound: float | None = None) -> jax.Array:
+    """The action of the matrix exponential, e^A B, without e^A: the solution at time 1 of
+    dX/dt = A X from X(0) = B.
+
+    Truncated Taylor series in equal steps, s of them with m terms each: s m products with A. Both
+    numbers are static and follow from the 1-norm of A. Differentiable in the values of A and in B,
+    forward and reverse (which holds s arrays as B and computes each step once more).
+
+    Args:
+      A: sparse [n, n] of any format.
+      B: dense [n] or [n, k].
+      norm_bound: of a traced A, a number that its 1-norm does not exceed: needed there. Too small a
+        bound gives too few terms, and so a wrong result.
+
+    Returns an array as B, in the promoted dtype of A and B, floating; sums are carried in it.
+    TypeError or ValueError for an A that is not a square SparseArray, a B that does not match, and
+    a traced A without a bound.
+
+    Source: Al-Mohy and Higham, SIAM J. Sci. Comput. 33 (2011); `scipy.sparse.linalg.expm_multiply`.
+    """
+    op = "expm_multiply"
+    A = check_square(op, A)
+    B = check_right_side(op, A, B, "B")
+    A = A.astype(B.dtype)
+    if norm_bound is None:
+        leaves = jax.tree.leaves(A)
+        if checks.is_traced(*leaves):
+            raise ValueError(
+                f"{op}: norm_bound: A is traced, so its 1-norm is not known, and the number of "
+                "steps is static; pass a number that the norm does not exceed"
+            )
+        norm_bound = float(norm(A, 1))
+    checks.check_concrete(norm_bound, "norm_bound", op, "the number of steps is static")
+    bound = float(norm_bound)
+    if not 0 <= bound < math.inf:
+        raise ValueError(f"{op}: norm_bound: expected a finite number from 0 on, got {norm_bound}")
+    choices = [(m * max(math.ceil(bound / most), 1), m) for m, most in _LARGEST_NORM.items()]
+    products, terms = min(choices)
+    return _exponential(A, B, products // terms, terms)
+
+
+@partial(jax.jit, static_argnames=("steps", "terms"))
+def _exponential(A: SparseArray, B: jax.Array, steps: int, terms: int) -> jax.Array:
+    @jax.checkpoint
+    def step(X: jax.Array, _: Any) -> tuple[jax.Array, None]:
+        def term(carried: tuple, order: jax.Array) -> tuple[tuple, None]:
+            total, last = carried
+            last = product(A, last) / (steps * order)
+            return (total + last, last), None
+
+        orders = jnp.arange(1, terms + 1).astype(X.real.dtype).astype(X.dtype)
+        (total, _), _ = jax.lax.scan(term, (X, X), orders)
+        return total, None
+
+    return jax.lax.scan(step, B, None, length=steps)[0]

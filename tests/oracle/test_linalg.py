@@ -1,0 +1,231 @@
+"""`sgap_jax.linalg` against SciPy and dense solves: solutions, derivatives in A's values,
+preconditioners, norms, eigenvalues, exponentials, errors."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse as sp
+import scipy.sparse.linalg as spl
+from format_invariants import integers
+from jax.test_util import check_grads
+
+from sgap_jax import BCSR, COO, CSC, CSR, CVS, SparseArray, linalg
+
+RNG = np.random.default_rng(0)
+N = 12
+SYMMETRIC = integers(N, N) * 0.2
+SYMMETRIC = SYMMETRIC @ SYMMETRIC.T + np.diag(np.linspace(1, 30, N))
+GENERAL = SYMMETRIC + 0.3 * integers(N, N, 1)
+b, B = RNG.normal(size=N), RNG.normal(size=(N, 3))
+SOLVERS = {"cg": SYMMETRIC, "gmres": GENERAL, "bicgstab": GENERAL}
+solvers = pytest.mark.parametrize("name", SOLVERS)
+
+
+def of(a, format=CSR, **options):
+    return SparseArray.from_dense(a, format=format, **options)
+
+
+@solvers
+def test_solutions(name):
+    a = SOLVERS[name]
+    solve = partial(getattr(linalg, name), tol=1e-12)
+    want = np.linalg.solve(a, b)
+    scipys = getattr(spl, name)(sp.csr_array(a), b, rtol=1e-12)[0]
+    np.testing.assert_allclose(scipys, want, rtol=1e-9)
+    for format in (CSR, CSC, COO, CVS(2), BCSR(3, 4)):
+        np.testing.assert_allclose(solve(of(a, format), b)[0], want, rtol=1e-9)
+    A = of(a)
+    np.testing.assert_allclose(solve(A, B)[0], np.linalg.solve(a, B), rtol=1e-9)
+    np.testing.assert_allclose(solve(lambda x: A @ x, b)[0], want, rtol=1e-9)
+    np.testing.assert_allclose(solve(A, b, want + 1e-3, M=linalg.jacobi(A))[0], want, rtol=1e-9)
+    np.testing.assert_allclose(solve(A, b, M=of(np.diag(1 / np.diag(a))))[0], want, rtol=1e-9)
+    np.testing.assert_allclose(solve(A, b, M=lambda r: r / 2)[0], want, rtol=1e-9)
+    padded = jax.jit(lambda A, b: solve(A, b, M=linalg.jacobi(A))[0])(of(a, nse=N * N + 5), b)
+    np.testing.assert_allclose(padded, want, rtol=1e-9)
+
+
+def test_complex_systems():
+    hermitian = SYMMETRIC + 1j * (integers(N, N) - integers(N, N).T)
+    c, weights = b + 1j * B[:, 0], jnp.asarray(RNG.normal(size=N))
+    for name, a in (("cg", hermitian), ("gmres", GENERAL + 1j * SYMMETRIC)):
+        A, solve = of(a), partial(getattr(linalg, name), tol=1e-13)
+        np.testing.assert_allclose(solve(A, c)[0], np.linalg.solve(a, c), rtol=1e-8)
+        loss = lambda v, A=A, solve=solve: jnp.sum(
+            weights * abs(solve(A.with_values(v), c)[0]) ** 2
+        )
+        dense = lambda a: jnp.sum(weights * abs(jnp.linalg.solve(a, c)) ** 2)
+        expected = jax.grad(dense)(jnp.asarray(a))[np.nonzero(a)]
+        np.testing.assert_allclose(jax.grad(loss)(A.values), expected, rtol=1e-6, atol=1e-9)
+
+
+@solvers
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_derivatives(name, preconditioned):
+    a = SOLVERS[name]
+    A, weights = of(a), jnp.asarray(RNG.normal(size=(N, 3)))
+
+    def loss(v, b):
+        X = A.with_values(v)
+        M = linalg.jacobi(X) if preconditioned else None
+        return jnp.sum(weights * getattr(linalg, name)(X, b, tol=1e-13, M=M)[0] ** 2)
+
+    dense = lambda a, b: jnp.sum(weights * jnp.linalg.solve(a, b) ** 2)
+    found = jax.jit(jax.grad(loss, (0, 1)))(A.values, B)
+    expected = jax.grad(dense, (0, 1))(jnp.asarray(a), jnp.asarray(B))
+    np.testing.assert_allclose(found[0], expected[0][np.nonzero(a)], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-8)
+    if name == "cg" and not preconditioned:  # forward over reverse
+        check_grads(partial(loss, b=jnp.asarray(B)), (A.values,), order=2, rtol=1e-3)
+
+
+def test_one_program_for_all_values():
+    A = of(SYMMETRIC)
+    programs = linalg.krylov._program._cache_size()
+    for scale in (1.0, 2.0, 3.0):
+        linalg.cg(A * scale, b, M=linalg.jacobi(A * scale), tol=scale * 1e-7)
+    assert linalg.krylov._program._cache_size() == programs + 1
+
+
+def iterations(A, M):
+    """How many products with A a solve takes."""
+    count = []
+    product = lambda x: (jax.debug.callback(lambda: count.append(1)), A @ x)[1]
+    x, _ = linalg.cg(product, jnp.ones(A.shape[0]), M=M, tol=1e-8)
+    x.block_until_ready()
+    jax.effects_barrier()
+    np.testing.assert_allclose(A @ x, 1, atol=1e-6)
+    return len(count)
+
+
+def test_preconditioners_save_products():
+    n = 20
+    line = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+    poisson = sp.kron(line, sp.eye_array(n)) + sp.kron(sp.eye_array(n), line)
+    scales = sp.diags_array(np.exp(RNG.normal(size=n * n)))
+    plain, scaled = (SparseArray.from_scipy(x) for x in (poisson, scales @ poisson @ scales))
+    assert iterations(scaled, linalg.jacobi(scaled)) < 0.6 * iterations(scaled, None)
+    assert iterations(plain, linalg.chebyshev(plain)) < 0.6 * iterations(plain, None)
+    degree = lambda k: iterations(plain, linalg.chebyshev(plain, degree=k))
+    assert degree(5) < degree(2) < degree(1)
+
+
+def test_chebyshev_is_its_polynomial():
+    """The error of the k-th step is that of the scaled Chebyshev polynomial: Saad, 12.3.2."""
+    low, high, degree = 0.5, 2.0, 4
+    diagonal = np.linspace(1, 3, N)
+    scaled = np.diag(np.linspace(low, high, N))
+    root = np.diag(np.sqrt(diagonal))
+    Q = np.linalg.qr(RNG.normal(size=(N, N)))[0]
+    a = root @ (Q @ scaled @ Q.T) @ root
+    jacobi = np.diag(1 / np.diag(a))
+    r = RNG.normal(size=N)
+    found = linalg.chebyshev(of(a), degree=degree, bounds=(low, high))(jnp.asarray(r))
+    T = np.polynomial.chebyshev.Chebyshev([0] * degree + [1])
+    at = lambda M: (high + low) / (high - low) * np.eye(N) - 2 / (high - low) * M
+    values, vectors = np.linalg.eig(at(jacobi @ a))
+    residual = vectors @ np.diag(T(values)) @ np.linalg.inv(vectors)
+    residual = residual / T((high + low) / (high - low))
+    exact = np.linalg.solve(a, r)
+    np.testing.assert_allclose(found, exact - residual @ exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int32])
+def test_norms(dtype):
+    a = integers(7, 5, dtype=dtype) * (2 - 1j if dtype == np.complex128 else 1)
+    for A in (of(a), of(a, CSC), of(a, nse=40)):
+        for ord in (None, "fro", 1, -1, np.inf, -np.inf):
+            want = spl.norm(sp.csr_array(a), ord)
+            np.testing.assert_allclose(linalg.norm(A, ord), want, rtol=1e-12)
+        for axis in (0, 1, -1):
+            for ord in (None, 2, 1, np.inf):
+                want = np.linalg.norm(a, ord, axis)
+                np.testing.assert_allclose(linalg.norm(A, ord, axis), want, rtol=1e-12)
+    for axis in (None, 0):  # of a matrix with a column of zeros
+        f = lambda v, axis=axis: jnp.sum(
+            linalg.norm(of(abs(a)).astype(float).with_values(v), None, axis)
+        )
+        values = of(abs(a)).astype(float).values
+        assert np.isfinite(jax.grad(f)(values)).all()
+        check_grads(f, (values,), order=1)
+    assert linalg.norm(of(np.zeros((0, 3))), 1) == 0
+
+
+def test_dominant_eigenvalues():
+    for a, symmetric in ((SYMMETRIC, True), (SYMMETRIC, False), (GENERAL, False)):
+        A = of(a)
+        value, vector = linalg.power_iteration(A, tol=1e-12, maxiter=5000, symmetric=symmetric)
+        values = np.linalg.eigvals(a)
+        want = values[np.argmax(abs(values))]
+        np.testing.assert_allclose(value, want.real, rtol=1e-9)
+        np.testing.assert_allclose(a @ vector, want.real * vector, rtol=1e-6, atol=1e-6)
+        of_value = jax.grad(
+            lambda v, A=A, symmetric=symmetric: linalg.power_iteration(
+                A.with_values(v), tol=1e-12, maxiter=5000, symmetric=symmetric
+            )[0]
+        )(A.values)
+        left, right = scipy.linalg.eig(a, left=True)[1:]
+        k = np.argmax(abs(values))
+        u, x = left[:, k].real, right[:, k].real
+        np.testing.assert_allclose(of_value, (np.outer(u, x) / (u @ x))[np.nonzero(a)], atol=1e-7)
+    hermitian = SYMMETRIC + 1j * (integers(N, N) - integers(N, N).T)
+    value, _ = linalg.power_iteration(of(hermitian), tol=1e-12, symmetric=True, maxiter=5000)
+    want = np.linalg.eigvalsh(hermitian)
+    np.testing.assert_allclose(value.real, want[np.argmax(abs(want))], rtol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [0, 0.01, 1, -3])
+def test_exponentials(scale):
+    a = scale * 0.1 * GENERAL
+    A = of(a)
+    for X in (b, B):
+        want = scipy.linalg.expm(a) @ X
+        np.testing.assert_allclose(linalg.expm_multiply(A, X), want, rtol=1e-9, atol=1e-9)
+        bound = float(linalg.norm(A, 1)) + 1
+        found = jax.jit(partial(linalg.expm_multiply, norm_bound=bound))(A, X)
+        np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-9)
+    f = lambda v, X: jnp.sum(linalg.expm_multiply(A.with_values(v), X, norm_bound=bound) ** 2)
+    dense = lambda a, X: jnp.sum((jax.scipy.linalg.expm(a) @ X) ** 2)
+    if scale == 1:
+        found = jax.jit(jax.grad(f, (0, 1)))(A.values, B)
+        expected = jax.grad(dense, (0, 1))(jnp.asarray(a), jnp.asarray(B))
+        np.testing.assert_allclose(found[0], expected[0][np.nonzero(a)], rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-8)
+
+
+A, WIDE = of(SYMMETRIC), of(integers(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: linalg.cg(SYMMETRIC, b), TypeError, ["cg: A", "ndarray"]),
+        (lambda: linalg.cg(WIDE, b), ValueError, ["square", "(3, 4)"]),
+        (lambda: linalg.gmres(A, b[1:]), ValueError, ["gmres: b", "[12]", "[11]"]),
+        (lambda: linalg.cg(A, b, B), ValueError, ["x0", "[12]", "[12, 3]"]),
+        (lambda: linalg.cg(A, A), TypeError, ["b must be a dense"]),
+        (lambda: linalg.cg(A, b, M=SYMMETRIC), TypeError, ["cg: M"]),
+        (lambda: linalg.bicgstab(A, b, M=WIDE), ValueError, ["bicgstab: M", "square"]),
+        (lambda: linalg.jacobi(WIDE), ValueError, ["jacobi", "square"]),
+        (lambda: linalg.chebyshev(A, degree=0), ValueError, ["degree", "got 0"]),
+        (lambda: linalg.norm(SYMMETRIC), TypeError, ["norm: A"]),
+        (lambda: linalg.norm(A, 2), NotImplementedError, ["power_iteration(A.T @ A)"]),
+        (lambda: linalg.norm(A, 3), ValueError, ["ord", "got 3"]),
+        (lambda: linalg.norm(A, "nuc"), ValueError, ["ord", "'nuc'"]),
+        (lambda: linalg.norm(A, axis=2), ValueError, ["axis", "got 2"]),
+        (lambda: linalg.power_iteration(A, v0=b[1:]), ValueError, ["v0", "[12]", "[11]"]),
+        (lambda: linalg.power_iteration(A, maxiter=0), ValueError, ["maxiter", "0"]),
+        (lambda: linalg.expm_multiply(A, b[1:]), ValueError, ["B", "[11]"]),
+        (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
+        (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
+        (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
+    ],
+)
+def test_message(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
