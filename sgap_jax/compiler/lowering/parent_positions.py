@@ -200,15 +200,17 @@ def _name(ctx: Context, level: int) -> str:
 
 
 def _needed_levels(ctx: Context, pos: Pos, body: Body) -> list[int]:
-    """The levels above the last whose coordinates the body uses."""
-    used, storage = set(), ctx.storage
+    """The levels above the last whose coordinates, or positions, the body uses."""
+    used, shared, storage = set(), set(), ctx.storage
     for _, statement in paths(body):
         for access in (statement.target, *accesses(statement.factors)):
-            if access != storage.access and access.format is None:
+            if access.format is None:
                 used |= set(access.indices)
+            elif access != storage.access:  # it has an element for each position of this level
+                shared.add(ctx.expression.shares(access) - 1)
     needed = _with_blocks(ctx, (*used, *storage.ragged))
     first, last = ctx.relations.levels_of(pos)
-    return [n for n in range(first, last) if storage.variables[n] in needed]
+    return [n for n in range(first, last) if storage.variables[n] in needed or n in shared]
 
 
 def _with_blocks(ctx: Context, used: tuple[IndexVar, ...]) -> set[IndexVar]:
