@@ -34,7 +34,7 @@ from sgap_jax.primitives._define import (
     static_of,
     structure,
 )
-from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
+from sgap_jax.primitives._vectors import Entries, as_listed, blocks_of, by_rows
 from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
 from sgap_jax.schedules.tiles import CPU_TASK
 
@@ -122,6 +122,7 @@ def _sddmm(
         checked=base.is_checked,
         schedule=schedule,
         **static_of(base),
+        **blocks_of(A),
     )[0]
     return as_listed(A, join_blocks(A, values))
 
