@@ -39,7 +39,7 @@ RESULTS ?= benchmarks/results
 
 .PHONY: help demo check test test-all test-gpu-compile xla-gpu lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
-  gpu-figures gpu-tables gpu-doctor clean moved-modules
+  gpu-figures gpu-tables gpu-tuned gpu-doctor clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -61,6 +61,7 @@ help:
 	@echo "make gpu-attention on an NVIDIA GPU: attention and its gradients on tensor cores; RESULTS=folder"
 	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
 	@echo "make gpu-tables on an NVIDIA GPU: Tables 1 to 3 of Sgap, compiled loops; RESULTS=folder"
+	@echo "make gpu-tuned on an NVIDIA GPU: Tables 4 and 5 and Figure 11 of Sgap; RESULTS=folder"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
 demo: $(STAMPS)/package $(STAMPS)/group-demo
@@ -226,6 +227,9 @@ gpu-figures: gpu-install
 
 gpu-tables: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.tables --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+
+gpu-tuned: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.tuned --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

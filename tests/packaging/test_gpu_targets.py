@@ -71,7 +71,7 @@ def test_the_runs_of_a_target_share_its_time(make):
     ]
 
 
-BENCHMARKS = ("run", "octets", "attention", "figures", "tables")
+BENCHMARKS = ("run", "octets", "attention", "figures", "tables", "tuned")
 DOCTOR = """case "$*" in *"sgap_jax doctor"*)
   for file; do :; done; echo "$STANDIN_DOCTOR" > "$file"; grep -q '"ok": true' "$file" || exit 1 ;;
 esac
@@ -126,7 +126,7 @@ def test_what_the_doctor_finds_decides_what_starts(everything):
     assert "The first part that failed is gpu-doctor" in text and "No driver." in text
     one_kernel = broken | {"first_failed": "kernels", "kernels": [{"family": "spmm octet"}]}
     _, parts, report, text = everything(one_kernel)
-    assert len(parts) == 8 and "| spmm octet | - |" in text
+    assert len(parts) == 9 and "| spmm octet | - |" in text
     assert report["gpu-bench"]["state"] == "done"
 
 
