@@ -47,7 +47,7 @@ def operands(subscripts, format, dtype="float32", seed=0, sizes=SIZES):
     rng = np.random.default_rng(seed)
     word, *words = subscripts.partition("->")[0].split(",")
     x = rng.integers(1, 4, [sizes[i] for i in word]) * (rng.random([sizes[i] for i in word]) < 0.3)
-    x[len(x) // 2] = x[-1] = 0
+    x[len(x) // 2] = x[-2] = 0  # the last row has entries, in a vector that reaches past it
     A = SparseArray.from_dense(x.astype(dtype), format=require_stored(format, x.ndim, "test"))
     dense = [rng.integers(-3, 4, [sizes[i] for i in word]) for word in words]
     return A, [jnp.asarray(y, dtype) for y in dense], [x, *dense]
