@@ -32,6 +32,7 @@ import numpy as np
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.cache import content_key, default_folder, replace_file
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime.native import info
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import BLOCK, AttentionTile, Unfused
@@ -442,8 +443,15 @@ def _compile_kernels(
             program = jax.jit(lambda *x, s=schedule: _values(run(*x, schedule=s)))
             with contextlib.suppress(ScheduleError, NotImplementedError):
                 program.trace(*operands).lower(lowering_platforms=("cuda",))
+    if not calls:
+        return
     arch = launch.device_arch()
-    list(threads.map(lambda call: launch.compile_call(call, nvrtc, arch), calls))
+
+    def compile(call: KernelCall) -> None:
+        with contextlib.suppress(NotImplementedError):  # the GPU lacks it: lowering says so
+            launch.compile_call(call, nvrtc, arch)
+
+    list(threads.map(compile, calls))
 
 
 def _ratios(found: Mapping, left: Iterable) -> dict:

@@ -212,6 +212,7 @@ def test_programs_and_kernels_are_compiled_in_threads(monkeypatch):
     def compile_call(call, compiler, arch):
         assert threading.current_thread() is not threading.main_thread()
         compiled.append((call, arch))
+        raise NotImplementedError("this GPU lacks it")  # as the lowering of this candidate says
 
     monkeypatch.setattr(module.launch, "compile_call", compile_call)
     with ThreadPoolExecutor(2) as threads:
