@@ -5,18 +5,21 @@ The file's key is a hash of everything that the measurement depends on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import math
+import os
 import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.launch import launch, nvrtc
 from sgap_jax.launch.cache import content_key, default_folder, replace_file
+from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.runtime.native import info
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.attention import BLOCK, AttentionTile, Unfused
@@ -40,7 +45,9 @@ from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
 from sgap_jax.schedules.tiles import OctetTile
 
 
-def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tuple[Schedule, ...]:
+def candidate_schedules(
+    problem: Problem, *, deterministic: bool | None = None
+) -> tuple[Schedule, ...]:
     """Legal schedules of a problem, the default first; some tens at most. On CUDA none of kernels
     that are known to fail on this machine's GPU.
 
@@ -48,15 +55,19 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
     and not. Schedules that run as the same program, such as chunks that all hold the whole problem,
     are listed once. On CUDA: for entries the points that Sgap found best in some case (its Tables 1
     and 5: 4, 8 and 32 lanes for a row or a window, with or without tiles of 8 columns, and
-    sequential sums) with blocks of 128 and 256 threads; for column vectors octet tiles and
-    subwarps; for attention the lanes and shares of `AttentionTile`, and `Unfused`.
+    sequential sums of a row, or of 8 or 32 nonzeros) with blocks of 128 and 256 threads; for column
+    vectors octet tiles and subwarps; for attention the lanes and shares of `AttentionTile`, and
+    `Unfused`.
 
     Args:
       problem: the call to be scheduled.
-      deterministic: only schedules that give the same bits at each call.
+      deterministic: only schedules that give the same bits at each call. Points that split nonzeros
+        do not in spmm. None: those too if the default is such a schedule, as for skewed rows.
     """
     kinds = {"cpu": _on_cpu, "cuda": _on_cuda}
     first = choose_schedule(problem)
+    if deterministic is None:
+        deterministic = _same_bits(first, problem)
     if deterministic and not _same_bits(first, problem):  # the default of skewed rows
         first = choose_schedule(dataclasses.replace(problem, rows=None))
     found = [first, *kinds.get(problem.platform, lambda _: ())(problem)]
@@ -128,6 +139,8 @@ def _points(problem: Problem) -> Iterator[Schedule]:
     for col, block_size in itertools.product(sorted({widest, 1}, reverse=True), (256, 128)):
         of_lane: dict[str, Any] = dict(col=col, block_size=block_size)
         yield AtomicParallelism(row=1, **of_lane)
+        for nnz in (8, 32):
+            yield AtomicParallelism(nnz=nnz, **of_lane)
         for group in (4, 8, 32):
             share: dict[str, Any] = dict(row=Fraction(1, group), group=group, **of_lane)
             yield AtomicParallelism(**share)
@@ -155,6 +168,8 @@ _ROUNDS = 5  # the least rounds of a candidate that does not drop out
 _SLOW = 2.0  # candidates slower than the fastest by this factor drop out after the first round
 _CLOSE = 1.1  # the same after round _ROUNDS and all later ones
 _GAIN = 1.02  # a smaller gain is noise: then the first candidate is chosen
+_THREADS = 8  # that compile at once, at most
+_NEVER = np.float32(1.2345e-33)  # no sum of results is this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +208,7 @@ def tune(
     run: Callable,
     *operands: Any,
     candidates: Iterable | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     seconds: float = 2.0,
     again: bool = False,
 ) -> Tuned:
@@ -202,12 +217,14 @@ def tune(
         tuned = tune(spmm, A, B)
         C = jax.jit(spmm, static_argnames="schedule")(A, B, schedule=tuned.schedule)
 
-    Calls are jitted with the operands as arguments and timed in turns; slow candidates drop out
-    early. A schedule must beat the first candidate by 2% to be chosen over it. For an operation of
-    this package (also in a `functools.partial` with plain arguments) the result is stored on disk,
-    in the folder `tuned` beside the compiled kernels (SGAP_CACHE_DIR), and is used again for the
-    same pattern, shapes, dtypes, machine, instruction set, cores and versions. Any other function
-    is timed again at each call of `tune`.
+    Candidates are compiled in threads, those of which JAX makes the same program once, and timed in
+    turns; slow ones drop out early. A sample is one program of as many calls as take a millisecond,
+    one after the other, so that dispatching is not what is timed. A schedule must beat the first
+    candidate by 2% to be chosen over it. For an operation of this package (also in a
+    `functools.partial` with plain arguments) the result is stored on disk, in the folder `tuned`
+    beside the compiled kernels (SGAP_CACHE_DIR), and is used again for the same pattern, shapes,
+    dtypes, machine, instruction set, cores and versions. Any other function is timed again at each
+    call of `tune`.
 
     Args:
       run: called as `run(*operands, schedule=...)`: `spmm`, `sddmm`, `sparse_attention`, ..., or a
@@ -216,9 +233,10 @@ def tune(
       candidates: schedules to time, any that `run` takes, such as those of `sgap_jax.compiler` for
         `einsum`; None is a candidate too. By default `candidate_schedules` of the problem of the
         first kernel that `run` calls.
-      deterministic: of the default candidates, only those that give the same bits at each call.
-      seconds: time to measure, not counting the compilation and three calls of each candidate; it
-        takes longer if five rounds of a short operation do. A stored result of a shorter
+      deterministic: of the default candidates, only those that give the same bits at each call;
+        None: those too that do not if the default is one of them (`candidate_schedules`).
+      seconds: time to measure, not counting the compilation and a first sample of each candidate;
+        it takes longer if five rounds of a short operation do. A stored result of a shorter
         measurement is not used.
       again: measure even if there is a stored result.
 
@@ -315,39 +333,125 @@ def _timed(
     """Times the candidates. `all_of_them`: raise if any candidate is refused; else only if the
     first is, as `run` may contain other operations, which refuse some of the others."""
     operands = jax.device_put(operands)  # once, not at each call
-    samples: dict[Any, Callable[[int], float]] = {}
-    for schedule in candidates:
-        jitted = jax.jit(lambda *x, schedule=schedule: _values(run(*x, schedule=schedule)))
-        try:
-            result = jitted(*operands)  # compiles
-        except (ScheduleError, NotImplementedError):
-            if all_of_them or not samples:
-                raise
-            continue
-        if not jax.tree.leaves(result):
-            raise ValueError("tune: `run` must return arrays: what is not returned does not run")
-        jax.block_until_ready(result)
-        samples[schedule] = functools.partial(_sample, jitted, operands)
-    calls = {
-        schedule: math.ceil(_SAMPLE / max(sample(1), 1e-6)) for schedule, sample in samples.items()
+    default = candidates[0]
+    result = jax.eval_shape(lambda *x: _values(run(*x, schedule=default)), *operands)
+    if not jax.tree.leaves(result):
+        raise ValueError("tune: `run` must return arrays: what is not returned does not run")
+    calls = _calls(_repeated(run, default, 1).lower(*operands).compile(), operands)
+    programs = _compiled(run, operands, candidates, calls, all_of_them)
+    samples = {
+        schedule: functools.partial(_sample, program, operands, calls)
+        for schedule, program in programs.items()
     }
-    found = {schedule: [sample(calls[schedule])] for schedule, sample in samples.items()}
+    for sample in samples.values():
+        sample()  # not counted
+    found = {schedule: [sample()] for schedule, sample in samples.items()}
     left, start = _within(found, samples, _SLOW), time.perf_counter()
     rounds, order = 1, random.Random(0)
-    least = 2 if calls[candidates[0]] == 1 else _ROUNDS  # two rounds suffice for long calls
+    least = 2 if calls == 1 else _ROUNDS  # two rounds suffice for long calls
     while rounds < least or (len(left) > 1 and time.perf_counter() - start < seconds):
         # A call changes caches and the heap for the next one: spread that over all candidates.
         order.shuffle(left)
         for schedule in left:
-            found[schedule].append(samples[schedule](calls[schedule]))
+            found[schedule].append(samples[schedule]())
         rounds += 1
         if rounds >= _ROUNDS:
             left = _within(found, left, _CLOSE)
-    ratios, default = _ratios(found, samples), candidates[0]
+    ratios = _ratios(found, samples)
     usual = statistics.median(found[default])
     times = sorted(((x, ratio * usual) for x, ratio in ratios.items()), key=lambda item: item[1])
     best = min(ratios, key=lambda schedule: ratios[schedule])
     return Tuned(best if _GAIN * ratios[best] < 1 else default, tuple(times), default)
+
+
+def _calls(program: Callable, operands: tuple) -> int:
+    """How many calls a sample has, by the time of a program of one call."""
+    _sample(program, operands, 1)  # the first run of a program is a slow one
+    return math.ceil(_SAMPLE / max(_sample(program, operands, 1), 1e-6))
+
+
+def _repeated(run: Callable, schedule: Any, calls: int) -> Any:
+    """A jitted program of `calls` calls, one after the other. Its result is a number that depends
+    on each.
+
+    XLA would run a call once if its operands did not change. So an element of each operand is
+    written anew in each step: the value that it had, unless a number that the call before has made
+    is one that it never is, which XLA does not know.
+    """
+
+    def program(*operands: Any) -> jax.Array:
+        def step(_: Any, carry: tuple) -> tuple:
+            given, token = carry
+            given = jax.tree.map(lambda x: _same_again(x, token), given)
+            results = jax.tree.leaves(_values(run(*given, schedule=schedule)))
+            return given, _token(jax.lax.optimization_barrier(results))
+
+        return jax.lax.fori_loop(0, calls, step, (operands, _token([])))[1]
+
+    return jax.jit(program)
+
+
+def _same_again(x: jax.Array, token: jax.Array) -> jax.Array:
+    if not x.size:
+        return x
+    first = (0,) * x.ndim
+    return x.at[first].set(jnp.where(token == _NEVER, jnp.ones((), x.dtype), x[first]))
+
+
+def _token(results: list) -> jax.Array:
+    """A float32 that depends on all results."""
+    parts = [jnp.real(x[(0,) * x.ndim]).astype(jnp.float32) for x in results if x.size]
+    return sum(parts, start=jnp.zeros((), jnp.float32))
+
+
+def _compiled(
+    run: Callable, operands: tuple, candidates: tuple, calls: int, all_of_them: bool
+) -> dict[Any, Any]:
+    """The compiled programs of the candidates, each program once: that of the first candidate that
+    has it. Kernels and programs are compiled in threads."""
+    lowered: dict[Any, Any] = {}
+    keys: set[str] = set()
+    threads = ThreadPoolExecutor(min(os.cpu_count() or 1, len(candidates), _THREADS))
+    with threads:
+        if _device(operands).platform in ("cuda", "gpu"):
+            _compile_kernels(run, operands, candidates, threads)
+        for schedule in candidates:
+            try:
+                program = _repeated(run, schedule, calls).lower(*operands)
+            except (ScheduleError, NotImplementedError):
+                if all_of_them or not lowered:
+                    raise
+                continue
+            text = program.as_text()
+            if "callback" in text:  # the text does not say which function of Python it calls
+                text += f" {len(lowered)}"
+            if (key := content_key("program", text)) not in keys:
+                keys.add(key)
+                lowered[schedule] = program
+        programs = threads.map(lambda program: program.compile(), lowered.values())
+        return dict(zip(lowered, programs, strict=True))
+
+
+def _compile_kernels(
+    run: Callable, operands: tuple, candidates: tuple, threads: ThreadPoolExecutor
+) -> None:
+    """Compiles the CUDA kernels that the candidates launch into the user's cache, from which
+    lowering takes them; lowering itself is of one thread."""
+    with launch.collected() as calls:
+        for schedule in candidates:
+            # A function of its own for each: JAX caches what a function is lowered to.
+            program = jax.jit(lambda *x, s=schedule: _values(run(*x, schedule=s)))
+            with contextlib.suppress(ScheduleError, NotImplementedError):
+                program.trace(*operands).lower(lowering_platforms=("cuda",))
+    if not calls:
+        return
+    arch = launch.device_arch()
+
+    def compile(call: KernelCall) -> None:
+        with contextlib.suppress(NotImplementedError):  # the GPU lacks it: lowering says so
+            launch.compile_call(call, nvrtc, arch)
+
+    list(threads.map(compile, calls))
 
 
 def _ratios(found: Mapping, left: Iterable) -> dict:
@@ -369,16 +473,10 @@ def _within(found: Mapping, left: Iterable, factor: float) -> list:
     return [schedule for schedule in ratios if schedule == default or ratios[schedule] <= most]
 
 
-def _sample(jitted: Callable, operands: tuple, calls: int) -> float:
-    """Seconds of a call, averaged over `calls`. On a CPU each call waits for the one before, as
-    calls that run at once would share the cores."""
-    in_turn = _device(operands).platform == "cpu"  # before `start`: as slow as a short call
+def _sample(program: Callable, operands: tuple, calls: int) -> float:
+    """Seconds of a call, in a program of `calls` calls."""
     start = time.perf_counter()
-    for _ in range(calls):
-        result = jitted(*operands)
-        if in_turn:
-            jax.block_until_ready(result)
-    jax.block_until_ready(result)
+    jax.block_until_ready(program(*operands))
     return (time.perf_counter() - start) / calls
 
 

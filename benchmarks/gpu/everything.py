@@ -32,6 +32,7 @@ PARTS = {
     "gpu-attention": "attention and its gradients",
     "gpu-figures": "Figures 17 and 19 of vectorSparse",
     "gpu-tables": "Tables 1 to 3 of Sgap",
+    "gpu-tuned": "Tables 4 and 5 and Figure 11 of Sgap",
 }
 # Layers of the doctor without which no later part can run.
 NEEDED = ("driver", "architecture", "XLA")

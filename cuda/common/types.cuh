@@ -91,9 +91,15 @@ __device__ inline void Narrow(float x, bfloat16& narrow) {
 #endif
 }
 
-// Consecutive values that one instruction loads or stores (two for 32 bytes).
+// The largest power of two that divides `bytes`, at most 16.
+__device__ constexpr int Alignment(int bytes) {
+  return (bytes & -bytes) < 16 ? bytes & -bytes : 16;
+}
+
+// Consecutive values that one instruction loads or stores (several for more than 16 bytes, and for
+// numbers of values that are no power of two).
 template <class T, int kCount>
-struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
+struct alignas(Alignment(sizeof(T) * kCount)) Pack {
   T at[kCount];
 };
 
@@ -126,7 +132,7 @@ template <bool kVector, int kColumns, class T>
 __device__ inline Pack<T, kColumns> Load(const T* row, unsigned left) {
   Pack<T, kColumns> pack = {};
   if constexpr (kVector) {
-    if constexpr (sizeof(T) == 2 && kColumns > 1) {
+    if constexpr (sizeof(T) == 2 && kColumns % 2 == 0) {
       // Loaded as whole words: a conditional load of each 16-bit half would take two instructions.
       using Words = Pack<unsigned, sizeof(pack) / 4>;
       Words words = {};
@@ -176,6 +182,20 @@ __device__ inline void Store(T* row, unsigned left, const Accumulator<T> (&sums)
   }
 }
 
+// For __launch_bounds__: blocks that must fit on a multiprocessor, for kernels whose lanes have
+// sums of so many bytes. Up to 32 bytes a lane has 64 registers, up to 64 bytes 128, else 255.
+__device__ constexpr int BlocksOfSums(int block, int bytes) {
+  const int threads = bytes <= 32 ? int(kThreads) : bytes <= 64 ? int(kTileThreads) : 256;
+  return threads > block ? threads / block : 1;
+}
+
+// The bytes of a lane's sums of kColumns columns; kTwice: each has another number beside it, for
+// which the registers suffice with up to four.
+template <class T, int kColumns, bool kTwice = false>
+__device__ constexpr int SumBytes() {
+  return int(sizeof(Accumulator<T>)) * kColumns * (kTwice && kColumns > 4 ? 2 : 1);
+}
+
 // For __launch_bounds__, of kernels that need all registers that `blocks` blocks on a
 // multiprocessor leave: for sm_120 ptxas takes a few more, and would spill to let all these blocks
 // run at once.
@@ -188,19 +208,28 @@ __device__ constexpr int BlocksAtOnce(int blocks) {
 }
 
 #if __CUDA_ARCH__ >= 900
-__device__ inline void AddVector(float* row, const float (&sums)[2]) {
-  asm volatile(
-      "{ .reg .u64 at; cvta.to.global.u64 at, %0; red.global.add.v2.f32 [at], {%1, %2}; }" ::"l"(
-          row),
-      "f"(sums[0]), "f"(sums[1])
-      : "memory");
-}
-__device__ inline void AddVector(float* row, const float (&sums)[4]) {
-  asm volatile(
-      "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
-      "red.global.add.v4.f32 [at], {%1, %2, %3, %4}; }" ::"l"(row),
-      "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3])
-      : "memory");
+// An even number of sums, to an address that is aligned as a Pack of them.
+template <int kColumns>
+__device__ inline void AddVector(float* row, const float (&sums)[kColumns]) {
+  if constexpr (kColumns % 4 == 0) {
+#pragma unroll
+    for (int j = 0; j < kColumns; j += 4) {
+      asm volatile(
+          "{ .reg .u64 at; cvta.to.global.u64 at, %0; "
+          "red.global.add.v4.f32 [at], {%1, %2, %3, %4}; }" ::"l"(row + j),
+          "f"(sums[j]), "f"(sums[j + 1]), "f"(sums[j + 2]), "f"(sums[j + 3])
+          : "memory");
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns; j += 2) {
+      asm volatile(
+          "{ .reg .u64 at; cvta.to.global.u64 at, %0; red.global.add.v2.f32 [at], {%1, %2}; }" ::
+              "l"(row + j),
+          "f"(sums[j]), "f"(sums[j + 1])
+          : "memory");
+    }
+  }
 }
 __device__ constexpr bool HasVectorAdd() { return true; }
 #else
@@ -212,7 +241,7 @@ __device__ constexpr bool HasVectorAdd() { return false; }
 // row += sums, one atomic addition for each sum, in no fixed order among lanes
 template <bool kVector, class A, int kColumns>
 __device__ inline void AddAtomically(A* row, unsigned left, const A (&sums)[kColumns]) {
-  if constexpr (HasVectorAdd() && kVector && kColumns > 1 && sizeof(A) == sizeof(float)) {
+  if constexpr (HasVectorAdd() && kVector && kColumns % 2 == 0 && sizeof(A) == sizeof(float)) {
     AddVector(row, sums);
   } else {
 #pragma unroll

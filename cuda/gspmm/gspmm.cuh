@@ -49,7 +49,7 @@ __device__ inline bool TakesPlace(const Found<A>& other, const Found<A>& found, 
 
 template <class T, int kGroup, int kWalk, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns, true>()))
     GspmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                    const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                    const T* __restrict__ x, T* __restrict__ y, Index* __restrict__ arg, long long m,

@@ -72,7 +72,7 @@ struct Operands {
 
 // {<x row, c col>, 1}: a lane owns x rows. Deterministic.
 template <class T, int kRows, int kColumns, int kChunks, int kBlock, bool kVector, bool kPermuted>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns>()))
     SpmmRowKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
 // Deterministic where g = r; otherwise the groups of a row add atomically into zeros.
 template <class T, class Out, int kGroups, int kGroup, int kWalk, int kColumns, int kChunks,
           int kBlock, bool kVector, bool kPermuted>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns>()))
     SpmmRowGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,
@@ -164,7 +164,7 @@ __device__ inline void AddToRow(A* out, unsigned left, bool whole, const A (&sum
 // rows that reach beyond them.
 template <class T, int kNonzeros, int kColumns, int kChunks, int kBlock, bool kVector,
           bool kPermuted>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns>()))
     SpmmNnzKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                   const Index* __restrict__ column_indices, const Index* __restrict__ permutation,
                   const T* __restrict__ b, Accumulator<T>* __restrict__ c, long long m, long long n,
@@ -251,7 +251,7 @@ __device__ inline Index AddEntries(const Operands<T, kColumns, kVector, kPermute
 // as above. With kLoad > 1 that many values and indices are loaded at once.
 template <class T, int kNonzeros, int kGroup, int kWalk, int kLoad, int kColumns, int kChunks,
           int kBlock, bool kVector, bool kPermuted>
-__global__ void __launch_bounds__(kBlock, kThreads / kBlock)
+__global__ void __launch_bounds__(kBlock, BlocksOfSums(kBlock, SumBytes<T, kColumns, true>()))
     SpmmNnzGroupKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
                        const Index* __restrict__ column_indices,
                        const Index* __restrict__ permutation, const T* __restrict__ b,

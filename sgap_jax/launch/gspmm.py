@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
+from sgap_jax.schedules.point import for_kernels
 from sgap_jax.schedules.problem import Problem
 
 _ARG_GATHER_BLOCK = 256
@@ -33,6 +34,7 @@ def extremum_plan(
       minimum: the extremum is the minimum, else the maximum.
       batches: (Bv, Bx), each 1 or the batch.
     """
+    schedule = for_kernels(schedule, problem.op)
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n))
@@ -59,6 +61,7 @@ def arg_gather_to_x_plan(
     offsets, indices and permutation as in `extremum_plan`, d [Bd, k, n], arg [Ba, k, n]. Output:
     [batch, m, n].
     """
+    schedule = for_kernels(schedule, problem.op)
     (m, k), n, operand = problem.shape, problem.n, TYPES[problem.dtype]
     reads = f"const {operand}"
     strides = _strides(batches, (problem.nnz, k * n, k * n))

@@ -100,6 +100,21 @@ def handed_to(stand_in: Callable) -> Iterator[None]:
         _stand_in.reset(token)
 
 
+@contextlib.contextmanager
+def collected() -> Iterator[dict[KernelCall, None]]:
+    """A context in which `lower` compiles no kernel and keeps the calls, each once, in the order in
+    which they come. What is lowered in it is no program that can run."""
+    calls: dict[KernelCall, None] = {}
+
+    def keep(ctx: Any, call: KernelCall, operands: Sequence) -> Any:
+        calls[call] = None
+        attributes = call_attributes(call, Cubin(call.kernel, b""))
+        return jax.ffi.ffi_lowering(TARGET)(ctx, *operands, **attributes)
+
+    with handed_to(keep):
+        yield calls
+
+
 def check_call(call: KernelCall, operands: Sequence, results: Sequence) -> None:
     """Raises ValueError for a call that the handler would refuse, or that makes no sense."""
     for name, sizes in (("grid", call.grid), ("block", call.block)):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
-from sgap_jax.schedules.point import side_by_side
+from sgap_jax.schedules.point import for_kernels, side_by_side
 from sgap_jax.schedules.problem import Problem
 
 _COMBINE = {"row_sum": "sgap::Add", "row_max": "sgap::Greater"}
@@ -46,7 +46,7 @@ def row_launch(
     block and V. Its arguments are `inputs` operands, row_offsets, the output, then m, nnz, the
     batch and `scalars`.
     """
-    dtype = TYPES[problem.dtype]
+    dtype, schedule = TYPES[problem.dtype], for_kernels(schedule, problem.op)
     # {<x row, 1 col>, 1} is a group of one lane that takes x rows in turn.
     rows = max(int(schedule.row or 1), 1) * schedule.walk
     length = problem.vector_length or 1

@@ -76,7 +76,7 @@ def _kernel(schedule: AtomicParallelism, problem: Problem) -> tuple[str, list]:
     operand, size = TYPES[problem.dtype], _BYTES[problem.dtype]
     wide = col * max(size, 4)  # loaded one by one, even 16-bit values take a register each
     load = max(col * size, 4) if d % col == 0 else wide
-    at_once = min(_AT_ONCE, _LOADS // (2 * load))
+    at_once = min(_AT_ONCE, _power_of_two(max(_LOADS // (2 * load), 1)))
     if algorithm(schedule, "sddmm") == "nnz":
         nonzeros = int(schedule.nnz or 1)
         owned = min(nonzeros * schedule.walk, _INT)

@@ -10,7 +10,7 @@ from sgap_jax.launch import paper
 from sgap_jax.launch.kernel_call import TENSOR_CORES, TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
-from sgap_jax.schedules.point import algorithm
+from sgap_jax.schedules.point import algorithm, for_kernels
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule
 from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
@@ -59,6 +59,7 @@ def _point_plan(
       batches: (Bv, Bb), each 1 or the batch.
       structures: entries that are loaded together must be aligned in each of them.
     """
+    schedule = for_kernels(schedule, problem.op)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
@@ -108,6 +109,7 @@ def _kernel(
             nonzeros, col = int(schedule.nnz or 1), int(schedule.col)
             # Entries loaded at once: as many as are aligned, and as rows of B fit in registers.
             fit = 4 // col if problem.dtype == "float64" else 2 if problem.n % col else 4
+            fit = fit if col <= 4 else 2 if col <= 8 and fit else 1
             load = math.gcd(nonzeros, *strides, fit)
             lanes = [nonzeros, schedule.group, schedule.walk, load]
             return "SpmmNnzGroupKernel", [operand, *lanes]

@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats import structure, vectors
@@ -30,6 +31,45 @@ def by_rows(A: SparseArray) -> tuple[SparseArray, bool]:
     by_columns = require_arrays(A).format.modes[0] == 1
     A = vectors.split_blocks(A.T if by_columns else A)
     return (A.asformat(CSR) if A.format.vector_length is None else A), by_columns
+
+
+def blocks_of(A: SparseArray) -> dict[str, Any]:
+    """The parameter `width` of spmm_p and sddmm_p: c, if `by_rows(A)` is of whole blocks of
+    BCSR(r, c), each c neighbouring vectors. Not for unchecked arrays, which may be compacted."""
+    if len(A.format.block_shape) < 2 or not A.is_checked:
+        return {}
+    sides, (rows, columns) = A.format.block_shape, vectors.grid(A.shape, A.format)
+    outer, inner = (A.shape[mode] for mode in A.format.modes)
+    whole = (outer, inner) == (rows * sides[0], columns * sides[1])
+    return {"width": sides[1]} if whole else {}
+
+
+def as_vectors_of_transpose(
+    arrays: Any, length: int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For A in BCSR(r, c) as vectors of r = `length` rows, with the index arrays of its transpose
+    (`arrays`), and c = `width`: A^T in vectors of c rows.
+
+    Returns the row offsets [k / c + 1] and column indices [blocks r] of the vectors, and the block
+    of A that each block of A^T is, [blocks]. No sort: in A^T the vectors of a block column come
+    column after column, and the first column has those of its blocks in order.
+    """
+    column_offsets, block_rows, numbers = map(structure.unfolded, arrays)
+    offsets, count = column_offsets[::width] // width, numbers.shape[0] // width
+    place = positions(count)
+    column = jnp.minimum(structure.segment_of_entry(offsets, count), offsets.shape[0] - 2)
+    first = jnp.where(place < offsets[-1], place + offsets[column] * (width - 1), 0)
+    lane = positions(length)[None]
+    indices = (block_rows[first][:, None] * length + lane).reshape(-1)
+    return offsets * length, indices, numbers[first] // width
+
+
+def values_of_transpose(values: Any, blocks: Any, width: int) -> jax.Array:
+    """The values [B, blocks r, c] of A^T, whose blocks are those of A with numbers `blocks`, from
+    those of A, [B, blocks c, r]."""
+    batch, _, length = values.shape
+    whole = values.reshape(batch, blocks.shape[0], width, length)[:, blocks]
+    return jnp.swapaxes(whole, 2, 3).reshape(batch, -1, width)
 
 
 def as_stored(A: SparseArray, values: Any) -> Any:

@@ -1,9 +1,11 @@
 """einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and other index expressions."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
+from sgap_jax.launch.nvrtc import NvrtcMissing
 from sgap_jax.primitives import einsum_loops, einsum_unchecked
 from sgap_jax.primitives._define import (
     batch_rule,
@@ -61,7 +64,8 @@ def einsum(
 
     Matrix products that `spmm`, `spmv` and `sddmm` compute run on their kernels. Other expressions,
     and all with a chain of transformations (`compiler.Schedule`) as their schedule, run as loops
-    compiled for them: on the CPU where llvmlite is installed, on CUDA where a schedule is given.
+    compiled for them: on the CPU where llvmlite is installed, on CUDA where NVRTC is
+    (`presets_cuda.cuda` says which loops; not measured on a GPU yet).
     Otherwise plain JAX gathers the dense operands at the entries, multiplies and reduces: memory
     then holds a product for each entry and each index of the output that the sparse operand lacks,
     or, for a maximum or minimum and its derivative, every single product. Compiled loops hold none
@@ -105,66 +109,124 @@ def einsum(
     OOPSLA 2020, section 2.
     """
     check_schedule("einsum", schedule)
-    fibers = check_flag(fibers, "fibers", "einsum")
-    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
-        raise ValueError(
-            f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
-        )
-    place, factors, output = parse(subscripts, operands)
-    A, sparse = operands[place], factors[place]
-    arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]
-    sizes: dict[str, int] = {}
-    for i, (indices, array) in enumerate(zip(factors, arrays, strict=True)):
-        for index, size in zip(indices, A.shape if i == place else array.shape, strict=True):
-            if sizes.setdefault(index, size) != size:
-                raise ValueError(
-                    f"einsum: index {index!r} of {subscripts!r} has sizes {sizes[index]} and {size}"
-                )
-    dtype = jnp.result_type(*arrays)
-    if dtype == jnp.bool_:
-        raise ValueError("einsum: expected numbers, got bool")
-    if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
-    others = [(f, x) for i, (f, x) in enumerate(zip(factors, arrays, strict=True)) if i != place]
+    asked = _Asked.of(subscripts, operands, reduction, fibers)
+    A, dtype, expression = asked.A, asked.dtype, asked.expression
     inner = None if schedule is None else schedule._inner
-    known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
-    if known and not isinstance(inner, LoopSchedule):
-        found = _kernel(A, sparse, [(f, x.astype(dtype)) for f, x in others], output, schedule)
+    if asked.is_known and not isinstance(inner, LoopSchedule):
+        found = _kernel(A, asked.sparse, asked.others, asked.output, schedule)
         if found is not None:
-            return found
+            return found[1]()
     if not (inner is None or isinstance(inner, Reference | LoopSchedule)):
         raise NotImplementedError(
             f"einsum: {subscripts!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"
         )
-    expression = Expression(
-        sparse,
-        (ENTRY, *(f for f, _ in others)),
-        ENTRY if output == sparse else output,
-        tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
-        A.format,
-        REDUCTIONS[reduction],
-        checked=A.is_checked,
-    )
-    if fibers:
-        expression = by_fibers(expression, A, output)
     if isinstance(inner, LoopSchedule):
         einsum_loops.check_dtype(dtype)
         einsum_loops.check_loops(expression, inner)
-    data = [A.values.reshape(-1), *(x for _, x in others)]
     out = bind_einsum(
-        *(x.astype(dtype) for x in data),
+        A.values.reshape(-1).astype(dtype),
+        *(x for _, x in asked.others),
         *jax.tree.leaves(A.index_arrays),
         expression=expression,
         schedule=schedule,
     )
-    if reduction != "sum" and (fibers or output == sparse):
+    fibers, output = bool(expression.fiber[0]), asked.output
+    if reduction != "sum" and (fibers or output == asked.sparse):
         out = _without_padding(out, A, expression)
     if fibers:
         format = expression.fiber_format(expression.output)
         arrays = A.index_arrays[: expression.fiber[1]]
-        return SparseArray(out, arrays, None, tuple(sizes[index] for index in output), format)
-    return A.with_values(out.reshape(A.values.shape)) if output == sparse else out
+        return SparseArray(out, arrays, None, expression.shape(output), format)
+    return A.with_values(out.reshape(A.values.shape)) if output == asked.sparse else out
+
+
+def explain_einsum(
+    subscripts: str,
+    *operands: Any,
+    reduction: str = "sum",
+    fibers: bool = False,
+    platform: str = "cuda",
+) -> str:
+    """What `einsum` of these arguments runs without a schedule, as text: the operation whose
+    kernels it has (`explain_choice` is for those), or the schedule of the compiled loops and the
+    loops, or plain JAX and why.
+
+    Args:
+      subscripts, operands, reduction, fibers: as of `einsum`; traced operands are fine.
+      platform: "cuda" or "cpu".
+
+    Raises:
+      ValueError: another platform. Also what `einsum` raises.
+    """
+    if platform not in ("cpu", "cuda"):
+        raise ValueError(f"explain_einsum: platform must be cpu or cuda, got {platform!r}")
+    asked = _Asked.of(subscripts, operands, reduction, fibers)
+    if asked.is_known:
+        found = _kernel(asked.A, asked.sparse, asked.others, asked.output, None)
+        if found is not None:
+            return f"the kernels of {found[0]}: explain_choice says which"
+    if _empty(asked.expression):
+        return "plain JAX: an index has size 0"
+    shapes = [x.shape for x in jax.tree.leaves(asked.A.index_arrays)]
+    return einsum_loops.explain_default(asked.expression, asked.dtype, shapes, platform)
+
+
+class _Asked(NamedTuple):
+    """A call of einsum after its checks.
+
+    Attributes:
+      A, sparse: the sparse operand and its word.
+      others: the words of the other operands, and the operands in `dtype`.
+      is_known: `spmv`, `spmm` and `sddmm` have kernels for such values and such a reduction.
+    """
+
+    A: SparseArray
+    sparse: str
+    others: list[tuple[str, jax.Array]]
+    output: str
+    dtype: Any
+    expression: Expression
+    is_known: bool
+
+    @classmethod
+    def of(cls, subscripts: str, operands: Sequence, reduction: str, fibers: bool) -> "_Asked":
+        fibers = check_flag(fibers, "fibers", "einsum")
+        if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+            raise ValueError(
+                f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
+            )
+        place, factors, output = parse(subscripts, operands)
+        A, sparse = operands[place], factors[place]
+        arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]
+        sizes: dict[str, int] = {}
+        for i, (indices, array) in enumerate(zip(factors, arrays, strict=True)):
+            for index, size in zip(indices, A.shape if i == place else array.shape, strict=True):
+                if sizes.setdefault(index, size) != size:
+                    raise ValueError(
+                        f"einsum: index {index!r} of {subscripts!r} has sizes {sizes[index]} and "
+                        f"{size}"
+                    )
+        dtype = jnp.result_type(*arrays)
+        if dtype == jnp.bool_:
+            raise ValueError("einsum: expected numbers, got bool")
+        if reduction != "sum" and jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(f"einsum: {reduction} of {dtype}: complex numbers have no order")
+        every = zip(factors, arrays, strict=True)
+        others = [(f, x.astype(dtype)) for i, (f, x) in enumerate(every) if i != place]
+        known = reduction == "sum" and not fibers and dtype.name in KERNEL_DTYPES
+        expression = Expression(
+            sparse,
+            (ENTRY, *(f for f, _ in others)),
+            ENTRY if output == sparse else output,
+            tuple(sorted({**sizes, ENTRY: A.nnz}.items())),
+            A.format,
+            REDUCTIONS[reduction],
+            checked=A.is_checked,
+        )
+        if fibers:
+            expression = by_fibers(expression, A, output)
+        return cls(A, sparse, others, output, dtype, expression, known)
 
 
 def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> jax.Array:
@@ -182,31 +244,42 @@ def _without_padding(out: jax.Array, A: SparseArray, expression: Expression) -> 
 
 def _kernel(
     A: SparseArray, sparse: str, dense: Sequence, output: str, schedule: Schedule | None
-) -> Any:
-    """The result by `spmv`, `spmm` or `sddmm`, or None where the expression is none of these."""
+) -> tuple[str, Callable[[], Any]] | None:
+    """Which of `spmv`, `spmm` and `sddmm` has the result, and what computes it so; None where the
+    expression is none of these."""
     if len(sparse) != 2:
         return None
     if len(dense) == 1 and len(dense[0][0]) == 1:
         ((word, x),) = dense
         ends = {sparse[1] + sparse[0]: False, sparse: True}
         found = ends.get(word + output)
-        return None if found is None else spmv(A, x, transpose=found, schedule=schedule)
+        if found is None:
+            return None
+        return "spmv", partial(spmv, A, x, transpose=found, schedule=schedule)
     if len(dense) == 1 and len(dense[0][0]) == len(output) == 2:
         ((word, x),) = dense
         column = set(word) - set(sparse)
         for transpose in (False, True):
             out, inner = (sparse[1], sparse[0]) if transpose else (sparse[0], sparse[1])
             if len(column) == 1 and set(word) == {inner, *column} and set(output) == {out, *column}:
-                x = x if word[0] == inner else x.T
-                C = spmm(A, x, transpose=transpose, schedule=schedule)
-                return C if output[0] == out else C.T
+
+                def product(transpose: bool = transpose, rows: str = inner, out: str = out) -> Any:
+                    B = x if word[0] == rows else x.T
+                    C = spmm(A, B, transpose=transpose, schedule=schedule)
+                    return C if output[0] == out else C.T
+
+                return "spmm", product
     if len(dense) == 2 and output == sparse and all(len(word) == 2 for word, _ in dense):
         (left, x), (right, y) = dense if sparse[0] in dense[0][0] else dense[::-1]
         feature = set(left) - {sparse[0]}
         if feature == set(right) - {sparse[1]} and feature.isdisjoint(sparse) and len(feature) == 1:
-            x = x if left[0] == sparse[0] else x.T
-            y = y if right[0] == sparse[1] else y.T
-            return sddmm(A, x, y, weighted=True, schedule=schedule)
+
+            def sampled() -> Any:
+                X = x if left[0] == sparse[0] else x.T
+                Y = y if right[0] == sparse[1] else y.T
+                return sddmm(A, X, Y, weighted=True, schedule=schedule)
+
+            return "sddmm", sampled
     return None
 
 
@@ -247,18 +320,26 @@ def _axes(operands: Any, results: Any, params: dict) -> Axes:
     return Axes.of(f"{given} -> {made}", operands, results, local=local)
 
 
+def _symbolic(arrays: Sequence) -> bool:
+    """Whether some size is a symbol of `jax.export`."""
+    return any(export.is_symbolic_dim(n) for x in arrays for n in x.shape)
+
+
 def _empty(expression: Expression) -> bool:
     """Whether an index has size zero."""
     return 0 in dict(expression.sizes).values()
 
 
 def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
-    symbolic = any(export.is_symbolic_dim(n) for aval in ctx.avals_in for n in aval.shape)
-    if schedule is None and not symbolic:
-        shapes = [aval.shape for aval in ctx.avals_in[len(expression.words) :]]
-        schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype, shapes)
-    if schedule is None:
+    symbolic = _symbolic(ctx.avals_in)
+    if schedule is None and symbolic:
         return None
+    if schedule is None:
+        shapes = [aval.shape for aval in ctx.avals_in[len(expression.words) :]]
+        try:
+            schedule = einsum_loops.default_schedule(expression, ctx.avals_out[0].dtype, shapes)
+        except NotImplementedError:
+            return None
     if symbolic:
         raise NotImplementedError(
             "einsum: loops are compiled for the program's sizes; export with concrete sizes, or "
@@ -273,11 +354,33 @@ def _cpu(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any
 
 def _cuda(ctx: Any, *operands: Any, expression: Expression, schedule: Any) -> Any:
     if schedule is None:
-        return None
+        return _cuda_default(ctx, *operands, expression=expression)
     if _empty(expression):
         function = partial(plain, expression=expression, schedule=schedule)
         return jax_lowering(ctx, function, operands, ctx.avals_in)
     return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=schedule)
+
+
+def _cuda_default(ctx: Any, *operands: Any, expression: Expression) -> Any:
+    """The loops that are chosen for a call without a schedule; None for plain JAX."""
+    if _symbolic(ctx.avals_in) or _empty(expression):
+        return None
+    shapes = [aval.shape for aval in ctx.avals_in[len(expression.words) :]]
+    try:
+        found = einsum_loops.default_on_cuda(expression, ctx.avals_out[0].dtype, shapes)
+    except NotImplementedError:
+        return None
+    try:
+        return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=found)
+    except NvrtcMissing as error:
+        _warn_of_plain(str(error).splitlines()[0])
+        return None
+
+
+@cache
+def _warn_of_plain(why: str) -> None:
+    """Once for each reason."""
+    warnings.warn(f"{why}; einsum runs in plain JAX meanwhile", RuntimeWarning, stacklevel=2)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple:
@@ -352,19 +455,27 @@ def _unchecked(*operands: Any, expression: Expression, schedule: Any) -> Any:
     in_plain = partial(plain, expression=expression, schedule=schedule)
     trusted = einsum_unchecked.trusted(expression)
     shapes = [x.shape for x in operands[len(expression.words) :]]
-    symbolic = any(export.is_symbolic_dim(n) for x in operands for n in x.shape)
-    if not chain:
-        known = schedule is None and not symbolic and not _empty(expression)
-        if not known or einsum_loops.default_schedule(trusted, dtype, shapes) is None:
-            return in_plain(*operands)
+    sized = not _symbolic(operands) and not _empty(expression)
     run = partial(bind_einsum, expression=trusted, schedule=schedule)
-    if chain and (symbolic or _empty(expression)):
+    if chain and not sized:
         return run(*operands)
-    in_order = chain and einsum_loops.needs_order(trusted, schedule, shapes, dtype)
-    in_loops = partial(einsum_unchecked.bounded, expression=expression, run=run, in_order=in_order)
+    order_of = partial(einsum_loops.needs_order, trusted, index_shapes=shapes, dtype=dtype)
+    bounded = partial(einsum_unchecked.bounded, expression=expression, run=run)
     if chain:
-        return in_loops(*operands)
-    return jax.lax.platform_dependent(*operands, cpu=in_loops, default=in_plain)
+        return bounded(*operands, in_order=order_of(schedule._inner))
+    on_cpu = on_cuda = in_plain
+    on_host = schedule is not None and schedule._host_launches() is not None
+    if sized and schedule is None:
+        with contextlib.suppress(NotImplementedError):
+            einsum_loops.default_schedule(trusted, dtype, shapes)
+            on_cpu = bounded
+    if sized and (schedule is None or on_host):
+        with contextlib.suppress(NotImplementedError):
+            found = einsum_loops.default_on_cuda(trusted, dtype, shapes)
+            on_cuda = partial(bounded, in_order=order_of(found))
+    if on_host:
+        return on_cuda(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=on_cpu, cuda=on_cuda, default=in_plain)
 
 
 einsum_unchecked_p = define(

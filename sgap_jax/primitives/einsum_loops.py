@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgap_jax.compiler import presets
+from sgap_jax.compiler import presets, presets_cuda
 from sgap_jax.compiler.cuda.print_cuda import initial_values, launch_plan, padded_sizes
 from sgap_jax.compiler.llvm import machine_code as llvm
 from sgap_jax.compiler.loop_ir.batches import in_turns, of_batch
 from sgap_jax.compiler.loop_ir.loopir import INTEGERS, Function
+from sgap_jax.compiler.loop_ir.print_c import print_c
 from sgap_jax.compiler.lowering.lower import lower
 from sgap_jax.compiler.lowering.storage import array_name, capacities
 from sgap_jax.compiler.notation.derivatives import operands as read_by
@@ -187,9 +188,9 @@ def cuda_lowering(
     The result may be padded (`padded_sizes`), begin with an initial value (`initial_values`), and
     have the accumulator's dtype; it is sliced and cast afterwards.
     """
-    count, (out,) = len(expression.words), ctx.avals_out
+    (out,) = ctx.avals_out
     avals = list(ctx.avals_in)
-    shapes = [aval.shape for aval in avals[count:]]
+    shapes = [aval.shape for aval in avals[len(expression.words) :]]
     function = function_of(expression, schedule, shapes, out.dtype)
     (output,), (padded,) = function.outputs, padded_sizes(function)
     shape = out.shape if padded == output.size else (padded,)
@@ -219,11 +220,15 @@ def cuda_lowering(
 
 def default_schedule(
     expression: Expression, dtype: Any, index_shapes: Sequence[tuple] = ()
-) -> LoopSchedule | None:
-    """The schedule that the CPU compiles where the caller gives none; None for plain JAX."""
-    assign = expression.assign
-    if assign is None or jnp.dtype(dtype).name not in LOOP_DTYPES or not llvm.available():
-        return None
+) -> LoopSchedule:
+    """The schedule that the CPU compiles where the caller gives none.
+
+    Raises:
+      NotImplementedError: there is none, and plain JAX runs; the message says why.
+    """
+    assign = _compiled(expression, dtype)
+    if not llvm.available():
+        raise NotImplementedError("llvmlite is not installed: pip install 'sgap_jax[compiler]'")
     if assign.output.format is not None:
         return presets.cpu(assign)  # parallel over fibers or entries: more of them than slices
     slices = dict(expression.sizes)[expression.sparse[expression.format.modes[0]]]
@@ -231,14 +236,51 @@ def default_schedule(
     if expression.repeats:
         try:  # where coordinates repeat, two threads may write one element
             function_of(expression, schedule, index_shapes, dtype)
-        except ScheduleError:
-            return None
+        except ScheduleError as error:
+            raise NotImplementedError(str(error)) from error
     return schedule
 
 
+def default_on_cuda(
+    expression: Expression, dtype: Any, index_shapes: Sequence[tuple]
+) -> LoopSchedule:
+    """The schedule that CUDA compiles where the caller gives none.
+
+    Raises:
+      NotImplementedError: there is none, and plain JAX runs; the message says why.
+    """
+    assign = _compiled(expression, dtype)
+    lowered = partial(function_of, expression, index_shapes=index_shapes, dtype=dtype)
+    return presets_cuda.first(assign, dict(expression.of_one().sizes), lowered)
+
+
+def _compiled(expression: Expression, dtype: Any) -> Assign:
+    """The expression in index notation; NotImplementedError where no loops are compiled for it."""
+    if expression.assign is None:
+        raise NotImplementedError(
+            "an operand has an axis of entries or fibers beside others, or no operand has an index "
+            "of the result; loops are of other expressions"
+        )
+    if jnp.dtype(dtype).name not in LOOP_DTYPES:
+        known = ", ".join(LOOP_DTYPES)
+        raise NotImplementedError(f"loops are compiled for {known}, got {jnp.dtype(dtype)}")
+    return expression.assign
+
+
+def explain_default(
+    expression: Expression, dtype: Any, index_shapes: Sequence[tuple], platform: str
+) -> str:
+    """The default schedule for "cpu" or "cuda", and its loops; or why it is plain JAX."""
+    choose = default_schedule if platform == "cpu" else default_on_cuda
+    try:
+        schedule = choose(expression, dtype, index_shapes)
+    except NotImplementedError as error:
+        return f"plain JAX: {error}"
+    return f"{schedule}\n{print_c(function_of(expression, schedule, index_shapes, dtype))}"
+
+
 def needs_order(
-    expression: Expression, schedule: Any, index_shapes: Sequence[tuple], dtype: Any
+    expression: Expression, schedule: LoopSchedule, index_shapes: Sequence[tuple], dtype: Any
 ) -> bool:
-    """Whether the loops of a `compiler.Schedule` need sorted coordinates."""
-    function = function_of(expression, schedule._inner, index_shapes, dtype)
-    return einsum_unchecked.needs_order(function)
+    """Whether the loops of a schedule need sorted coordinates."""
+    return einsum_unchecked.needs_order(function_of(expression, schedule, index_shapes, dtype))

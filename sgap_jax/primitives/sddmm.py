@@ -35,7 +35,7 @@ from sgap_jax.primitives._define import (
     static_of,
     structure,
 )
-from sgap_jax.primitives._vectors import Entries, as_listed, by_rows
+from sgap_jax.primitives._vectors import Entries, as_listed, blocks_of, by_rows
 from sgap_jax.schedules import AtomicParallelism, CpuTile, OctetTile, Problem, Schedule
 from sgap_jax.schedules.tiles import CPU_TASK
 
@@ -124,6 +124,7 @@ def _sddmm(
         checked=base.is_checked,
         schedule=by_default(schedule, dtype),
         **static_of(base),
+        **blocks_of(A),
     )[0]
     return as_listed(A, join_blocks(A, values))
 

@@ -43,7 +43,13 @@ from sgap_jax.primitives._define import (
     structure,
     transposed,
 )
-from sgap_jax.primitives._vectors import Entries, by_rows
+from sgap_jax.primitives._vectors import (
+    Entries,
+    as_vectors_of_transpose,
+    blocks_of,
+    by_rows,
+    values_of_transpose,
+)
 from sgap_jax.primitives.sddmm import bind_sddmm, spmm_p
 from sgap_jax.schedules import (
     AtomicParallelism,
@@ -108,7 +114,7 @@ def spmm(
 
 @partial(jax.jit, static_argnames=("transpose", "schedule"), inline=True)
 def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule | None) -> jax.Array:
-    dtype = jnp.result_type(A.values, B)
+    dtype, blocks = jnp.result_type(A.values, B), blocks_of(A)
     A, swapped = by_rows(A)
     made = dict(made=True) if isinstance(A.transposed, MadeTranspose) else {}
     return _bind(
@@ -121,6 +127,7 @@ def _spmm(A: SparseArray, B: jax.Array, *, transpose: bool, schedule: Schedule |
         checked=A.is_checked,
         schedule=by_default(schedule, dtype),
         **static_of(A),
+        **blocks,
         **made,
     )[0]
 
@@ -175,8 +182,9 @@ def _spmv(A: SparseArray, x: jax.Array, *, transpose: bool, schedule: Schedule |
 # `vector_length` V the arrays of CVS(V): values [B|1, vectors, V], row_offsets [ceil(m/V)+1], ...
 # `checked`: whether the index arrays were validated; formats/structure.py defines which entries of
 # unchecked ones take part. `statistics`, which may be left out: of the lengths of rows and of
-# columns, for the choice of a schedule. `made`, where given: whether the program makes the last
-# three arrays, by a sort that it need not run if nothing reads them.
+# columns, for the choice of a schedule. `width`, likewise: c, if each c neighbouring vectors are
+# a block, and all blocks are whole. `made`, where given: whether the program makes the last three
+# arrays, by a sort that it need not run if nothing reads them.
 
 
 def _bind(*operands: Any, **params: Any) -> Any:
@@ -201,6 +209,7 @@ def _abstract_eval(
     checked: bool,
     schedule: Any,
     statistics: tuple | None = None,
+    width: int | None = None,
     made: bool = False,
 ) -> Any:
     (m, k), *_ = direction(shape, transpose, arrays)
@@ -290,6 +299,7 @@ def _cpu(
     checked: bool,
     schedule: Schedule | None,
     statistics: tuple | None = None,
+    width: int | None = None,
     made: bool = False,
 ) -> Any:
     values, x, row_offsets, column_indices, *_ = operands
@@ -329,11 +339,16 @@ def _cuda(
     checked: bool,
     schedule: Schedule | None,
     statistics: tuple | None = None,
+    width: int | None = None,
     made: bool = False,
 ) -> Any:
     problem, operands, avals = kernel_operands(
         "spmm", ctx.avals_in, operands, shape, transpose, "cuda", statistics
     )
+    if transpose and width and structures_of_lowering() == 1 and problem.nnz:
+        turned = _transposed_blocks(ctx, operands, avals, problem, width, schedule)
+        if turned is not None:
+            return turned
     found = resolve(schedule, problem, *PLANS)
     if isinstance(found, AtomicParallelism) and vector_length is not None:
         return None  # AtomicParallelism has kernels for entries only
@@ -348,6 +363,56 @@ def _cuda(
     wide = out.update(dtype=jnp.dtype(output_dtype(found, problem.dtype)))
     (result,) = launch_lowering(ctx, call, operands, avals, [wide])
     return [result] if wide.dtype == out.dtype else cast_lowering(ctx, result, wide, out.dtype)
+
+
+def _transposed_blocks(
+    ctx: Any,
+    operands: tuple,
+    avals: tuple,
+    problem: Problem,
+    width: int,
+    schedule: Schedule | None,
+) -> Any:
+    """A^T B of blocks on tensor cores: A^T has blocks too (vectorSparse, section 8), which are made
+    vectors of `width` rows with a copy of the values. None where there is no octet tile for them.
+
+    The arguments are those of `kernel_operands` for A^T.
+    """
+    length = problem.vector_length
+    asked = replace(problem, format=CVS(width), permuted=False)
+    named = isinstance(schedule, OctetTile)
+    if length is None or (isinstance(schedule, tuple(PLANS)) and not named):
+        return None
+    if not named and not isinstance(resolve(None, asked, *PLANS), OctetTile):
+        return None
+    found = resolve(schedule, asked, *PLANS)
+    assert isinstance(found, OctetTile)
+    values, *arrays, x = operands
+    values_aval, *array_avals, x_aval = avals
+    of_blocks = partial(as_vectors_of_transpose, length=length, width=width)
+
+    def turned_values(values: Any, *arrays: Any) -> Any:
+        return values_of_transpose(values, of_blocks(arrays)[2], width)
+
+    (offsets,) = jax_lowering(ctx, lambda *x: of_blocks(x)[0], arrays, array_avals)
+    (indices,) = jax_lowering(ctx, lambda *x: of_blocks(x)[1], arrays, array_avals)
+    all_avals = [values_aval, *array_avals]
+    (turned,) = jax_lowering(ctx, turned_values, [values, *arrays], all_avals)
+    batch, vectors, _ = values_aval.shape
+    count = vectors // width * length
+    index = array_avals[1]
+    none, none_aval = empty_index()
+    operands = turned, offsets, indices, none, x
+    avals = (
+        values_aval.update(shape=(batch, count, width)),
+        index.update(shape=(asked.shape[0] // width + 1,)),
+        index.update(shape=(count,)),
+        none_aval,
+        x_aval,
+    )
+    call = launch_plan(asked, found, (batch, x_aval.shape[0]))
+    operands, avals = _operands_of(found, ctx, operands, avals)
+    return launch_lowering(ctx, call, operands, avals)
 
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:

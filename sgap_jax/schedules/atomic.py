@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from sgap_jax.schedules.explain import explain_point
-from sgap_jax.schedules.point import COLUMNS, GROUPS, MOST_SHARE, Point, algorithm, nearest
+from sgap_jax.schedules.point import (
+    COLUMNS,
+    GROUPS,
+    MOST_SHARE,
+    Point,
+    algorithm,
+    for_kernels,
+    most_threads,
+    nearest,
+    unfit,
+)
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_X, GRID_Y, ScheduleError
 
@@ -45,11 +55,21 @@ class AtomicParallelism(Point):
 
     def check(self, problem: Problem) -> None:
         op = problem.op
-        if algorithm(self, op) is None:
+        threads = most_threads(self, op, problem.dtype)
+        if algorithm(self, op) is None or not threads:
+            why = unfit(self, op) or ("" if threads else "its sums do not fit in registers")
             raise NotImplementedError(
-                f"{op}: no kernel for the legal point {self._point()}; the nearest that has one "
-                f"is {nearest(self, op)}"
+                f"{op}: no kernel for the legal point {self._point()}{why and f' ({why})'}; the "
+                f"nearest that has one is {nearest(self, op)}"
             )
+        if self.block_size > threads:
+            raise ScheduleError(
+                f"{self}: blocks have up to {threads} threads here, so that the sums of "
+                f"{self.col} columns stay in registers"
+            )
+        run = for_kernels(self, op)
+        if run != self:
+            return run.check(problem)
         if self.workers_in_row > MOST_SHARE:
             raise ScheduleError(
                 f"{self}: {self.workers_in_row} groups share a row; kernels go up to {MOST_SHARE}"
@@ -79,8 +99,9 @@ class AtomicParallelism(Point):
 
 
 def legal_points(problem: Problem, *, tunables: bool = False) -> Iterator[AtomicParallelism]:
-    """The points that have a kernel for a problem; all amounts are powers of two, and points with
-    fewer columns per lane come first.
+    """The points that have a kernel for a problem, with 1, 2 or 4 columns for a lane and the fewest
+    first; all amounts are powers of two. Points that run as another one are left out: those of
+    whole rows with a group, and those of parts of columns.
 
     Args:
       problem: of any platform; points with more columns per lane than its `n` are left out.
@@ -101,7 +122,8 @@ def legal_points(problem: Problem, *, tunables: bool = False) -> Iterator[Atomic
                     point.check(on_cuda)
                 except (NotImplementedError, ScheduleError):
                     continue  # no kernel, or more tiles or blocks than a launch can have
-                yield point
+                if for_kernels(point, problem.op) == point:
+                    yield point
 
 
 def _tunables(problem: Problem, col: int, amount: dict) -> Iterator[dict]:

@@ -3,7 +3,7 @@ SDDMM and the operations on rows."""
 
 import math
 
-from sgap_jax.schedules.point import Point, algorithm, side_by_side
+from sgap_jax.schedules.point import Point, algorithm, for_kernels, side_by_side
 from sgap_jax.schedules.problem import ROW_OPS, Problem
 from sgap_jax.schedules.schedule import Schedule
 
@@ -194,6 +194,8 @@ def explain_point(point: Point, problem: Problem) -> str:
     kernel = algorithm(point, problem.op)
     if kernel is None:
         return f"{point}: a legal point that no kernel of {problem.op} implements"
+    if (run := for_kernels(point, problem.op)) != point:
+        return f"{point}: the same lanes as\n{explain_point(run, problem)}"
     if problem.op in ROW_OPS:
         return explain_rows(point, problem)
     if problem.op == "sddmm":

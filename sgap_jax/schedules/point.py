@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 from fractions import Fraction
+from typing import TypeVar
 
 from sgap_jax.schedules.problem import ROW_OPS, TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
@@ -123,7 +124,8 @@ class Point(Schedule):
     def deterministic(self) -> bool:
         """Whether a product has the same bits at each call, because no two groups add to the same
         element of the output. (Other operations do not add across groups: they always have.)"""
-        return self.row is not None and (self.row >= 1 or self._row_share == self.group)
+        share = self._row_share if self.col >= 1 else Fraction(self.col).denominator
+        return self.row is not None and (share == 1 or share == self.group)
 
     @property
     def workers_in_row(self) -> int:
@@ -201,36 +203,88 @@ def _number(word: str, text: str) -> int | Fraction:
     return value.numerator if value.denominator == 1 else value
 
 
-COLUMNS = (1, 2, 4)  # the numbers of dense columns (features) of a lane that kernels exist for
+COLUMNS = (1, 2, 4)  # the numbers of dense columns (features) of a lane that are enumerated
+_SUMS = 128  # the most bytes of a lane's sums: more do not fit in its 255 registers
+_FEATURES = 8  # the most features of a lane's load (sddmm)
+
+
+_P = TypeVar("_P", bound=Point)
 
 
 def algorithm(point: Point, op: str) -> str | None:
     """The kernel of `op` for a legal point, or None if there is none.
 
-    spmm    row        {<x row, c col>, 1}      a lane owns x rows
-            row_group  {<1/g row, c col>, r}    a parallel reduction
+    spmm    row        {<x row, c col>, r}      a lane owns x rows
+            row_group  {<1/g row, c col>, r}    a parallel reduction; also {<x row, 1/g col>, r}
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
     gspmm   row, row_group as above with g = r (no atomic maximum also stores its position)
     sddmm   nnz        {<g nnz, c col>, r}      r lanes share the features of g nonzeros
             row        {<x row, c col>, r}, {<1/g row, c col>, r}: the same for a row's nonzeros
-    on rows row        {<x row, 1 col>, 1}
-            row_group  {<1/r row, 1 col>, r}
+    on rows row        {<x row, 1 col>, r}
+            row_group  {<1/r row, 1 col>, r}, {<x row, 1/r col>, r}
     """
-    if point.col not in COLUMNS:
+    if unfit(point, op):
         return None
     if op == "spmm":
         return _product(point)
     if op == "sddmm":
         return "nnz" if point.row is None else "row"
-    alone = op == "gspmm" or (op in ROW_OPS and point.col == 1)
+    alone = op == "gspmm" or (op in ROW_OPS and point.col <= 1)
     found = _product(point) if alone else None
     return found if found in ("row", "row_group") and point.deterministic else None
 
 
+def unfit(point: Point, op: str) -> str:
+    """Why no kernel of an operation could run a legal point, whatever it is like; else ""."""
+    share = Fraction(point.col).denominator
+    if op == "sddmm":
+        if point.col < 1:
+            return "the product of one feature cannot be divided"
+        most = f"a load has up to {_FEATURES} features"
+        return most if point.col > _FEATURES else ""
+    if share % point.group and point.col < 1:
+        return (
+            f"{share} lanes share a column, so a group of {point.group} would add up sums of "
+            "different columns"
+        )
+    if 4 * point.col > _SUMS:
+        return f"the sums of {point.col} columns do not fit in the registers of a lane"
+    return ""
+
+
+def most_threads(point: Point, op: str, dtype: str) -> int:
+    """The largest block whose lanes have registers for their sums; 0 if none has."""
+    held = int(max(point.col, 1)) * (8 if dtype == "float64" else 4)
+    if point.col > 4 and (op == "gspmm" or (point.nnz is not None and point.group > 1)):
+        held *= 2  # each sum beside a position, or beside the head of a segment
+    if op == "sddmm" or held <= 32:
+        return 1024
+    return 512 if held <= 64 else 256 if held <= _SUMS else 0
+
+
+def for_kernels(point: _P, op: str) -> _P:
+    """The point with the same lanes as kernels have it, for the operations that reduce rows:
+
+    {<x row, c col>, r}    {<x row, c col>, 1}. Lanes that have whole rows have nothing to add up.
+    {<x row, 1/g col>, r}  {<1/g row, 1 col>, r}, x rows in turn: g lanes share a column of a row's
+                           sum, which is a sum over entries.
+    """
+    if op == "sddmm" or point.row is None or point.row < 1 or (point.col >= 1 and point.group == 1):
+        return point
+    rows = int(point.row) * point.walk
+    if point.col >= 1:
+        return dataclasses.replace(point, row=rows, group=1, worker_dim_r=1)
+    share = Fraction(1, Fraction(point.col).denominator)
+    found = dataclasses.replace(point, row=share, col=1, worker_dim_r=1)
+    # Set past the check: worker_dim_r is a power of two where it is given, and x any number.
+    object.__setattr__(found, "worker_dim_r", Fraction(1, rows))
+    return found
+
+
 def _product(point: Point) -> str | None:
     if point.row is not None:
-        return "row_group" if point.row < 1 else "row" if point.group == 1 else None
+        return "row_group" if point.row < 1 or point.col < 1 else "row"
     return "nnz" if point.group == 1 else "nnz_group"
 
 

@@ -250,7 +250,8 @@ def _tiles(problem: Problem) -> Iterator[Schedule]:
     - spmm of 16-bit values: tensor cores for V of 4, 8, 16 and 32, 1.34x to 4.51x as fast as CUDA
       cores in the paper (vectorSparse, section 7.2.1, a V100).
     - sddmm of 16-bit values: the same, 1.27x to 3.03x there (section 7.3.1).
-    - All else, including products with the transpose and GPUs before sm_80: CUDA cores.
+    - All else, including products with the transpose of vectors and GPUs before sm_80: CUDA cores.
+      (Those with the transpose of blocks are products with its own vectors: primitives/spmm.py.)
     """
     V = problem.vector_length
     if problem.op not in ("spmm", "sddmm") or problem.dtype not in KERNEL_DTYPES or V is None:

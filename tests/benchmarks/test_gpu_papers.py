@@ -1,6 +1,7 @@
 """The programs that repeat what the papers measured on a GPU run on the emulator."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ from cuda_sources import require_nvrtc
 from gpu_results import read, timed
 
 from benchmarks import problems
-from benchmarks.gpu import figures, octets, octets_sddmm, tables, timing
-from sgap_jax import CVS, SparseArray, sddmm
+from benchmarks.gpu import figures, octets, octets_sddmm, tables, timing, tuned
+from sgap_jax import CVS, Problem, SparseArray, sddmm
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -99,6 +100,64 @@ def test_sgaps_tables_take_the_best_of_a_family_and_normalize():
     assert "| S2 | {<4 row, 2 col>, 1} | not measured |" in tables.summary(only_compiled, about)
     slow = tables.ratio(tables.times(rows, "point"), [tables.segments(1, 8)], [tables.BEFORE[0]])
     assert slow == [0.125, 0.125] and tables.normalized(slow) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_tuned_points_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    monkeypatch.setattr(tuned, "COLUMNS", (4, 16))
+    few = lambda n: [tuned.original(n), tuned.reduction(8, 256, 4, Fraction(1, 2))]
+    monkeypatch.setattr(tuned, "tunables", few)
+    monkeypatch.setattr(tables, "BEFORE", tables.BEFORE[-1:])
+    monkeypatch.setattr(tables, "NEW", tables.NEW[-1:])
+    command = ["--dry-run", "--problems", "small_weights", "--results", str(tmp_path)]
+    if wrong:
+        with pytest.raises(SystemExit, match="8 results of ours are wrong, the first: .*point"):
+            tuned.main(command)
+        return
+    tuned.main(command)
+    (folder,) = tmp_path.iterdir()
+    found = read(folder / "tuned.csv")
+    assert len(found) == 8 and all(row["us"] for row in found)
+    figure = read(folder / "figure11.csv")
+    assert [row["n"] for row in figure] == ["4", "16"]
+    assert all(0 < float(row["density"]) < 1 and float(row["speedup"]) > 0 for row in figure)
+    text = (folder / "tuned.md").read_text()
+    assert "no figure here says anything about a GPU" in text and "not measured" not in text
+
+
+def test_tunables_are_legal_and_tables_4_and_5_take_the_best():
+    for n in tuned.COLUMNS:
+        points = tuned.tunables(n)
+        assert points[0] == tuned.original(n) and len(points) == len(set(points)) > 20
+        for point in points:
+            point.check(Problem("spmm", (100, 100), 500, n=n, platform="cuda"))
+    assert tuned.parameters(tuned.original(64)) == "<32, 256, 32, 1>"
+    eight, four = (tuned.reduction(r, 256, 8, Fraction(1, 2)) for r in (8, 4))
+    us = {str(point): 8.0 for point in [*tuned.tunables(64), *tables.BEFORE, *tables.NEW]}
+    times = {"a": us | {str(eight): 2.0, str(four): 4.0}, "b": us | {str(four): 2.0}}
+    rows = [
+        {"problem": name, "contender": "point", "schedule": schedule, "us": str(time)}
+        | {"n": 64, "m": 10, "k": 20, "nnz": 50}
+        for name, of in times.items()
+        for schedule, time in of.items()
+    ]
+    found = tuned._times(rows, 64)
+    assert tuned.gains(found, 64) == [4.0, 4.0]
+    single, over = tuned.static(found, 64)  # 4 and 2 over two matrices beat 2 and 8
+    assert single == four and over == [2.0, 1.0]
+    assert tuned.static({}, 64) == (None, [])
+    figure = tuned.figure_11(rows)
+    assert [(row["problem"], row["density"], row["speedup"]) for row in figure] == [
+        ("a", 0.25, 1.0),
+        ("b", 0.25, 1.0),
+    ]
+    about = dict.fromkeys(("device", "driver", "commit", "date", "dry_run", "not_started"))
+    text = tuned.summary(rows, about)
+    assert "| 64 | 4.000 (2) | 4.000 |" in text
+    assert "| 64 | 1.414 (2) | <4, 256, 8, 1/2> |" in text
+    assert "| 128 | not measured | not measured |" in text
 
 
 @pytest.mark.parametrize("length", [2, 8])

@@ -20,7 +20,8 @@ from sgap_jax import (
     ScheduleError,
     legal_points,
 )
-from sgap_jax.schedules.point import COLUMNS, algorithm
+from sgap_jax.launch.spmm import launch_plan
+from sgap_jax.schedules.point import COLUMNS, algorithm, for_kernels
 from sgap_jax.schedules.schedule import GRID_Y, THREADS
 
 PROBLEM = Problem("spmm", (100, 50), 400, n=33, platform="cuda")
@@ -199,18 +200,67 @@ def test_illegal_fields(fields, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "nearest"),
+    ("text", "why", "nearest"),
     [
-        ("{<3 row, 3 col>, 8}", "{<3 row, 2 col>, 1}"),
-        ("{<2 row, 1/8 col>, 32}", "{<1/8 row, 1 col>, 8}"),
-        ("{<4 nnz, 3 col>, 8}", "{<4 nnz, 2 col>, 8}"),
-        ("{<1/8 row, 8 col>, 8}", "{<1/8 row, 4 col>, 8}"),
+        ("{<3 row, 64 col>, 1}", "64 columns do not fit in the registers", "{<3 row, 4 col>, 1}"),
+        ("{<2 row, 1/8 col>, 32}", "sums of different columns", "{<1/8 row, 1 col>, 8}"),
+        ("{<4 nnz, 17 col>, 8}", "do not fit in registers", "{<4 nnz, 4 col>, 8}"),
     ],
 )
-def test_a_legal_point_without_a_kernel_names_one_that_has(text, nearest):
-    with pytest.raises(NotImplementedError, match=re.escape(nearest)):
+def test_a_legal_point_without_a_kernel_says_why_and_names_one_that_has(text, why, nearest):
+    with pytest.raises(NotImplementedError, match=why) as error:
         Schedule.parse(text).check(PROBLEM)
+    assert nearest in str(error.value)
     Schedule.parse(nearest).check(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("{<3 row, 3 col>, 8}", "{<3 row, 3 col>, 1}"),
+        ("{<2 row, 4 col>, 8} worker_dim_r=1/2", "{<4 row, 4 col>, 1}"),
+        ("{<1 row, 1/8 col>, 8}", "{<1/8 row, 1 col>, 8}"),
+        ("{<2 row, 1/8 col>, 4} tile_size=8", "{<1/8 row, 1 col>, 4} tile_size=8 worker_dim_r=1/2"),
+        ("{<3 row, 1/32 col>, 32}", "{<1/32 row, 1 col>, 32} worker_dim_r=1/3"),
+    ],
+)
+def test_a_point_that_is_another_one_by_name(text, same):
+    point = Schedule.parse(text)
+    run = for_kernels(point, "spmm")
+    assert str(run) == same and point.deterministic == run.deterministic
+    point.check(PROBLEM)
+    assert launch_plan(PROBLEM, point) == launch_plan(PROBLEM, run)
+    assert point.explain(PROBLEM).startswith(f"{text}: the same lanes as\n{same}: spmm")
+    assert point not in set(legal_points(PROBLEM, tunables=True))
+
+
+def part_of_a_column(share, group, columns=6):
+    """Sums of columns of `share` parts, one in each lane: groups reduce, and their first lane adds
+    the sum to its column. What {<1 row, 1/share col>, group} says of a row."""
+    numbers = np.random.default_rng(0).integers(1, 100, (columns, share))
+    lanes = np.pad(numbers.reshape(-1), (0, -(columns * share) % group))
+    out = np.zeros(columns, int)
+    for first in range(0, len(lanes), group):
+        if first // share < columns:
+            out[first // share] += lanes[first : first + group].sum()
+    return np.array_equal(out, numbers.sum(axis=1))
+
+
+@pytest.mark.parametrize("r", GROUPS)
+@pytest.mark.parametrize("g", [2, 3, 4, 8, 12, 32])
+def test_parts_of_columns_run_exactly_where_their_sums_are_right(g, r):
+    point = AtomicParallelism(row=1, col=Fraction(1, g), group=r)
+    assert (algorithm(point, "spmm") is not None) == part_of_a_column(g, r)
+    assert algorithm(point, "sddmm") is None  # a feature's product has no parts
+
+
+def test_blocks_leave_registers_for_the_sums_of_many_columns():
+    wide = "{<1 row, 12 col>, 1}"
+    for size, text, dtype in ((512, wide, "float32"), (256, wide, "float64")):
+        problem = dataclasses.replace(PROBLEM, dtype=dtype)
+        Schedule.parse(f"{text} block_size={size}").check(problem)
+        with pytest.raises(ScheduleError, match=f"blocks have up to {size} threads here"):
+            Schedule.parse(f"{text} block_size={2 * size}").check(problem)
 
 
 def test_a_tunable_is_said_once():

@@ -1,8 +1,13 @@
 """Tuning: which schedules are tried, which one is chosen, and what is cached. No test measures
 time: the operations state what they would have taken."""
 
+import dataclasses
 import functools
 import inspect
+import math
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +18,11 @@ from sgap_jax import (
     CSF,
     CSR,
     CVS,
+    AtomicParallelism,
     CpuTile,
     Problem,
     Reference,
+    RowStatistics,
     ScheduleError,
     SparseArray,
     candidate_schedules,
@@ -34,6 +41,7 @@ from sgap_jax import (
 )
 from sgap_jax.compiler import Schedule as Chain
 from sgap_jax.compiler import assign
+from sgap_jax.launch.spmm import launch_plan
 from sgap_jax.schedules.cpu import scatter
 from sgap_jax.schedules.emulated import Emulated
 
@@ -62,11 +70,12 @@ def samples(monkeypatch):
     """Records the calls of a sample; a sample's time is what the first result states."""
     found = []
 
-    def sample(jitted, operands, calls):
+    def sample(program, operands, calls):
         found.append(calls)
-        return abs(float(jnp.ravel(jitted(*operands)[0])[0])) + 1e-3
+        return abs(float(program(*operands))) + 1e-3
 
     monkeypatch.setattr(module, "_sample", sample)
+    monkeypatch.setattr(module, "_calls", lambda *_: 3)
     return found
 
 
@@ -97,13 +106,14 @@ def test_a_slow_spell_counts_against_nobody(monkeypatch):
     rounds = dict.fromkeys(TILES, 0)
     seconds = dict(zip(TILES, (1.0, 1.15, 0.9), strict=True))
 
-    def sample(jitted, operands, calls):
-        schedule = min(TILES, key=lambda x: abs(seconds[x] - float(jitted(*operands)[0])))
+    def sample(program, operands, calls):
+        schedule = min(TILES, key=lambda x: abs(seconds[x] - float(program(*operands))))
         rounds[schedule] += 1
         # From round 8 on all take three times as long; the second candidate was dropped by then.
         return seconds[schedule] * (3 if rounds[schedule] > 8 else 1) * 0.1
 
     monkeypatch.setattr(module, "_sample", sample)
+    monkeypatch.setattr(module, "_calls", lambda *_: 3)
     tuned = tune(taking(seconds), dense(1) * 0, candidates=TILES, seconds=0.2)
     assert rounds[TILES[0]] == rounds[TILES[2]] > 20 > rounds[TILES[1]]
     assert [schedule for schedule, _ in tuned.times] == [TILES[2], TILES[0], TILES[1]]
@@ -120,33 +130,105 @@ def test_what_else_a_step_runs_may_refuse_candidates(samples):
     assert {schedule.columns for schedule, _ in tuned.times} == {0} and len(tuned.times) > 1
 
 
-def test_a_sample_waits_and_is_of_one_call(monkeypatch):
+def test_a_sample_is_a_program_of_many_calls(monkeypatch):
     clock, order = [0.0], []
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
 
     def wait(result):
-        clock[0] += 3.0 * (order[-1] == "called")
+        clock[0] += 3.0
         order.append("waited")
         return result
 
-    def call(x):
-        order.append("called")
-        return [x]
-
     monkeypatch.setattr(module.jax, "block_until_ready", wait)
-    device = lambda _: order.append("asked") or jax.devices("cpu")[0]
-    monkeypatch.setattr(module, "_device", device)
-    assert module._sample(call, (dense(1),), 4) == 3.0
-    assert order.pop(0) == "asked"  # once, before the clock runs
-    assert order == ["called", "waited"] * 4 + ["waited"]
+    assert module._sample(lambda x: order.append("called"), (dense(1),), 4) == 0.75
+    assert order == ["called", "waited"]
+    # From 1 ms on a sample is one call; a call of no time at all counts as a microsecond.
+    for seconds, calls in ((2.5e-3, 1), (4e-4, 3), (0.0, math.ceil(1e-3 / 1e-6))):
+        monkeypatch.setattr(module, "_sample", lambda *_, seconds=seconds: seconds)
+        assert module._calls(None, ()) == calls
+
+
+@pytest.mark.parametrize("what", ["spmm", "its gradient", "plain JAX"])
+def test_each_call_of_a_program_runs(what):
+    """XLA moves nothing out of the loop, although all calls have the same operands."""
+    A, B = pattern(), dense(30, 8)
+    launched = []
+
+    def run(call, inputs, outputs):
+        launched.append(call)
+        return [np.ones(shape, dtype) for shape, dtype in outputs]
+
+    def step(A, B, *, schedule):
+        if what != "its gradient":
+            return spmm(A, B, schedule=schedule)
+        loss = lambda v, B: jnp.sum(spmm(A.with_values(v), B, schedule=schedule) ** 2)
+        return jax.grad(loss, argnums=(0, 1))(A.values, B)
+
+    schedule = Reference() if what == "plain JAX" else Emulated(run)
+    program = module._repeated(step, schedule, 7).lower(A, B).compile()
+    assert np.isfinite(program(A, B))
+    if what == "plain JAX":
+        (entry,) = re.findall(r"^ENTRY.*?^}", program.as_text(), re.DOTALL | re.MULTILINE)
+        assert "while(" in entry and "scatter(" not in entry and "gather(" not in entry
+    else:
+        assert len(launched) == 7 * (3 if what == "its gradient" else 1)
+
+
+def test_results_are_those_of_one_call():
+    """What the loop writes into the operands are the values that they have."""
+    A, B = pattern(), dense(30, 8)
+    for calls in (1, 5):
+        token = module._repeated(spmm, None, calls)(A, B)
+        np.testing.assert_allclose(token, spmm(A, B)[0, 0], rtol=1e-6)
+    whole = lambda A, x, *, schedule: (A.values * 2, x.sum(), jnp.zeros((0, 3)))
+    assert float(module._repeated(whole, None, 4)(A, jnp.arange(4))) == 2 * A.values[0] + 6
+
+
+def test_equal_programs_are_timed_once(samples):
+    """Candidates that differ for this package, and not for XLA: threads, chunks of one task."""
+    chains = [Chain(assign("ij,jk->ik", {"A": CSR})).split("i", name, "row", 8) for name in "ab"]
+    kinds = [*chains, chains[0].parallelize("a", "CPUThread", "NoRaces")]
+    run = functools.partial(einsum, "ij,jk->ik")
+    tuned = tune(run, pattern(), dense(30, 8), candidates=kinds, seconds=1e-3)
+    assert {schedule for schedule, _ in tuned.times} == {kinds[0], kinds[2]}
+    assert tuned.default == kinds[0]
+
+    def called(x, *, schedule):  # programs with functions of Python look alike
+        host = lambda x: np.float32(schedule.nonzeros) + x
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    assert len(tune(called, dense(1), candidates=TILES, seconds=1e-3).times) == len(TILES)
+
+
+def test_programs_and_kernels_are_compiled_in_threads(monkeypatch):
+    """As on a machine with a GPU; kernels are taken from the cache when a program is lowered."""
+    monkeypatch.setenv("SGAP_CUDA_ARCH", "sm_90")
+    A, B = pattern(), dense(30, 8)
+    points = [AtomicParallelism(row=1, col=col) for col in (1, 2)]
+    points.append(dataclasses.replace(points[0], block_size=128))
+    points.append(CpuTile())  # refused there
+    compiled = []
+
+    def compile_call(call, compiler, arch):
+        assert threading.current_thread() is not threading.main_thread()
+        compiled.append((call, arch))
+        raise NotImplementedError("this GPU lacks it")  # as the lowering of this candidate says
+
+    monkeypatch.setattr(module.launch, "compile_call", compile_call)
+    with ThreadPoolExecutor(2) as threads:
+        module._compile_kernels(spmm, (A, B), points, threads)
+    problem = Problem("spmm", A.shape, A.nnz, 8, platform="cuda")
+    want = {launch_plan(problem, point) for point in points[:3]}
+    assert {call for call, _ in compiled} == want and len(compiled) == 3
+    assert {arch for _, arch in compiled} == {"sm_90"}
 
 
 def test_what_is_far_behind_is_not_timed_for_long(samples):
-    many = tuple(CpuTile(nonzeros=n) for n in range(1, 101))
-    seconds = {tile: 1.0 if tile == many[5] else 50.0 for tile in many}
+    many = tuple(CpuTile(nonzeros=n) for n in range(1, 31))
+    seconds = {tile: 1.0 if tile == many[5] else 50.0 + n for n, tile in enumerate(many)}
     assert tune(taking(seconds), dense(1) * 0, candidates=many, seconds=1e-9).schedule == many[5]
-    # One call and one sample for each; after that a round of the default and the fastest.
-    assert len(samples) == 2 * len(many) + 2
+    # Two samples of each, the first not counted; then four rounds of the default and the fastest.
+    assert len(samples) == 2 * len(many) + 2 * 4
 
 
 def test_integers_are_timed_and_index_arrays_are_not(samples):
@@ -348,6 +430,19 @@ def test_candidates_are_legal_and_few_and_the_default_is_first(problem):
         schedule.check(problem)
     atomics = problem.platform == "cuda" and problem.op == "spmm" and problem.format == CSR
     assert (len(same_bits) < len(every)) == atomics
+
+
+def test_points_that_split_nonzeros_are_candidates():
+    """Those that add in any order only where the default does so, or where they are asked for."""
+    skewed = RowStatistics(mean=16.0, deviation=256.0, longest=32_768)
+    problem = Problem("spmm", (4096, 4096), 65_536, 64, platform="cuda")
+    split = lambda found: {x.nnz for x in found if isinstance(x, AtomicParallelism) and x.nnz}
+    assert split(candidate_schedules(problem)) == set()
+    assert split(candidate_schedules(problem, deterministic=False)) == {1, 4, 8, 32}
+    rows = dataclasses.replace(problem, rows=skewed)
+    assert choose_schedule(rows).nnz == 32 and candidate_schedules(rows)[0].nnz == 32
+    assert split(candidate_schedules(rows)) == {1, 4, 8, 32}
+    assert split(candidate_schedules(rows, deterministic=True)) == set()
 
 
 def test_no_program_is_a_candidate_twice():

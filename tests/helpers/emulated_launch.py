@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import random
 from fractions import Fraction
@@ -62,7 +63,7 @@ def placed(call, given, outputs):
     results = [
         np.zeros(shape, dtype)
         if i in call.zero
-        else np.full(np.prod(shape) * np.dtype(dtype).itemsize, 0xFF, np.uint8)
+        else np.full(math.prod(shape) * np.dtype(dtype).itemsize, 0xFF, np.uint8)
         .view(dtype)
         .reshape(shape)
         for i, (shape, dtype) in enumerate(outputs)

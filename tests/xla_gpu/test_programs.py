@@ -45,13 +45,15 @@ LAUNCHES = {
     "attention": (1, 3),
     "attention vectors": (1, 3),
     "attention in three steps": (3, 8),
-    "einsum": (0, 0),
-    "einsum with a schedule": (1, 1),
+    "einsum": (1, 4),
+    "einsum with a schedule": (1, 3),
     "spgemm": (0, 0),
     "top_k": (2, 2),
 }
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
-PLAIN = ("einsum", "einsum with a schedule", "spgemm", "top_k")
+PLAIN = ("spgemm", "top_k")
+# The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
+SCATTERS = {"spmm blocks": 2}
 
 
 @functools.cache
@@ -95,7 +97,7 @@ def test_a_program(name):
     assert {way: one["apart"] for way, one in of.items()} == dict.fromkeys(of, 0)
     if name not in PLAIN:  # a scan copies its counter
         copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
-        assert copies == {"scan": 1}
+        assert copies == {"scan": 1 + SCATTERS.get(name, 0)}
     assert all(not one["collectives"] for way, one in of.items() if way != "mesh")
 
 

@@ -19,6 +19,7 @@ from sgap_jax.compiler.loop_ir.loopir import (
     Expr,
     Float,
     If,
+    Int,
     Let,
     Load,
     Search,
@@ -115,12 +116,18 @@ def define_parents(ctx: Context, pos: Pos, loop: Forall) -> None:
 
 
 def store_sum(ctx: Context, tracked: TrackedParents, exclusive: bool = False) -> None:
-    """The sum of the tracked parent to its element; `exclusive`: no one else adds to that."""
+    """The sum of the tracked parent to its element, if that is not a part of a block beyond the
+    matrix; `exclusive`: no one else adds to it."""
     assert ctx.sum is not None
     with ctx.block() as at:
         _locate_parents(ctx, tracked)
+        for made in ctx.relations.all:
+            match made:
+                case Split(parent=index, outer=outer) if outer in ctx.storage.ragged:
+                    if index in ctx.expression.output.indices:
+                        at.only_if(Binary("<", value_of(ctx, index), Int(ctx.sizes[index.name])))
         store(ctx, Var(ctx.sum), exclusive)
-    ctx.emit(*at.statements)
+    ctx.emit(*at.close())
 
 
 def _locate_parents(ctx: Context, tracked: TrackedParents) -> None:
@@ -162,7 +169,7 @@ def _advance(
         with ctx.block() as at:
             store_sum(ctx, tracked)
         start = Float(IDENTITY[ctx.expression.reduction])
-        step += [*at.statements, Set(ctx.sum, start)]
+        step += [*at.close(), Set(ctx.sum, start)]
     step.append(Set(name, add(Var(name), ONE)))
     above: Expr = Var(name)
     for between in range(level - 1, rest[0][0] if rest else level - 1, -1):
@@ -200,15 +207,17 @@ def _name(ctx: Context, level: int) -> str:
 
 
 def _needed_levels(ctx: Context, pos: Pos, body: Body) -> list[int]:
-    """The levels above the last whose coordinates the body uses."""
-    used, storage = set(), ctx.storage
+    """The levels above the last whose coordinates, or positions, the body uses."""
+    used, shared, storage = set(), set(), ctx.storage
     for _, statement in paths(body):
         for access in (statement.target, *accesses(statement.factors)):
-            if access != storage.access and access.format is None:
+            if access.format is None:
                 used |= set(access.indices)
+            elif access != storage.access:  # it has an element for each position of this level
+                shared.add(ctx.expression.shares(access) - 1)
     needed = _with_blocks(ctx, (*used, *storage.ragged))
     first, last = ctx.relations.levels_of(pos)
-    return [n for n in range(first, last) if storage.variables[n] in needed]
+    return [n for n in range(first, last) if storage.variables[n] in needed or n in shared]
 
 
 def _with_blocks(ctx: Context, used: tuple[IndexVar, ...]) -> set[IndexVar]:

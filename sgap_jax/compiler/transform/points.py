@@ -44,7 +44,7 @@ def spmm_point(expression: Assign, point: AtomicParallelism, columns: int) -> Lo
     """
     i, j, k, sparse = _product(expression)
     _check_point(point)
-    lanes = _lanes(columns, int(point.col))
+    lanes = lanes_of(columns, int(point.col))
     if point.row is not None and point.row < 1:
         return _shared_row(LoopSchedule(expression), (i, j, k, sparse), point)
     if point.row is not None:
@@ -87,7 +87,7 @@ def _check_point(point: AtomicParallelism) -> None:
     )
 
 
-def _lanes(columns: int, col: int) -> int:
+def lanes_of(columns: int, col: int) -> int:
     """Threads side by side along the dense columns."""
     return min(1 << (-(-columns // col) - 1).bit_length(), _WARP)
 
@@ -101,9 +101,25 @@ def _nonzeros(
         s = s.reorder("block", "thread", k, "nnz").scalar_promote("nnz")
         s = s.parallelize("block", GPU_BLOCK, IGNORE_RACES)
         return s.parallelize("thread", GPU_THREAD, ATOMICS)
+    s, outer = warps_of_columns(s, k, each, (lanes, int(point.col), n), size)
+    s = s.reorder(*outer, "nnz").scalar_promote("nnz")
+    return on_warps(s)
+
+
+def warps_of_columns(
+    s: LoopSchedule, k: IndexVar, each: int, columns: tuple[int, int, int], size: int
+) -> tuple[LoopSchedule, tuple[str, ...]]:
+    """Each warp has `each` neighbours among the positions `fpos`, which its lanes go through
+    together, in a loop of `nnz`; `columns` are (lanes, columns of a lane, extent of k). Returns the
+    schedule, and the loops around that of `nnz` in their order."""
+    lanes, col, n = columns
     s = s.split("fpos", "block", "fpos1", size // lanes * each).split("fpos1", "warp", "nnz", each)
-    s, tiles = _strided(s, k, lanes, int(point.col), n)
-    s = s.reorder("block", "warp", *tiles, "thread", "col", "nnz").scalar_promote("nnz")
+    s, tiles = _strided(s, k, lanes, col, n)
+    return s, ("block", "warp", *tiles, "thread", "col")
+
+
+def on_warps(s: LoopSchedule) -> LoopSchedule:
+    """Loops of block, warp and thread on those units, with atomic stores."""
     s = s.parallelize("block", GPU_BLOCK, IGNORE_RACES).parallelize("warp", GPU_WARP, IGNORE_RACES)
     return s.parallelize("thread", GPU_THREAD, ATOMICS)
 
@@ -157,7 +173,7 @@ def _shared_row(
 
 def _segments(s: LoopSchedule, k: IndexVar, point: AtomicParallelism, n: int) -> LoopSchedule:
     each, col = int(point.nnz or 1), int(point.col)
-    warps = min(_lanes(n, col), point.block_size // _WARP)
+    warps = min(lanes_of(n, col), point.block_size // _WARP)
     lanes = point.block_size // warps // _WARP * _WARP
     walk: tuple[str, ...] = ()
     s, lane = s.split("fpos", "block", "fpos1", lanes * each), "fpos1"
