@@ -35,7 +35,7 @@ from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import failing, family
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.select import choose_schedule
+from sgap_jax.schedules.select import choose_same_bits, choose_schedule, has_same_bits
 from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
 from sgap_jax.schedules.tiles import OctetTile
 
@@ -56,9 +56,7 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
       deterministic: only schedules that give the same bits at each call.
     """
     kinds = {"cpu": _on_cpu, "cuda": _on_cuda}
-    first = choose_schedule(problem)
-    if deterministic and not _same_bits(first, problem):  # the default of skewed rows
-        first = choose_schedule(dataclasses.replace(problem, rows=None))
+    first = (choose_same_bits if deterministic else choose_schedule)(problem)
     found = [first, *kinds.get(problem.platform, lambda _: ())(problem)]
     programs: dict[Any, Schedule] = {}
     for schedule in found:
@@ -66,7 +64,7 @@ def candidate_schedules(problem: Problem, *, deterministic: bool = True) -> tupl
     return tuple(
         schedule
         for schedule in programs.values()
-        if _legal(schedule, problem) and (_same_bits(schedule, problem) or not deterministic)
+        if _legal(schedule, problem) and (has_same_bits(schedule, problem) or not deterministic)
     )
 
 
@@ -78,12 +76,6 @@ def _legal(schedule: Schedule, problem: Problem) -> bool:
     except (NotImplementedError, ScheduleError):
         return False
     return True
-
-
-def _same_bits(schedule: Schedule, problem: Problem) -> bool:
-    """Whether results have the same bits at each call; only in spmm can several groups add to one
-    element."""
-    return problem.op != "spmm" or getattr(schedule, "deterministic", True)
 
 
 def _program(schedule: Schedule, problem: Problem) -> Any:

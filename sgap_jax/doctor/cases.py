@@ -255,6 +255,7 @@ def cases() -> Iterator[Case]:
     yield _spmm(row, "float32", 64, transpose=True)
     yield _spmm(AtomicParallelism(nnz=1, col=4, group=32), "float32", 4)
     yield _spmm(AtomicParallelism(nnz=32, col=4), "float32", 64)
+    yield _spmm(AtomicParallelism(row=1, col=4, chunk=4), "float32", 64)
     yield _sddmm(AtomicParallelism(row=1, col=4, group=8), "float32", 64)
     yield _spmm(SubwarpTile(4, subwarp=8), "float32", 32, CVS(4))
     yield _spmm(SubwarpTile(4, subwarp=8), "float32", 32, CVS(4), transpose=True)

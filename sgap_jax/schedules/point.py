@@ -13,7 +13,8 @@ from sgap_jax.schedules.problem import ROW_OPS, TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
-_TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # not part of the paper's notation
+# Not part of the paper's notation.
+_TUNABLES = ("block_size", "tile_size", "worker_dim_r", "chunk")
 MOST_SHARE = 1024  # limit on groups that share a row, and on rows or windows of a group in turn
 _TILE_CHUNKS = 32  # the most lanes side by side along the dense columns of a block
 
@@ -24,7 +25,7 @@ _NOTATION = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Point(Schedule):
     """The fields and rules of a legal point, whether or not a kernel implements it. Its subclass
     `AtomicParallelism` is the schedule and documents the fields. Source: Sgap, sections 3.2 and
@@ -37,6 +38,7 @@ class Point(Schedule):
     block_size: int = 256
     tile_size: int | None = None
     worker_dim_r: int | Fraction = 1
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if (self.nnz is None) == (self.row is None):
@@ -113,6 +115,22 @@ class Point(Schedule):
                 f"{self._point()}: worker_dim_r={workers} is for points whose lanes share a row or "
                 "a window; give each lane more rows or nonzeros instead"
             )
+        if self.chunk is not None:
+            self._check_chunk()
+
+    def _check_chunk(self) -> None:
+        chunk = self.chunk
+        if type(chunk) is not int or not 1 <= chunk < 2**31:
+            raise ScheduleError(
+                f"{self._point()}: chunk must be a positive int, the most nonzeros of a row that a "
+                f"group takes, got {chunk!r}"
+            )
+        if not self.deterministic or self.row is None or self.row > 1 or self.walk > 1:
+            raise ScheduleError(
+                f"{self._point()}: chunk={chunk} is for groups that have one whole row each: "
+                f"{{<1 row, {self.col} col>, 1}}, or {{<1/r row, {self.col} col>, r}}, with "
+                "worker_dim_r=1"
+            )
 
     @property
     def _row_share(self) -> int:
@@ -147,7 +165,9 @@ class Point(Schedule):
         """Blocks along the sparse operand: a function of shapes and capacity only."""
         tiled = problem.op in TILED
         chunks = self.columns_of_block(problem.n) // int(self.col) if tiled else 1
-        if self.row is not None:
+        if self.chunk is not None:
+            groups = pieces_of_rows(problem.shape[0], problem.nnz, self.chunk)
+        elif self.row is not None:
             groups = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
             groups *= self.workers_in_row
         else:
@@ -180,6 +200,13 @@ class Point(Schedule):
         data = f"{self.nnz} nnz" if self.nnz is not None else f"{self.row} row"
         return f"{{<{data}, {self.col} col>, {self.group}}}"
 
+    def __repr__(self) -> str:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.chunk is None:  # as points print that do not cut rows
+            del fields["chunk"]
+        values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        return f"{type(self).__name__}({values})"
+
     def __str__(self) -> str:
         tunables = [
             f" {field.name}={getattr(self, field.name)}"
@@ -187,6 +214,12 @@ class Point(Schedule):
             if field.name in _TUNABLES and getattr(self, field.name) != field.default
         ]
         return self._point() + "".join(tunables)
+
+
+def pieces_of_rows(rows: int, capacity: int, chunk: int) -> int:
+    """Pieces of up to `chunk` entries into which `rows` rows of at most `capacity` entries are cut:
+    a static bound on the full ones, and what is left of each row."""
+    return rows + capacity // chunk
 
 
 def _is_power_of_two(value: Fraction) -> bool:
@@ -209,6 +242,7 @@ def algorithm(point: Point, op: str) -> str | None:
 
     spmm    row        {<x row, c col>, 1}      a lane owns x rows
             row_group  {<1/g row, c col>, r}    a parallel reduction
+            row_pieces both with a chunk        the same for pieces of long rows
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
     gspmm   row, row_group as above with g = r (no atomic maximum also stores its position)
@@ -219,6 +253,8 @@ def algorithm(point: Point, op: str) -> str | None:
     """
     if point.col not in COLUMNS:
         return None
+    if point.chunk is not None:
+        return "row_pieces" if op == "spmm" else None
     if op == "spmm":
         return _product(point)
     if op == "sddmm":
