@@ -29,7 +29,7 @@ def family(op: str, schedule: Schedule) -> str | None:
         case SubwarpTile():
             kind = "subwarp"
         case AttentionTile():
-            kind = "octet" if schedule.octet else "rows"
+            kind = "octet" if schedule.octet else "rows" if schedule.chunk is None else "row_pieces"
         case _:
             kind = None
     return None if kind is None else f"{op} {kind}"

@@ -14,6 +14,7 @@ from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
+from sgap_jax.schedules.point import LANES_UNDER_WAY, chunk_of
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
@@ -39,8 +40,6 @@ _FEW_USES = 8  # on Intel tiles need so many nonzeros per row of the dense opera
 _MOST_COLUMNS = 1 << 20  # dense columns in tiles of 32: a launch has 65535 tiles
 _MOST_OF_VECTORS = 1 << 19  # dense columns in tiles of 16
 _LINE = 128  # bytes that a gather reads at once
-_PIECES = (64, 256)  # the least and the most entries of each lane of a piece of a row
-_LANES_UNDER_WAY = 1 << 18  # that an H100 or H200 runs at once: 132 multiprocessors with 2048 each
 # XLA's flags by which programs ask for the same bits at each call.
 _SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
@@ -241,6 +240,8 @@ def _every_on_cuda(problem: Problem) -> Iterator[Schedule]:
     if problem.op == "attention":
         if (tile := default_tile(problem)) is not None:
             yield tile
+            if tile.chunk is not None:
+                yield dataclasses.replace(tile, chunk=None)
             if tile.octet:
                 yield dataclasses.replace(tile, octet=False)
         yield Unfused()
@@ -346,9 +347,9 @@ def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
     the work is divided otherwise if these lanes take twice the steps that all of the work would
     take, divided evenly among the lanes that an H200 runs at once. Not measured here yet.
 
-    - n > 32: the sequential sums of `_point`, with long rows cut into pieces (`_pieces`). Rows that
-      fit in a piece, most of a skewed pattern, are walked as before and stored without an atomic
-      addition.
+    - n > 32: the sequential sums of `_point`, with long rows cut into pieces (`chunk_of`). Rows
+      that fit in a piece, most of a skewed pattern, are walked as before and stored without an
+      atomic addition.
     - n <= 32: segment reductions, whose groups have equal shares of the nonzeros: {<1 nnz, c col>,
       32}, EB+PR of DA-SpMM in Sgap, section 3.2, for n <= 4, else the same with 8 lanes, as
       `_point` has. Several groups of a warp have a row each where rows are split, and wait for the
@@ -362,32 +363,15 @@ def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
     if problem.op != "spmm" or rows is None or problem.format != CSR or not 0 < n <= _MOST_COLUMNS:
         return
     point = _point(problem)
-    steps = problem.nnz * problem.batch * n / int(point.col) / _LANES_UNDER_WAY
+    steps = problem.nnz * problem.batch * n / int(point.col) / LANES_UNDER_WAY
     if rows.longest / point.group < 2 * steps:
         return
     if n <= 32:
         yield AtomicParallelism(nnz=1, col=point.col, group=32 if n <= 4 else 8)
-    if (pieces := _pieces(point, steps, rows.longest)) is not None:
-        yield pieces
+    if (chunk := chunk_of(steps, point.group, rows.longest)) is not None:
+        yield dataclasses.replace(point, worker_dim_r=1, chunk=chunk)
     if n > 32:
         yield AtomicParallelism(nnz=32, col=point.col)
-
-
-def _pieces(point: AtomicParallelism, steps: float, longest: int) -> AtomicParallelism | None:
-    """The point with rows cut into pieces; None if the longest row is at most two of them.
-
-    A piece takes a sixth of the steps that all of the work takes, divided evenly, so that the last
-    pieces to start end soon after the others. But a lane has at least 64 entries, because a piece
-    that is not all of its row writes and reads its sums once more, and needs no more than 256.
-    Predicted by counting steps, not measured: with pieces of 64 an R-MAT graph of 2^17 vertices
-    takes 1.28 times as long as rows of one length do for n = 128, both launches, and whole rows 32
-    times; with 32, 128 and 256 it takes 1.28, 1.34 and 1.68. One of 2^20, with 256: 1.05.
-    """
-    least, most = _PIECES
-    chunk = min(max(1 << max(int(steps / 6), 1).bit_length() - 1, least), most) * point.group
-    if longest < 2 * chunk:
-        return None
-    return dataclasses.replace(point, worker_dim_r=1, chunk=chunk)
 
 
 def _same_bits_asked() -> bool:
