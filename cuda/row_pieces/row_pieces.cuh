@@ -47,12 +47,13 @@ __global__ void __launch_bounds__(kLanes* kShare)
   const Size at = Size(unsigned(own.row)) * width + column;
   const Size end = width < size - at + column ? width : size - at + column;
   const unsigned left = column < end ? unsigned(end - column) : 0;
+  const Size step = kShare * Size(width);
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const A* from = partial + batch * places * width + column;
+    const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
     A sums[kColumns] = {};
 #pragma unroll 4
-    for (Index p = own.first + share; p < own.last; p += kShare) {
-      const auto found = Load<kVector, kColumns>(from + Size(unsigned(p)) * width, left);
+    for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
+      const auto found = Load<kVector, kColumns>(from, left);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
     }

@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
   const Group<kGroup> group;
   const RowPiece own = PieceAt(list, place.worker, place.column < n && place.worker < pieces);
   const bool valid = own.row >= 0 && own.row < m;  // the same in all lanes of the group
-  const unsigned first = own.first + group.lane, last = own.last;
-  const unsigned steps = valid && first < last ? (last - first + kGroup - 1) / kGroup : 0;
+  const Index first = own.first + group.lane, last = valid ? own.last : 0;
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const Operands<T, kColumns, kVector, kPermuted> operands{
         values + batch * values_stride,
@@ -34,8 +33,15 @@ __global__ void __launch_bounds__(kBlock, kThreads / kBlock)
         unsigned(n),
         unsigned(n) - place.column};
     Accumulator<T> sums[kColumns] = {};
+    if constexpr (kGroup == 1) {
 #pragma unroll 4
-    for (unsigned i = 0; i < steps; ++i) operands.AddEntry(Index(first + i * kGroup), sums);
+      for (Index p = first; p < last; ++p) operands.AddEntry(p, sums);
+    } else {
+      // The trip count beforehand, as in SpmmRowGroupKernel.
+      const unsigned steps = first < last ? unsigned(last - first + kGroup - 1) / kGroup : 0;
+#pragma unroll 4
+      for (unsigned i = 0; i < steps; ++i) operands.AddEntry(Index(first + i * kGroup), sums);
+    }
     group.Reduce(sums);
     if (!valid || group.lane != 0) continue;
     if (own.place < 0) {

@@ -229,10 +229,11 @@ def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
 
     A piece takes a sixth of these steps, so that the last pieces to start end soon after the
     others. But a lane has at least 64 entries, because a piece that is not all of its row writes
-    and reads its sums once more, and needs no more than 256. Predicted by counting steps, not
-    measured: with pieces of 64 a product with an R-MAT graph of 2^17 vertices takes 1.28 times as
-    long as one with rows of one length for n = 128, both launches, and with whole rows 32 times;
-    with 32, 128 and 256 it takes 1.28, 1.34 and 1.68. One of 2^20, with 256: 1.05.
+    and reads its sums once more, and needs no more than 256. Predicted by the emulator's count of
+    instructions (tests/emulated/test_critical_path.py), not measured: with pieces of 64 a product
+    with an R-MAT graph of 2^17 vertices takes 1.42 times as long as one with rows of one length for
+    n = 128, of which the second launch is 0.16, and with whole rows 26 times; the first launch
+    takes 1.26, 1.30 and 1.59 with pieces of 64, 128 and 256.
     """
     least, most = _PIECES
     chunk = min(max(1 << max(int(steps / 6), 1).bit_length() - 1, least), most) * lanes

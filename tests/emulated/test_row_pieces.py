@@ -223,7 +223,7 @@ def test_other_operations_and_too_many_sums_are_refused():
         ("spmm_pieces.cuh", "place.worker < pieces", "place.worker < pieces - 1"),
         ("row_pieces.cuh", "pieces + blockIdx.x", "blockIdx.x"),
         ("row_pieces.cuh", "p += kShare", "p += 2 * kShare"),
-        ("row_pieces.cuh", "batch * places * width + column", "column"),
+        ("row_pieces.cuh", "batch * places + unsigned", "unsigned"),
         ("row_pieces.cuh", "MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());", ""),
     ],
 )
