@@ -274,6 +274,8 @@ def cases() -> Iterator[Case]:
     yield _attention(AttentionTile(8), "float32", CVS(8))
     # The gradients of pieces are added by the kernel that spmm has for it.
     yield _attention(AttentionTile(8, chunk=4), "float32", CSR, gradients=False)
+    octets = AttentionTile(8, octet=True, chunk=4)
+    yield _attention(octets, "bfloat16", CVS(8), gradients=False)
     one = AtomicParallelism(row=1)
     several = AtomicParallelism(row=Fraction(1, 8), group=8)
     for schedule in (several, one):

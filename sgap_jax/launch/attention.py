@@ -24,9 +24,21 @@ def rows_work(problem: Problem, schedule: AttentionTile) -> WorkList | None:
     return _work(problem, schedule, -(-problem.shape[0] // length))
 
 
-def keys_work(problem: Problem, schedule: AttentionTile) -> WorkList | None:
-    """As `rows_work`, of the transposed structure; `keys_merge_plans` take the further results."""
-    return _work(problem, schedule, problem.shape[1])
+def rows_gradient_work(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> WorkList | None:
+    """As `rows_work`, of the launch by rows of gradients; None for those in octets."""
+    octet = schedule.octet_backward(problem.n, shapes.value_depth)
+    return None if octet else rows_work(problem, schedule)
+
+
+def keys_work(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> WorkList | None:
+    """As `rows_gradient_work`, of the transposed structure; `keys_merge_plans` take the further
+    results."""
+    octet = schedule.octet_backward(problem.n, shapes.value_depth)
+    return None if octet else _work(problem, schedule, problem.shape[1])
 
 
 def _work(problem: Problem, schedule: AttentionTile, rows: int) -> WorkList | None:
@@ -56,9 +68,10 @@ def forward_plan(
     operand, wide = types(problem)
     reads = (operand, operand, operand, wide, wide, "int", "int", "int")
     pointers = [*(f"const {x}" for x in reads), operand, wide]
-    if schedule.octet:
-        return octets.forward_plan(problem, schedule, shapes, scale, pointers)
     work = rows_work(problem, schedule)
+    if schedule.octet:
+        pointers = pointers if work is None else [*pointers, wide, wide]
+        return octets.forward_plan(problem, schedule, shapes, scale, pointers, work)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=1)
     return _call(
         "attention.cuh" if work is None else "attention_pieces.cuh",
@@ -120,7 +133,7 @@ def rows_backward_plan(
     pointers = [*(f"const {x}" for x in reads), operand, wide]
     if schedule.octet_backward(problem.n, shapes.value_depth):
         return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers)
-    work = rows_work(problem, schedule)
+    work = rows_gradient_work(problem, schedule, shapes)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=2)
     return _call(
         "attention_backward.cuh" if work is None else "attention_pieces.cuh",
@@ -144,7 +157,7 @@ def rows_merge_plan(
 ) -> KernelCall:
     """The launch that adds partial [B, places, V, heads, d], the further result of the launch by
     rows, into dq (`sum_plan`), for a tile with `rows_work`."""
-    work = rows_work(problem, schedule)
+    work = rows_gradient_work(problem, schedule, shapes)
     assert work is not None
     width, length = shapes.heads * problem.n, problem.vector_length or 1
     size = problem.shape[0] * width
@@ -170,7 +183,7 @@ def keys_backward_plan(
     at_once = 4 if registers <= 16 else 2 if registers <= 32 else 1
     constants = [operand, length, at_once, schedule.lanes, steps, value_steps, _COLUMNS]
     constants += [schedule.share, BLOCK, _aligned(problem, shapes)]
-    work = keys_work(problem, schedule)
+    work = keys_work(problem, schedule, shapes)
     columns = problem.shape[1] if work is None else work.pieces
     return _call(
         "attention_backward.cuh" if work is None else "attention_pieces.cuh",
@@ -189,7 +202,7 @@ def keys_merge_plans(
 ) -> tuple[KernelCall, KernelCall]:
     """The launches that add partial [B, places, key_heads, d] into dk and [B, places, key_heads,
     dv] into dv (`sum_plan`), for a tile with `keys_work`."""
-    work = keys_work(problem, schedule)
+    work = keys_work(problem, schedule, shapes)
     assert work is not None
     plans = []
     for depth in (problem.n, shapes.value_depth):

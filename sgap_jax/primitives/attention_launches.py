@@ -14,6 +14,7 @@ from sgap_jax.launch.attention import (
     keys_work,
     merge_plan,
     rows_backward_plan,
+    rows_gradient_work,
     rows_merge_plan,
     rows_work,
 )
@@ -109,7 +110,7 @@ def backward(
     dq, dk, dv, dbias = ctx.avals_out
     of_dense = [*named.values()]
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    work = rows_work(problem, tile)
+    work = rows_gradient_work(problem, tile, shapes)
     merges = [] if work is None else [rows_merge_plan(problem, tile, shapes)]
     arrays = (x.row_offsets, x.column_indices), (avals.row_offsets, avals.column_indices)
     sums = (vector_length or 1) * shapes.heads
@@ -119,7 +120,7 @@ def backward(
     by_keys = _tile(schedule, problem, shapes, statistics, 1)
     assert by_keys is not None
     call = keys_backward_plan(problem, by_keys, shapes, scale)
-    work = keys_work(problem, by_keys)
+    work = keys_work(problem, by_keys, shapes)
     plans = () if work is None else keys_merge_plans(problem, by_keys, shapes)
     transposed = (
         (x.column_offsets, x.row_indices, x.permutation),

@@ -42,8 +42,8 @@ class AttentionTile(Schedule):
         computed on CUDA cores, as without `octet`.
       chunk: cut rows of more than so many vectors (keys, for CSR) into pieces of so many, for
         groups of their own; a second launch merges the results of a row's pieces by their
-        log-sum-exp, in their order, and gradients likewise. Without `octet` only; None walks each
-        row whole.
+        log-sum-exp, in their order. So are gradients on CUDA cores; those in octets walk whole
+        rows. None walks each row whole.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -76,8 +76,6 @@ class AttentionTile(Schedule):
                 raise ScheduleError(
                     f"AttentionTile: chunk must be a positive int or None, got {self.chunk!r}"
                 )
-            if self.octet:
-                raise ScheduleError("AttentionTile: chunk is for tiles without octet")
 
     @property
     def deterministic(self) -> bool:
@@ -176,7 +174,7 @@ class AttentionTile(Schedule):
             "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"
             "  O^T[:, 8] += V[column_indices, :]^T P^T    # mma, P stays in registers\n"
             f"merge the warps; out = O / total;  lse = peak + log(total)\n{gradients}"
-        )
+        ) + self._explain_pieces(problem)
 
     def __repr__(self) -> str:
         return self._repr_without("chunk")
@@ -198,7 +196,7 @@ def default_tile(problem: Problem) -> AttentionTile | None:
       (2^16 lanes are a quarter of what an H200 runs at once).
     - Tensor cores if vectors fill an octet: a gathered row then serves 8 rows with a tenth of the
       instructions (vectorSparse, Figure 17).
-    - On CUDA cores long rows of a skewed pattern are cut into pieces (`chunk_of`).
+    - Long rows of a skewed pattern are cut into pieces (`chunk_of`).
     """
     lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
     length = problem.vector_length or 1
@@ -211,7 +209,12 @@ def default_tile(problem: Problem) -> AttentionTile | None:
     octet = length >= 8 and problem.dtype in ("float16", "bfloat16") and problem.n <= 256
     octet = octet and length in _LENGTHS and problem.has_tensor_cores
     share, chunk = min(share, _SHARES[-1]), None
-    if problem.rows is not None and not octet:
+    if problem.rows is not None and octet:
+        # A warp has up to 32 rows, and registers for a quarter of those that run at once. What a
+        # piece leaves is V rows, so it has twice as many vectors.
+        steps = problem.nnz // length * problem.batch / (LANES_UNDER_WAY // 32 // 4)
+        chunk = chunk_of(steps / 2, 2 * share, problem.rows.longest)
+    elif problem.rows is not None:
         sets = max(length // 8, 1)  # of rows of a vector, which groups have
         steps = problem.nnz // length * problem.batch * lanes * sets / LANES_UNDER_WAY
         chunk = chunk_of(steps, share, problem.rows.longest)

@@ -243,7 +243,7 @@ def _every_on_cuda(problem: Problem) -> Iterator[Schedule]:
             if tile.chunk is not None:
                 yield dataclasses.replace(tile, chunk=None)
             if tile.octet:
-                yield dataclasses.replace(tile, octet=False)
+                yield dataclasses.replace(tile, octet=False, chunk=None)
         yield Unfused()
         return
     yield from _tiles(problem)

@@ -65,6 +65,14 @@ def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
         calls = [*plans(problem, tile, shapes), merge_plan(problem, tile, shapes, 0.1)]
         calls += [rows_merge_plan(problem, tile, shapes), *keys_merge_plans(problem, tile, shapes)]
         sources |= {call.source: call.kernel for call in calls}
+    if arch != "sm_75":
+        for length, depth, share, dtype in ((8, 64, 1, "float16"), (16, 128, 4, "bfloat16")):
+            tile = AttentionTile(16, share, octet=True, chunk=64)
+            about = dict(dtype=dtype, format=str(CVS(length)), n=depth)
+            problem = dataclasses.replace(PROBLEM, **about)
+            shapes = dataclasses.replace(SHAPES, value_depth=depth)
+            calls = forward_plan(problem, tile, shapes, 0.1), merge_plan(problem, tile, shapes, 0.1)
+            sources |= {call.source: call.kernel for call in calls}
     turn = ["sm_75", "sm_86", "sm_89", "sm_100"]  # a quarter of the kernels each
     if arch in turn:
         sources = list(sources)[turn.index(arch) :: 4]

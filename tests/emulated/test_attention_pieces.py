@@ -51,6 +51,10 @@ class Counted:
 GLOBAL = from_row_lengths("global", 41, [41, 2, 1, 3, 0, 41, 2, 1, 1, 4, 0])
 
 
+# Block rows of 8, 16 and 32 rows of which one sees everything.
+OCTETS = from_row_lengths("octets", 90, [2] * 33 + [90] + [1] * 60)
+
+
 def case_of(name):
     return GLOBAL if name == "global" else BATTERY[name]
 
@@ -76,7 +80,7 @@ def compare(case, tile, length=1, dtype="float32", run=None, sizes=None, **given
         bias = np.random.default_rng(2).standard_normal((q.shape[2], *wide.values.shape))
         arrays["bias"] = jnp.asarray(bias, jnp.float32)
     if "sinks" in given:
-        arrays["sinks"] = jnp.asarray([0.5, -1.0][: q.shape[2]], jnp.float32)
+        arrays["sinks"] = jnp.asarray([0.5, -1.0, 0.0, 2.0][: q.shape[2]], jnp.float32)
     if "lengths" in given:
         arrays["key_value_seq_lengths"] = jnp.asarray([case.shape[1] // 2, 999], jnp.int32)
     static = {"is_causal": given.get("is_causal", False)}
@@ -154,6 +158,35 @@ def test_lanes_shares_and_widths(tile, length, sizes):
     compare(GLOBAL, tile, length, sizes=sizes)
 
 
+@pytest.mark.parametrize(
+    ("tile", "length", "dtype", "sizes", "given"),
+    [
+        (AttentionTile(8, octet=True, chunk=8), 8, "bfloat16", {}, {}),
+        (
+            AttentionTile(8, 2, octet=True, chunk=5),
+            16,
+            "float16",
+            dict(depth=7, value_depth=70),
+            {},
+        ),
+        (
+            AttentionTile(16, 4, octet=True, chunk=17),
+            32,
+            "float16",
+            dict(depth=64, value_depth=64, heads=4, key_heads=2),
+            dict(sinks=True, lengths=True, is_causal=True),
+        ),
+    ],
+    ids=str,
+)
+def test_octets(tile, length, dtype, sizes, given):
+    """Forward in pieces; gradients walk whole rows."""
+    run = compare(OCTETS, tile, length, dtype, sizes=sizes, **given)
+    octets = ["AttentionOctetKeysBackwardKernel", "AttentionOctetRowsBackwardKernel"]
+    merged = ["AttentionMergeKernel", "AttentionOctetPiecesKernel"]
+    assert sorted(run.kernels) == sorted([*merged, *octets])
+
+
 def test_launches():
     run = compare(GLOBAL, AttentionTile(8, chunk=4))
     assert sorted(run.kernels) == sorted([*FORWARD, *BY_ROWS, *BY_KEYS])
@@ -209,7 +242,7 @@ def test_the_choice_and_its_explanation():
     assert "the longest row, of 16384, has 256" in text
 
 
-@pytest.mark.parametrize("wrong", [dict(chunk=0), dict(chunk=2.0), dict(chunk=8, octet=True)])
+@pytest.mark.parametrize("wrong", [dict(chunk=0), dict(chunk=2.0), dict(chunk=True)])
 def test_wrong_chunks_are_refused(wrong):
     with pytest.raises(ScheduleError, match="AttentionTile: chunk"):
         AttentionTile(8, **wrong)
@@ -223,6 +256,8 @@ def test_wrong_chunks_are_refused(wrong):
         ("attention_pieces.cuh", "MergeOnline()(state.values, other.values);", "state = other;"),
         ("attention_pieces.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_pieces.cuh", "p += kShare", "p += 2 * kShare"),
+        ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
+        ("attention_octet.cuh", "first = valid ? piece.first : 0;", "first = valid ? 0 : 0;"),
         ("attention_pieces.cuh", "part = blockIdx.x % kLength", "part = 0 * kLength"),
         (
             "attention_pieces.cuh",
@@ -239,7 +274,10 @@ def test_wrong_chunks_are_refused(wrong):
 def test_planted_bugs_are_caught(header, right, wrong, planted):
     def check():
         try:
-            compare(GLOBAL, AttentionTile(8, chunk=2), 2)
+            if "octet" in header:
+                compare(OCTETS, AttentionTile(8, 2, octet=True, chunk=5), 16, "float16")
+            else:
+                compare(GLOBAL, AttentionTile(8, chunk=2), 2)
         except jax.errors.JaxRuntimeError as error:  # a fault of the emulator, within a callback
             raise AssertionError(str(error)) from None
 
