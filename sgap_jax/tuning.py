@@ -40,7 +40,7 @@ from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import failing, family
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
-from sgap_jax.schedules.select import choose_schedule
+from sgap_jax.schedules.select import choose_same_bits, choose_schedule, has_same_bits
 from sgap_jax.schedules.subwarp import LENGTHS, SubwarpTile
 from sgap_jax.schedules.tiles import OctetTile
 
@@ -65,11 +65,9 @@ def candidate_schedules(
         do not in spmm. None: those too if the default is such a schedule, as for skewed rows.
     """
     kinds = {"cpu": _on_cpu, "cuda": _on_cuda}
-    first = choose_schedule(problem)
     if deterministic is None:
-        deterministic = _same_bits(first, problem)
-    if deterministic and not _same_bits(first, problem):  # the default of skewed rows
-        first = choose_schedule(dataclasses.replace(problem, rows=None))
+        deterministic = has_same_bits(choose_schedule(problem), problem)
+    first = (choose_same_bits if deterministic else choose_schedule)(problem)
     found = [first, *kinds.get(problem.platform, lambda _: ())(problem)]
     programs: dict[Any, Schedule] = {}
     for schedule in found:
@@ -77,7 +75,7 @@ def candidate_schedules(
     return tuple(
         schedule
         for schedule in programs.values()
-        if _legal(schedule, problem) and (_same_bits(schedule, problem) or not deterministic)
+        if _legal(schedule, problem) and (has_same_bits(schedule, problem) or not deterministic)
     )
 
 
@@ -89,12 +87,6 @@ def _legal(schedule: Schedule, problem: Problem) -> bool:
     except (NotImplementedError, ScheduleError):
         return False
     return True
-
-
-def _same_bits(schedule: Schedule, problem: Problem) -> bool:
-    """Whether results have the same bits at each call; only in spmm can several groups add to one
-    element."""
-    return problem.op != "spmm" or getattr(schedule, "deterministic", True)
 
 
 def _program(schedule: Schedule, problem: Problem) -> Any:

@@ -23,6 +23,7 @@
 // float64.
 #pragma once
 
+#include "row_pieces.cuh"
 #include "sparse_softmax.cuh"
 
 namespace sgap {
@@ -117,38 +118,6 @@ struct Features {
   }
 };
 
-// Combines the values `own` of the kShare groups that share rows into those of the first group,
-// lane by lane, halving the number of groups in each round: always in the same order. All threads
-// of the block must call.
-template <int kGroup, int kShare, int kBlock, int kCount, class A, class Combine>
-__device__ inline void MergeShares(A (&own)[kCount], Combine combine) {
-  if constexpr (kShare > 1) {
-    __shared__ A given[kCount][kBlock];
-    const unsigned share = threadIdx.x / kGroup % kShare;
-#pragma unroll
-    for (unsigned half = kShare / 2; half > 0; half /= 2) {
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) given[i][threadIdx.x] = own[i];
-      __syncthreads();
-      if (share >= half) continue;
-      A other[kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) other[i] = given[i][threadIdx.x + half * kGroup];
-      combine(own, other);
-    }
-    __syncthreads();
-  }
-}
-
-struct AddAll {
-  template <class A, int kCount>
-  __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) own[i] += other[i];
-  }
-};
-
 // exp(x - peak); zero where the peak is -infinity (no entry so far).
 template <class A>
 __device__ inline A TermUnder(A peak, A x) {
@@ -191,27 +160,47 @@ struct MergeOnline {
 // vectors.
 template <int kLength, int kRows, int kGroup, int kShare, int kBlock>
 struct GroupVectors {
-  enum { kAtOnce = kRows >= 4 ? 1 : 4 / kRows };
+  enum { kAtOnce = kRows >= 4 ? 1 : 4 / kRows, kParts = kLength / kRows };
 
   Size row;
   unsigned part, first, last, share, steps;
+  Index place = -1;  // of the group's results among the partial ones, if it has a piece of its rows
 
+  // All vectors of a block row.
   __device__ GroupVectors(const Index* row_offsets, Size m) {
-    constexpr int kParts = kLength / kRows;
-    const Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup / kShare;
-    const Size block_row = group / kParts;
-    part = unsigned(group % kParts) * kRows;
+    const Size block_row = Work();
     row = block_row * kLength + part;
     const bool valid = row < m;
     first = valid ? row_offsets[block_row] : 0;
     last = valid ? row_offsets[block_row + 1] : 0;
-    share = threadIdx.x / kGroup % kShare;
-    const unsigned window = kAtOnce * kShare;
-    steps = (last - first + window - 1) / window;
+    Count();
+  }
+  // A piece of a block row, of a work list (row_pieces.cuh).
+  __device__ GroupVectors(const Index* list, Size pieces, Size m) {
+    const Size element = Work();
+    const RowPiece piece = PieceAt(list, element, element < pieces);
+    row = Size(unsigned(piece.row)) * kLength + part;
+    const bool valid = row < m;
+    first = valid ? piece.first : 0;
+    last = valid ? piece.last : 0;
+    place = piece.place;
+    Count();
   }
   // The position of the a-th vector of a step.
   __device__ unsigned At(unsigned step, int a) const {
     return first + (step * kShare + share) * kAtOnce + a;
+  }
+
+ private:
+  __device__ Size Work() {
+    const Size group = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup / kShare;
+    part = unsigned(group % kParts) * kRows;
+    share = threadIdx.x / kGroup % kShare;
+    return group / kParts;
+  }
+  __device__ void Count() {
+    const unsigned window = kAtOnce * kShare;
+    steps = (last - first + window - 1) / window;
   }
 };
 
@@ -236,34 +225,28 @@ __device__ inline void Score(const AttentionCall& call, Size row, unsigned part,
   }
 }
 
-template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
-          int kShare, int kBlock, bool kVector>
-__global__ void __launch_bounds__(kBlock, 1)
-    AttentionKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                    const Accumulator<T>* __restrict__ bias,
-                    const Accumulator<T>* __restrict__ sinks, const Index* __restrict__ lengths,
-                    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-                    T* __restrict__ out, Accumulator<T>* __restrict__ lse, long long m,
-                    long long keys, long long heads, long long key_heads, long long depth,
-                    long long value_depth, long long vectors, long long batches,
-                    long long scale_bits, long long flags, long long sharing) {
-  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+// The running softmax of the rows of a group, over its vectors; for each row that exists the groups
+// that share it call write(batch, r, state) with the same state.
+template <class T, int kGroup, int kSteps, int kValueSteps, int kColumns, int kBlock, bool kVector,
+          int kLength, int kRows, int kShare, class Write>
+__device__ __forceinline__ void AttendRows(
+    const AttentionCall& call, const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own,
+    const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+    const Accumulator<T>* __restrict__ bias, const Index* __restrict__ lengths,
+    const Index* __restrict__ column_indices, long long batches, Accumulator<T> scale,
+    const Write& write) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
   using State = Online<A, kValueSteps * kColumns>;
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const Group<kGroup> group;
-  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
-  constexpr int kAtOnce = own.kAtOnce;
+  constexpr int kAtOnce = GroupVectors<kLength, kRows, kGroup, kShare, kBlock>::kAtOnce;
   const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
-  const A scale = A(__longlong_as_double(scale_bits));
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const T* queries = call.Rows(q, kManyQ, batch, call.m, call.heads, head, call.depth);
-    const T* of_keys = call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth);
+    const T* of_keys = call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, call.depth);
     const T* of_values =
-        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth);
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, call.value_depth);
     const A* own_bias = call.Bias(bias, batch, head, kLength);
     const Size end = call.End(lengths, batch);
     Keys query[kRows];
@@ -271,7 +254,8 @@ __global__ void __launch_bounds__(kBlock, 1)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool exists = own.row + r < call.m;
-      query[r].Load(queries + (own.row + r) * call.heads * depth, exists, depth, group.lane);
+      query[r].Load(queries + (own.row + r) * call.heads * call.depth, exists, call.depth,
+                    group.lane);
       states[r].Clear();
     }
 #pragma unroll 1
@@ -283,8 +267,8 @@ __global__ void __launch_bounds__(kBlock, 1)
         const unsigned p = own.At(step, a);
         columns[a] = p < own.last ? column_indices[p] : -1;
         Keys key;
-        key.Load(of_keys + Size(unsigned(columns[a])) * call.key_heads * depth, columns[a] >= 0,
-                 depth, group.lane);
+        key.Load(of_keys + Size(unsigned(columns[a])) * call.key_heads * call.depth,
+                 columns[a] >= 0, call.depth, group.lane);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) s[a * kRows + r] = query[r].Dot(key);
       }
@@ -301,8 +285,8 @@ __global__ void __launch_bounds__(kBlock, 1)
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         Values value;
-        value.Load(of_values + Size(unsigned(columns[a])) * call.key_heads * value_depth,
-                   columns[a] >= 0, value_depth, group.lane);
+        value.Load(of_values + Size(unsigned(columns[a])) * call.key_heads * call.value_depth,
+                   columns[a] >= 0, call.value_depth, group.lane);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           // A masked entry is skipped: zero times a NaN in v would be NaN. All lanes of the group
@@ -320,23 +304,55 @@ __global__ void __launch_bounds__(kBlock, 1)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       MergeShares<kGroup, kShare, kBlock>(states[r].values, MergeOnline());
-      const Size row = own.row + r;
-      if (row >= call.m || own.share != 0) continue;
-      if (call.Has(kHasSinks)) {
-        const A sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
-        states[r].Raise(Greater()(states[r].peak(), sink));
-        states[r].total() += TermUnder(states[r].peak(), sink);
-      }
-      const A total = states[r].total();
-      A values[kValueSteps * kColumns];
-#pragma unroll
-      for (int i = 0; i < kValueSteps * kColumns; ++i) values[i] = states[r].values[i];
-      const Size at = (batch * call.m + row) * call.heads + head;
-      Values::Store(out + at * value_depth, value_depth, group.lane, total == 0 ? A(0) : 1 / total,
-                    values);
-      if (group.lane == 0) lse[at] = total == 0 ? Least<A>() : states[r].peak() + Log(total);
+      if (own.row + r >= call.m || own.share != 0) continue;
+      write(batch, r, states[r]);
     }
   }
+}
+
+// Ends the softmax of a row: its sink, its output and its lse.
+template <class Values, class T, class A, int kNumbers>
+__device__ inline void WriteRow(const AttentionCall& call, const A* sinks, T* out, A* lse,
+                                Size batch, Size row, Size head, unsigned lane,
+                                Online<A, kNumbers>& state) {
+  if (call.Has(kHasSinks)) {
+    const A sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
+    state.Raise(Greater()(state.peak(), sink));
+    state.total() += TermUnder(state.peak(), sink);
+  }
+  const A total = state.total();
+  A values[kNumbers];
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) values[i] = state.values[i];
+  const Size at = (batch * call.m + row) * call.heads + head;
+  Values::Store(out + at * call.value_depth, call.value_depth, lane, total == 0 ? A(0) : 1 / total,
+                values);
+  if (lane == 0) lse[at] = total == 0 ? Least<A>() : state.peak() + Log(total);
+}
+
+template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
+          int kShare, int kBlock, bool kVector>
+__global__ void __launch_bounds__(kBlock, 1)
+    AttentionKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+                    const Accumulator<T>* __restrict__ bias,
+                    const Accumulator<T>* __restrict__ sinks, const Index* __restrict__ lengths,
+                    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+                    T* __restrict__ out, Accumulator<T>* __restrict__ lse, long long m,
+                    long long keys, long long heads, long long key_heads, long long depth,
+                    long long value_depth, long long vectors, long long batches,
+                    long long scale_bits, long long flags, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+  using A = Accumulator<T>;
+  using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
+  const unsigned lane = threadIdx.x % kGroup;
+  AttendRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
+      call, own, q, k, v, bias, lengths, column_indices, batches,
+      A(__longlong_as_double(scale_bits)), [&](Size batch, int r, auto& state) {
+        WriteRow<Values>(call, sinks, out, lse, batch, own.row + r, blockIdx.y, lane, state);
+      });
 }
 
 }  // namespace sgap

@@ -15,35 +15,30 @@ __device__ inline void Differentiate(A s, A dp, A lse, A delta, A& p, A& ds) {
   ds = kept ? p * (dp - delta) : A(0);
 }
 
-template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
-          int kShare, int kBlock, bool kVector>
-__global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
+// Sums ds k over the vectors of a group's rows, and writes ds to dbias with wrt_bias. For each row
+// that exists the groups that share it call write(batch, r, sums).
+template <class T, int kGroup, int kSteps, int kValueSteps, int kColumns, int kBlock, bool kVector,
+          int kLength, int kRows, int kShare, class Write>
+__device__ __forceinline__ void DifferentiateRows(
+    const AttentionCall& call, const GroupVectors<kLength, kRows, kGroup, kShare, kBlock>& own,
     const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
     const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
-    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-    T* __restrict__ dq, Accumulator<T>* __restrict__ dbias, long long m, long long keys,
-    long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias,
-    long long sharing) {
-  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+    const Index* __restrict__ column_indices, Accumulator<T>* __restrict__ dbias, long long batches,
+    Accumulator<T> scale, bool wrt_bias, const Write& write) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const Group<kGroup> group;
-  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
-  constexpr int kAtOnce = own.kAtOnce;
+  constexpr int kAtOnce = GroupVectors<kLength, kRows, kGroup, kShare, kBlock>::kAtOnce;
   const Size head = blockIdx.y, key_head = head / (call.heads / call.key_heads);
-  const A scale = A(__longlong_as_double(scale_bits));
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const GatheredRows<T> key_rows(
-        call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
-        call.key_heads * depth);
+        call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, call.depth),
+        call.key_heads * call.depth);
     const GatheredRows<T> value_rows(
-        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth),
-        call.key_heads * value_depth);
+        call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, call.value_depth),
+        call.key_heads * call.value_depth);
     const A* own_bias = call.Bias(bias, batch, head, kLength);
     const Size end = call.End(lengths, batch);
     Keys query[kRows];
@@ -53,11 +48,12 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
     for (int r = 0; r < kRows; ++r) {
       const Size row = own.row + r;
       const bool exists = row < call.m;
-      query[r].Load(call.Rows(q, kManyQ, batch, call.m, call.heads, row * call.heads + head, depth),
-                    exists, depth, group.lane);
+      query[r].Load(
+          call.Rows(q, kManyQ, batch, call.m, call.heads, row * call.heads + head, call.depth),
+          exists, call.depth, group.lane);
       cotangent[r].Load(call.Rows(dout, kManyOut, batch, call.m, call.heads,
-                                  row * call.heads + head, value_depth),
-                        exists, value_depth, group.lane);
+                                  row * call.heads + head, call.value_depth),
+                        exists, call.value_depth, group.lane);
       of_lse[r] = exists ? call.OfRows(lse, kManyLse, batch, head)[row * call.heads] : Least<A>();
       of_delta[r] = exists ? call.OfRows(delta, kManyDelta, batch, head)[row * call.heads] : A(0);
     }
@@ -70,9 +66,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         columns[a] = first + a < own.last ? column_indices[first + a] : -1;
-        key[a].Load(key_rows[columns[a]], columns[a] >= 0, depth, group.lane);
+        key[a].Load(key_rows[columns[a]], columns[a] >= 0, call.depth, group.lane);
         Values value;
-        value.Load(value_rows[columns[a]], columns[a] >= 0, value_depth, group.lane);
+        value.Load(value_rows[columns[a]], columns[a] >= 0, call.value_depth, group.lane);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
           s[a * kRows + r] = query[r].Dot(key[a]);
@@ -99,60 +95,123 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       MergeShares<kGroup, kShare, kBlock>(sums[r], AddAll());
-      const Size row = own.row + r;
-      if (row >= call.m || own.share != 0) continue;
-      const Size at = (batch * call.m + row) * call.heads + head;
-      Keys::Store(dq + at * depth, depth, group.lane, scale, sums[r]);
+      if (own.row + r < call.m && own.share == 0) write(batch, r, sums[r]);
     }
   }
 }
 
-// kAtOnce  entries of a key, rows of vectors, whose queries a group loads together
-template <class T, int kLength, int kAtOnce, int kGroup, int kSteps, int kValueSteps, int kColumns,
+template <class T, int kLength, int kRows, int kGroup, int kSteps, int kValueSteps, int kColumns,
           int kShare, int kBlock, bool kVector>
-__global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
+__global__ void __launch_bounds__(kBlock, 1) AttentionRowsBackwardKernel(
     const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
     const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
-    const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
-    const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
-    long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batches, long long scale_bits, long long flags,
+    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+    T* __restrict__ dq, Accumulator<T>* __restrict__ dbias, long long m, long long keys,
+    long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
+    long long batches, long long scale_bits, long long flags, long long wrt_bias,
     long long sharing) {
-  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+  using A = Accumulator<T>;
+  using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const GroupVectors<kLength, kRows, kGroup, kShare, kBlock> own(row_offsets, call.m);
+  const A scale = A(__longlong_as_double(scale_bits));
+  DifferentiateRows<T, kGroup, kSteps, kValueSteps, kColumns, kBlock, kVector>(
+      call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
+      wrt_bias, [&](Size batch, int r, const A(&sums)[kSteps* kColumns]) {
+        const Size at = (batch * call.m + own.row + r) * call.heads + blockIdx.y;
+        Keys::Store(dq + at * call.depth, call.depth, threadIdx.x % kGroup, scale, sums);
+      });
+}
+
+// Stores the sums of row `at` of dk, scaled, and of dv.
+template <int kGroup, int kColumns, bool kVector, class T, int kOfKey, int kOfValue>
+__device__ inline void StoreKey(const AttentionCall& call, T* dk, T* dv, Size at, unsigned lane,
+                                Accumulator<T> scale, const Accumulator<T> (&of_key)[kOfKey],
+                                const Accumulator<T> (&of_value)[kOfValue]) {
+  Features<T, kGroup, kOfKey / kColumns, kColumns, kVector>::Store(dk + at * call.depth, call.depth,
+                                                                   lane, scale, of_key);
+  Features<T, kGroup, kOfValue / kColumns, kColumns, kVector>::Store(
+      dv + at * call.value_depth, call.value_depth, lane, Accumulator<T>(1), of_value);
+}
+
+// The work of a group by keys: the vectors `first` to last - 1 of a column, of which it takes every
+// kShare-th window.
+template <int kGroup, int kShare, int kBlock>
+struct GroupColumn {
+  Size column;
+  unsigned first, last, share = threadIdx.x / kGroup % kShare;
+  Index place = -1;  // of its results among the partial ones, if it has a piece of the column
+
+  // All vectors of a column.
+  __device__ GroupColumn(const Index* column_offsets, Size keys) {
+    column = Work();
+    const bool valid = column < keys;
+    first = valid ? column_offsets[column] : 0;
+    last = valid ? column_offsets[column + 1] : 0;
+  }
+  // A piece of a column, of a work list (row_pieces.cuh).
+  __device__ GroupColumn(const Index* list, Size pieces, Size keys) {
+    const Size element = Work();
+    const RowPiece piece = PieceAt(list, element, element < pieces);
+    column = Size(unsigned(piece.row));
+    const bool valid = column < keys;
+    first = valid ? piece.first : 0;
+    last = valid ? piece.last : 0;
+    place = piece.place;
+  }
+
+ private:
+  static __device__ Size Work() {
+    return (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup / kShare;
+  }
+};
+
+// Sums ds q and p dout over the vectors of a group's column; where that exists the groups that
+// share it call write(batch, sums of ds q, sums of p dout).
+//
+// kAtOnce  entries of a key, rows of vectors, whose queries a group loads together
+template <class T, int kLength, int kAtOnce, int kSteps, int kValueSteps, int kColumns,
+          bool kVector, int kGroup, int kShare, int kBlock, class Write>
+__device__ __forceinline__ void DifferentiateKeys(
+    const AttentionCall& call, const GroupColumn<kGroup, kShare, kBlock>& own,
+    const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
+    const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
+    const Index* __restrict__ row_indices, const Index* __restrict__ permutation, long long batches,
+    Accumulator<T> scale, const Write& write) {
   using A = Accumulator<T>;
   using Keys = Features<T, kGroup, kSteps, kColumns, kVector>;
   using Values = Features<T, kGroup, kValueSteps, kColumns, kVector>;
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const Group<kGroup> group;
-  const unsigned share = threadIdx.x / kGroup % kShare;
-  const Size column = (Size(blockIdx.x) * kBlock + threadIdx.x) / kGroup / kShare;
-  const bool valid = column < call.keys;
-  const Size first = Size(unsigned(valid ? column_offsets[column] : 0)) * kLength;
-  const Size last = Size(unsigned(valid ? column_offsets[column + 1] : 0)) * kLength;
+  const bool valid = own.column < call.keys;
+  const Size column = own.column, first = Size(own.first) * kLength;
+  const Size last = Size(own.last) * kLength;
+  const unsigned share = own.share;
   const Size key_head = blockIdx.y, heads_of_key = call.heads / call.key_heads;
   const unsigned rows_end = unsigned(call.m);
-  const A scale = A(__longlong_as_double(scale_bits));
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
     const bool kept = valid && column < call.End(lengths, batch);
     Keys key;
     Values value;
     const Size of_column = column * call.key_heads + key_head;
-    key.Load(call.Rows(k, kManyK, batch, call.keys, call.key_heads, of_column, depth), kept, depth,
-             group.lane);
-    value.Load(call.Rows(v, kManyV, batch, call.keys, call.key_heads, of_column, value_depth), kept,
-               value_depth, group.lane);
+    key.Load(call.Rows(k, kManyK, batch, call.keys, call.key_heads, of_column, call.depth), kept,
+             call.depth, group.lane);
+    value.Load(call.Rows(v, kManyV, batch, call.keys, call.key_heads, of_column, call.value_depth),
+               kept, call.value_depth, group.lane);
     constexpr int kOfKey = kSteps * kColumns, kOfValue = kValueSteps * kColumns;
     A of_key[kOfKey] = {}, of_value[kOfValue] = {};
 #pragma unroll 1
     for (Size head = key_head * heads_of_key; head < (key_head + 1) * heads_of_key; ++head) {
       const A* own_bias = call.Bias(bias, batch, head, kLength);
-      const GatheredRows<T> query_rows(call.Rows(q, kManyQ, batch, call.m, call.heads, head, depth),
-                                       call.heads * depth);
+      const GatheredRows<T> query_rows(
+          call.Rows(q, kManyQ, batch, call.m, call.heads, head, call.depth),
+          call.heads * call.depth);
       const GatheredRows<T> cotangent_rows(
-          call.Rows(dout, kManyOut, batch, call.m, call.heads, head, value_depth),
-          call.heads * value_depth);
+          call.Rows(dout, kManyOut, batch, call.m, call.heads, head, call.value_depth),
+          call.heads * call.value_depth);
       const GatheredRows<A> of_lse(call.OfRows(lse, kManyLse, batch, head), call.heads);
       const GatheredRows<A> of_delta(call.OfRows(delta, kManyDelta, batch, head), call.heads);
 #pragma unroll 1
@@ -169,8 +228,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
                           : rows_end;
           const bool exists = rows[a] < rows_end && (!call.Has(kCausal) || column <= rows[a]);
           if (!exists) rows[a] = rows_end;
-          query[a].Load(query_rows[rows[a]], exists, depth, group.lane);
-          cotangent[a].Load(cotangent_rows[rows[a]], exists, value_depth, group.lane);
+          query[a].Load(query_rows[rows[a]], exists, call.depth, group.lane);
+          cotangent[a].Load(cotangent_rows[rows[a]], exists, call.value_depth, group.lane);
           s[a] = query[a].Dot(key);
           dp[a] = cotangent[a].Dot(value);
         }
@@ -194,11 +253,35 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
     }
     MergeShares<kGroup, kShare, kBlock>(of_key, AddAll());
     MergeShares<kGroup, kShare, kBlock>(of_value, AddAll());
-    if (!valid || share != 0) continue;
-    const Size at = (batch * call.keys + column) * call.key_heads + key_head;
-    Keys::Store(dk + at * depth, depth, group.lane, scale, of_key);
-    Values::Store(dv + at * value_depth, value_depth, group.lane, A(1), of_value);
+    if (valid && share == 0) write(batch, of_key, of_value);
   }
+}
+
+template <class T, int kLength, int kAtOnce, int kGroup, int kSteps, int kValueSteps, int kColumns,
+          int kShare, int kBlock, bool kVector>
+__global__ void __launch_bounds__(kBlock, 1) AttentionKeysBackwardKernel(
+    const T* __restrict__ dout, const Accumulator<T>* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const Accumulator<T>* __restrict__ bias,
+    const Index* __restrict__ lengths, const Accumulator<T>* __restrict__ lse,
+    const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
+    const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
+    long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
+    long long vectors, long long batches, long long scale_bits, long long flags,
+    long long sharing) {
+  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
+  using A = Accumulator<T>;
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const GroupColumn<kGroup, kShare, kBlock> own(column_offsets, call.keys);
+  const A scale = A(__longlong_as_double(scale_bits));
+  DifferentiateKeys<T, kLength, kAtOnce, kSteps, kValueSteps, kColumns, kVector>(
+      call, own, dout, delta, q, k, v, bias, lengths, lse, row_indices, permutation, batches, scale,
+      [&](Size batch, const A(&of_key)[kSteps* kColumns],
+          const A(&of_value)[kValueSteps* kColumns]) {
+        const Size at = (batch * call.keys + own.column) * call.key_heads + blockIdx.y;
+        StoreKey<kGroup, kColumns, kVector>(call, dk, dv, at, threadIdx.x % kGroup, scale, of_key,
+                                            of_value);
+      });
 }
 
 }  // namespace sgap

@@ -114,36 +114,72 @@ struct OctetRows {
   }
 };
 
-template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
-          bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps, 1)
-    AttentionOctetKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-                         const float* __restrict__ bias, const float* __restrict__ sinks,
-                         const Index* __restrict__ lengths, const Index* __restrict__ row_offsets,
-                         const Index* __restrict__ column_indices, T* __restrict__ out,
-                         float* __restrict__ lse, long long m, long long keys, long long heads,
-                         long long key_heads, long long depth, long long value_depth,
-                         long long vectors, long long batches, long long scale_bits,
-                         long long flags, long long sharing) {
-  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
-  constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
-  if (kFull) {
-    depth = 32 * kSteps;
-    value_depth = 64 * kPanels;
+// The vectors `first` to last - 1 of a block row, and rows `part` to part + kRows - 1 of these,
+// which the warps of a block take.
+template <int kLength, int kRows>
+struct BlockVectors {
+  unsigned block_row, part, first, last;
+  Index place = -1;  // of the block's results among the partial ones, if it has a piece
+
+  // All of a block row; none where there are no keys.
+  __device__ BlockVectors(const Index* row_offsets, const AttentionCall& call) {
+    block_row = Work();
+    const bool valid = Size(block_row) * kLength + part < call.m && call.keys > 0;
+    first = valid ? row_offsets[block_row] : 0;
+    last = valid ? row_offsets[block_row + 1] : 0;
   }
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  // A piece of a block row, of a work list (row_pieces.cuh).
+  __device__ BlockVectors(const Index* list, Size pieces, const AttentionCall& call) {
+    const Size element = Work();
+    const RowPiece piece = PieceAt(list, element, element < pieces);
+    block_row = piece.row;
+    const bool valid = Size(block_row) * kLength + part < call.m && call.keys > 0;
+    first = valid ? piece.first : 0;
+    last = valid ? piece.last : 0;
+    place = piece.place;
+  }
+
+ private:
+  __device__ unsigned Work() {
+    constexpr int kParts = kLength / kRows;
+    part = blockIdx.x % kParts * kRows;
+    return blockIdx.x / kParts;
+  }
+};
+
+// The sizes of a call; with kFull the depths are constants.
+template <int kSteps, int kPanels, bool kFull>
+__device__ inline AttentionCall CallOf(Size m, Size keys, Size heads, Size key_heads, Size depth,
+                                       Size value_depth, Size vectors, unsigned flags) {
+  return {m,
+          keys,
+          heads,
+          key_heads,
+          kFull ? 32 * kSteps : depth,
+          kFull ? 64 * kPanels : value_depth,
+          vectors,
+          flags};
+}
+
+// The running softmax of the rows of a block, over its vectors; for each row that exists the first
+// warp calls write(batch, head, row of the block's rows, state): a lane has columns 8g to 8g + 7 of
+// each 64.
+template <class T, int kHeads, int kSteps, int kPanels, int kWarps, bool kVector, int kLength,
+          int kRows, class Write>
+__device__ __forceinline__ void AttendOctets(
+    const AttentionCall& call, const BlockVectors<kLength, kRows>& own, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const Index* __restrict__ column_indices, long long batches,
+    float scale, const Write& write) {
+  constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8;
+  const Size depth = call.depth, value_depth = call.value_depth;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const unsigned block_row = blockIdx.x / kParts, first_part = blockIdx.x % kParts * kRows;
-  const Size block_at = Size(block_row) * kLength, first_row = block_at + first_part;
+  const Size first_row = Size(own.block_row) * kLength + own.part;
   const Size first_head = Size(blockIdx.y) * kHeads;
   const Size key_head = first_head / (call.heads / call.key_heads);
   const unsigned key_bytes = unsigned(call.key_heads * depth * sizeof(T));
   const unsigned value_bytes = unsigned(call.key_heads * value_depth * sizeof(T));
-  const bool valid = first_row < call.m && keys > 0;
-  const unsigned first = valid ? row_offsets[block_row] : 0;
-  const unsigned last = valid ? row_offsets[block_row + 1] : 0;
-  const float scale = float(__longlong_as_double(scale_bits));
+  const unsigned first = own.first, last = own.last, first_part = own.part;
   unsigned below[kOfHead][2];
 #pragma unroll
   for (int i = 0; i < 2 * kOfHead; ++i)
@@ -191,7 +227,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const Size head = first_head + i / kOfHead;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         Online<float, 8 * kPanels> state;
@@ -206,30 +241,113 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
           state.total() += __shfl_xor_sync(~0u, state.total(), distance);
         }
         MergeShares<32, kWarps, 32 * kWarps>(state.values, MergeOnline());
-        const Size row = first_row + i % kOfHead * 8 + 2 * t + e;
-        if (row >= call.m || warp != 0) continue;
-        if (call.Has(kHasSinks)) {
-          const float sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
-          state.Raise(Greater()(state.peak(), sink));
-          state.total() += TermUnder(state.peak(), sink);
+        const unsigned row = i % kOfHead * 8 + 2 * t + e;  // of those of the warp
+        if (first_row + row < call.m && warp == 0)
+          write(batch, first_head + i / kOfHead, row, state);
+      }
+    }
+  }
+}
+
+// Ends the softmax of a row: its sink, its output and its lse.
+template <bool kVector, class T, int kPanels8>
+__device__ inline void WriteOctetRow(const AttentionCall& call, const float* sinks, T* out,
+                                     float* lse, Size batch, Size row, Size head, unsigned g,
+                                     Online<float, kPanels8>& state) {
+  if (call.Has(kHasSinks)) {
+    const float sink = sinks[call.Of(kManySinks, batch) * call.heads + head];
+    state.Raise(Greater()(state.peak(), sink));
+    state.total() += TermUnder(state.peak(), sink);
+  }
+  const float total = state.total(), inverse = total == 0 ? 0 : 1 / total;
+  const Size at = (batch * call.m + row) * call.heads + head;
+#pragma unroll
+  for (int s = 0; s < kPanels8 / 8; ++s) {
+    const unsigned column = s * 64 + g * 8;
+    float chunk[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) chunk[j] = state.values[8 * s + j] * inverse;
+    if (column < call.value_depth) {
+      StoreWords<kVector>(out + at * call.value_depth + column, unsigned(call.value_depth) - column,
+                          chunk);
+    }
+  }
+  if (g == 0) lse[at] = total == 0 ? Least<float>() : state.peak() + Log(total);
+}
+
+template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
+          bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    AttentionOctetKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+                         const float* __restrict__ bias, const float* __restrict__ sinks,
+                         const Index* __restrict__ lengths, const Index* __restrict__ row_offsets,
+                         const Index* __restrict__ column_indices, T* __restrict__ out,
+                         float* __restrict__ lse, long long m, long long keys, long long heads,
+                         long long key_heads, long long depth, long long value_depth,
+                         long long vectors, long long batches, long long scale_bits,
+                         long long flags, long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+  const AttentionCall call = CallOf<kSteps, kPanels, kFull>(m, keys, heads, key_heads, depth,
+                                                            value_depth, vectors, unsigned(flags));
+  const BlockVectors<kLength, kRows> own(row_offsets, call);
+  AttendOctets<T, kHeads, kSteps, kPanels, kWarps, kVector>(
+      call, own, q, k, v, bias, lengths, column_indices, batches,
+      float(__longlong_as_double(scale_bits)),
+      [&](Size batch, Size head, unsigned row, auto& state) {
+        const Size first_row = Size(own.block_row) * kLength + own.part;
+        WriteOctetRow<kVector>(call, sinks, out, lse, batch, first_row + row, head,
+                               threadIdx.x % 32 / 4, state);
+      });
+}
+
+// The same on a work list: what a piece leaves is as in attention_pieces.cuh, whose kernel merges
+// it.
+template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
+          bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    AttentionOctetPiecesKernel(const T* __restrict__ q, const T* __restrict__ k,
+                               const T* __restrict__ v, const float* __restrict__ bias,
+                               const float* __restrict__ sinks, const Index* __restrict__ lengths,
+                               const Index* __restrict__ list,
+                               const Index* __restrict__ column_indices, T* __restrict__ out,
+                               float* __restrict__ lse, float* __restrict__ partial,
+                               float* __restrict__ states, long long m, long long keys,
+                               long long heads, long long key_heads, long long depth,
+                               long long value_depth, long long vectors, long long batches,
+                               long long scale_bits, long long flags, long long pieces,
+                               long long elements, long long places, long long sharing) {
+  MoveToStructure(sharing, 4 * elements - 1, list, vectors, column_indices);
+  const AttentionCall call = CallOf<kSteps, kPanels, kFull>(m, keys, heads, key_heads, depth,
+                                                            value_depth, vectors, unsigned(flags));
+  const BlockVectors<kLength, kRows> own(list, Size(pieces), call);
+  const unsigned g = threadIdx.x % 32 / 4;
+  AttendOctets<T, kHeads, kSteps, kPanels, kWarps, kVector>(
+      call, own, q, k, v, bias, lengths, column_indices, batches,
+      float(__longlong_as_double(scale_bits)),
+      [&](Size batch, Size head, unsigned row, auto& state) {
+        if (own.place < 0) {
+          const Size first_row = Size(own.block_row) * kLength + own.part;
+          WriteOctetRow<kVector>(call, sinks, out, lse, batch, first_row + row, head, g, state);
+          return;
         }
-        const float total = state.total(), inverse = total == 0 ? 0 : 1 / total;
-        const Size at = (batch * call.m + row) * call.heads + head;
+        const Size place = (batch * places + unsigned(own.place)) * kLength + own.part + row;
+        const Size at = place * call.heads + head;
 #pragma unroll
         for (int s = 0; s < kPanels; ++s) {
           const unsigned column = s * 64 + g * 8;
           float chunk[8];
 #pragma unroll
-          for (int j = 0; j < 8; ++j) chunk[j] = state.values[8 * s + j] * inverse;
-          if (column < value_depth) {
-            StoreWords<kVector>(out + at * value_depth + column, unsigned(value_depth) - column,
-                                chunk);
+          for (int j = 0; j < 8; ++j) chunk[j] = state.values[8 * s + j];
+          if (column < call.value_depth) {
+            Store<kVector>(partial + at * call.value_depth + column,
+                           unsigned(call.value_depth) - column, chunk);
           }
         }
-        if (g == 0) lse[at] = total == 0 ? Least<float>() : state.peak() + Log(total);
-      }
-    }
-  }
+        if (g == 0) {
+          states[2 * at] = state.total();
+          states[2 * at + 1] = state.peak();
+        }
+      });
 }
 
 }  // namespace sgap

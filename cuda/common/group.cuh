@@ -1,6 +1,7 @@
 // Reductions over a group: kGroup neighbouring lanes of a warp (Sgap, section 4), or, with kSide >
 // 1, kGroup lanes at a distance of kSide, so that kSide groups are interleaved. Every lane of the
-// group must call; the masks name exactly these lanes, so groups of one warp may diverge.
+// group must call; the masks name exactly these lanes, so groups of one warp may diverge. Below
+// also: over the groups of a block.
 #pragma once
 
 #include "types.cuh"
@@ -116,6 +117,38 @@ struct Group {
     }
     const Key previous = __shfl_up_sync(mask, key, 1, kGroup);
     return lane == 0 || previous != key;
+  }
+};
+
+// Combines the values `own` of the kShare groups that share rows into those of the first group,
+// lane by lane, halving the number of groups in each round: always in the same order. All threads
+// of the block must call.
+template <int kGroup, int kShare, int kBlock, int kCount, class A, class Combine>
+__device__ inline void MergeShares(A (&own)[kCount], Combine combine) {
+  if constexpr (kShare > 1) {
+    __shared__ A given[kCount][kBlock];
+    const unsigned share = threadIdx.x / kGroup % kShare;
+#pragma unroll
+    for (unsigned half = kShare / 2; half > 0; half /= 2) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) given[i][threadIdx.x] = own[i];
+      __syncthreads();
+      if (share >= half) continue;
+      A other[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) other[i] = given[i][threadIdx.x + half * kGroup];
+      combine(own, other);
+    }
+    __syncthreads();
+  }
+}
+
+struct AddAll {
+  template <class A, int kCount>
+  __device__ void operator()(A (&own)[kCount], const A (&other)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) own[i] += other[i];
   }
 };
 

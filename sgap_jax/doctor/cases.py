@@ -203,8 +203,10 @@ def _broadcast(schedule: Schedule) -> Case:
     return Case(_named("row_broadcast", schedule), "float32", schedule, run, expected, 0)
 
 
-def _attention(schedule: Schedule, dtype: str, format: Format, depth: int = 16) -> Case:
-    """One head with its gradients, which are launches of their own."""
+def _attention(
+    schedule: Schedule, dtype: str, format: Format, depth: int = 16, gradients: bool = True
+) -> Case:
+    """One head, with its gradients, which are launches of their own."""
     q, do = (_dense(ROWS, depth, seed) for seed in (7, 10))
     k, v = (_dense(COLUMNS, depth, seed) for seed in (8, 9))
     scale = 0.25
@@ -213,19 +215,23 @@ def _attention(schedule: Schedule, dtype: str, format: Format, depth: int = 16) 
         pattern = _array(dtype, format)
         attend = partial(sparse_attention, pattern=pattern, scale=scale, schedule=schedule)
         given = [jnp.asarray(x, dtype)[:, None] for x in (q, k, v)]
+        if not gradients:
+            return (attend(*given)[:, 0],)
         out, back = jax.vjp(lambda q, k, v: attend(q, k, v), *given)
         return tuple(x[:, 0] for x in (out, *back(jnp.asarray(do, dtype)[:, None])))
 
     def expected() -> tuple:
         seen = _matrix(format) != 0
         out, lse = reference.attention(*_entries(format), q, k, v, scale)
+        if not gradients:
+            return (out,)
         scores = np.where(seen, scale * (q @ k.T), -np.inf)
         p = np.exp(scores - np.where(np.isfinite(lse), lse, 0)[:, None])
         ds = scale * p * (do @ v.T - np.sum(do * out, axis=1, keepdims=True))
         return out, ds @ k, ds.T @ q, p.T @ do
 
     tolerance = 1e-5 if dtype == "float32" else 3e-2
-    about = f"{dtype}, {format}, with gradients"
+    about = f"{dtype}, {format}{', with gradients' if gradients else ''}"
     return Case(_named("attention", schedule), about, schedule, run, expected, tolerance)
 
 
@@ -255,6 +261,7 @@ def cases() -> Iterator[Case]:
     yield _spmm(row, "float32", 64, transpose=True)
     yield _spmm(AtomicParallelism(nnz=1, col=4, group=32), "float32", 4)
     yield _spmm(AtomicParallelism(nnz=32, col=4), "float32", 64)
+    yield _spmm(AtomicParallelism(row=1, col=4, chunk=4), "float32", 64)
     yield _sddmm(AtomicParallelism(row=1, col=4, group=8), "float32", 64)
     yield _spmm(SubwarpTile(4, subwarp=8), "float32", 32, CVS(4))
     yield _spmm(SubwarpTile(4, subwarp=8), "float32", 32, CVS(4), transpose=True)
@@ -265,6 +272,10 @@ def cases() -> Iterator[Case]:
         yield _attention(AttentionTile(8, octet=True), dtype, CVS(8))
     yield _attention(AttentionTile(8), "float32", CSR)
     yield _attention(AttentionTile(8), "float32", CVS(8))
+    # The gradients of pieces are added by the kernel that spmm has for it.
+    yield _attention(AttentionTile(8, chunk=4), "float32", CSR, gradients=False)
+    octets = AttentionTile(8, octet=True, chunk=4)
+    yield _attention(octets, "bfloat16", CVS(8), gradients=False)
     one = AtomicParallelism(row=1)
     several = AtomicParallelism(row=Fraction(1, 8), group=8)
     for schedule in (several, one):

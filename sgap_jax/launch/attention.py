@@ -1,15 +1,51 @@
 """Launch plans of fused attention and its gradients, from a problem and an `AttentionTile`
-(cuda/attention/attention.cuh, attention_backward.cuh)."""
+(cuda/attention/attention.cuh, attention_backward.cuh, attention_pieces.cuh)."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from sgap_jax.launch import attention_octet as octets
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.row_pieces import WorkList, sum_plan
 from sgap_jax.schedules.attention import BLOCK, AttentionTile
 from sgap_jax.schedules.problem import Problem
 
 _COLUMNS = 4
+_MERGING_WARPS = 4  # that share the pieces of a row
+
+
+def rows_work(problem: Problem, schedule: AttentionTile) -> WorkList | None:
+    """The sizes of the work list by rows, for a tile that cuts long rows; None for one that does
+    not, or if no row can be longer than its chunk. With a list the launches by rows have it in the
+    place of the row offsets, and further results, which `merge_plan` and `rows_merge_plan` take."""
+    length = problem.vector_length or 1
+    return _work(problem, schedule, -(-problem.shape[0] // length))
+
+
+def rows_gradient_work(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> WorkList | None:
+    """As `rows_work`, of the launch by rows of gradients; None for those in octets."""
+    octet = schedule.octet_backward(problem.n, shapes.value_depth)
+    return None if octet else rows_work(problem, schedule)
+
+
+def keys_work(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> WorkList | None:
+    """As `rows_gradient_work`, of the transposed structure; `keys_merge_plans` take the further
+    results."""
+    octet = schedule.octet_backward(problem.n, shapes.value_depth)
+    return None if octet else _work(problem, schedule, problem.shape[1])
+
+
+def _work(problem: Problem, schedule: AttentionTile, rows: int) -> WorkList | None:
+    if schedule.chunk is None:
+        return None
+    work = WorkList(rows, problem.nnz // (problem.vector_length or 1), schedule.chunk)
+    return work if work.merged else None
 
 
 def forward_plan(
@@ -32,19 +68,51 @@ def forward_plan(
     operand, wide = types(problem)
     reads = (operand, operand, operand, wide, wide, "int", "int", "int")
     pointers = [*(f"const {x}" for x in reads), operand, wide]
+    work = rows_work(problem, schedule)
     if schedule.octet:
-        return octets.forward_plan(problem, schedule, shapes, scale, pointers)
-    constants, groups = _by_rows(problem, schedule, shapes, held=1)
+        pointers = pointers if work is None else [*pointers, wide, wide]
+        return octets.forward_plan(problem, schedule, shapes, scale, pointers, work)
+    constants, groups = _by_rows(problem, schedule, shapes, work, held=1)
     return _call(
-        "attention.cuh",
-        "AttentionKernel",
+        "attention.cuh" if work is None else "attention_pieces.cuh",
+        "AttentionKernel" if work is None else "AttentionPiecesKernel",
         constants,
-        pointers,
+        pointers if work is None else [*pointers, wide, wide],
         groups,
         shapes.heads,
-        scalars(problem, shapes, scale),
+        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
         shapes.batch,
     )
+
+
+def merge_plan(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, scale: float
+) -> KernelCall:
+    """The launch that merges the results of pieces into out and lse, for a tile with `rows_work`.
+
+    Inputs: partial [B, places, V, heads, dv] and states [B, places, V, heads, 2], the further
+    results of the forward launch, both in the accumulator's dtype; sinks, the work list, out and
+    lse, which are changed in place.
+    """
+    work, length = rows_work(problem, schedule), problem.vector_length or 1
+    assert work is not None
+    operand, wide = types(problem)
+    steps = max(-(-shapes.value_depth // (32 * _COLUMNS)), 1)
+    reads = (wide, wide, wide, "int", operand, wide)
+    call = KernelCall.of(
+        "attention_pieces.cuh",
+        "AttentionMergeKernel",
+        [
+            *(operand, length, steps, _COLUMNS, _MERGING_WARPS),
+            shapes.value_depth % _COLUMNS == 0,
+        ],
+        [*(f"const {x}" for x in reads), operand, wide],
+        (*scalars(problem, shapes, scale), *work.scalars),
+        blocks=(work.merged * length, shapes.heads),
+        threads=32 * _MERGING_WARPS,
+        batch=shapes.batch,
+    )
+    return dataclasses.replace(call, in_place=((4, 0), (5, 1)))
 
 
 def rows_backward_plan(
@@ -65,18 +133,35 @@ def rows_backward_plan(
     pointers = [*(f"const {x}" for x in reads), operand, wide]
     if schedule.octet_backward(problem.n, shapes.value_depth):
         return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers)
-    constants, groups = _by_rows(problem, schedule, shapes, held=2)
+    work = rows_gradient_work(problem, schedule, shapes)
+    constants, groups = _by_rows(problem, schedule, shapes, work, held=2)
     return _call(
-        "attention_backward.cuh",
-        "AttentionRowsBackwardKernel",
+        "attention_backward.cuh" if work is None else "attention_pieces.cuh",
+        "AttentionRowsBackwardKernel" if work is None else "AttentionRowsBackwardPiecesKernel",
         constants,
-        pointers,
+        pointers if work is None else [*pointers, wide],
         groups,
         shapes.heads,
-        (*scalars(problem, shapes, scale), int(wrt_bias)),
+        (
+            *scalars(problem, shapes, scale),
+            int(wrt_bias),
+            *(() if work is None else work.scalars),
+        ),
         shapes.batch,
         zero=(1,) if wrt_bias else (),
     )
+
+
+def rows_merge_plan(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> KernelCall:
+    """The launch that adds partial [B, places, V, heads, d], the further result of the launch by
+    rows, into dq (`sum_plan`), for a tile with `rows_work`."""
+    work = rows_gradient_work(problem, schedule, shapes)
+    assert work is not None
+    width, length = shapes.heads * problem.n, problem.vector_length or 1
+    size = problem.shape[0] * width
+    return sum_plan(work, problem.dtype, length * width, size, shapes.batch, _COLUMNS)
 
 
 def keys_backward_plan(
@@ -98,20 +183,41 @@ def keys_backward_plan(
     at_once = 4 if registers <= 16 else 2 if registers <= 32 else 1
     constants = [operand, length, at_once, schedule.lanes, steps, value_steps, _COLUMNS]
     constants += [schedule.share, BLOCK, _aligned(problem, shapes)]
+    work = keys_work(problem, schedule, shapes)
+    columns = problem.shape[1] if work is None else work.pieces
     return _call(
-        "attention_backward.cuh",
-        "AttentionKeysBackwardKernel",
+        "attention_backward.cuh" if work is None else "attention_pieces.cuh",
+        "AttentionKeysBackwardKernel" if work is None else "AttentionKeysBackwardPiecesKernel",
         constants,
-        pointers,
-        problem.shape[1] * schedule.share * schedule.lanes,
+        pointers if work is None else [*pointers, wide, wide],
+        columns * schedule.share * schedule.lanes,
         shapes.key_heads,
-        scalars(problem, shapes, scale),
+        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
         shapes.batch,
     )
 
 
+def keys_merge_plans(
+    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
+) -> tuple[KernelCall, KernelCall]:
+    """The launches that add partial [B, places, key_heads, d] into dk and [B, places, key_heads,
+    dv] into dv (`sum_plan`), for a tile with `keys_work`."""
+    work = keys_work(problem, schedule, shapes)
+    assert work is not None
+    plans = []
+    for depth in (problem.n, shapes.value_depth):
+        width = shapes.key_heads * depth
+        size = problem.shape[1] * width
+        plans.append(sum_plan(work, problem.dtype, width, size, shapes.batch, _COLUMNS))
+    return plans[0], plans[1]
+
+
 def _by_rows(
-    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes, held: int
+    problem: Problem,
+    schedule: AttentionTile,
+    shapes: AttentionShapes,
+    work: WorkList | None,
+    held: int,
 ) -> tuple[list, int]:
     """Template constants of a kernel whose warps take rows, and its number of lanes in x. `held` is
     how many vectors of d and of dv features a lane keeps in registers for each row."""
@@ -121,7 +227,8 @@ def _by_rows(
     rows = schedule.rows(length, numbers)
     constants = [operand, length, rows, schedule.lanes, steps, value_steps, _COLUMNS]
     constants += [schedule.share, BLOCK, _aligned(problem, shapes)]
-    parts = -(-problem.shape[0] // length) * (length // rows)
+    block_rows = -(-problem.shape[0] // length) if work is None else work.pieces
+    parts = block_rows * (length // rows)
     return constants, parts * schedule.share * schedule.lanes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, types
 from sgap_jax.launch.kernel_call import TENSOR_CORES, KernelCall
+from sgap_jax.launch.row_pieces import WorkList
 from sgap_jax.schedules.attention import AttentionTile
 from sgap_jax.schedules.problem import Problem
 
@@ -20,20 +21,23 @@ def forward_plan(
     shapes: AttentionShapes,
     scale: float,
     pointers: list[str],
+    work: WorkList | None,
 ) -> KernelCall:
-    """As `forward_plan` in launch/attention.py, which passes the pointers' types."""
+    """As `forward_plan` in launch/attention.py, which passes the pointers' types and the sizes of
+    the work list, if there is one."""
     steps, panels = _pieces(problem.n, 32), _pieces(shapes.value_depth, 64)
     # Registers: 4 a step for the queries, 16 a panel for the sums.
     tiles = _tiles(problem, schedule, shapes, 4 * steps + 16 * panels)
     return _by_rows(
         "attention_octet.cuh",
-        "AttentionOctetKernel",
+        "AttentionOctetKernel" if work is None else "AttentionOctetPiecesKernel",
         problem,
         shapes,
         (*tiles, steps, panels, schedule.share),
         pointers,
-        scalars(problem, shapes, scale),
+        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
         full=(32 * steps, 64 * panels),
+        block_rows=None if work is None else work.pieces,
     )
 
 
@@ -125,10 +129,15 @@ def _by_rows(
     numbers: tuple[int, ...],
     full: tuple[int, int],
     zero: tuple[int, ...] = (),
+    block_rows: int | None = None,
 ) -> KernelCall:
-    """A launch of a kernel whose warps take rows. `constants`: V, rows, heads, steps of q and of v,
-    and last the warps of a block. `full`: the features of q and of v that fill all steps."""
+    """A launch of a kernel whose warps take rows, of all block rows or of `block_rows` pieces.
+
+    `constants`: V, rows, heads, steps of q and of v, and last the warps of a block. `full`: the
+    features of q and of v that fill all steps.
+    """
     length, rows, heads, *_, warps = constants
+    block_rows = -(-problem.shape[0] // length) if block_rows is None else block_rows
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full
     all_constants: list = [operand, *constants, *widths]
@@ -138,7 +147,7 @@ def _by_rows(
         all_constants,
         pointers,
         numbers,
-        blocks=(-(-problem.shape[0] // length) * (length // rows), shapes.heads // heads),
+        blocks=(block_rows * (length // rows), shapes.heads // heads),
         threads=_WARP * warps,
         batch=shapes.batch,
         requires=TENSOR_CORES,

@@ -1,13 +1,15 @@
-"""Launch plans of SpMM: for points (cuda/spmm/spmm.cuh), and for tiles of column vectors on tensor
-cores (spmm_octet.cuh), on CUDA cores (spmm_subwarp.cuh) and exactly as vectorSparse published them
-(cuda/paper/).
+"""Launch plans of SpMM: for points (cuda/spmm/spmm.cuh, spmm_pieces.cuh), and for tiles of column
+vectors on tensor cores (spmm_octet.cuh), on CUDA cores (spmm_subwarp.cuh) and exactly as
+vectorSparse published them (cuda/paper/).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 from sgap_jax.launch import paper
 from sgap_jax.launch.kernel_call import TENSOR_CORES, TYPES, KernelCall
+from sgap_jax.launch.row_pieces import WorkList, sum_plan
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.paper import PaperOctetTile, WarpTile
 from sgap_jax.schedules.point import algorithm, for_kernels
@@ -44,6 +46,24 @@ def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
     return dtype if schedule.deterministic or dtype == "float64" else "float32"
 
 
+def work_of(problem: Problem, schedule: Schedule) -> WorkList | None:
+    """The sizes of the work list, for a schedule that cuts long rows; None for one that does not,
+    or if no row can be longer than its chunk. With a list the launch has it in the place of the row
+    offsets, and a second result, partial [batch, places, n] in the accumulator's dtype, which
+    `merge_plan` adds up."""
+    if not isinstance(schedule, AtomicParallelism) or schedule.chunk is None:
+        return None
+    work = WorkList(problem.shape[0], problem.nnz, schedule.chunk)
+    return work if work.merged else None
+
+
+def merge_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
+    """The launch that adds the partial sums of rows of several pieces into C (`sum_plan`)."""
+    work, n, m = work_of(problem, schedule), problem.n, problem.shape[0]
+    assert work is not None
+    return sum_plan(work, problem.dtype, n, m * n, problem.batch, int(schedule.col))
+
+
 def _point_plan(
     problem: Problem, schedule: AtomicParallelism, batches: tuple[int, int], structures: int
 ) -> KernelCall:
@@ -60,6 +80,9 @@ def _point_plan(
       structures: entries that are loaded together must be aligned in each of them.
     """
     schedule = for_kernels(schedule, problem.op)
+    work = work_of(problem, schedule)
+    if work is None:
+        schedule = dataclasses.replace(schedule, chunk=None)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)
     operand, out = TYPES[problem.dtype], TYPES[output_dtype(schedule, problem.dtype)]
@@ -69,7 +92,7 @@ def _point_plan(
     constants += [col, tile // col, schedule.block_size, n % col == 0, problem.permuted]
     index, reads = "const int", f"const {operand}"
     pointers = [reads, index, index, index, reads, out]
-    scalars = (
+    scalars: tuple[int, ...] = (
         m,
         n,
         values_stride,
@@ -77,8 +100,11 @@ def _point_plan(
         problem.batch,
         problem.nnz,
     )
+    if work is not None:
+        pointers.append("double" if problem.dtype == "float64" else "float")
+        scalars += work.scalars
     return KernelCall.of(
-        "spmm.cuh",
+        "spmm.cuh" if work is None else "spmm_pieces.cuh",
         kernel,
         constants,
         pointers,
@@ -102,6 +128,8 @@ def _kernel(
         case "row_group":
             groups = schedule.workers_in_row
             return "SpmmRowGroupKernel", [operand, out, groups, schedule.group, schedule.walk]
+        case "row_pieces":
+            return "SpmmPiecesKernel", [operand, schedule.group]
         case "nnz":
             return "SpmmNnzKernel", [operand, schedule.nnz]
         case family:

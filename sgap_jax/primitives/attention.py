@@ -32,6 +32,7 @@ from sgap_jax.primitives._define import (
     joint_batch,
     out_aval,
     resolve,
+    static_of,
     structure,
 )
 from sgap_jax.primitives.attention_arguments import (
@@ -194,6 +195,7 @@ def _attention(
     operands = (q, k, v, bias, sinks, lengths, *arrays(pattern))
     params: dict = dict(shape=pattern.shape, vector_length=pattern.format.vector_length)
     params |= dict(checked=pattern.is_checked, scale=scale, is_causal=is_causal, schedule=schedule)
+    params |= static_of(pattern)
     if isinstance(schedule, Unfused):
         forward = unfused.by_structure(unfused.forward, Forward)
         return forward(*operands, **params | dict(schedule=None))
@@ -269,6 +271,7 @@ def _cpu(
     vector_length: Any,
     checked: bool,
     schedule: Any,
+    statistics: Any = None,
     **of: Any,
 ) -> Any:
     avals = Forward(*ctx.avals_in)
@@ -292,6 +295,7 @@ def _backward_cpu(
     vector_length: Any,
     checked: bool,
     schedule: Any,
+    statistics: Any = None,
     **of: Any,
 ) -> Any:
     avals = Backward(*ctx.avals_in)

@@ -1,21 +1,40 @@
 """The lowerings of attention and its gradients to launches of CUDA kernels."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from sgap_jax.formats.row_statistics import RowStatistics
 from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
+    keys_merge_plans,
+    keys_work,
+    merge_plan,
     rows_backward_plan,
+    rows_gradient_work,
+    rows_merge_plan,
+    rows_work,
 )
 from sgap_jax.launch.attention_shapes import AttentionShapes
-from sgap_jax.primitives._define import jax_lowering, joint_batch, launch_lowering, resolve
+from sgap_jax.launch.kernel_call import KernelCall
+from sgap_jax.launch.row_pieces import WorkList
+from sgap_jax.primitives._define import (
+    accumulator,
+    jax_lowering,
+    joint_batch,
+    launch_lowering,
+    resolve,
+)
+from sgap_jax.primitives._row_pieces import lowered_work_list
 from sgap_jax.primitives.attention_arguments import attention_problem
 from sgap_jax.primitives.attention_unfused import Backward, Forward, absent, data, delta, of_kernel
 from sgap_jax.schedules import AttentionTile, Problem, Schedule, Unfused
+
+# Of the rows of the pattern and of its columns, for the choice of a tile.
+Statistics = tuple[RowStatistics | None, RowStatistics | None] | None
 
 
 def forward(
@@ -27,18 +46,36 @@ def forward(
     scale: float,
     is_causal: bool,
     schedule: Schedule | None,
+    statistics: Statistics = None,
 ) -> Any:
-    """attention_p as one launch; None where its schedule is `Unfused`."""
+    """attention_p as one launch, or two where long rows are cut; None where its schedule is
+    `Unfused`."""
     avals = Forward(*ctx.avals_in)
     named = dict(zip(Forward._fields, data(avals), strict=False))
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile = _tile(schedule, problem, shapes)
+    tile = _tile(schedule, problem, shapes, statistics, 0)
     if tile is None:
         return None
     call = forward_plan(problem, tile, shapes, scale)
-    return launch_lowering(ctx, call, of_kernel(operands), of_kernel(avals))
+    given, types = of_kernel(operands), of_kernel(avals)
+    if (work := rows_work(problem, tile)) is None:
+        return launch_lowering(ctx, call, given, types)
+    *dense, offsets, indices = given
+    *of_dense, of_offsets, of_indices = types
+    made, of_made = lowered_work_list(ctx, work, offsets, of_offsets)
+    out, lse = ctx.avals_out
+    places = (shapes.batch, work.places, vector_length or 1, shapes.heads)
+    further = [lse.update(shape=(*places, size)) for size in (shapes.value_depth, 2)]
+    results = [out, lse, *further]
+    found = launch_lowering(
+        ctx, call, (*dense, made, indices), (*of_dense, of_made, of_indices), results
+    )
+    sinks, of_sinks = Forward(*operands).sinks, avals.sinks
+    merged = (*found[2:], sinks, made, *found[:2])
+    plan = merge_plan(problem, tile, shapes, scale)
+    return launch_lowering(ctx, plan, merged, (*further, of_sinks, of_made, out, lse), [out, lse])
 
 
 def backward(
@@ -51,9 +88,10 @@ def backward(
     is_causal: bool,
     wrt_bias: bool,
     schedule: Schedule | None,
+    statistics: Statistics = None,
 ) -> Any:
-    """attention_backward_p as two launches, one by rows and one by keys; None where its schedule is
-    `Unfused`."""
+    """attention_backward_p as two launches, one by rows and one by keys, and one more for each
+    gradient of which long rows are cut; None where its schedule is `Unfused`."""
     x, avals = Backward(*operands), Backward(*ctx.avals_in)
     sizes = joint_batch(*(a.shape[0] for a in (avals.dout, avals.out, avals.dlse)))
     deltas = jax.core.ShapedArray((sizes, *avals.lse.shape[1:]), avals.lse.dtype)
@@ -62,7 +100,7 @@ def backward(
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile = _tile(schedule, problem, shapes)
+    tile = _tile(schedule, problem, shapes, statistics, 0)
     if tile is None:
         return None
     inner = ctx.replace(avals_out=[deltas])
@@ -70,15 +108,55 @@ def backward(
     (found,) = jax_lowering(inner, delta, *of_delta)
     dense = [x.dout, found, x.q, x.k, x.v, x.bias, x.lengths, x.lse]
     dq, dk, dv, dbias = ctx.avals_out
+    of_dense = [*named.values()]
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    by_rows = [*dense, x.row_offsets, x.column_indices]
-    given = [*named.values(), avals.row_offsets, avals.column_indices]
-    rows = launch_lowering(ctx, call, by_rows, given, [dq, dbias])
-    call = keys_backward_plan(problem, tile, shapes, scale)
-    by_keys = [*dense, x.column_offsets, x.row_indices, x.permutation]
-    given = [*named.values(), avals.column_offsets, avals.row_indices, avals.permutation]
-    keys = launch_lowering(ctx, call, by_keys, given, [dk, dv])
+    work = rows_gradient_work(problem, tile, shapes)
+    merges = [] if work is None else [rows_merge_plan(problem, tile, shapes)]
+    arrays = (x.row_offsets, x.column_indices), (avals.row_offsets, avals.column_indices)
+    sums = (vector_length or 1) * shapes.heads
+    of_sums = [(sums, problem.n)]
+    rows = _merged(ctx, call, (dense, of_dense), arrays, [dq, dbias], work, merges, of_sums)
+
+    by_keys = _tile(schedule, problem, shapes, statistics, 1)
+    assert by_keys is not None
+    call = keys_backward_plan(problem, by_keys, shapes, scale)
+    work = keys_work(problem, by_keys, shapes)
+    plans = () if work is None else keys_merge_plans(problem, by_keys, shapes)
+    transposed = (
+        (x.column_offsets, x.row_indices, x.permutation),
+        (avals.column_offsets, avals.row_indices, avals.permutation),
+    )
+    of_sums = [(shapes.key_heads, depth) for depth in (problem.n, shapes.value_depth)]
+    keys = _merged(ctx, call, (dense, of_dense), transposed, [dk, dv], work, plans, of_sums)
     return [rows[0], *keys, rows[1]]
+
+
+def _merged(
+    ctx: Any,
+    call: KernelCall,
+    dense: tuple,
+    arrays: tuple,
+    results: list,
+    work: WorkList | None,
+    merges: Sequence[KernelCall],
+    of_sums: Sequence[tuple[int, ...]],
+) -> list:
+    """The launch of a gradient, and with a work list those that add its partial sums, of the shapes
+    [batch, places, *of_sums], to its first results. `dense` and `arrays` are operands and avals;
+    the first of the arrays are the offsets, in whose place the list is launched."""
+    (given, types), ((offsets, *rest), (of_offsets, *of_rest)) = dense, arrays
+    if work is None:
+        operands, avals = [*given, offsets, *rest], [*types, of_offsets, *of_rest]
+        return list(launch_lowering(ctx, call, operands, avals, results))
+    made, of_made = lowered_work_list(ctx, work, offsets, of_offsets)
+    batch, wide = results[0].shape[0], results[0].update(dtype=accumulator(results[0].dtype))
+    partial = [wide.update(shape=(batch, work.places, *shape)) for shape in of_sums]
+    operands, avals = [*given, made, *rest], [*types, of_made, *of_rest]
+    found = list(launch_lowering(ctx, call, operands, avals, [*results, *partial]))
+    for i, merge in enumerate(merges):
+        sums, of = found[len(results) + i], (partial[i], of_made, results[i])
+        (found[i],) = launch_lowering(ctx, merge, (sums, made, found[i]), of, [results[i]])
+    return found[: len(results)]
 
 
 def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionShapes:
@@ -97,9 +175,14 @@ def _shapes(avals: Mapping[str, Any], batch: int, is_causal: bool) -> AttentionS
 
 
 def _tile(
-    schedule: Schedule | None, problem: Problem, shapes: AttentionShapes
+    schedule: Schedule | None,
+    problem: Problem,
+    shapes: AttentionShapes,
+    statistics: Statistics,
+    axis: int,
 ) -> AttentionTile | None:
     # The tile must have lanes for the wider of k and v.
-    widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth))
+    rows = None if statistics is None else statistics[axis]
+    widest = dataclasses.replace(problem, n=max(problem.n, shapes.value_depth), rows=rows)
     tile = resolve(schedule, widest, AttentionTile, Unfused)
     return tile if isinstance(tile, AttentionTile) else None

@@ -223,6 +223,7 @@ class Composition:
         scale: float,
         is_causal: bool,
         schedule: Schedule | None,
+        statistics: Any = None,
     ) -> None:
         row_offsets, column_indices, *transposed = arrays
         if not checked:

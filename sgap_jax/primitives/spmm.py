@@ -15,7 +15,7 @@ from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.levels import CSR, CVS
 from sgap_jax.formats.stored import MadeTranspose, StoredArray
 from sgap_jax.formats.structure import unfolded
-from sgap_jax.launch.spmm import PLANS, launch_plan, output_dtype
+from sgap_jax.launch.spmm import PLANS, launch_plan, merge_plan, output_dtype, work_of
 from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import (
     accumulator,
@@ -43,6 +43,7 @@ from sgap_jax.primitives._define import (
     structure,
     transposed,
 )
+from sgap_jax.primitives._row_pieces import lowered_work_list
 from sgap_jax.primitives._vectors import (
     Entries,
     as_vectors_of_transpose,
@@ -354,6 +355,16 @@ def _cuda(
         return None  # AtomicParallelism has kernels for entries only
     batches = (avals[0].shape[0], avals[-1].shape[0])
     call = launch_plan(problem, found, batches, structures_of_lowering())
+    if (work := work_of(problem, found)) is not None:
+        assert isinstance(found, AtomicParallelism)
+        (values, offsets, *rest), (of_values, of_offsets, *of_rest) = operands, avals
+        list_, of_list = lowered_work_list(ctx, work, offsets, of_offsets)
+        return _in_pieces(
+            ctx,
+            (call, merge_plan(problem, found)),
+            ((values, list_, *rest), (of_values, of_list, *of_rest)),
+            (problem.batch, work.places, problem.n),
+        )
     if not isinstance(found, AtomicParallelism):
         operands, avals = _operands_of(found, ctx, operands, avals)
         return launch_lowering(ctx, call, operands, avals)
@@ -413,6 +424,15 @@ def _transposed_blocks(
     call = launch_plan(asked, found, (batch, x_aval.shape[0]))
     operands, avals = _operands_of(found, ctx, operands, avals)
     return launch_lowering(ctx, call, operands, avals)
+
+
+def _in_pieces(ctx: Any, calls: tuple, given: tuple, partial_shape: tuple) -> Any:
+    """A product whose long rows are cut: the launch over pieces, and the one that adds their sums
+    to its result."""
+    (operands, avals), (out,) = given, ctx.avals_out
+    of_sums = out.update(shape=partial_shape, dtype=jnp.dtype(accumulator(out.dtype)))
+    C, sums = launch_lowering(ctx, calls[0], operands, avals, [out, of_sums])
+    return launch_lowering(ctx, calls[1], (sums, operands[1], C), (of_sums, avals[1], out), [out])
 
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:

@@ -25,7 +25,7 @@ from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_X, GRID_Y, ScheduleError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AtomicParallelism(Point):
     """A point of the atomic-parallelism space, printed as in the paper: {<1/8 row, 4 col>, 8}.
 
@@ -44,6 +44,9 @@ class AtomicParallelism(Point):
         what 32 lanes side by side cover.
       worker_dim_r: 1/w of the full parallelism over rows (or over windows of nonzeros): each group
         takes w neighbouring rows (windows), one after the other. Only for points with a group.
+      chunk: cut rows of more than so many nonzeros into pieces of so many, for a group each; a
+        second launch adds the sums of a row's pieces, in their order. For spmm and the points
+        {<1 row, c col>, 1} and {<1/r row, c col>, r}; None walks each row whole.
 
     Raises:
       ScheduleError: not a point of the space, or an illegal point; the message names the rule and
@@ -55,6 +58,15 @@ class AtomicParallelism(Point):
 
     def check(self, problem: Problem) -> None:
         op = problem.op
+        if self.chunk is not None and op != "spmm":
+            raise ScheduleError(
+                f"{self}: only spmm has kernels for pieces of rows; leave chunk out for {op}"
+            )
+        if self.chunk is not None and not problem.symbolic and problem.nnz // self.chunk >= 2**30:
+            raise ScheduleError(
+                f"{self}: pieces of {problem.nnz} nonzeros have more sums than 2^31; give a larger "
+                "chunk"
+            )
         threads = most_threads(self, op, problem.dtype)
         if algorithm(self, op) is None or not threads:
             why = unfit(self, op) or ("" if threads else "its sums do not fit in registers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sgap_jax.schedules.point import LANES_UNDER_WAY, chunk_of
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
@@ -20,7 +21,7 @@ _MOST_UNALIGNED = 96  # the same for features that are not aligned and loaded on
 BLOCK = 128  # threads
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AttentionTile(Schedule):
     """Computes scores, softmax and product of a row in one pass, in the registers of a group of
     lanes.
@@ -39,6 +40,10 @@ class AttentionTile(Schedule):
         by keys a warp takes 8 or 16 keys, and up to 8 warps share them, each with a range of block
         rows. Gradients of heads with more than 128 features (96, if not a multiple of 8) are
         computed on CUDA cores, as without `octet`.
+      chunk: cut rows of more than so many vectors (keys, for CSR) into pieces of so many, for
+        groups of their own; a second launch merges the results of a row's pieces by their
+        log-sum-exp, in their order. So are gradients on CUDA cores; those in octets walk whole
+        rows. None walks each row whole.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -50,6 +55,7 @@ class AttentionTile(Schedule):
     lanes: int = 16
     share: int = 1
     octet: bool = False
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("lanes", _LANES), ("share", _SHARES)):
@@ -65,6 +71,11 @@ class AttentionTile(Schedule):
                 f"AttentionTile: {self.share} groups of {self.lanes} lanes are more than the "
                 f"{BLOCK} threads of a block"
             )
+        if self.chunk is not None:
+            if type(self.chunk) is not int or not 1 <= self.chunk < 2**31:
+                raise ScheduleError(
+                    f"AttentionTile: chunk must be a positive int or None, got {self.chunk!r}"
+                )
 
     @property
     def deterministic(self) -> bool:
@@ -95,6 +106,8 @@ class AttentionTile(Schedule):
                 f"got {problem.dtype} in {problem.format}"
             )
         self.check_kernel(problem, "cuda")
+        if self.chunk is not None and problem.nnz // length // self.chunk >= 2**30:
+            raise ScheduleError(f"{self}: more partial results than 2^31; give a larger chunk")
         if self.octet:
             self._check_tensor_cores(problem)
         self.check_depth(problem.n)
@@ -132,8 +145,16 @@ class AttentionTile(Schedule):
             "  s = scale * (q . K[column_indices[p]]) + bias[p]   # summed over the lanes\n"
             "  raise the peak, rescale acc and total\n"
             "  acc += exp(s - peak) * V[column_indices[p]];  total += exp(s - peak)\n"
-            "out = acc / total;  lse = peak + log(total)"
+            "out = acc / total;  lse = peak + log(total)" + self._explain_pieces(problem)
         )
+
+    def _explain_pieces(self, problem: Problem) -> str:
+        if self.chunk is None:
+            return ""
+        text = f"\npieces: of up to {self.chunk} vectors of a row, each as a row above"
+        if (rows := problem.rows) is not None:
+            text += f"; the longest row, of {rows.longest}, has {-(-rows.longest // self.chunk)}"
+        return text + "\n  a second launch merges acc, total and peak of a row's pieces, in order"
 
     def _explain_octet(self, problem: Problem) -> str:
         gradients = f"gradients: on CUDA cores, for heads of {problem.n} features"
@@ -153,12 +174,16 @@ class AttentionTile(Schedule):
             "  raise the peaks; P^T = exp(scale S^T + bias - peak), turned by movmatrix\n"
             "  O^T[:, 8] += V[column_indices, :]^T P^T    # mma, P stays in registers\n"
             f"merge the warps; out = O / total;  lse = peak + log(total)\n{gradients}"
-        )
+        ) + self._explain_pieces(problem)
+
+    def __repr__(self) -> str:
+        return self._repr_without("chunk")
 
     def __str__(self) -> str:
         share = f", share={self.share}" if self.share > 1 else ""
         octet = ", octet=True" if self.octet else ""
-        return f"AttentionTile(lanes={self.lanes}{share}{octet})"
+        chunk = "" if self.chunk is None else f", chunk={self.chunk}"
+        return f"AttentionTile(lanes={self.lanes}{share}{octet}{chunk})"
 
 
 def default_tile(problem: Problem) -> AttentionTile | None:
@@ -171,6 +196,7 @@ def default_tile(problem: Problem) -> AttentionTile | None:
       (2^16 lanes are a quarter of what an H200 runs at once).
     - Tensor cores if vectors fill an octet: a gathered row then serves 8 rows with a tenth of the
       instructions (vectorSparse, Figure 17).
+    - Long rows of a skewed pattern are cut into pieces (`chunk_of`).
     """
     lanes = next((n for n in _LANES if n * _COLUMNS >= problem.n), _LANES[-1])
     length = problem.vector_length or 1
@@ -182,7 +208,17 @@ def default_tile(problem: Problem) -> AttentionTile | None:
         share *= 2
     octet = length >= 8 and problem.dtype in ("float16", "bfloat16") and problem.n <= 256
     octet = octet and length in _LENGTHS and problem.has_tensor_cores
-    tile = AttentionTile(lanes, min(share, _SHARES[-1]), octet)
+    share, chunk = min(share, _SHARES[-1]), None
+    if problem.rows is not None and octet:
+        # A warp has up to 32 rows, and registers for a quarter of those that run at once. What a
+        # piece leaves is V rows, so it has twice as many vectors.
+        steps = problem.nnz // length * problem.batch / (LANES_UNDER_WAY // 32 // 4)
+        chunk = chunk_of(steps / 2, 2 * share, problem.rows.longest)
+    elif problem.rows is not None:
+        sets = max(length // 8, 1)  # of rows of a vector, which groups have
+        steps = problem.nnz // length * problem.batch * lanes * sets / LANES_UNDER_WAY
+        chunk = chunk_of(steps, share, problem.rows.longest)
+    tile = AttentionTile(lanes, share, octet, chunk)
     try:
         tile.check(problem)
     except NotImplementedError:

@@ -160,7 +160,12 @@ def notes(schedule: Schedule, problem: Problem) -> list[str]:
     lines = []
     if (rows := problem.rows) is not None:
         share = "lanes have equal shares of the nonzeros, however long a row is"
-        if getattr(schedule, "nnz", None) is None:
+        if (chunk := getattr(schedule, "chunk", None)) is not None:
+            share = (
+                f"it is cut into {-(-rows.longest // chunk)} pieces, and no lanes walk more than "
+                f"{chunk} entries"
+            )
+        elif getattr(schedule, "nnz", None) is None:
             share = "its own lanes walk the longest row, however long it is"
         lines.append(
             f"skew:  rows of about {rows.mean:g} entries, deviation {rows.deviation:g}, the "
@@ -222,6 +227,8 @@ def explain_point(point: Point, problem: Problem) -> str:
 
 def _of_block(point: Point, groups: int, chunks: int) -> str:
     workers = groups / chunks
+    if point.chunk is not None:
+        return f"{workers:g} pieces of rows"
     if point.row is not None:
         each = max(int(point.row), 1) * point.walk
         return f"{workers * each / point.workers_in_row:g} rows' worth of work"
@@ -233,6 +240,8 @@ def _of_group(point: Point, kernel: str) -> str:
     walk = f", {point.walk} of them in turn" if point.walk > 1 else ""
     return {
         "row": f"one lane: {point.row} rows {columns}",
+        "row_pieces": f"{'one lane has' if point.group == 1 else f'{point.group} lanes share'} a "
+        f"row, or a piece of {point.chunk} nonzeros of a longer one, {columns}",
         "nnz": f"one lane: {point.nnz} consecutive nonzeros {columns}",
         "row_group": f"{point.group} lanes share a row {columns}{walk}"
         + (f"; {point.workers_in_row} groups share each row" if point.workers_in_row > 1 else ""),
@@ -245,6 +254,7 @@ def _of_lane(point: Point, kernel: str) -> str:
     share = point.workers_in_row * point.group
     return {
         "row": f"all nonzeros of its {point.row} rows",
+        "row_pieces": f"every {share}-th nonzero of the piece" if share > 1 else "all of the piece",
         "nnz": f"its {point.nnz} nonzeros, over every row that they touch",
         "row_group": f"every {share}-th nonzero of the row" if share > 1 else "all of the row",
         "nnz_group": f"{point.nnz} consecutive nonzeros of each window"
@@ -257,6 +267,8 @@ def _write(point: Point, kernel: str) -> str:
     shared = "atomic add where a row reaches beyond, else a plain store"
     return {
         "row": "every lane, plain stores",
+        "row_pieces": "lane 0 of each group, a plain store: of whole rows to C, of pieces to "
+        "partial sums, which a second launch adds in their order",
         "nnz": f"every lane, at each end of a row: {shared}; C starts as zeros",
         "row_group": "lane 0 of each group, "
         + ("a plain store" if point.deterministic else "atomic add; C starts as zeros"),
@@ -293,6 +305,16 @@ def _loops(point: Point, kernel: str, op: str, tile: int, n: int) -> str:
             f"        for p in range(row_offsets[i] + lane, row_offsets[i + 1], {share}):\n"
             f"          acc[lane, k] {add}\n"
             f"      C[i, k] {'=' if share == r else '+='} {total} over {r} lanes of acc[lane, k]"
+        ),
+        "row_pieces": (
+            "    parallel for (i, first, last, place) in pieces:  # made of the row offsets\n"
+            f"      parallel for lane in range({r}):\n"
+            "        acc[lane, k] = 0\n"
+            f"        for p in range(first + lane, last, {r}):\n"
+            f"          acc[lane, k] {add}\n"
+            f"      C[i, k], or partial[place, k] = sum over {r} lanes of acc[lane, k]\n"
+            "    parallel for (i, first, last) in rows of several pieces:  # the second launch\n"
+            "      C[i, k] = sum over first <= place < last of partial[place, k]"
         ),
         "nnz": (
             f"    parallel for p0 in range(0, nnz, {point.nnz}):  # lanes\n"

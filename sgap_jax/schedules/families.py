@@ -29,7 +29,10 @@ def family(op: str, schedule: Schedule) -> str | None:
         case SubwarpTile():
             kind = "subwarp"
         case AttentionTile():
-            kind = "octet" if schedule.octet else "rows"
+            cut = schedule.chunk is not None
+            kind = "octet_pieces" if cut else "octet"
+            if not schedule.octet:
+                kind = "row_pieces" if cut else "rows"
         case _:
             kind = None
     return None if kind is None else f"{op} {kind}"

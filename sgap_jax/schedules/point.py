@@ -14,7 +14,8 @@ from sgap_jax.schedules.problem import ROW_OPS, TILED, Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
 GROUPS = (1, 2, 4, 8, 16, 32)  # lanes of a warp that can reduce together
-_TUNABLES = ("block_size", "tile_size", "worker_dim_r")  # not part of the paper's notation
+# Not part of the paper's notation.
+_TUNABLES = ("block_size", "tile_size", "worker_dim_r", "chunk")
 MOST_SHARE = 1024  # limit on groups that share a row, and on rows or windows of a group in turn
 _TILE_CHUNKS = 32  # the most lanes side by side along the dense columns of a block
 
@@ -25,7 +26,7 @@ _NOTATION = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Point(Schedule):
     """The fields and rules of a legal point, whether or not a kernel implements it. Its subclass
     `AtomicParallelism` is the schedule and documents the fields. Source: Sgap, sections 3.2 and
@@ -38,6 +39,7 @@ class Point(Schedule):
     block_size: int = 256
     tile_size: int | None = None
     worker_dim_r: int | Fraction = 1
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if (self.nnz is None) == (self.row is None):
@@ -114,6 +116,22 @@ class Point(Schedule):
                 f"{self._point()}: worker_dim_r={workers} is for points whose lanes share a row or "
                 "a window; give each lane more rows or nonzeros instead"
             )
+        if self.chunk is not None:
+            self._check_chunk()
+
+    def _check_chunk(self) -> None:
+        chunk = self.chunk
+        if type(chunk) is not int or not 1 <= chunk < 2**31:
+            raise ScheduleError(
+                f"{self._point()}: chunk must be a positive int, the most nonzeros of a row that a "
+                f"group takes, got {chunk!r}"
+            )
+        if not self.deterministic or self.row is None or self.row > 1 or self.walk > 1:
+            raise ScheduleError(
+                f"{self._point()}: chunk={chunk} is for groups that have one whole row each: "
+                f"{{<1 row, {self.col} col>, 1}}, or {{<1/r row, {self.col} col>, r}}, with "
+                "worker_dim_r=1"
+            )
 
     @property
     def _row_share(self) -> int:
@@ -149,7 +167,9 @@ class Point(Schedule):
         """Blocks along the sparse operand: a function of shapes and capacity only."""
         tiled = problem.op in TILED
         chunks = self.columns_of_block(problem.n) // int(self.col) if tiled else 1
-        if self.row is not None:
+        if self.chunk is not None:
+            groups = pieces_of_rows(problem.shape[0], problem.nnz, self.chunk)
+        elif self.row is not None:
             groups = -(-problem.shape[0] // (max(int(self.row), 1) * self.walk))
             groups *= self.workers_in_row
         else:
@@ -182,6 +202,9 @@ class Point(Schedule):
         data = f"{self.nnz} nnz" if self.nnz is not None else f"{self.row} row"
         return f"{{<{data}, {self.col} col>, {self.group}}}"
 
+    def __repr__(self) -> str:
+        return self._repr_without("chunk")
+
     def __str__(self) -> str:
         tunables = [
             f" {field.name}={getattr(self, field.name)}"
@@ -189,6 +212,34 @@ class Point(Schedule):
             if field.name in _TUNABLES and getattr(self, field.name) != field.default
         ]
         return self._point() + "".join(tunables)
+
+
+def pieces_of_rows(rows: int, capacity: int, chunk: int) -> int:
+    """Pieces of up to `chunk` entries into which `rows` rows of at most `capacity` entries are cut:
+    a static bound on the full ones, and what is left of each row."""
+    return rows + capacity // chunk
+
+
+LANES_UNDER_WAY = 1 << 18  # an H100 or H200 runs 132 multiprocessors with 2048 lanes each
+_PIECES = (64, 256)  # the least and the most entries of each lane of a piece of a row
+
+
+def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
+    """The most entries of a piece of a row for `lanes` lanes that share it; None where rows need
+    not be cut: where the longest row is at most two pieces, or takes less than twice `steps`, those
+    that all of the work takes, divided evenly among the lanes that a GPU runs at once.
+
+    A piece takes a sixth of these steps, so that the last pieces to start end soon after the
+    others. But a lane has at least 64 entries, because a piece that is not all of its row writes
+    and reads its sums once more, and needs no more than 256. Predicted by the emulator's count of
+    instructions (tests/emulated/test_critical_path.py), not measured: with pieces of 64 a product
+    with an R-MAT graph of 2^17 vertices takes 1.42 times as long as one with rows of one length for
+    n = 128, of which the second launch is 0.16, and with whole rows 26 times; the first launch
+    takes 1.26, 1.30 and 1.59 with pieces of 64, 128 and 256.
+    """
+    least, most = _PIECES
+    chunk = min(max(1 << max(int(steps / 6), 1).bit_length() - 1, least), most) * lanes
+    return chunk if longest >= 2 * max(chunk, steps * lanes) else None
 
 
 def _is_power_of_two(value: Fraction) -> bool:
@@ -216,6 +267,7 @@ def algorithm(point: Point, op: str) -> str | None:
 
     spmm    row        {<x row, c col>, r}      a lane owns x rows
             row_group  {<1/g row, c col>, r}    a parallel reduction; also {<x row, 1/g col>, r}
+            row_pieces both with a chunk        the same for pieces of long rows
             nnz        {<g nnz, c col>, 1}      a lane owns g consecutive nonzeros
             nnz_group  {<g nnz, c col>, r}      the same, and a segment reduction
     gspmm   row, row_group as above with g = r (no atomic maximum also stores its position)
@@ -226,6 +278,12 @@ def algorithm(point: Point, op: str) -> str | None:
     """
     if unfit(point, op):
         return None
+    if point.chunk is not None:
+        fits = point.col in COLUMNS and point.row is not None
+        whole_rows = fits and point.row >= 1
+        return (
+            "row_pieces" if op == "spmm" and fits and not (whole_rows and point.group > 1) else None
+        )
     if op == "spmm":
         return _product(point)
     if op == "sddmm":

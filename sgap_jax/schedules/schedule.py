@@ -119,6 +119,14 @@ class Schedule:
         """The equivalent loops, as text."""
         raise NotImplementedError(f"{type(self).__name__} is not a schedule that can run")
 
+    def _repr_without(self, optional: str) -> str:
+        """As dataclasses print, but without the field `optional` where it is None."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if fields[optional] is None:
+            del fields[optional]
+        values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        return f"{type(self).__name__}({values})"
+
     # A schedule may wrap another one and run its CUDA kernels elsewhere; `Emulated` does. These
     # names are not public: a schedule of a user may have fields of any other name.
 

@@ -14,6 +14,7 @@ from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
+from sgap_jax.schedules.point import LANES_UNDER_WAY, chunk_of
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
@@ -39,7 +40,6 @@ _FEW_USES = 8  # on Intel tiles need so many nonzeros per row of the dense opera
 _MOST_COLUMNS = 1 << 20  # dense columns in tiles of 32: a launch has 65535 tiles
 _MOST_OF_VECTORS = 1 << 19  # dense columns in tiles of 16
 _LINE = 128  # bytes that a gather reads at once
-_LANES_UNDER_WAY = 1 << 18  # that an H100 or H200 runs at once: 132 multiprocessors with 2048 each
 # XLA's flags by which programs ask for the same bits at each call.
 _SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
@@ -148,12 +148,17 @@ def _machine_fields(problem: Problem) -> list[str]:
     return fields
 
 
-def _choose(problem: Problem) -> tuple[Schedule, str]:
+def choose_same_bits(problem: Problem) -> Schedule:
+    """As `choose_schedule`, of the schedules that give the same bits at each call."""
+    return _choose(problem, same_bits=True)[0]
+
+
+def _choose(problem: Problem, same_bits: bool = False) -> tuple[Schedule, str]:
     """The schedule, and the rule that gives it."""
     if problem.platform == "cpu":
         return _on_cpu(problem)
     if problem.platform == "cuda":
-        schedule = working(problem, _on_cuda(problem))
+        schedule = working(problem, _on_cuda(problem, same_bits or _same_bits_asked()))
         return schedule, "the first of the kernels for CUDA that is not known to fail there"
     plain = Unfused() if problem.op == "attention" else Reference()
     return plain, f"there are no kernels for {problem.platform}"
@@ -217,18 +222,32 @@ def _cpu_octets(problem: Problem) -> OctetTile | None:
     return OctetTile(V, tile_n=512, tile_k=32)
 
 
-def _on_cuda(problem: Problem) -> Iterator[Schedule]:
-    """The schedules of a problem on CUDA, the best first, each of another family of kernels."""
+def _on_cuda(problem: Problem, same_bits: bool) -> Iterator[Schedule]:
+    """The schedules of a problem on CUDA, the best first, each of another family of kernels; with
+    `same_bits` only those that give the same bits at each call."""
+    for schedule in _every_on_cuda(problem):
+        if not same_bits or has_same_bits(schedule, problem):
+            yield schedule
+
+
+def has_same_bits(schedule: Schedule, problem: Problem) -> bool:
+    """Whether results have the same bits at each call; only in spmm can several groups add to one
+    element."""
+    return problem.op != "spmm" or getattr(schedule, "deterministic", True)
+
+
+def _every_on_cuda(problem: Problem) -> Iterator[Schedule]:
     if problem.op == "attention":
         if (tile := default_tile(problem)) is not None:
             yield tile
+            if tile.chunk is not None:
+                yield dataclasses.replace(tile, chunk=None)
             if tile.octet:
-                yield dataclasses.replace(tile, octet=False)
+                yield dataclasses.replace(tile, octet=False, chunk=None)
         yield Unfused()
         return
     yield from _tiles(problem)
-    if (balanced := _balanced(problem)) is not None:
-        yield balanced
+    yield from _balanced(problem)
     point = _point(problem)
     yield point
     col = int(point.col)
@@ -321,34 +340,39 @@ def _subwarp(problem: Problem) -> SubwarpTile:
     return SubwarpTile(V, subwarp=across * split, split=split)
 
 
-def _balanced(problem: Problem) -> AtomicParallelism | None:
-    """The point for spmm with skewed rows on CUDA, whose lanes have equal shares of the nonzeros;
-    None where a point that splits rows is expected to be as fast.
+def _balanced(problem: Problem) -> Iterator[AtomicParallelism]:
+    """The points for spmm with skewed rows on CUDA, the best first; none where a point that walks
+    whole rows is expected to be as fast.
 
-    Where rows are split, the program takes as long as the lanes of its longest row need. So
-    nonzeros are split if these lanes take twice the steps that all of the work would take, divided
-    evenly among the lanes that an H200 runs at once. Not measured here yet; that splitting nonzeros
-    pays for skewed rows: the load-balance study of TACO's scheduling paper (section 8.4), and Sgap
-    (section 3.2, after DA-SpMM).
+    Where rows are walked whole, the program takes as long as the lanes of its longest row need. So
+    the work is divided otherwise if these lanes take twice the steps that all of the work would
+    take, divided evenly among the lanes that an H200 runs at once. Not measured here yet.
 
-    - n <= 4: {<1 nnz, c col>, 32}, EB+PR of DA-SpMM in Sgap, section 3.2; n <= 32: the same with 8
-      lanes, as `_point` has. Both are segment reductions.
-    - n > 32: {<32 nnz, c col>, 1}, sequential sums (EB+SR there).
-
-    Several groups add to one row, in any order: the bits of a sum may differ from call to call. So
-    this is not chosen where XLA_FLAGS ask for determinism (xla_gpu_deterministic_ops or
-    xla_gpu_exclude_nondeterministic_ops); `schedule=` chooses for one call.
+    - n > 32: the sequential sums of `_point`, with long rows cut into pieces (`chunk_of`). Rows
+      that fit in a piece, most of a skewed pattern, are walked as before and stored without an
+      atomic addition.
+    - n <= 32: segment reductions, whose groups have equal shares of the nonzeros: {<1 nnz, c col>,
+      32}, EB+PR of DA-SpMM in Sgap, section 3.2, for n <= 4, else the same with 8 lanes, as
+      `_point` has. Several groups of a warp have a row each where rows are split, and wait for the
+      longest of these; that equal shares pay for skewed rows: the load-balance study of TACO's
+      scheduling paper (section 8.4), and Sgap (section 3.2, after DA-SpMM). Several groups add to
+      one row, in any order: the bits of a sum may differ from call to call. Where XLA_FLAGS ask for
+      determinism (xla_gpu_deterministic_ops or xla_gpu_exclude_nondeterministic_ops) rows are cut
+      into pieces here too; `schedule=` chooses for one call.
     """
     rows, n = problem.rows, problem.n
     if problem.op != "spmm" or rows is None or problem.format != CSR or not 0 < n <= _MOST_COLUMNS:
-        return None
+        return
     point = _point(problem)
-    steps = problem.nnz * problem.batch * n / int(point.col) / _LANES_UNDER_WAY
-    if rows.longest / point.group < 2 * steps or _same_bits_asked():
-        return None
+    steps = problem.nnz * problem.batch * n / int(point.col) / LANES_UNDER_WAY
+    if rows.longest / point.group < 2 * steps:
+        return
     if n <= 32:
-        return AtomicParallelism(nnz=1, col=point.col, group=32 if n <= 4 else 8)
-    return AtomicParallelism(nnz=32, col=point.col)
+        yield AtomicParallelism(nnz=1, col=point.col, group=32 if n <= 4 else 8)
+    if (chunk := chunk_of(steps, point.group, rows.longest)) is not None:
+        yield dataclasses.replace(point, worker_dim_r=1, chunk=chunk)
+    if n > 32:
+        yield AtomicParallelism(nnz=32, col=point.col)
 
 
 def _same_bits_asked() -> bool:

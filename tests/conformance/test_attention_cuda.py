@@ -9,7 +9,10 @@ from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
 from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
+    keys_merge_plans,
+    merge_plan,
     rows_backward_plan,
+    rows_merge_plan,
 )
 from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.launch.defaults import OF_ATTENTION, default_calls
@@ -41,6 +44,41 @@ def test_kernels_compile_without_spills_or_local_memory(dtype, arch):
             registers, stack, spills = resources(call.source, arch)
             assert (stack, spills) == (0, 0), f"{call.kernel} of {tile} for {problem}"
             assert registers <= 255
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
+    require_nvrtc()
+    sources = {}
+    cases = [
+        ("float32", 1, 64),
+        ("bfloat16", 8, 128),
+        ("float64", 2, 17),
+        ("float16", 32, 64),
+        ("float32", 8, 256),
+    ]
+    for at, (dtype, length, depth) in enumerate(cases):
+        tile = dataclasses.replace(TILES[(at + 1) % 4], chunk=64)
+        format = "CSR" if length == 1 else str(CVS(length))
+        problem = dataclasses.replace(PROBLEM, dtype=dtype, format=format, n=depth)
+        shapes = dataclasses.replace(SHAPES, value_depth=depth)
+        calls = [*plans(problem, tile, shapes), merge_plan(problem, tile, shapes, 0.1)]
+        calls += [rows_merge_plan(problem, tile, shapes), *keys_merge_plans(problem, tile, shapes)]
+        sources |= {call.source: call.kernel for call in calls}
+    if arch != "sm_75":
+        for length, depth, share, dtype in ((8, 64, 1, "float16"), (16, 128, 4, "bfloat16")):
+            tile = AttentionTile(16, share, octet=True, chunk=64)
+            about = dict(dtype=dtype, format=str(CVS(length)), n=depth)
+            problem = dataclasses.replace(PROBLEM, **about)
+            shapes = dataclasses.replace(SHAPES, value_depth=depth)
+            calls = forward_plan(problem, tile, shapes, 0.1), merge_plan(problem, tile, shapes, 0.1)
+            sources |= {call.source: call.kernel for call in calls}
+    turn = ["sm_75", "sm_86", "sm_89", "sm_100"]  # a quarter of the kernels each
+    if arch in turn:
+        sources = list(sources)[turn.index(arch) :: 4]
+    for kernel, (registers, stack, spills) in resources_of(list(sources), arch).items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= 255
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])

@@ -116,7 +116,7 @@ def test_plain_jax_runs_where_every_kernel_fails():
     """No launch, and the right result."""
     A = array(BATTERY["skewed"], "float32")
     B = np.linspace(-1, 1, A.shape[1] * 3, dtype=np.float32).reshape(-1, 3)
-    kinds = ("row", "row_group", "nnz", "nnz_group")
+    kinds = ("row", "row_group", "row_pieces", "nnz", "nnz_group")
     families = {f"spmm {kind}": "a reason" for kind in kinds}
     families |= {"attention rows": "a reason", "top_k": "a reason"}
     with with_failing(families), pytest.warns(RuntimeWarning):
@@ -136,7 +136,8 @@ def test_attention_runs_unfused_where_its_kernels_fail():
         return [np.zeros(shape, dtype) for shape, dtype in outputs]
 
     q, k = (jnp.ones((size, 1, 8), jnp.float32) for size in A.shape)
-    with with_failing({"attention rows": "a reason"}), pytest.warns(RuntimeWarning):
+    failed = dict.fromkeys(("attention rows", "attention row_pieces"), "a reason")
+    with with_failing(failed), pytest.warns(RuntimeWarning):
         np.asarray(sparse_attention(q, k, k, A, schedule=Emulated(run)))
     assert any("Sddmm" in source for source in calls)
     assert any("Spmm" in source for source in calls)

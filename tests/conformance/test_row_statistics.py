@@ -28,6 +28,7 @@ from sgap_jax import (
 )
 from sgap_jax.formats.row_statistics import of_offsets
 from sgap_jax.schedules.emulated import Emulated
+from sgap_jax.schedules.families import with_failing
 
 M, K, LONGEST = 400, 1024, 1000
 
@@ -171,11 +172,12 @@ def asked(n, **fields):
         (1, "{<1 nnz, 1 col>, 32}"),
         (4, "{<1 nnz, 4 col>, 32}"),
         (16, "{<1 nnz, 4 col>, 8}"),
-        (64, "{<32 nnz, 4 col>, 1}"),
-        (256, "{<32 nnz, 4 col>, 1}"),
+        (33, "{<1 row, 1 col>, 1} chunk=64"),
+        (64, "{<1 row, 4 col>, 1} chunk=64"),
+        (1024, "{<1 row, 4 col>, 1} chunk=256"),
     ],
 )
-def test_skewed_rows_split_nonzeros(n, point):
+def test_skewed_rows_split_nonzeros_or_are_cut_into_pieces(n, point):
     assert str(choose_schedule(asked(n))) == point
     choose_schedule(asked(n)).check(asked(n))
     assert str(choose_schedule(asked(n, rows=None))).startswith("{<1")
@@ -207,18 +209,32 @@ def test_other_problems_do_not(fields):
 )
 def test_flags_that_ask_for_the_same_bits(monkeypatch, flags, split):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    assert (choose_schedule(asked(64)).nnz is not None) == split
+    assert choose_schedule(asked(16)).deterministic != split
+    assert (choose_schedule(asked(16)).chunk is None) == split
+    assert choose_schedule(asked(64)).deterministic
+    # Only sums of spmm are added across groups.
+    features = dataclasses.replace(asked(64), op="sddmm")
+    assert choose_schedule(features) == choose_schedule(dataclasses.replace(features, rows=None))
 
 
-def test_tuning_with_the_same_bits_begins_with_rows():
-    first, *_ = candidate_schedules(asked(64))
-    assert first == choose_schedule(asked(64, rows=None))
-    assert candidate_schedules(asked(64), deterministic=False)[0] == choose_schedule(asked(64))
+def test_tuning_with_the_same_bits_begins_with_pieces():
+    for n in (4, 16, 64):
+        first, *_ = candidate_schedules(asked(n))
+        assert first.deterministic and first.chunk is not None
+        assert candidate_schedules(asked(n), deterministic=False)[0] == choose_schedule(asked(n))
+
+
+def test_where_pieces_fail_nonzeros_are_split():
+    with with_failing({"spmm row_pieces": "a reason"}), pytest.warns(RuntimeWarning):
+        assert str(choose_schedule(asked(64))) == "{<32 nnz, 4 col>, 1}"
 
 
 def test_explanations_say_why():
-    text = choose_schedule(asked(64)).explain(asked(64))
+    text = choose_schedule(asked(16)).explain(asked(16))
     assert "skew:  rows of about 16 entries, deviation 64, the longest 16384: lanes have" in text
+    text = choose_schedule(asked(64)).explain(asked(64))
+    assert "the longest 16384: it is cut into 256 pieces, and no lanes walk more than 64" in text
+    assert "spmm of [131072, 131072] with 2000000 nonzeros" in text and "second launch" in text
     row = AtomicParallelism(row=1, col=4)
     assert "its own lanes walk the longest row" in row.explain(asked(64))
     assert "skew:" not in row.explain(asked(64, rows=None))
@@ -264,8 +280,8 @@ def test_statistics_are_numbers_from_0_on(name):
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("n", [3, 40])
 def test_a_product_with_skewed_rows_is_right(n):
-    """By default on CUDA: launched with nonzeros split, forward and for the gradients with rows of
-    A^T, whose lengths are even."""
+    """By default on CUDA: launched with nonzeros split or the long row in pieces, forward, and for
+    the gradients with rows of A^T, whose lengths are even."""
     require_nvrtc()
     A, sources = SKEWED, []
     B = np.random.default_rng(1).integers(-2, 3, (K, n)).astype(np.float32)
@@ -280,4 +296,5 @@ def test_a_product_with_skewed_rows_is_right(n):
     np.testing.assert_array_equal(
         back(jnp.ones_like(C))[0], reference.spmm(*args, np.ones(C.shape), transpose=True)
     )
-    assert "SpmmNnz" in sources[0] and "SpmmRow" in sources[1]
+    assert ("SpmmNnz" if n < 32 else "SpmmPieces") in sources[0] and "SpmmRow" in sources[-1]
+    assert len(sources) == (2 if n < 32 else 3)

@@ -1,0 +1,65 @@
+// Long rows in pieces: a work list says which entries of which row each group computes, so that no
+// group has more than `chunk` of them, and a second launch adds the sums of the pieces of a row, in
+// their order. Deterministic. sgap_jax/launch/row_pieces.py has the sizes of the list,
+// sgap_jax/primitives/_row_pieces.py makes it.
+//
+// The list has `elements`, of four numbers each: first `pieces` that a group computes, those of
+// full chunks before the others, then the rows of several pieces.
+#pragma once
+
+#include "group.cuh"
+
+namespace sgap {
+
+struct RowPiece {
+  Index row;    // the number of rows: no work
+  Index first;  // the entries first to last - 1; of a row to be merged: the places of its sums
+  Index last;
+  Index place;  // of the sums of the piece among the partial sums; -1: the piece is all of its row
+};
+
+// Element i of a list; that of a group without work where `exists` is false.
+__device__ inline RowPiece PieceAt(const Index* list, Size i, bool exists) {
+  if (!exists) return {-1, 0, 0, -1};
+  const auto found = reinterpret_cast<const Pack<Index, 4>*>(list)[i];
+  return {found.at[0], found.at[1], found.at[2], found.at[3]};
+}
+
+// out[row, :] = the sum of the partial sums of its pieces, rounded once. Here a row is what one
+// element of the list computes: `width` numbers, V rows of C for column vectors, all heads for
+// gradients of attention. `size` is the number of elements of a member of the batch, whose last row
+// may be cut off.
+//
+// Grid: x over the rows of several pieces, y over tiles of kLanes * kColumns numbers. kShare groups
+// of lanes take every kShare-th piece.
+template <class T, int kColumns, int kLanes, int kShare, bool kVector>
+__global__ void __launch_bounds__(kLanes* kShare)
+    SumPiecesKernel(const Accumulator<T>* __restrict__ partial, const Index* __restrict__ list,
+                    const T*, T* __restrict__ out, long long pieces, long long elements,
+                    long long places, long long width, long long size, long long rows,
+                    long long batches, long long sharing) {
+  using A = Accumulator<T>;
+  MoveToStructure(sharing, 4 * elements - 1, list);
+  const RowPiece own = PieceAt(list, pieces + blockIdx.x, true);
+  if (own.row >= rows) return;  // the same in all threads of the block
+  const unsigned lane = threadIdx.x % kLanes, share = threadIdx.x / kLanes;
+  const Size column = (Size(blockIdx.y) * kLanes + lane) * kColumns;
+  const Size at = Size(unsigned(own.row)) * width + column;
+  const Size end = width < size - at + column ? width : size - at + column;
+  const unsigned left = column < end ? unsigned(end - column) : 0;
+  const Size step = kShare * Size(width);
+  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+    const A* from = partial + (batch * places + unsigned(own.first) + share) * width + column;
+    A sums[kColumns] = {};
+#pragma unroll 4
+    for (Index p = own.first + share; p < own.last; p += kShare, from += step) {
+      const auto found = Load<kVector, kColumns>(from, left);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) sums[j] += found.at[j];
+    }
+    MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());
+    if (share == 0 && left > 0) Store<kVector>(out + batch * size + at, left, sums);
+  }
+}
+
+}  // namespace sgap

@@ -1,0 +1,76 @@
+"""The work list of kernels that cut long rows into pieces: which entries of which row each group of
+lanes computes. Plain JAX, inside of a program too: no search and no sort."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.structure import positions, segment_of_entry, unfolded
+from sgap_jax.launch.row_pieces import FIELDS, WorkList
+from sgap_jax.primitives._batch import structures_of_lowering
+from sgap_jax.primitives._define import jax_lowering
+
+
+def work_list(work: WorkList, offsets: Any) -> jax.Array:
+    """int32 [whole + rows + merged, 4], each (row, first, last, place): the chunks that are full,
+    in the order of the entries; what is left of each row, which is all of most rows; and for each
+    row of several pieces the first and last place of its sums. The place of a piece that is all of
+    its row is -1. Elements without work have the row `work.rows`.
+
+    Full chunks come first so that groups of one warp have pieces of one length, and the longest
+    start first.
+
+    Args:
+      work: the sizes.
+      offsets: [rows + 1], non-decreasing, from 0 to at most `work.capacity`.
+    """
+    offsets = unfolded(offsets)
+    rows, chunk = positions(work.rows), work.chunk
+    starts, lengths = offsets[:-1], jnp.diff(offsets)
+    counts = lengths // chunk  # full chunks
+    rest = starts + counts * chunk
+    left = offsets[1:] - rest
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+    parts = counts + (left > 0).astype(jnp.int32)
+    several = parts > 1
+    places = 2 * before[:-1]
+
+    at = positions(work.whole)
+    row = segment_of_entry(before, work.whole)
+    nth = at - before[row]
+    first, place = starts[row] + nth * chunk, jnp.where(several[row], places[row] + nth, -1)
+    full = _elements(work, at < before[-1], row, first, first + chunk, place)
+
+    own = (left > 0) | (counts == 0)  # an empty row has an empty piece
+    tails = _elements(work, own, rows, rest, offsets[1:], jnp.where(several, places + counts, -1))
+
+    merged = jnp.broadcast_to(_elements(work, False, 0, 0, 0, 0), (work.merged, FIELDS))
+    target = jnp.where(several, jnp.cumsum(several, dtype=jnp.int32) - 1, work.merged)
+    of_rows = _elements(work, several, rows, places, places + parts, -1)
+    return jnp.concatenate([full, tails, merged.at[target].set(of_rows, mode="drop")])
+
+
+def _elements(work: WorkList, exist: Any, *fields: Any) -> jax.Array:
+    """The elements of these fields, or those without work."""
+    nothing = (work.rows, 0, 0, -1)
+    pairs = zip(fields, nothing, strict=True)
+    return jnp.stack([jnp.where(exist, x, none).astype(jnp.int32) for x, none in pairs], axis=-1)
+
+
+def lowered_work_list(ctx: Any, work: WorkList, offsets: Any, aval: Any) -> tuple[Any, Any]:
+    """The work list as a lowered value, and its aval; `offsets` is lowered already. For several
+    structures the value has the lists of all, which follow each other, as `launch_lowering` wants
+    them."""
+    count = structures_of_lowering()
+
+    def every(offsets: Any) -> Any:
+        each = offsets.reshape(count, work.rows + 1)
+        return jax.vmap(partial(work_list, work))(each).reshape(-1, FIELDS)
+
+    given = aval.update(shape=(count * (work.rows + 1),))
+    (value,) = jax_lowering(ctx, every, [offsets], [given])
+    return value, aval.update(shape=(work.elements, FIELDS))

@@ -1,0 +1,181 @@
+"""How long the longest warp works on skewed patterns: instructions counted by the emulator, put
+together for an H100 or H200. A count, not a time: each instruction of a warp counts as one."""
+
+import heapq
+
+import emulator.program
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import from_row_lengths
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+
+from sgap_jax import AttentionTile, Problem, RowStatistics, Schedule, choose_schedule
+from sgap_jax.launch.attention import forward_plan, merge_plan, rows_work
+from sgap_jax.launch.attention_shapes import AttentionShapes
+from sgap_jax.launch.spmm import launch_plan, work_of
+from sgap_jax.launch.spmm import merge_plan as sum_plan
+from sgap_jax.primitives._row_pieces import work_list
+from sgap_jax.schedules.point import LANES_UNDER_WAY
+
+SLOTS = LANES_UNDER_WAY // 32  # warps that run at once
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+def instructions(call, given, results):
+    """How many instructions each block executes, whose warps go together, and the results."""
+    counts, run = [], emulator.program.execute
+
+    def counted(blocks):
+        before = blocks.launch.now
+        run(blocks)
+        counts.append(blocks.launch.now - before)
+
+    emulator.program.execute = counted
+    try:
+        found = emulate(call, given, results, order=list(range(int(np.prod(call.grid)))))
+    finally:
+        emulator.program.execute = run
+    return np.array(counts), found
+
+
+def extended(counts, period=4):
+    """A function of any length, from counts for the lengths 0, 1, ...: after these, `period` more
+    entries take the same number of instructions more."""
+    (step,) = {int(counts[-i] - counts[-i - period]) for i in range(1, period + 1)}
+
+    def count(length):
+        over = np.maximum((np.asarray(length) - len(counts) + period) // period, 0)
+        return counts[np.asarray(length) - period * over] + step * over
+
+    return count
+
+
+def each_length(most):
+    """A matrix with a row of each length."""
+    return from_row_lengths("each", most, range(most + 1))
+
+
+def product(text, most):
+    """Instructions of the launches of a product with a row of each length up to `most`, one block
+    for each row or piece; the work list. n = 128: a warp has all columns of a row."""
+    point, n, case = Schedule.parse(f"{text} block_size=32"), 128, each_length(most)
+    problem = Problem("spmm", case.shape, case.nnz, n, platform="cuda")
+    work, (m, k) = work_of(problem, point), case.shape
+    given = [case.values[None].astype(np.float32), case.row_offsets, case.column_indices]
+    given += [np.zeros(0, np.int32), np.ones((1, k, n), np.float32)]
+    results = [((1, m, n), np.float32)]
+    if work is None:
+        return instructions(launch_plan(problem, point), given, results)[0], None, None
+    given[1] = np.asarray(work_list(work, jnp.asarray(case.row_offsets)))
+    results.append(((1, work.places, n), np.float32))
+    counts, (C, sums) = instructions(launch_plan(problem, point), given, results)
+    merging, _ = instructions(sum_plan(problem, point), (sums, given[1], C), results[:1])
+    return counts, merging, given[1]
+
+
+def by_length(counts, elements, rows, period=4):
+    """Instructions by the number of entries (or places) of the elements of a work list."""
+    found = {int(e[2] - e[1]): c for e, c in zip(elements, counts, strict=True) if e[0] < rows}
+    least = found[min(found)]
+    return extended(np.array([found.get(i, least) for i in range(max(found) + 1)]), period)
+
+
+def rmat(scale, edges, corners=(0.57, 0.19, 0.19, 0.05)):
+    """Row lengths of a graph of 2^scale vertices (Chakrabarti et al., R-MAT, 2004; Graph500's
+    corners)."""
+    rng, row, column = np.random.default_rng(0), 0, 0
+    for _ in range(scale):
+        corner = rng.choice(4, edges, p=corners)
+        row, column = 2 * row + corner // 2, 2 * column + corner % 2
+    stored = np.unique(row.astype(np.int64) << scale | column)
+    return np.bincount(stored >> scale, minlength=1 << scale)
+
+
+def time_of(warps):
+    """When the last warp ends, if each starts, in order, where one has ended."""
+    ends = [0] * SLOTS
+    for work in warps:
+        heapq.heapreplace(ends, ends[0] + work)
+    return max(ends)
+
+
+def pieces_of(lengths, chunk):
+    """Lengths of the pieces, as the list has them, and the number of pieces of each row."""
+    full, tail = lengths // chunk, lengths % chunk
+    return np.concatenate([np.full(full.sum(), chunk), tail]), full + (tail > 0)
+
+
+def test_an_rmat_graph_against_rows_of_one_length():
+    """2^17 vertices, n = 128, with the default point: the chain of the longest row, through both
+    launches, is a part of the time that a graph with rows of one length takes, and the whole takes
+    at most 1.45 of that time, of which 1.11 is work. Rows walked whole take 20 times as long."""
+    lengths = rmat(17, 2_200_000)
+    nnz, size = int(lengths.sum()), len(lengths)
+    rows = RowStatistics(16.0, 64.0, 8192)
+    point = choose_schedule(Problem("spmm", (size, size), nnz, n=128, platform="cuda", rows=rows))
+    assert str(point) == "{<1 row, 4 col>, 1} chunk=64"
+    whole = extended(product("{<1 row, 4 col>, 1}", 40)[0])
+    counts, _, elements = product("{<1 row, 4 col>, 1} chunk=41", 40)
+    piece = by_length(counts, elements[: len(counts)], 41)
+    counts, merging, elements = product("{<1 row, 4 col>, 1} chunk=1", 52)
+    merge = by_length(merging, elements[-len(merging) :], 53, period=16)
+    even = time_of(whole(np.full(size, -(-nnz // size))).tolist())
+    cut, parts = pieces_of(lengths, point.chunk)
+    cut, merged = piece(cut), np.repeat(merge(parts[parts > 1]), 4)  # each by 4 warps
+    assert cut.max() + merged.max() <= 0.4 * even
+    assert cut.sum() <= 1.13 * even * SLOTS
+    assert time_of(cut.tolist()) + time_of(merged.tolist()) <= 1.45 * even
+    assert time_of(whole(lengths).tolist()) > 20 * even
+
+
+def attention(tile, lengths, keys):
+    """Instructions of the launches of attention with one head of 64 features, by blocks; the work
+    list."""
+    case, depth = from_row_lengths("rows", keys, lengths), 64
+    problem = Problem("attention", case.shape, case.nnz, n=depth, platform="cuda")
+    shapes, work = AttentionShapes(1, 1, depth), rows_work(problem, tile)
+    one = np.ones((1, keys, 1, depth), np.float32)
+    none = [np.zeros((1, 0), np.float32)] * 2 + [np.zeros((1, 0), np.int32)]
+    offsets, m = case.row_offsets, case.shape[0]
+    results = [((1, m, 1, depth), np.float32), ((1, m, 1), np.float32)]
+    call = forward_plan(problem, tile, shapes, 0.125)
+    if work is None:
+        given = [one[:, np.arange(m) % keys], one, one, *none, offsets, case.column_indices]
+        return instructions(call, given, results)[0], None, None
+    made = np.asarray(work_list(work, jnp.asarray(offsets)))
+    results += [((1, work.places, 1, 1, size), np.float32) for size in (depth, 2)]
+    given = [one[:, np.arange(m) % keys], one, one, *none, made, case.column_indices]
+    counts, (out, lse, *partial) = instructions(call, given, results)
+    given = [*partial, none[0], made, out, lse]
+    merging, _ = instructions(merge_plan(problem, tile, shapes, 0.125), given, results[:2])
+    return counts, merging, made
+
+
+def test_a_mask_with_global_rows_against_one_without():
+    """16384 tokens with windows of 64 keys and 4 of them that see all, 8 heads of 64 features: the
+    chain of a global row, through both launches, against the time that the windows alone take."""
+    size, window, seeing, heads = 16_384, 64, 4, 8
+    rows = RowStatistics(64.0, 256.0, size)
+    nnz = size * window + seeing * (size - window)
+    asked = Problem("attention", (size, size), nnz, n=64, batch=heads, platform="cuda", rows=rows)
+    tile = choose_schedule(asked)
+    assert tile.lanes == 16 and tile.chunk is not None
+    # A warp has two rows, and a block eight, here of one length. Four keys are a step.
+    lengths = range(0, 97, 4)
+    each = np.repeat(lengths, 8)
+    whole = extended(attention(AttentionTile(16), each, 96)[0], period=1)
+    counts, *_ = attention(AttentionTile(16, chunk=100), [*each, 101], 101)
+    piece = extended(counts[: len(lengths)], period=1)
+    _, merging, made = attention(AttentionTile(16, chunk=1), np.arange(2, 50), 50)
+    merge = by_length(merging, made[-len(merging) :], 48, period=4)
+    even = time_of(whole(np.full(size * heads // 2, window // 4)).tolist())
+    parts = -(-size // tile.chunk)
+    chain = piece(tile.chunk // 4) + merge(parts)
+    assert chain <= 0.2 * even
+    assert whole(size // 4) > 20 * even

@@ -1,0 +1,249 @@
+"""Long rows in pieces: the work list, and the kernels of spmm that take it, run by the emulator."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from battery import BATTERY, array, from_row_lengths
+from cuda_sources import require_nvrtc
+from emulated_launch import emulate
+from spmm_oracle import dense_operand, oracle
+from tolerance import DTYPES, assert_within
+
+from sgap_jax import CSR, Problem, Schedule, ScheduleError, SparseArray, spmm
+from sgap_jax.launch.row_pieces import WorkList
+from sgap_jax.launch.spmm import launch_plan, merge_plan, work_of
+from sgap_jax.primitives._row_pieces import work_list
+from sgap_jax.schedules.emulated import Emulated
+
+POINTS = [
+    "{<1 row, 4 col>, 1} chunk=8",
+    "{<1 row, 1 col>, 1} tile_size=4 chunk=1",
+    "{<1 row, 2 col>, 1} block_size=32 chunk=33",
+    "{<1/8 row, 2 col>, 8} chunk=16",
+    "{<1/32 row, 4 col>, 32} chunk=7",
+]
+TWO = ["SpmmPiecesKernel", "SumPiecesKernel"]
+
+
+@pytest.fixture(autouse=True)
+def _nvrtc():
+    require_nvrtc()
+
+
+class Counted:
+    """The emulator with a record of the kernels that it ran; blocks in a random order with a
+    seed."""
+
+    def __init__(self, seed=None):
+        self.kernels, self.seed = [], seed
+
+    def __call__(self, call, inputs, outputs):
+        self.kernels.append(call.kernel)
+        if self.seed is None:
+            return emulate(call, inputs, outputs)
+        order = np.random.default_rng(self.seed).permutation(np.prod(call.grid))
+        return emulate(call, inputs, outputs, order=order.tolist())
+
+
+def by_loops(work, offsets):
+    """The work list as its docstring says."""
+    nothing = (work.rows, 0, 0, -1)
+    full, tails, merged, before = [], [], [], 0
+    for row, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        cuts = list(range(start, end, work.chunk)) or [start]
+        pieces = [(row, cut, min(cut + work.chunk, end)) for cut in cuts]
+        whole = [piece for piece in pieces if piece[2] - piece[1] == work.chunk]
+        alone, tail = len(pieces) == 1, nothing
+        for i, piece in enumerate(pieces):
+            element = (*piece, -1 if alone else 2 * before + i)
+            if piece in whole:
+                full.append(element)
+            else:
+                tail = element
+        tails.append(tail)
+        if not alone:
+            merged.append((row, 2 * before, 2 * before + len(pieces), -1))
+        before += len(whole)
+    full += [nothing] * (work.whole - len(full))
+    merged += [nothing] * (work.merged - len(merged))
+    return np.array([*full, *tails, *merged])
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 33])
+def test_the_work_list_is_that_of_plain_loops(chunk):
+    """Each entry is in one piece, no place in two, and the bounds hold."""
+    made = jax.jit(work_list, static_argnums=0)
+    for case in list(BATTERY.values())[chunk % 2 :: 2]:
+        work = WorkList(case.shape[0], case.nnz, chunk)
+        if work.merged == 0:
+            continue
+        found = np.asarray(made(work, jnp.asarray(case.row_offsets)))
+        np.testing.assert_array_equal(found, by_loops(work, case.row_offsets.tolist()))
+        assert found.shape == (work.elements, 4)
+        own = found[: work.pieces]
+        own = own[own[:, 0] < work.rows]
+        entries = [p for _, first, last, _ in own for p in range(first, last)]
+        assert sorted(entries) == list(range(case.stored)), case.name
+        assert set(range(work.rows)) == set(own[:, 0])
+        places = own[own[:, 3] >= 0, 3]
+        assert len(set(places)) == len(places) and places.max(initial=-1) < work.places
+        assert (own[:, 2] - own[:, 1]).max() <= chunk
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_battery(point, dtype):
+    i = POINTS.index(point) + DTYPES.index(dtype)
+    for name in list(BATTERY)[i % 3 :: 3]:
+        case, transpose = BATTERY[name], bool((i // 2 + len(name)) % 2)
+        n = (8, 5)[(i + len(name)) // 2 % 2] if dtype != "float64" else 2
+        B = dense_operand(case, n, transpose)
+        schedule = Emulated(emulate, Schedule.parse(point))
+        C = spmm(array(case, dtype), jnp.asarray(B, dtype), transpose=transpose, schedule=schedule)
+        assert_within(np.asarray(C, np.float64), *oracle(case, dtype, B, transpose))
+
+
+def launched(case, text, values, B, run=emulate):
+    """C of the two launches, without JAX: faults of the emulator are raised as they are."""
+    (batch, _, n), (m, k), point = B.shape, case.shape, Schedule.parse(text)
+    problem = Problem("spmm", (m, k), case.nnz, n, batch, platform="cuda")
+    work = work_of(problem, point)
+    elements = by_loops(work, case.row_offsets.tolist()).astype(np.int32)
+    given = (values, elements, case.column_indices, np.zeros(0, np.int32), B)
+    results = [((batch, m, n), np.float32), ((batch, work.places, n), np.float32)]
+    C, sums = run(launch_plan(problem, point, (batch, batch)), given, results)
+    return run(merge_plan(problem, point), (sums, elements, C), results[:1])[0]
+
+
+def integers(case, *shape, seed=0):
+    return np.random.default_rng(seed).integers(-3, 4, shape or case.nnz).astype(np.float32)
+
+
+def test_two_launches_and_one_where_no_row_is_long():
+    case, run = BATTERY["one_heavy_row"], Counted()
+    A, B = array(case, "float32"), jnp.ones((case.shape[1], 8), jnp.float32)
+    A = A.with_values(jnp.asarray(integers(case)))
+
+    def loss(schedule):
+        return jax.value_and_grad(
+            lambda v, B: jnp.sum(spmm(A.with_values(v), B, schedule=schedule) ** 2), (0, 1)
+        )
+
+    found = loss(Emulated(run, Schedule.parse(POINTS[0])))(A.values, B)
+    assert run.kernels[:2] == TWO
+    assert run.kernels.count("SpmmPiecesKernel") == 2  # A B, and A^T dC
+    jax.tree.map(np.testing.assert_array_equal, found, loss(None)(A.values, B))
+    run.kernels.clear()
+    spmm(A, B, schedule=Emulated(run, Schedule.parse("{<1 row, 4 col>, 1} chunk=1000")))
+    assert run.kernels == ["SpmmRowKernel"]
+
+
+def test_batches_and_several_structures_are_two_launches():
+    case, run = BATTERY["heavy_first_and_last"], Counted()
+    schedule = Emulated(run, Schedule.parse(POINTS[0]))
+    A = array(case, "float32")
+    values, B = integers(case, 3, case.nnz), integers(case, 3, case.shape[1], 4, seed=1)
+    every = jax.vmap(lambda v, B, s: spmm(A.with_values(v), B, schedule=s), (0, 0, None))
+    np.testing.assert_array_equal(every(values, B, schedule), every(values, B, None))
+    assert run.kernels == TWO
+    run.kernels.clear()
+    lengths = np.diff(case.row_offsets)
+    others = [from_row_lengths("other", case.shape[1], np.roll(lengths, r)) for r in (0, 1, 5)]
+    made = [array(c, "float32").with_values(jnp.asarray(integers(c))) for c in others]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *made)
+    product = jax.vmap(lambda A, B, s: spmm(A, B, schedule=s), (0, 0, None))
+    np.testing.assert_array_equal(
+        product(stacked, B, schedule), [spmm(A, b) for A, b in zip(made, B, strict=True)]
+    )
+    assert run.kernels == TWO
+
+
+@pytest.mark.parametrize("point", [POINTS[0], POINTS[3]])
+def test_the_same_bits_in_any_order_of_the_blocks(point):
+    case = BATTERY["one_heavy_row"]
+    A, B = array(case, "float32"), dense_operand(case, 4).astype(np.float32)
+    of = lambda seed: Emulated(Counted(seed), Schedule.parse(f"{point} block_size=32"))
+    first, *others = [np.asarray(spmm(A, B, schedule=of(seed))) for seed in range(3)]
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("offsets", [[0, 900, 3, 7], [5, -2, 2**31 - 1, 9], [0, 20, 20, 40]])
+def test_offsets_made_in_a_program_may_hold_anything(offsets):
+    """They are made valid before the list is made, as for other kernels."""
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.integers(-3, 4, 40), jnp.float32)
+    indices = jnp.asarray(rng.integers(-5, 30, 40), jnp.int32)
+    B = jnp.asarray(rng.integers(-3, 4, (25, 4)), jnp.float32)
+
+    def product(offsets, schedule):
+        A = SparseArray.from_arrays(values, offsets, indices, shape=(3, 25), format=CSR)
+        return spmm(A, B, schedule=schedule)
+
+    product = jax.jit(product, static_argnums=1)
+    given = jnp.asarray(offsets, jnp.int32)
+    run = Counted()
+    found = product(given, Emulated(run, Schedule.parse("{<1 row, 4 col>, 1} chunk=4")))
+    np.testing.assert_array_equal(found, product(given, None))
+    assert run.kernels == TWO
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{<2 row, 4 col>, 1} chunk=8",
+        "{<4 nnz, 4 col>, 1} chunk=8",
+        "{<1/8 row, 4 col>, 4} chunk=8",
+        "{<1/8 row, 4 col>, 8} worker_dim_r=1/2 chunk=8",
+        "{<1 row, 4 col>, 1} chunk=1/2",
+        "{<1 row, 4 col>, 1} chunk=4294967296",
+    ],
+)
+def test_points_without_pieces_are_refused(text):
+    with pytest.raises(ScheduleError, match="chunk"):
+        Schedule.parse(text)
+
+
+def test_other_operations_and_too_many_sums_are_refused():
+    point = Schedule.parse("{<1/8 row, 1 col>, 8} chunk=1")
+    for op in ("gspmm", "sddmm", "row_sum"):
+        with pytest.raises(ScheduleError, match="only spmm has kernels for pieces.* leave chunk"):
+            point.check(Problem(op, (9, 9), 20, platform="cuda"))
+    with pytest.raises(ScheduleError, match="more sums than 2\\^31; give a larger chunk"):
+        point.check(Problem("spmm", (9, 9), 2**30, platform="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("header", "right", "wrong"),
+    [
+        ("spmm_pieces.cuh", "own.place < 0", "true"),
+        ("spmm_pieces.cuh", "first = own.first + group.lane", "first = own.first"),
+        ("spmm_pieces.cuh", "batch * places + unsigned(own.place)", "unsigned(own.place)"),
+        ("spmm_pieces.cuh", "place.worker < pieces", "place.worker < pieces - 1"),
+        ("row_pieces.cuh", "pieces + blockIdx.x", "blockIdx.x"),
+        ("row_pieces.cuh", "p += kShare", "p += 2 * kShare"),
+        ("row_pieces.cuh", "batch * places + unsigned", "unsigned"),
+        ("row_pieces.cuh", "MergeShares<kLanes, kShare, kLanes * kShare>(sums, AddAll());", ""),
+    ],
+)
+def test_planted_bugs_are_caught(header, right, wrong, planted):
+    case = BATTERY["heavy_first_and_last"]
+    values, B = integers(case, 2, case.nnz), integers(case, 2, case.shape[1], 8, seed=1)
+    expected = [
+        spmm(array(case, "float32").with_values(v), b) for v, b in zip(values, B, strict=True)
+    ]
+
+    def check():
+        for point in (POINTS[0], POINTS[3]):
+            np.testing.assert_array_equal(launched(case, point, values, B), expected)
+
+    planted(header, right, wrong, check)
+
+
+def test_a_launch_has_blocks_for_what_the_capacity_bounds():
+    problem = Problem("spmm", (100, 90), 1000, n=128, platform="cuda")
+    point = Schedule.parse("{<1 row, 4 col>, 1} chunk=64")
+    work, call = work_of(problem, point), launch_plan(problem, point)
+    assert (work.pieces, work.merged, work.places) == (115, 15, 30)
+    assert call.grid == (-(-115 // 8), 1, 1) and call.scalars[-4:] == (115, 130, 30, 0)
