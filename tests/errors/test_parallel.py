@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from jax.sharding import AxisType
 
 from sgap_jax import SparseArray, parallel
@@ -51,11 +52,66 @@ def test_products(A, mesh):
     P = parallel.partition(A, mesh, "x")
     with pytest.raises(TypeError, match="parallel.partition spreads it"):
         parallel.spmm(A, jnp.ones((6, 2)))
-    with pytest.raises(ValueError, match=r"expected \[6, n\], got \[5, 2\]"):
+    with pytest.raises(ValueError, match=r"expected \[6, n\] or in parts .* got \[5, 2\]"):
         P @ jnp.ones((5, 2))
-    with pytest.raises(ValueError, match=r"expected \[2, 3, n\], got \[2, 4, 2\]"):
+    with pytest.raises(ValueError, match=r"expected \[2, 3, n\], as to_parts .* got \[2, 4, 2\]"):
         P @ jnp.ones((2, 4, 2))
     with pytest.raises(ValueError, match="of own columns"):
         P.with_values((jnp.ones(3), P.values[1]))
     with pytest.raises(ValueError, match="of foreign columns"):
         P.with_values((P.values[0], jnp.ones(3)))
+
+
+OPERATIONS = {
+    "spmm": lambda A: parallel.spmm(A, jnp.ones((6, 2))),
+    "sddmm": lambda A: parallel.sddmm(A, jnp.ones((6, 2)), jnp.ones((6, 2))),
+    "gsddmm": lambda A: parallel.gsddmm(A, jnp.ones(6), jnp.ones(6)),
+    "gspmm": lambda A: parallel.gspmm(A, jnp.ones((6, 2))),
+    "sparse_softmax": parallel.sparse_softmax,
+    "row_sum": parallel.row_sum,
+    "row_max": parallel.row_max,
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_whole_matrix_goes_to_the_operation_of_one_device(A, op):
+    with pytest.raises(TypeError, match=f"parallel.{op}: A must be .* sgap_jax.{op} takes"):
+        OPERATIONS[op](A)
+
+
+def test_other_operations(A, mesh):
+    P, ones = parallel.partition(A, mesh, "x"), jnp.ones((6, 2))
+    with pytest.raises(ValueError, match=r"sddmm: X: expected \[6, n\] or in parts \[2, 3, n\]"):
+        parallel.sddmm(P, ones[:5], ones)
+    with pytest.raises(ValueError, match="same features, got 2 and 1"):
+        parallel.sddmm(P, ones, ones[:, :1])
+    with pytest.raises(TypeError, match="weighted must be a bool"):
+        parallel.sddmm(P, ones, ones, weighted=1.5)
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        parallel.gspmm(P, ones, reduce="prod")
+    with pytest.raises(ValueError, match="op must be one of"):
+        parallel.gsddmm(P, ones, ones, op="pow")
+    with pytest.raises(NotImplementedError, match=r"partition\(A.T, mesh, axis\)"):
+        parallel.gspmm(P, ones, reduce="max", transpose=True)
+    with pytest.raises(ValueError, match="scale must be a real scalar"):
+        parallel.sparse_softmax(P, scale=jnp.ones(2))
+    with pytest.raises(TypeError, match="schedule must be"):
+        parallel.row_sum(P, schedule="fast")
+    with pytest.raises(ValueError, match=r"from_parts: expected \[2, 3, ...\], got \[3, 2\]"):
+        P.from_parts(jnp.ones((3, 2)))
+
+
+def test_parts_that_do_not_fit(mesh):
+    half = scipy.sparse.csr_array(np.ones((3, 6)))
+    with pytest.raises(ValueError, match="from_parts: parts: expected one for each of .0, 1."):
+        parallel.from_parts({0: half}, mesh, "x")
+    with pytest.raises(ValueError, match=r"parts have \[5, 6\] columns"):
+        parallel.from_parts({0: half, 1: half[:, :5]}, mesh, "x")
+    with pytest.raises(TypeError, match="part 0 must be a SparseArray or a SciPy"):
+        parallel.from_parts(lambda p: np.ones((3, 6)), mesh, "x")
+    with pytest.raises(ValueError, match=r"axis: expected one of \['x'\]"):
+        parallel.from_parts({}, mesh, "y")
+    corrupt = half.copy()
+    corrupt.indices[4] = 1 << 30
+    with pytest.raises(ValueError, match="ind"):
+        parallel.from_parts({0: half, 1: corrupt}, mesh, "x")

@@ -1,0 +1,133 @@
+"""Operations on a matrix in parts on eight devices, against those of the whole matrix on one.
+
+Run as a script it runs every case below, forward and backward, for each way to cut the matrix, and
+prints a line of JSON: how far results and gradients are from those of the whole matrix.
+tests/grad/test_parts_of_eight.py holds them against a bound.
+"""
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+import sgap_jax as sj
+from sgap_jax import SparseArray, parallel
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+
+
+def graph(m, k):
+    """Rows without entries, one that is full, and a band."""
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random((m, k)) < 0.1, rng.standard_normal((m, k)), 0)
+    D += np.eye(m, k, 1) + 2 * np.eye(m, k, -1)
+    D[3] = rng.standard_normal(k)
+    D[[0, 7, m - 1]] = 0
+    return SparseArray.from_dense(D)
+
+
+# name: (a matrix, how it is cut)
+CUTS = {
+    "balanced": (graph(29, 29), {}),
+    "reordered": (
+        graph(29, 29),
+        dict(
+            order=lambda A: np.random.default_rng(3).permutation(29),
+            rows=[2, 9, 0, 4, 4, 4, 4, 2],
+        ),
+    ),
+    "rectangular": (graph(11, 26), dict(rows="even")),
+}
+
+
+def scores_softmax_sum(ops, A, X, Y):
+    """Scores, their softmax and a sum, as attention of one head or a layer of GAT has them."""
+    return ops.spmm(ops.sparse_softmax(ops.sddmm(A, X, Y), scale=jnp.sum(X[:2])), Y)
+
+
+def cases():
+    """name: function(ops, A, X, Y) with ops = sgap_jax or sgap_jax.parallel, X [m, 3], Y [k, 3]."""
+    found = {
+        "spmm": lambda ops, A, X, Y: ops.spmm(A, Y),
+        "spmm, transposed": lambda ops, A, X, Y: ops.spmm(A, X, transpose=True),
+        "sddmm": lambda ops, A, X, Y: ops.sddmm(A, X, Y),
+        "sddmm, weighted": lambda ops, A, X, Y: ops.sddmm(
+            A, X, Y, weighted=True, scale=jnp.mean(X)
+        ),
+        "gsddmm, sub": lambda ops, A, X, Y: ops.gsddmm(A, X, Y, op="sub"),
+        "sparse_softmax": lambda ops, A, X, Y: ops.sparse_softmax(A, scale=0.5),
+        "row_sum": lambda ops, A, X, Y: ops.row_sum(A),
+        "row_max": lambda ops, A, X, Y: ops.row_max(A),
+        "scores, softmax, sum": scores_softmax_sum,
+    }
+    for op, reduce in (("add", "sum"), ("copy", "sum"), ("div", "mean"), ("mul", "max")):
+        found[f"gspmm, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: ops.gspmm(
+            A, Y, op=op, reduce=reduce
+        )
+    for op, reduce in (("sub", "mean"), ("mul", "sum")):
+        found[f"gspmm, transposed, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: (
+            ops.gspmm(A, X, op=op, reduce=reduce, transpose=True)
+        )
+    return found
+
+
+def cuts_of(name):
+    """Each case runs reordered, and one of the other two."""
+    return ("balanced", "rectangular")[list(cases()).index(name) % 2], "reordered"
+
+
+def result(A, out):
+    """The values or the array that an operation gave, of parts in the order of the whole."""
+    if isinstance(out, SparseArray | parallel.PartitionedArray):
+        return out.values
+    parts = isinstance(A, parallel.PartitionedArray) and out.ndim == 2 and out.shape[0] == A.parts
+    return A.from_parts(out) if parts else out
+
+
+def run_case(function, ops, A, X, Y):
+    """The gradients of a loss and the result, of which infinities of empty rows are left out."""
+
+    def loss(values, X, Y):
+        y = result(A, function(ops, A.with_values(values), X, Y))
+        finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), y)
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(finite)), finite
+
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(A.values, X, Y)
+
+
+def difference(got, expected):
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    return max(float(np.max(np.abs(np.asarray(x) - np.asarray(y)), initial=0)) for x, y in pairs)
+
+
+def run(names):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    rng = np.random.default_rng(1)
+    apart = {
+        cut: parallel.partition(whole, mesh, "x", **options)
+        for cut, (whole, options) in CUTS.items()
+    }
+    for name in names:
+        for cut in cuts_of(name):
+            whole, options = CUTS[cut]
+            X, Y = (jnp.asarray(rng.standard_normal((size, 3))) for size in whole.shape)
+
+            def spread(v, whole=whole, options=options):
+                return parallel.partition(whole.with_values(v), mesh, "x", **options).values
+
+            (values, *dense), y = run_case(cases()[name], sj, whole, X, Y)
+            expected = (spread(values), *dense), spread(y) if y.shape == values.shape else y
+            found = difference(run_case(cases()[name], parallel, apart[cut], X, Y), expected)
+            print(json.dumps(dict(name=name, cut=cut, difference=found)), flush=True)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:] or cases())
