@@ -1,6 +1,7 @@
 """A matrix in parts: each device of a mesh axis holds some rows, and rows of dense operands travel
 where they are needed alone. docs/parallel.md says which problem wants it."""
 
+from sgap_jax.parallel.attention import sparse_attention as sparse_attention
 from sgap_jax.parallel.operations import gsddmm as gsddmm
 from sgap_jax.parallel.operations import gspmm as gspmm
 from sgap_jax.parallel.operations import row_max as row_max

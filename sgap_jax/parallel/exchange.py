@@ -113,13 +113,18 @@ def ask(exchange: Exchange, axis: str, requests: tuple) -> tuple:
     )
 
 
-def send(exchange: Exchange, axis: str, sends: tuple, x: jax.Array) -> jax.Array:
-    """On each device, [received, ...]: the rows of x [rows, ...] that the other parts send here."""
+def send(
+    exchange: Exchange, axis: str, sends: tuple, x: jax.Array, dimension: int = 0
+) -> jax.Array:
+    """On each device, the rows of x that the other parts send here, in place of its own: x has its
+    rows along `dimension`."""
+    before = (slice(None),) * dimension
     if exchange.width:
         (rows,) = sends
-        return jax.lax.all_to_all(x[rows], axis, 0, 0).reshape(-1, *x.shape[1:])
+        found = jax.lax.all_to_all(x[(*before, rows)], axis, dimension, dimension)
+        return found.reshape(*x.shape[:dimension], -1, *x.shape[dimension + 1 :])
     rounds = [
-        jax.lax.ppermute(x[rows], axis, exchange.pairs(shift))
+        jax.lax.ppermute(x[(*before, rows)], axis, exchange.pairs(shift))
         for (shift, _), rows in zip(exchange.shifts, sends, strict=True)
     ]
-    return jnp.concatenate(rounds) if rounds else x[:0]
+    return jnp.concatenate(rounds, axis=dimension) if rounds else x[(*before, slice(0))]

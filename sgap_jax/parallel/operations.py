@@ -23,10 +23,10 @@ from sgap_jax.primitives.spmm import spmm as local_spmm
 from sgap_jax.schedules import Schedule
 
 
-def check_parts(op: str, A: Any) -> None:
+def check_parts(op: str, A: Any, name: str = "A") -> None:
     if not isinstance(A, PartitionedArray):
         raise TypeError(
-            f"parallel.{op}: A must be a PartitionedArray, got {type(A).__name__}; "
+            f"parallel.{op}: {name} must be a PartitionedArray, got {type(A).__name__}; "
             f"sgap_jax.{op} takes a SparseArray, parallel.partition spreads it"
         )
 

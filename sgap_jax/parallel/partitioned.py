@@ -42,14 +42,15 @@ class Part:
         """Whether nothing travels between any parts."""
         return not self.sends
 
-    def received(self, x: jax.Array) -> jax.Array:
-        """The rows of a dense operand that foreign columns name: [received, ...]."""
-        return send(self.exchange, self.axis, self.sends, x)
+    def received(self, x: jax.Array, dimension: int = 0) -> jax.Array:
+        """The rows of a dense operand that foreign columns name; its rows are along `dimension`."""
+        return send(self.exchange, self.axis, self.sends, x, dimension)
 
-    def table(self, x: jax.Array) -> jax.Array:
+    def table(self, x: jax.Array, dimension: int = 0) -> jax.Array:
         """Own and received rows of a dense operand, in the order of the columns of `matrix`."""
-        rows = x if self.alone else jnp.concatenate([x, self.received(x)])
-        return rows[self.table_places]
+        if not self.alone:
+            x = jnp.concatenate([x, self.received(x, dimension)], axis=dimension)
+        return x[(slice(None),) * dimension + (self.table_places,)]
 
     def matrix(self) -> SparseArray:
         """All entries of the rows of this part, in the order of the whole matrix."""
@@ -57,8 +58,8 @@ class Part:
         return self.merged.with_values(self.in_matrix(values))
 
     def in_matrix(self, values: jax.Array) -> jax.Array:
-        """[own and then foreign entries] -> [entries of `matrix`]."""
-        return values.at[self.merged.values].get(mode="fill", fill_value=0)
+        """[..., own and then foreign entries] -> [..., entries of `matrix`]."""
+        return values.at[..., self.merged.values].get(mode="fill", fill_value=0)
 
     def apart(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Values of `matrix` -> those of own and of foreign entries."""
@@ -212,18 +213,28 @@ class PartitionedArray:
         put = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
         return put(x, NamedSharding(self.mesh, jax.P(*(None,) * dimension, self.axis)))
 
-    def _on_each(self, function: Callable, *operands: Any, shared: tuple = ()) -> Any:
-        """Runs function(part, *operands, *shared) on each device, with its `Part`.
+    def _on_each(
+        self, function: Callable, *operands: Any, sequences: tuple = (), shared: tuple = ()
+    ) -> Any:
+        """Runs function(part, *operands, *sequences, *shared) on each device, with its `Part`.
 
-        `operands` are arrays [parts, ...], of which it gets its own without that axis, and so are
-        the results. `shared` arrays it gets whole.
+        `operands` are arrays [parts, ...], of which it gets its own without that axis. `sequences`
+        are [batch, parts * rows, ...], of which it gets its rows. `shared` arrays it gets whole.
+        Results are split as the sequences are, or without any as the operands.
         """
 
-        def local(part: Part, operands: tuple, shared: tuple) -> Any:
+        def local(part: Part, operands: tuple, sequences: tuple, shared: tuple) -> Any:
             part, operands = jax.tree.map(lambda x: x[0], (part, operands))
-            return jax.tree.map(lambda x: x[None], function(part, *operands, *shared))
+            results = function(part, *operands, *sequences, *shared)
+            return results if sequences else jax.tree.map(lambda x: x[None], results)
 
         part = Part(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Part)})
-        spec = jax.P(self.axis)
-        run = jax.shard_map(local, mesh=self.mesh, in_specs=(spec, spec, jax.P()), out_specs=spec)
-        return run(part, jax.tree.map(self._split, operands), shared)
+        first, second = jax.P(self.axis), jax.P(None, self.axis)
+        run = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(first, first, second, jax.P()),
+            out_specs=second if sequences else first,
+        )
+        sequences = tuple(self._split(x, 1) for x in sequences)
+        return run(part, jax.tree.map(self._split, operands), sequences, shared)

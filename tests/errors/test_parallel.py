@@ -101,6 +101,25 @@ def test_other_operations(A, mesh):
         P.from_parts(jnp.ones((3, 2)))
 
 
+def test_attention(A, mesh):
+    P, q = parallel.partition(A, mesh, "x"), jnp.ones((6, 2, 4))
+    with pytest.raises(TypeError, match="pattern must be a PartitionedArray, got SparseArray"):
+        parallel.sparse_attention(q, q, q, A)
+    with pytest.raises(ValueError, match=r"pattern must have shape \[5, 6\], got \[6, 6\]"):
+        parallel.sparse_attention(q[:5], q, q, P)
+    with pytest.raises(ValueError, match="bias: expected values of own and of foreign entries"):
+        parallel.sparse_attention(q, q, q, P, bias=jnp.ones(6))
+    with pytest.raises(ValueError, match=r"bias of own entries must be floats of shape \[2, 3\]"):
+        parallel.sparse_attention(q, q, q, P, bias=(jnp.ones((3, 2, 3)), P.values[1]))
+    with pytest.raises(ValueError, match="bias of foreign entries"):
+        parallel.sparse_attention(q, q, q, P, bias=(P.values[0], jnp.ones((2, 2))))
+    with pytest.raises(ValueError, match=r"sinks must be floats of shape \[2\]"):
+        parallel.sparse_attention(q, q, q, P, sinks=jnp.ones(3))
+    other = parallel.partition(A, mesh, "x", order=lambda A: np.arange(6)[::-1])
+    with pytest.raises(NotImplementedError, match="no is_causal and no key_value_seq_lengths"):
+        parallel.sparse_attention(q, q, q, other, is_causal=True)
+
+
 def test_parts_that_do_not_fit(mesh):
     half = scipy.sparse.csr_array(np.ones((3, 6)))
     with pytest.raises(ValueError, match="from_parts: parts: expected one for each of .0, 1."):
