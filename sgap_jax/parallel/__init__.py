@@ -12,3 +12,4 @@ from sgap_jax.parallel.operations import spmm as spmm
 from sgap_jax.parallel.partitioned import PartitionedArray as PartitionedArray
 from sgap_jax.parallel.spread import from_parts as from_parts
 from sgap_jax.parallel.spread import partition as partition
+from sgap_jax.parallel.spread import read as read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import scipy.sparse
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
-from sgap_jax.formats import checks
+from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.parallel.exchange import Exchange, ask
@@ -41,8 +42,10 @@ def partition(
         `from_parts` needs less.
       mesh, axis: the mesh, and the name of the axis whose devices get a part each.
       rows: "balanced" by entries, "even", or the number of rows of each part, in all m.
-      order: "given", or a function of A that gives a permutation of its rows, part by part: row
-        order[i] comes i-th. Of a square matrix the columns are permuted likewise.
+      order: "given"; or a function of A that gives a permutation of its rows, part by part: row
+        order[i] comes i-th; or "metis", which also says how many rows each part of a square matrix
+        has: METIS (`pip install 'sgap_jax[metis]'`) cuts the graph so that few vertices have
+        neighbours in other parts. Of a square matrix the columns are permuted as the rows.
 
     Returns:
       A `PartitionedArray` in A's dtype. `to_parts` and `from_parts` have the given order of rows.
@@ -50,9 +53,10 @@ def partition(
     Raises:
       TypeError: A is not a SparseArray, or mesh not a Mesh.
       ValueError: A is not a concrete matrix, no such axis, rows or order that do not fit.
+      ImportError: `order="metis"` without pymetis.
 
     Source: the 1D distribution of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
-    that are needed.
+    that are needed; METIS (Karypis and Kumar 1998).
     """
     if not isinstance(A, SparseArray):
         raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}")
@@ -61,12 +65,18 @@ def partition(
         raise ValueError("partition: expected a concrete matrix; call it outside jit")
     (m, k), permutation = A.shape, None
     matrix = A.to_scipy().tocsr()
-    if not (isinstance(order, str) and order == "given"):
+    if isinstance(order, str) and order == "metis":
+        permutation, counts = _by_metis(matrix, parts, rows)
+        rows = counts.tolist()
+    elif not (isinstance(order, str) and order == "given"):
         if isinstance(order, str):
-            raise ValueError(f"partition: order: expected 'given' or a function, got {order!r}")
+            raise ValueError(
+                f"partition: order: expected 'given', 'metis' or a function, got {order!r}"
+            )
         permutation = np.asarray(order(A))
         if permutation.shape != (m,) or not np.array_equal(np.sort(permutation), np.arange(m)):
             raise ValueError(f"partition: order: expected a permutation of 0 .. {m - 1}")
+    if permutation is not None:
         matrix = matrix[permutation]
         matrix = matrix[:, permutation] if m == k else matrix
     matrix = matrix.tocsr()
@@ -133,6 +143,74 @@ def from_parts(
         return matrix
 
     return _spread(rows_of, bounds, int(widths[0]), dtype, mesh, axis, None)
+
+
+def read(
+    path: str | os.PathLike[str],
+    mesh: Mesh,
+    axis: str,
+    *,
+    rows: str | Sequence[int] = "balanced",
+    dtype: Any = None,
+) -> PartitionedArray:
+    """A matrix in parts from a file, of which each process reads the rows of its own devices.
+
+    Args:
+      path: a .mtx file (or .mtx.gz), which each process reads to its end, "balanced" twice, or an
+        .npz archive of CSR, as `scipy.sparse.save_npz` writes it, of which it reads its rows.
+      mesh, axis, rows: as of `partition`.
+      dtype: of the values; None keeps the file's as `sgap_jax.read` does.
+
+    Returns:
+      The `PartitionedArray` that `partition(sgap_jax.read(path), mesh, axis, rows=rows)` is, where
+      no process has more than its rows and the number of entries of each row.
+
+    Raises:
+      TypeError, ValueError: as of `partition` and `sgap_jax.read`.
+      NotImplementedError: another kind of file.
+      OSError: the file cannot be opened.
+    """
+    parts = _parts_of("parallel.read", mesh, axis)
+    balanced = isinstance(rows, str) and rows == "balanced"
+    (m, k), lengths = io.outline(path, "parallel.read", count=balanced)
+    bounds = bounds_of(rows, np.zeros(m) if lengths is None else lengths, parts)
+    mine = _local_parts(mesh, axis)
+    # Of parts that follow each other the file is read once.
+    together = mine == list(range(mine[0], mine[-1] + 1))
+    found: dict[int, SparseArray] = {}
+    for span in [mine] if together else [[p] for p in mine]:
+        begin, end = int(bounds[span[0]]), int(bounds[span[-1] + 1])
+        rows_read = io.read(path, dtype=dtype, rows=(begin, end))
+        found |= {p: rows_read[int(bounds[p]) - begin : int(bounds[p + 1]) - begin] for p in span}
+    return from_parts(found, mesh, axis)
+
+
+def _by_metis(matrix: Any, parts: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(the permutation, the rows of each part) of the graph of a square matrix, by METIS."""
+    m, k = matrix.shape
+    if m != k:
+        raise ValueError(f"partition: order: 'metis' cuts a square matrix, got [{m}, {k}]")
+    if not (isinstance(rows, str) and rows == "balanced"):
+        raise ValueError("partition: rows: 'metis' balances the parts by itself; leave rows out")
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            "partition: order='metis' needs pymetis: pip install 'sgap_jax[metis]'"
+        ) from error
+    ones = scipy.sparse.csr_array(
+        (np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape
+    )
+    graph = ones + ones.T
+    graph.setdiag(0)
+    graph.eliminate_zeros()
+    weights = np.diff(matrix.indptr) + 1  # a row costs about as much as one entry more
+    if parts == 1 or m <= parts or graph.nnz == 0:  # nothing to cut
+        return np.arange(m), np.diff(bounds_of("balanced", weights - 1, parts))
+    adjacency = pymetis.CSRAdjacency(graph.indptr, graph.indices)
+    _, member = pymetis.part_graph(parts, adjacency, vweights=weights)
+    member = np.asarray(member)
+    return np.argsort(member, kind="stable"), np.bincount(member, minlength=parts)
 
 
 _DTYPES = tuple(

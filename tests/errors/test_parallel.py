@@ -1,5 +1,7 @@
 """Bad input of matrices in parts: the type of the error, and that it says what to write."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,8 @@ def A():
         (dict(rows=[1.0, 5.0]), "2 numbers of rows"),
         (dict(rows=[3, 4]), "expected 6 in all"),
         (dict(rows=[7, -1]), "expected 6 in all"),
-        (dict(order="metis"), "expected 'given' or a function"),
+        (dict(order="random"), "expected 'given', 'metis' or a function"),
+        (dict(order="metis", rows="even"), "balances the parts by itself"),
         (dict(order=lambda A: [0, 1, 2, 3, 4, 4]), "a permutation of 0 .. 5"),
     ],
 )
@@ -134,3 +137,21 @@ def test_parts_that_do_not_fit(mesh):
     corrupt.indices[4] = 1 << 30
     with pytest.raises(ValueError, match="ind"):
         parallel.from_parts({0: half, 1: corrupt}, mesh, "x")
+
+
+def test_metis_of_a_rectangle_and_without_pymetis(A, mesh, monkeypatch):
+    with pytest.raises(ValueError, match=r"'metis' cuts a square matrix, got \[5, 6\]"):
+        parallel.partition(A[:5], mesh, "x", order="metis")
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ImportError, match=r"pip install 'sgap_jax\[metis\]'"):
+        parallel.partition(A, mesh, "x", order="metis")
+
+
+def test_files(mesh, tmp_path):
+    (tmp_path / "a.smtx").write_text("1, 1, 0\n0 0\n\n")
+    with pytest.raises(NotImplementedError, match="parallel.read: no rows of .smtx files"):
+        parallel.read(tmp_path / "a.smtx", mesh, "x")
+    with pytest.raises(FileNotFoundError):
+        parallel.read(tmp_path / "none.mtx", mesh, "x")
+    with pytest.raises(ValueError, match="parallel.read: axis: expected one of"):
+        parallel.read(tmp_path / "a.mtx", mesh, "y")

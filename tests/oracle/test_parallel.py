@@ -216,3 +216,29 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype):
     most = lambda ops, A: lambda X: ops.gspmm(A, X, op="copy", reduce="max").sum()
     tie = lambda ops, A: jax.jit(jax.grad(most(ops, A)))(X)
     np.testing.assert_array_equal(tie(parallel, apart), tie(sgap_jax, A))
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.mtx"])
+@pytest.mark.parametrize("rows", ["balanced", "even", [4, 19]])
+def test_a_matrix_from_a_file(mesh, tmp_path, name, rows):
+    A = SparseArray.from_dense(graph())
+    sgap_jax.write(tmp_path / name, A)
+    expected = parallel.partition(A, mesh, "x", rows=rows)
+    got = parallel.read(tmp_path / name, mesh, "x", rows=rows)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_metis_finds_the_parts_of_a_graph(mesh):
+    """Two cliques whose vertices alternate, and one edge between them."""
+    pytest.importorskip("pymetis", reason="METIS is an extra, sgap_jax[metis]")
+    side = np.arange(24) % 2
+    D = (side[:, None] == side[None, :]).astype(float)
+    D[2, 5] = D[5, 2] = 1
+    A = parallel.partition(SparseArray.from_dense(D), mesh, "x", order="metis")
+    assert A.exchange.needed == ((0, 1), (1, 0)) and set(A.entries) == {145}
+    B = np.random.default_rng(0).standard_normal((24, 3))
+    np.testing.assert_allclose(A @ B, D @ B, rtol=1e-12, atol=1e-12)
+    for D in (np.zeros((5, 5)), np.eye(5), np.ones((1, 1)), np.zeros((0, 0))):  # nothing to cut
+        A = parallel.partition(SparseArray.from_dense(D), mesh, "x", order="metis")
+        np.testing.assert_array_equal(A @ np.ones((len(D), 1)), D @ np.ones((len(D), 1)))
