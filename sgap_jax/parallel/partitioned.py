@@ -198,8 +198,8 @@ class PartitionedArray:
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
         dense operand would. A gradient with respect to the operand sends as much, the other way."""
-        columns = self._layout(True)[1]
-        return explanation(self.exchange, self.entries, columns, n, np.dtype(dtype).itemsize)
+        size = np.dtype(dtype).itemsize
+        return explanation(self.exchange, self.entries, self.shape[1], n, size)
 
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""

@@ -189,12 +189,12 @@ def _enlarged(matrix: Compressed, entries: int) -> Compressed:
     return Compressed(grown(values), offsets, grown(indices))
 
 
-def explanation(exchange: Exchange, entries: Sequence[int], columns: int, n: int, size: int) -> str:
-    """What one product with n columns of `size` bytes sends, as text; `columns` are the rows of a
-    dense operand that a part has."""
+def explanation(exchange: Exchange, entries: Sequence[int], k: int, n: int, size: int) -> str:
+    """What one product with n columns of `size` bytes sends, as text; an all-gather would send all
+    k rows of the dense operand, split evenly."""
     parts, row = exchange.parts, n * size
     useful = [sum(exchange.needed[p][q] for p in range(parts)) for q in range(parts)]
-    sent, everything = exchange.sent_by, (parts - 1) * columns
+    sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
     how = "all_to_all" if exchange.width else f"{len(exchange.shifts)} rounds of ppermute"
     balance = max(entries) * parts / max(sum(entries), 1)
     share = 0.0 if sum(sent) == 0 else 1 - sum(useful) / sum(sent)

@@ -111,26 +111,18 @@ def from_parts(
     """
     count = _parts_of("from_parts", mesh, axis)
     mine = _local_parts(mesh, axis)
-    found = {}
-    for p in mine:
-        part = parts(p) if callable(parts) else parts.get(p)
-        if part is None:
-            raise ValueError(
-                f"from_parts: parts: expected one for each of {mine}, which are on devices of this "
-                f"process; got none for {p}"
-            )
-        if scipy.sparse.issparse(part):
-            part = SparseArray.from_scipy(part)  # checks its index arrays
-        if not isinstance(part, SparseArray):
-            raise TypeError(
-                f"from_parts: part {p} must be a SparseArray or a SciPy sparse array, got "
-                f"{type(part).__name__}"
-            )
-        if part.ndim != 2 or checks.is_traced(*jax.tree.leaves(part)):
-            raise ValueError(f"from_parts: part {p}: expected a concrete matrix")
-        found[p] = part
-    table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
+    found: dict[int, SparseArray] = {}
+    try:
+        for p in mine:
+            found[p] = _checked_part(p, parts(p) if callable(parts) else parts.get(p), mine)
+        table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
+    except Exception:
+        _from_all({p: np.full(3, -1) for p in mine}, count)  # the others wait for this process
+        raise
     sizes = _from_all(table, count)
+    if (sizes < 0).any():
+        failed = np.flatnonzero((sizes < 0).any(1)).tolist()
+        raise ValueError(f"from_parts: the processes of parts {failed} have none; see their errors")
     widths = np.unique(sizes[:, 1])
     if len(widths) > 1:
         raise ValueError(f"from_parts: parts have {widths.tolist()} columns; expected the same")
@@ -143,6 +135,24 @@ def from_parts(
         return matrix
 
     return _spread(rows_of, bounds, int(widths[0]), dtype, mesh, axis, None)
+
+
+def _checked_part(p: int, part: Any, mine: list[int]) -> SparseArray:
+    if part is None:
+        raise ValueError(
+            f"from_parts: parts: expected one for each of {mine}, which are on devices of this "
+            f"process; got none for {p}"
+        )
+    if scipy.sparse.issparse(part):
+        part = SparseArray.from_scipy(part)  # checks its index arrays
+    if not isinstance(part, SparseArray):
+        raise TypeError(
+            f"from_parts: part {p} must be a SparseArray or a SciPy sparse array, got "
+            f"{type(part).__name__}"
+        )
+    if part.ndim != 2 or checks.is_traced(*jax.tree.leaves(part)):
+        raise ValueError(f"from_parts: part {p}: expected a concrete matrix")
+    return part
 
 
 def read(
@@ -171,18 +181,31 @@ def read(
       OSError: the file cannot be opened.
     """
     parts = _parts_of("parallel.read", mesh, axis)
-    balanced = isinstance(rows, str) and rows == "balanced"
-    (m, k), lengths = io.outline(path, "parallel.read", count=balanced)
-    bounds = bounds_of(rows, np.zeros(m) if lengths is None else lengths, parts)
     mine = _local_parts(mesh, axis)
+    found: dict[int, SparseArray] = {}
+
+    def rows_of(p: int) -> SparseArray:
+        if not found:  # at the first part: a failure then reaches the other processes
+            found.update(_rows_of_file(path, rows, parts, mine, dtype))
+        return found[p]
+
+    return from_parts(rows_of, mesh, axis)
+
+
+def _rows_of_file(
+    path: Any, rows: Any, parts: int, mine: list[int], dtype: Any
+) -> dict[int, SparseArray]:
+    balanced = isinstance(rows, str) and rows == "balanced"
+    (m, _), lengths = io.outline(path, "parallel.read", count=balanced)
+    bounds = bounds_of(rows, np.zeros(m) if lengths is None else lengths, parts)
+    found: dict[int, SparseArray] = {}
     # Of parts that follow each other the file is read once.
     together = mine == list(range(mine[0], mine[-1] + 1))
-    found: dict[int, SparseArray] = {}
     for span in [mine] if together else [[p] for p in mine]:
         begin, end = int(bounds[span[0]]), int(bounds[span[-1] + 1])
-        rows_read = io.read(path, dtype=dtype, rows=(begin, end))
-        found |= {p: rows_read[int(bounds[p]) - begin : int(bounds[p + 1]) - begin] for p in span}
-    return from_parts(found, mesh, axis)
+        read = io.read(path, dtype=dtype, rows=(begin, end))
+        found |= {p: read[int(bounds[p]) - begin : int(bounds[p + 1]) - begin] for p in span}
+    return found
 
 
 def _by_metis(matrix: Any, parts: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -254,11 +277,11 @@ def _from_all(mine: Mapping[int, np.ndarray], parts: int) -> np.ndarray:
         return np.stack([mine[p] for p in range(parts)])
     (width,) = {len(x) for x in mine.values()} or {0}
     width = int(np.max(multihost_utils.process_allgather(np.int32(width))))
-    filled = np.zeros((parts, width + 1), np.int32)
+    filled = np.full((parts, width), np.iinfo(np.int32).min, np.int32)
     for p, x in mine.items():
-        filled[p] = [1, *x]
+        filled[p] = x
     everything = np.asarray(multihost_utils.process_allgather(filled))
-    return everything.max(0)[:, 1:].astype(np.int64)
+    return everything.max(0).astype(np.int64)
 
 
 def _spread(

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 import sgap_jax
 from sgap_jax import CVS, SparseArray, parallel
 from sgap_jax.parallel.exchange import Exchange
-from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece
+from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, explanation, padded, piece
 
 NAMES = ("skewed", "empty_rows_at_both_ends", "no_entries", "no_rows", "one_row", "wide")
 
@@ -114,6 +114,42 @@ def test_a_band_sends_the_rows_at_its_edges_alone():
 def test_all_to_all_where_every_pair_exchanges_as_much():
     _, exchange, _ = product_by_plan(np.ones((12, 12)), np.ones((12, 1)), 4, "even")
     assert exchange.width == 3 and exchange.sent == 9
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+def test_explain_counts_the_bytes(parts):
+    """Against loops over the entries: a row travels once to each part that has an entry in its
+    column and does not own it; and padding is what messages have more than the longest of a kind
+    needs."""
+    D = graph(40, 40, seed=parts)
+    _, sizes, exchange, row_bounds, column_bounds = cut(D, parts, "balanced")
+    part_of = lambda bounds, i: int(np.searchsorted(bounds, i, side="right")) - 1
+    rows = {(part_of(row_bounds, i), j) for i, j in zip(*np.nonzero(D), strict=True)}
+    owner = [part_of(column_bounds, j) for j in range(40)]
+    needed = [sum(owner[j] == q != p for p, j in rows) for q in range(parts)]
+    messages = {q: {} for q in range(parts)}
+    for p, j in rows:
+        if owner[j] != p:
+            messages[owner[j]].setdefault(p, set()).add(j)
+    longest = {}
+    for q, to in messages.items():
+        for p, sent in to.items():
+            shift = 0 if exchange.width else (p - q) % parts
+            longest[shift] = max(longest.get(shift, 0), len(sent))
+    if exchange.width:
+        sent = [longest[0] * (parts - 1)] * parts
+    else:
+        sent = [sum(longest[(p - q) % parts] for p in messages[q]) for q in range(parts)]
+    entries = np.add.reduceat(np.count_nonzero(D, 1), row_bounds[:-1]).tolist()
+    text = explanation(exchange, entries, 40, 10, 4).splitlines()
+    number = lambda line: int(line.replace(",", "").split()[-2])
+    assert number(text[1]) == 40 * max(sent) and number(text[2]) == 40 * sum(sent) // parts
+    assert f"{1 - sum(needed) / sum(sent):.0%}" in text[3]
+    assert number(text[4]) == (parts - 1) * 40 // parts * 40
+    assert f"{max(entries) / np.mean(entries):.2f} times" in text[5]
+    for q, line in enumerate(text[-parts:]):
+        found = [int(x) for x in line.replace(",", "").replace("bytes", "").split()]
+        assert found == [q, entries[q], 40 * needed[q], 40 * sent[q]]
 
 
 @pytest.fixture(scope="module")
