@@ -13,7 +13,7 @@ from sgap_jax.parallel.operations import check_parts
 from sgap_jax.parallel.partitioned import Part, PartitionedArray
 from sgap_jax.primitives._define import accumulator, check_scale, check_schedule, row_of_entry
 from sgap_jax.primitives.attention import sparse_attention as local_attention
-from sgap_jax.primitives.attention_arguments import as_lengths, check_heads
+from sgap_jax.primitives.attention_arguments import as_lengths, as_sinks, check_heads
 from sgap_jax.schedules import Schedule
 
 
@@ -29,6 +29,8 @@ def sparse_attention(
     is_causal: bool = False,
     key_value_seq_lengths: Any = None,
     return_lse: bool = False,
+    batch_axis: str | None = None,
+    heads_axis: str | None = None,
     schedule: Schedule | None = None,
 ) -> Any:
     """`sgap_jax.sparse_attention` of a sequence that is split over devices.
@@ -56,6 +58,8 @@ def sparse_attention(
       scale, sinks, key_value_seq_lengths, return_lse: as of `sgap_jax.sparse_attention`.
       is_causal: leave out entries (i, j) with j > i, by a bias; `masks.causal` makes a pattern that
         stores few of them.
+      batch_axis, heads_axis: other axes of the mesh, over which the sequences of the batch, or the
+        heads of queries and of keys, are split too; those of axes without a name are gathered.
       schedule: of the attention on each device.
 
     Returns:
@@ -82,22 +86,25 @@ def sparse_attention(
             "pattern without the entries that they leave out"
         )
     q, k, v, batched = check_heads(op, q, k, v, [pattern])  # type: ignore[list-item]
+    split = _axes(op, pattern, q, k, batch_axis, heads_axis)
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     biases = () if bias is None else _bias(op, bias, pattern, q)
-    shared: dict = {}
+    shared, specs = {}, {}
     if key_value_seq_lengths is not None:
         shared["lengths"] = lengths
+        specs["lengths"] = jax.P(batch_axis if lengths.shape[0] > 1 else None)
     if sinks is not None:
-        shared["sinks"] = jnp.asarray(sinks)
+        shared["sinks"] = as_sinks(op, sinks, q.shape[2], accumulator(q.dtype))[0]
+        specs["sinks"] = jax.P(heads_axis)
     if isinstance(scale, jax.Array):
-        shared["scale"] = check_scale(op, scale)
+        shared["scale"], specs["scale"] = check_scale(op, scale), jax.P()
     bounds = jnp.asarray(pattern.row_bounds, jnp.int32)
 
     def local(part: Part, *operands: Any) -> Any:
         *stored, q, k, v, shared = operands
         entries = None
         if stored:
-            entries = part.in_matrix(jnp.concatenate(stored, axis=-1))
+            entries = part.in_matrix(jnp.concatenate(stored, axis=-1)[0])
         if is_causal:
             begin = bounds[jax.lax.axis_index(part.axis)]
             entries = _causal(part, begin, entries, accumulator(q.dtype))
@@ -118,11 +125,49 @@ def sparse_attention(
         )
 
     sequences = tuple(_spread(pattern, x, x is not q) for x in (q, k, v))
-    results = pattern._on_each(local, *biases, sequences=sequences, shared=(shared,))
+    of_entries = tuple(
+        jax.P(pattern.axis, *(axis if size > 1 else None for axis, size in _lead(x, split)))
+        for x in biases
+    )
+    results = pattern._on_each(
+        local,
+        *biases,
+        *sequences,
+        shared=(shared,),
+        specs=((*of_entries, *(split,) * 3), (specs,)),
+        out_specs=split,
+    )
     out, lse = (_gathered(pattern, x) for x in results)
     if not batched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
+
+
+def _axes(
+    op: str, A: PartitionedArray, q: jax.Array, k: jax.Array, batch: Any, heads: Any
+) -> jax.P:
+    """How q, k and v [B, L, H, D] are split."""
+    for name, axis, sizes in (
+        ("batch_axis", batch, q.shape[:1]),
+        ("heads_axis", heads, (q.shape[2], k.shape[2])),
+    ):
+        if axis is None:
+            continue
+        others = [x for x in A.mesh.axis_names if x != A.axis]
+        if axis not in others or (name == "heads_axis" and axis == batch):
+            raise ValueError(f"{op}: {name}: expected another axis, of {others}, got {axis!r}")
+        if any(size % A.mesh.shape[axis] for size in sizes):
+            raise ValueError(
+                f"{op}: {name}: {A.mesh.shape[axis]} devices along {axis!r} do not divide "
+                f"{' and '.join(map(str, sizes))}"
+            )
+    return jax.P(batch, A.axis, heads)
+
+
+def _lead(bias: jax.Array, split: jax.P) -> list[tuple[Any, int]]:
+    """(axis of the mesh, size) of the axes B and H, or H, of a bias [parts, B, H, entries]."""
+    sizes = bias.shape[1:-1]
+    return list(zip((split[0], split[2])[2 - len(sizes) :], sizes, strict=True))
 
 
 def _in_place(A: PartitionedArray, of_columns: bool) -> bool:

@@ -113,7 +113,7 @@ def _product(
         return product(B)
     shape = (A.parts, A.own.shape[1], B.shape[2])
     given = jax.ShapeDtypeStruct(shape, jnp.result_type(A.dtype, B))  # type: ignore[no-untyped-call]
-    (C,) = jax.linear_transpose(product, given)(B.astype(given.dtype))
+    (C,) = jax.linear_transpose(product, given)(A._split(B.astype(given.dtype)))
     return C
 
 

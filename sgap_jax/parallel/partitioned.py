@@ -207,34 +207,43 @@ class PartitionedArray:
             return self.column_places, self.own.shape[1]
         return self.row_places, self.own.shape[0]
 
-    def _split(self, x: jax.Array, dimension: int = 0) -> jax.Array:
-        """x with that dimension split over the axis of the mesh."""
+    def _split(self, x: jax.Array, spec: Any = None) -> jax.Array:
+        """x split as `spec` says, or without one along its first dimension, over the parts."""
         explicit = AxisType.Explicit in self.mesh.axis_types
         put = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
-        return put(x, NamedSharding(self.mesh, jax.P(*(None,) * dimension, self.axis)))
+        return put(x, NamedSharding(self.mesh, jax.P(self.axis) if spec is None else spec))
 
     def _on_each(
-        self, function: Callable, *operands: Any, sequences: tuple = (), shared: tuple = ()
+        self,
+        function: Callable,
+        *operands: Any,
+        shared: tuple = (),
+        specs: tuple | None = None,
+        out_specs: Any = None,
     ) -> Any:
-        """Runs function(part, *operands, *sequences, *shared) on each device, with its `Part`.
+        """Runs function(part, *operands, *shared) on each device, with its `Part`.
 
-        `operands` are arrays [parts, ...], of which it gets its own without that axis. `sequences`
-        are [batch, parts * rows, ...], of which it gets its rows. `shared` arrays it gets whole.
-        Results are split as the sequences are, or without any as the operands.
+        `operands` are arrays [parts, ...], of which it gets its own without that axis, and so are
+        the results. `shared` arrays it gets whole. With `specs`, of operands and of shared arrays,
+        and `out_specs` it gets pieces as those say, with all their axes, and so are the results.
         """
 
-        def local(part: Part, operands: tuple, sequences: tuple, shared: tuple) -> Any:
-            part, operands = jax.tree.map(lambda x: x[0], (part, operands))
-            results = function(part, *operands, *sequences, *shared)
-            return results if sequences else jax.tree.map(lambda x: x[None], results)
+        def local(part: Part, operands: tuple, shared: tuple) -> Any:
+            part = jax.tree.map(lambda x: x[0], part)
+            if specs is not None:
+                return function(part, *operands, *shared)
+            own = jax.tree.map(lambda x: x[0], operands)
+            return jax.tree.map(lambda x: x[None], function(part, *own, *shared))
 
         part = Part(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Part)})
-        first, second = jax.P(self.axis), jax.P(None, self.axis)
+        first = jax.P(self.axis)
+        whole = jax.tree.map(lambda _: jax.P(), shared)
+        each, whole = ((first,) * len(operands), whole) if specs is None else specs
         run = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(first, first, second, jax.P()),
-            out_specs=second if sequences else first,
+            in_specs=(first, each, whole),
+            out_specs=first if out_specs is None else out_specs,
         )
-        sequences = tuple(self._split(x, 1) for x in sequences)
-        return run(part, jax.tree.map(self._split, operands), sequences, shared)
+        split = partial(jax.tree.map, self._split)
+        return run(part, split(operands, each), split(shared, whole))

@@ -118,6 +118,12 @@ def test_attention(A, mesh):
         parallel.sparse_attention(q, q, q, P, bias=(P.values[0], jnp.ones((2, 2))))
     with pytest.raises(ValueError, match=r"sinks must be floats of shape \[2\]"):
         parallel.sparse_attention(q, q, q, P, sinks=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"batch_axis: expected another axis, of \[\], got 'x'"):
+        parallel.sparse_attention(q, q, q, P, batch_axis="x")
+    two = jax.make_mesh((1, 2), ("x", "h"), axis_types=(AxisType.Auto,) * 2)
+    whole = parallel.partition(A, two, "x")
+    with pytest.raises(ValueError, match="heads_axis: 2 devices along 'h' do not divide 2 and 1"):
+        parallel.sparse_attention(q, q[:, :1], q[:, :1], whole, heads_axis="h")
     other = parallel.partition(A, mesh, "x", order=lambda A: np.arange(6)[::-1])
     with pytest.raises(NotImplementedError, match="no is_causal and no key_value_seq_lengths"):
         parallel.sparse_attention(q, q, q, other, is_causal=True)

@@ -56,3 +56,7 @@ def test_explicit_axes():
         assert jax.typeof(A @ X).sharding.spec[0] == "x"
         got = A.from_parts(jax.jit(jax.grad(loss))(X))
     close(got, jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B))
+    with jax.set_mesh(mesh):  # an operand that is not split yet
+        rows = A.to_parts(B, transpose=True)
+        back = parallel.spmm(A, jax.sharding.reshard(rows, jax.P()), transpose=True)
+        close(A.from_parts(back, transpose=True), spmm(WHOLE, B, transpose=True))

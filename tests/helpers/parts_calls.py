@@ -107,6 +107,12 @@ ATTENTION = {
         (4, 2),
         dict(is_causal=True, lengths=[30, 64], bias=(4,), sinks=True, scale=0.3),
     ),
+    "attention, band, batch and heads over other axes": (
+        window(64, 3),
+        dict(rows="even"),
+        (4, 2),
+        dict(lengths=[30, 64], bias=(2, 4), sinks=True, mesh=(2, 2, 2)),
+    ),
     "attention, a causal mask": (
         masks.causal(window(32, 31)),
         dict(rows="even"),
@@ -182,6 +188,12 @@ def run_on(name, mesh, apart):
 
 def run_attention(name, mesh):
     pattern, cut, (heads, key_heads), options = ATTENTION[name]
+    split_axes, over = {}, jax.P(None, "x")
+    if "mesh" in options:
+        kinds = (AxisType.Auto,) * 3
+        mesh = jax.make_mesh(options["mesh"], ("x", "batch", "heads"), axis_types=kinds)
+        split_axes = dict(batch_axis="batch", heads_axis="heads")
+        over = jax.P("batch", "x", "heads")
     rng, (L, S) = np.random.default_rng(2), pattern.shape
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape))
     fixed = dict(is_causal=options.get("is_causal", False), return_lse=True)
@@ -207,9 +219,9 @@ def run_attention(name, mesh):
         lead = bias.shape[:-1]
         return tuple(jnp.stack(x).reshape(*lead, *x[0].shape) for x in zip(*each, strict=True))
 
-    def compiled(ops, A, free):
+    def compiled(ops, A, free, **split_axes):
         def loss(free):
-            out, lse = ops.sparse_attention(pattern=A, **free, **fixed)
+            out, lse = ops.sparse_attention(pattern=A, **free, **fixed, **split_axes)
             lse = jnp.where(jnp.isfinite(lse), lse, 0)
             return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), (out, lse)
 
@@ -223,9 +235,9 @@ def run_attention(name, mesh):
     if bias is not None:
         gradient["bias"] = spread(gradient["bias"])
     if cut.get("rows") == "even":
-        put = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, "x")))
+        put = lambda x: jax.device_put(x, jax.NamedSharding(mesh, over))
         split |= {x: put(split[x]) for x in "qkv"}
-    program = compiled(parallel, apart, split)
+    program = compiled(parallel, apart, split, **split_axes)
     found = difference(program(split), (gradient, out))
     text = program.as_text()
     sent = re.findall(r"= \w+\[([\d,]*)\]\S* (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
