@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sgap_jax import SparseArray, masks, sparse_attention
+from sgap_jax import SparseArray, masks, parallel, sparse_attention
 
 PADDING = 0
 VECTOR_LENGTH = 8
@@ -56,6 +56,13 @@ def attend_sparse(mask: SparseArray, q, k, v, lengths):
     """q, k, v [batch, length, heads, d], lengths int [batch] without the padding -> shaped like
     q."""
     return sparse_attention(q, k, v, mask, key_value_seq_lengths=lengths)
+
+
+def attend_in_parts(mask: parallel.PartitionedArray, q, k, v, lengths, batch_axis=None):
+    """The same with the sequence split over devices, which receive the keys that they see."""
+    return parallel.sparse_attention(
+        q, k, v, mask, key_value_seq_lengths=lengths, batch_axis=batch_axis
+    )
 
 
 def attend_dense(mask: jax.Array, q, k, v, lengths):
@@ -136,6 +143,15 @@ class Classifier(nnx.Module):
         # Pooling: a weighted mean over the tokens that are present, the weights learned.
         share = jax.nn.softmax(self.pool(x), axis=-2, where=present[..., None])
         return self.head(jnp.sum(share * x, axis=-2))
+
+
+def in_parts(model: Classifier, mesh: jax.sharding.Mesh, axis: str, batch_axis=None) -> Classifier:
+    """A copy with the same weights whose sequences are split over an axis of the mesh: tokens are
+    jax.P(batch_axis, axis)."""
+    copy = nnx.clone(model)
+    copy.mask = Structure(parallel.partition(model.mask.get_value(), mesh, axis, rows="even"))
+    copy.attention = functools.partial(attend_in_parts, batch_axis=batch_axis)
+    return copy
 
 
 def dense_twin(model: Classifier) -> Classifier:

@@ -3,33 +3,89 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
-from sgap_jax.formats.checks import check_flag
-from sgap_jax.formats.levels import CSR
 from sgap_jax.formats.structure import whole
-from sgap_jax.parallel.plan import Exchange, bounds_of, cut, explanation
-from sgap_jax.primitives.spmm import spmm as local_spmm
-from sgap_jax.schedules import Schedule
+from sgap_jax.parallel.exchange import Exchange, send
+from sgap_jax.parallel.plan import explanation
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("own", "foreign", "sends", "row_places", "column_places"),
-    meta_fields=("shape", "mesh", "axis", "exchange", "entries"),
+    data_fields=("own", "foreign", "merged", "table_places", "table_names", "sends"),
+    meta_fields=("axis", "exchange"),
+)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one device has of a matrix: the fields of `PartitionedArray` of the same names, without
+    their leading axis. For functions that run on each device (`PartitionedArray._on_each`)."""
+
+    own: SparseArray
+    foreign: SparseArray
+    merged: SparseArray
+    table_places: jax.Array
+    table_names: jax.Array
+    sends: tuple[jax.Array, ...]
+    axis: str
+    exchange: Exchange
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing travels between any parts."""
+        return not self.sends
+
+    def received(self, x: jax.Array, dimension: int = 0) -> jax.Array:
+        """The rows of a dense operand that foreign columns name; its rows are along `dimension`."""
+        return send(self.exchange, self.axis, self.sends, x, dimension)
+
+    def table(self, x: jax.Array, dimension: int = 0) -> jax.Array:
+        """Own and received rows of a dense operand, in the order of the columns of `matrix`."""
+        if not self.alone:
+            x = jnp.concatenate([x, self.received(x, dimension)], axis=dimension)
+        return x[(slice(None),) * dimension + (self.table_places,)]
+
+    def matrix(self) -> SparseArray:
+        """All entries of the rows of this part, in the order of the whole matrix."""
+        values = jnp.concatenate([self.own.values, self.foreign.values])
+        return self.merged.with_values(self.in_matrix(values))
+
+    def in_matrix(self, values: jax.Array) -> jax.Array:
+        """[..., own and then foreign entries] -> [..., entries of `matrix`]."""
+        return values.at[..., self.merged.values].get(mode="fill", fill_value=0)
+
+    def apart(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Values of `matrix` -> those of own and of foreign entries."""
+        own = self.own.nnz
+        both = jnp.zeros(own + self.foreign.nnz, values.dtype)
+        both = both.at[self.merged.values].set(values, mode="drop", unique_indices=True)
+        return both[:own], both[own:]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(
+        "own",
+        "foreign",
+        "merged",
+        "table_places",
+        "table_names",
+        "sends",
+        "row_places",
+        "column_places",
+    ),
+    meta_fields=("shape", "mesh", "axis", "exchange", "entries", "row_bounds", "given"),
 )
 @dataclasses.dataclass(frozen=True)
 class PartitionedArray:
-    """A sparse matrix [m, k] in parts; `partition` makes it.
+    """A sparse matrix [m, k] in parts; `partition` and `from_parts` make it.
 
     Each device of the mesh axis has the rows of one part, as two matrices: of the columns that are
     its own, and of those that other parts own. A dense operand is in parts too: [parts, rows, n],
@@ -40,16 +96,25 @@ class PartitionedArray:
     Attributes:
       own, foreign: SparseArrays whose leaves have a leading axis for the parts. The columns of
         `foreign` are places in the buffer that a part receives.
+      merged: the structure of both together, for operations on whole rows; its values say where an
+        entry is among those of `own` and then of `foreign`.
+      table_places, table_names: for each column of `merged` its place among own and then received
+        rows of a dense operand, and its column in the order of the parts.
       sends: for each message, which of its rows a part sends.
       row_places, column_places: where row i of the result, or of a dense operand, is among the
         rows of all parts.
       shape, mesh, axis: of the matrix, and what it is spread over.
       exchange: what travels.
       entries: stored entries of each part.
+      row_bounds: where the rows of each part begin, and where those of the last one end.
+      given: whether the rows are in the given order.
     """
 
     own: SparseArray
     foreign: SparseArray
+    merged: SparseArray
+    table_places: jax.Array
+    table_names: jax.Array
     sends: tuple[jax.Array, ...]
     row_places: jax.Array
     column_places: jax.Array
@@ -58,6 +123,11 @@ class PartitionedArray:
     axis: str
     exchange: Exchange
     entries: tuple[int, ...]
+    row_bounds: tuple[int, ...]
+    given: bool
+
+    # Set by operations.py, which imports this file.
+    _products: ClassVar[Callable[..., jax.Array]]
 
     @property
     def parts(self) -> int:
@@ -91,27 +161,32 @@ class PartitionedArray:
         return dataclasses.replace(self, own=own, foreign=foreign)
 
     def to_parts(self, B: Any, *, transpose: bool = False) -> jax.Array:
-        """[k, n] -> [parts, rows, n], split over the axis: the dense operand of a product, or with
-        `transpose` [m, n] that of one with A^T. Padding is zero."""
+        """[k, ...] -> [parts, rows, ...], split over the axis: the dense operand of a product, or
+        with `transpose` [m, ...] that of one with A^T. Padding is zero."""
         B = jnp.asarray(B)
         size = self.shape[0 if transpose else 1]
-        if B.ndim != 2 or B.shape[0] != size:
+        if B.ndim < 1 or B.shape[0] != size:
             raise ValueError(
-                f"PartitionedArray.to_parts: expected [{size}, n], got {list(B.shape)}"
+                f"PartitionedArray.to_parts: expected [{size}, ...], got {list(B.shape)}"
             )
         places, rows = self._layout(not transpose)
-        out = jnp.zeros((self.parts * rows, B.shape[1]), B.dtype).at[places].set(whole(B))
-        return self._split(out.reshape(self.parts, rows, B.shape[1]))
+        out = jnp.zeros((self.parts * rows, *B.shape[1:]), B.dtype).at[places].set(whole(B))
+        return self._split(out.reshape(self.parts, rows, *B.shape[1:]))
 
     def from_parts(self, C: Any, *, transpose: bool = False) -> jax.Array:
-        """[parts, rows, n] -> [m, n]: the result of a product, or with `transpose` [k, n], that of
-        one with A^T."""
+        """[parts, rows, ...] -> [m, ...]: the result of a product, or with `transpose` [k, ...],
+        that of one with A^T."""
         places, rows = self._layout(transpose)
-        C = self._checked("from_parts", C, rows)
-        return whole(C).reshape(self.parts * rows, C.shape[2])[places]
+        C = jnp.asarray(C)
+        if C.ndim < 2 or C.shape[:2] != (self.parts, rows):
+            raise ValueError(
+                f"PartitionedArray.from_parts: expected [{self.parts}, {rows}, ...], got "
+                f"{list(C.shape)}"
+            )
+        return whole(C).reshape(self.parts * rows, *C.shape[2:])[places]
 
     def __matmul__(self, B: Any) -> jax.Array:
-        return spmm(self, B)
+        return self._products(B)
 
     def __repr__(self) -> str:
         m, k = self.shape
@@ -122,9 +197,9 @@ class PartitionedArray:
 
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
-        dense operand would."""
-        columns = self._layout(True)[1]
-        return explanation(self.exchange, self.entries, columns, n, np.dtype(dtype).itemsize)
+        dense operand would. A gradient with respect to the operand sends as much, the other way."""
+        size = np.dtype(dtype).itemsize
+        return explanation(self.exchange, self.entries, self.shape[1], n, size)
 
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""
@@ -132,185 +207,43 @@ class PartitionedArray:
             return self.column_places, self.own.shape[1]
         return self.row_places, self.own.shape[0]
 
-    def _checked(self, op: str, x: Any, rows: int) -> jax.Array:
-        x = jnp.asarray(x)
-        if x.ndim != 3 or x.shape[:2] != (self.parts, rows):
-            raise ValueError(
-                f"PartitionedArray.{op}: expected [{self.parts}, {rows}, n], got {list(x.shape)}"
-            )
-        return x
-
-    def _split(self, x: jax.Array) -> jax.Array:
+    def _split(self, x: jax.Array, spec: Any = None) -> jax.Array:
+        """x split as `spec` says, or without one along its first dimension, over the parts."""
         explicit = AxisType.Explicit in self.mesh.axis_types
         put = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
-        return put(x, NamedSharding(self.mesh, jax.P(self.axis)))
+        return put(x, NamedSharding(self.mesh, jax.P(self.axis) if spec is None else spec))
 
+    def _on_each(
+        self,
+        function: Callable,
+        *operands: Any,
+        shared: tuple = (),
+        specs: tuple | None = None,
+        out_specs: Any = None,
+    ) -> Any:
+        """Runs function(part, *operands, *shared) on each device, with its `Part`.
 
-def partition(
-    A: SparseArray,
-    mesh: Mesh,
-    axis: str,
-    *,
-    rows: str | Sequence[int] = "balanced",
-    order: str | Callable[[SparseArray], Any] = "given",
-) -> PartitionedArray:
-    """Spreads the rows of a sparse matrix over the devices along an axis of a mesh.
+        `operands` are arrays [parts, ...], of which it gets its own without that axis, and so are
+        the results. `shared` arrays it gets whole. With `specs`, of operands and of shared arrays,
+        and `out_specs` it gets pieces as those say, with all their axes, and so are the results.
+        """
 
-    Part p has a range of rows. Of a square matrix (a graph) it owns the same range of columns, so
-    that a result is the next product's operand; of another one the columns are spread evenly. A
-    product sends only those rows of the dense operand that another part has entries for, each once
-    to each part, by all_to_all or by rounds of ppermute, whichever sends less with its padding.
+        def local(part: Part, operands: tuple, shared: tuple) -> Any:
+            part = jax.tree.map(lambda x: x[0], part)
+            if specs is not None:
+                return function(part, *operands, *shared)
+            own = jax.tree.map(lambda x: x[0], operands)
+            return jax.tree.map(lambda x: x[None], function(part, *own, *shared))
 
-    Args:
-      A: sparse [m, k] with a concrete structure and concrete values, in any format; entries with
-        equal coordinates are summed.
-      mesh, axis: the mesh, and the name of the axis whose devices get a part each.
-      rows: "balanced" by entries, "even", or the number of rows of each part, in all m.
-      order: "given", or a function of A that gives a permutation of its rows, part by part: row
-        order[i] comes i-th. Of a square matrix the columns are permuted likewise.
-
-    Returns:
-      A `PartitionedArray` in A's dtype. `to_parts` and `from_parts` have the given order of rows.
-
-    Raises:
-      TypeError: A is not a SparseArray, or mesh not a Mesh.
-      ValueError: A is not a concrete matrix, no such axis, rows or order that do not fit.
-
-    Source: the 1D distribution of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
-    that are needed.
-    """
-    if not isinstance(A, SparseArray):
-        raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}")
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"partition: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
-    if axis not in mesh.axis_names:
-        raise ValueError(f"partition: axis: expected one of {list(mesh.axis_names)}, got {axis!r}")
-    if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
-        raise ValueError("partition: expected a concrete matrix; call it outside jit")
-    parts, (m, k) = mesh.shape[axis], A.shape
-    matrix = A.to_scipy().tocsr()
-    permutation = np.arange(m) if isinstance(order, str) and order == "given" else None
-    if permutation is None:
-        if isinstance(order, str):
-            raise ValueError(f"partition: order: expected 'given' or a function, got {order!r}")
-        permutation = np.asarray(order(A))
-        if permutation.shape != (m,) or not np.array_equal(np.sort(permutation), np.arange(m)):
-            raise ValueError(f"partition: order: expected a permutation of 0 .. {m - 1}")
-        matrix = matrix[permutation]
-        matrix = matrix[:, permutation] if m == k else matrix
-    matrix = matrix.tocsr()
-    matrix.sum_duplicates()
-    row_bounds = bounds_of(rows, np.diff(matrix.indptr), parts)
-    square = m == k
-    column_bounds = row_bounds if square else bounds_of("even", np.zeros(k), parts)
-    found = cut(matrix.indptr, matrix.indices, matrix.data, row_bounds, column_bounds)
-    split = NamedSharding(mesh, jax.P(axis))
-
-    def stacked(each: list, columns: int) -> SparseArray:
-        arrays = [
-            SparseArray.from_arrays(*array, shape=(found.rows, columns), format=CSR)
-            for array in each
-        ]
-        stack = lambda *x: jax.device_put(np.stack([np.asarray(y) for y in x]), split)  # noqa: E731
-        return jax.tree.map(stack, *arrays)
-
-    return PartitionedArray(
-        own=stacked(found.own, found.columns),
-        foreign=stacked(found.foreign, max(found.exchange.received, 1)),
-        sends=tuple(jax.device_put(send, split) for send in found.sends),
-        row_places=_places(row_bounds, found.rows, permutation, mesh),
-        column_places=_places(
-            column_bounds, found.columns, permutation if square else np.arange(k), mesh
-        ),
-        shape=(m, k),
-        mesh=mesh,
-        axis=axis,
-        exchange=found.exchange,
-        entries=tuple(np.diff(matrix.indptr[row_bounds]).tolist()),
-    )
-
-
-def _places(bounds: np.ndarray, padded: int, permutation: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Where each row is among the padded rows of all parts."""
-    position = np.arange(len(permutation))
-    part = np.searchsorted(bounds, position, side="right") - 1
-    places = np.zeros(len(permutation), np.int32)
-    places[permutation] = part * padded + position - bounds[part]
-    return jax.device_put(places, NamedSharding(mesh, jax.P()))
-
-
-def spmm(
-    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
-) -> jax.Array:
-    """The product of a matrix in parts with a dense one: C = A B, or C = A^T B with `transpose`.
-
-        C[i, j] = sum over the stored entries (i, l) of A[i, l] B[l, j]
-
-    Every device multiplies its own columns, receives the rows of B that its foreign columns name,
-    and adds their product. With `transpose` partial sums travel the other way. Differentiable to
-    any order in `A.values` and B: the exchange of a gradient is the transposed one, and sends as
-    much.
-
-    Args:
-      A: [m, k] in parts.
-      B: in parts, [parts, rows, n] as `A.to_parts(B)`; or [k, n] ([m, n] with `transpose`), which
-        is put in parts first and the result back, at the cost of moving both.
-      transpose: multiply by A^T.
-      schedule: of the products on each device; None lets `choose_schedule` pick.
-
-    Returns:
-      C, in parts if B is, [parts, rows, n]; else [m, n] ([k, n] with `transpose`). Own and foreign
-      columns are summed as in `sgap_jax.spmm`, each rounded once, and added in the result's dtype:
-      the order of the sum is another one than on one device, the same at each call.
-
-    Raises:
-      TypeError: A is not a PartitionedArray; a SparseArray goes to `sgap_jax.spmm`.
-      ValueError: B has the wrong shape.
-    """
-    if not isinstance(A, PartitionedArray):
-        raise TypeError(
-            f"parallel.spmm: A must be a PartitionedArray, got {type(A).__name__}; "
-            "sgap_jax.spmm takes a SparseArray, parallel.partition spreads it"
+        part = Part(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Part)})
+        first = jax.P(self.axis)
+        whole = jax.tree.map(lambda _: jax.P(), shared)
+        each, whole = ((first,) * len(operands), whole) if specs is None else specs
+        run = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(first, each, whole),
+            out_specs=first if out_specs is None else out_specs,
         )
-    transpose = check_flag(transpose, "transpose", "parallel.spmm")
-    if jnp.ndim(B) != 3:
-        C = spmm(A, A.to_parts(B, transpose=transpose), transpose=transpose, schedule=schedule)
-        return A.from_parts(C, transpose=transpose)
-    _, rows = A._layout(not transpose)
-    B = A._checked("spmm", B, rows)
-    product = partial(_product, A, schedule=schedule)
-    if not transpose:
-        return product(B)
-    shape = (A.parts, A.own.shape[1], B.shape[2])
-    given = jax.ShapeDtypeStruct(shape, jnp.result_type(A.dtype, B))  # type: ignore[no-untyped-call]
-    (C,) = jax.linear_transpose(product, given)(B.astype(given.dtype))
-    return C
-
-
-def _product(A: PartitionedArray, B: jax.Array, schedule: Schedule | None) -> jax.Array:
-    def local(own: SparseArray, foreign: SparseArray, sends: tuple, B: jax.Array) -> jax.Array:
-        own, foreign, sends, B = jax.tree.map(lambda x: x[0], (own, foreign, sends, B))
-        C = local_spmm(own, B, schedule=schedule)
-        if sends:
-            received = _received(A.exchange, A.axis, sends, B)
-            C = C + local_spmm(foreign, received, schedule=schedule)
-        return C[None]
-
-    spec = jax.P(A.axis)
-    over = jax.shard_map(local, mesh=A.mesh, in_specs=(spec,) * 4, out_specs=spec)
-    return over(A.own, A.foreign, A.sends, A._split(B))
-
-
-def _received(exchange: Exchange, axis: str, sends: tuple, B: jax.Array) -> jax.Array:
-    """[received, n]: the rows that the other parts send to this one."""
-    if exchange.width:
-        (rows,) = sends
-        found = jax.lax.all_to_all(B[rows], axis, 0, 0)
-        return found.reshape(-1, B.shape[1])
-    count = len(exchange.needed)
-    return jnp.concatenate(
-        [
-            jax.lax.ppermute(B[rows], axis, [(p, (p + shift) % count) for p in range(count)])
-            for (shift, _), rows in zip(exchange.shifts, sends, strict=True)
-        ]
-    )
+        split = partial(jax.tree.map, self._split)
+        return run(part, split(operands, each), split(shared, whole))

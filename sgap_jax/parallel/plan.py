@@ -1,19 +1,20 @@
-"""How a matrix is cut into parts, and which rows of a dense operand travel between them: NumPy.
+"""How a matrix is cut into parts: NumPy, one part at a time.
 
 Part p has the rows of its range and, of a dense operand, the rows of a range of columns, its own.
-Entries in other columns are foreign: the rows that they name are received from their owners. An
-exchange pads what is sent, since the sizes of a program are static: `all_to_all` to the most rows
-that any part sends to any other, rounds of `ppermute` (part p sends to part p + shift) each to the
-most rows of that shift. `Exchange.of` takes the one that sends less.
+Entries in other columns are foreign: the rows that they name are received from their owners
+(exchange.py). `piece` cuts one part and needs no other; `Sizes` is what the parts must agree on,
+since a program has one size for all of them; `padded` then gives the arrays of a part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from sgap_jax.parallel.exchange import Exchange
 
 
 def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
@@ -39,159 +40,176 @@ def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """What each part sends: static, and shared by all devices.
+class Compressed(NamedTuple):
+    """The arrays of a CSR matrix."""
 
-    Attributes:
-      needed: [parts][parts] rows that part p (first) needs of part q.
-      shifts: (shift, padded rows) of each round of ppermute; () for all_to_all.
-      width: padded rows for each pair of parts of all_to_all; 0 for ppermute.
-    """
-
-    needed: tuple[tuple[int, ...], ...]
-    shifts: tuple[tuple[int, int], ...]
-    width: int
-
-    @classmethod
-    def of(cls, needed: np.ndarray) -> Exchange:
-        parts = len(needed)
-        most = [
-            max(int(needed[p][(p - shift) % parts]) for p in range(parts))
-            for shift in range(1, parts)
-        ]
-        shifts = tuple((shift, rows) for shift, rows in enumerate(most, 1) if rows)
-        width = max(most, default=0)
-        if shifts and sum(most) == (parts - 1) * width:  # no round of ppermute would be shorter
-            shifts = ()
-        else:
-            width = 0
-        return cls(tuple(map(tuple, needed.tolist())), shifts, width)
-
-    @property
-    def received(self) -> int:
-        """The rows of the buffer that a part receives, padding included."""
-        return self.width * len(self.needed) + sum(rows for _, rows in self.shifts)
-
-    @property
-    def sent(self) -> int:
-        """The rows that each part sends to others, padding included."""
-        return self.width * (len(self.needed) - 1) + sum(rows for _, rows in self.shifts)
-
-    def begin(self, part: int, owner: int) -> int:
-        """Where in the buffer of a part the rows of an owner begin."""
-        if self.width:
-            return owner * self.width
-        shift, begin = (part - owner) % len(self.needed), 0
-        for each, rows in self.shifts:
-            if each == shift:
-                return begin
-            begin += rows
-        raise AssertionError("no round has this shift")
+    values: np.ndarray
+    offsets: np.ndarray
+    indices: np.ndarray
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The parts of a matrix, padded alike.
+class Piece:
+    """One part of a matrix.
 
     Attributes:
-      own, foreign: CSR arrays of each part: values, offsets, column indices.
-      columns: rows of the dense operand that a part owns, padding included.
-      rows: rows of the matrix that a part has, padding included.
-      sends: for each message of the exchange, [parts, rows]: which of its rows a part sends.
+      part: which.
+      matrix: its rows, with the columns of the whole matrix.
+      near: for each entry, whether the part owns its column.
+      wanted: the foreign columns, ascending: those of one owner follow each other.
+      ends: [parts + 1] where in `wanted` the columns of each owner begin.
     """
 
-    own: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-    foreign: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    part: int
+    matrix: Compressed
+    near: np.ndarray
+    wanted: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.matrix.offsets) - 1
+
+    def counts(self, column_bounds: np.ndarray) -> np.ndarray:
+        """[4 + parts]: what `Sizes` needs to know of the part, then how many rows it needs of each
+        owner."""
+        near = int(self.near.sum())
+        far = len(self.near) - near
+        columns = int(column_bounds[self.part + 1] - column_bounds[self.part])
+        return np.array([near, far, self.rows, columns + len(self.wanted), *np.diff(self.ends)])
+
+
+def piece(part: int, matrix: Compressed, column_bounds: np.ndarray) -> Piece:
+    """A part, from its rows with the columns of the whole matrix, ascending in each row."""
+    begin, end = column_bounds[part : part + 2]
+    near = (matrix.indices >= begin) & (matrix.indices < end)
+    wanted = np.unique(matrix.indices[~near])
+    return Piece(part, matrix, near, wanted, np.searchsorted(wanted, column_bounds))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What all parts are padded to.
+
+    Attributes:
+      rows, columns: rows of the matrix, and of the dense operand, that a part has.
+      own, foreign, entries: entries of own columns, of foreign ones, of both.
+      table: rows of the dense operand that a part uses, own and received.
+    """
+
     rows: int
     columns: int
-    exchange: Exchange
-    sends: tuple[np.ndarray, ...]
+    own: int
+    foreign: int
+    entries: int
+    table: int
+
+    @classmethod
+    def of(cls, counts: np.ndarray, column_bounds: np.ndarray) -> Sizes:
+        """From the counts of all parts."""
+        near, far, rows, table = (int(x) for x in counts[:, :4].max(0))
+        entries = int(counts[:, :2].sum(1).max())
+        columns = int(np.diff(column_bounds).max())
+        return cls(max(rows, 1), max(columns, 1), near, far, entries, max(table, 1))
 
 
-def cut(
-    offsets: np.ndarray,
-    indices: np.ndarray,
-    values: np.ndarray,
-    row_bounds: np.ndarray,
-    column_bounds: np.ndarray,
-) -> Cut:
-    """Cuts a CSR matrix, whose rows and columns are in the order of the parts."""
-    parts = len(row_bounds) - 1
-    owner = np.searchsorted(column_bounds, indices, side="right") - 1
-    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    spans = [slice(*offsets[row_bounds[p : p + 2]]) for p in range(parts)]
-    away = [owner[span] != p for p, span in enumerate(spans)]
-    # The foreign columns of each part, ascending: those of one owner follow each other.
-    wanted = [np.unique(indices[span][far]) for span, far in zip(spans, away, strict=True)]
-    ends = [np.searchsorted(columns, column_bounds) for columns in wanted]
-    exchange = Exchange.of(np.array([np.diff(end) for end in ends]))
-    most = max(int(np.diff(row_bounds).max()), 1)
-    own, foreign = [], []
-    for p, (span, far) in enumerate(zip(spans, away, strict=True)):
-        at, columns = row[span] - row_bounds[p], indices[span]
-        place = np.zeros(len(wanted[p]), np.int64)  # of each foreign column in the buffer
-        for q in np.flatnonzero(np.diff(ends[p])).tolist():
-            theirs = slice(*ends[p][q : q + 2])
-            place[theirs] = exchange.begin(p, int(q)) + np.arange(theirs.stop - theirs.start)
-        there = place[np.searchsorted(wanted[p], columns[far])]
-        order = np.lexsort((there, at[far]))
-        near = at[~far], columns[~far] - column_bounds[p]
-        own.append(_compressed(*near, values[span][~far], most))
-        foreign.append(_compressed(at[far][order], there[order], values[span][far][order], most))
-    widest = max(int(np.diff(column_bounds).max()), 1)
-    sends = _sends(wanted, ends, column_bounds, exchange)
-    return Cut(_alike(own), _alike(foreign), most, widest, exchange, sends)
+class Padded(NamedTuple):
+    """The arrays of one part, padded.
+
+    Attributes:
+      own, foreign: entries of own columns, and of foreign ones, whose columns are places in the
+        buffer that the part receives.
+      merged: all entries; the columns are places in the table of own and received rows, in the
+        order of the whole matrix, and the values say where the entry is among those of own and then
+        of foreign columns.
+      table: [table] for each row of that table its place among own and then received rows.
+      names: [table] its column in the order of the parts; of padding, the largest int32.
+      requests: what the part asks for (`Exchange.requests`).
+    """
+
+    own: Compressed
+    foreign: Compressed
+    merged: Compressed
+    table: np.ndarray
+    names: np.ndarray
+    requests: tuple[np.ndarray, ...]
 
 
-def _compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> tuple:
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=size))])
-    return values, offsets.astype(np.int32), columns.astype(np.int32)
-
-
-def _alike(parts: Sequence[tuple]) -> list:
-    """Pads the entries of all parts to those of the largest one."""
-    most = max(len(indices) for _, _, indices in parts)
-
-    def padded(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([x, np.zeros(most - len(x), x.dtype)])
-
-    return [(padded(values), offsets, padded(indices)) for values, offsets, indices in parts]
-
-
-def _sends(
-    wanted: list, ends: list, column_bounds: np.ndarray, exchange: Exchange
-) -> tuple[np.ndarray, ...]:
-    parts = len(wanted)
-
-    def rows(p: int, q: int, size: int) -> np.ndarray:
-        """Which of its rows part q sends to part p, padded."""
-        mine = wanted[p][slice(*ends[p][q : q + 2])] - column_bounds[q]
-        return np.concatenate([mine, np.zeros(size - len(mine))]).astype(np.int32)
-
-    if exchange.width:
-        width = exchange.width
-        return (np.array([[rows(p, q, width) for p in range(parts)] for q in range(parts)]),)
-    return tuple(
-        np.array([rows((q + shift) % parts, q, size) for q in range(parts)])
-        for shift, size in exchange.shifts
+def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.ndarray) -> Padded:
+    part, (values, offsets, columns), near = found.part, found.matrix, found.near
+    begin, end = (int(x) for x in column_bounds[part : part + 2])
+    row = np.repeat(np.arange(found.rows), np.diff(offsets))
+    spans = [slice(*found.ends[q : q + 2]) for q in range(exchange.parts)]
+    buffer = np.zeros(len(found.wanted), np.int64)  # where each wanted column is received
+    for q, span in enumerate(spans):
+        if span.start < span.stop:
+            count = span.stop - span.start
+            buffer[span] = exchange.begin(part, q) + np.arange(count)
+    there = buffer[np.searchsorted(found.wanted, columns[~near])]
+    order = np.lexsort((there, row[~near]))
+    own = _compressed(row[near], columns[near] - begin, values[near], sizes.rows)
+    foreign = _compressed(row[~near][order], there[order], values[~near][order], sizes.rows)
+    place = np.zeros(len(columns), np.int64)  # of each entry among those of own and foreign columns
+    place[near] = np.arange(near.sum())
+    place[np.flatnonzero(~near)[order]] = sizes.own + np.arange(len(order))
+    names = np.concatenate([found.wanted, np.arange(begin, end)])
+    table = np.concatenate([sizes.columns + buffer, np.arange(end - begin)])
+    by_name = np.argsort(names)
+    names, table = names[by_name], table[by_name]
+    merged = _compressed(row, np.searchsorted(names, columns), place, sizes.rows)
+    # Padding is behind all places, each somewhere else: a scatter drops it.
+    beyond = sizes.own + sizes.foreign + np.arange(sizes.entries - len(place))
+    rest = sizes.table - len(names)
+    mine = [found.wanted[span] - column_bounds[q] for q, span in enumerate(spans)]
+    return Padded(
+        _enlarged(own, sizes.own),
+        _enlarged(foreign, sizes.foreign),
+        Compressed(
+            np.concatenate([place, beyond]).astype(np.int32),
+            *_enlarged(merged, sizes.entries)[1:],
+        ),
+        np.concatenate([table, np.zeros(rest)]).astype(np.int32),
+        np.concatenate([names, np.full(rest, np.iinfo(np.int32).max)]).astype(np.int32),
+        exchange.requests(part, mine),
     )
 
 
-def explanation(exchange: Exchange, entries: Sequence[int], columns: int, n: int, size: int) -> str:
-    """What one product with n columns of `size` bytes sends, as text."""
-    parts, row = len(exchange.needed), n * size
+def _compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> Compressed:
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=size))])
+    return Compressed(values, offsets.astype(np.int32), columns.astype(np.int32))
+
+
+def _enlarged(matrix: Compressed, entries: int) -> Compressed:
+    """With padding after its entries."""
+    values, offsets, indices = matrix
+
+    def grown(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([x, np.zeros(entries - len(x), x.dtype)])
+
+    return Compressed(grown(values), offsets, grown(indices))
+
+
+def explanation(exchange: Exchange, entries: Sequence[int], k: int, n: int, size: int) -> str:
+    """What one product with n columns of `size` bytes sends, as text; an all-gather would send all
+    k rows of the dense operand, split evenly."""
+    parts, row = exchange.parts, n * size
     useful = [sum(exchange.needed[p][q] for p in range(parts)) for q in range(parts)]
+    sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
     how = "all_to_all" if exchange.width else f"{len(exchange.shifts)} rounds of ppermute"
-    total, sent, everything = sum(useful), exchange.sent * parts, (parts - 1) * columns * parts
     balance = max(entries) * parts / max(sum(entries), 1)
-    share = 0.0 if sent == 0 else 1 - total / sent
+    share = 0.0 if sum(sent) == 0 else 1 - sum(useful) / sum(sent)
     lines = [
-        f"{parts} parts, {how if sent else 'nothing travels'}",
-        f"sent by each device   {exchange.sent * row:>14,} bytes for {n} columns",
-        f"  needed, at most     {max(useful) * row:>14,} bytes",
-        f"  padding             {share:>14.0%}",
-        f"an all-gather         {everything // parts * row:>14,} bytes",
-        f"largest part          {balance:>14.2f} times the mean of the entries",
+        f"{parts} parts, {how if sum(sent) else 'nothing travels'}, {n} columns",
+        f"sent by a device, at most {max(sent) * row:>14,} bytes",
+        f"  on the mean             {sum(sent) * row // parts:>14,} bytes",
+        f"  padding                 {share:>14.0%}",
+        f"by an all-gather          {everything * row:>14,} bytes",
+        f"largest part              {balance:>14.2f} times the mean of the entries",
+        "",
+        "part        entries    needed by others          sent",
+    ]
+    lines += [
+        f"{q:>4} {entries[q]:>14,} {useful[q] * row:>13,} bytes {sent[q] * row:>13,} bytes"
+        for q in range(parts)
     ]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSR, CVS
+from sgap_jax.formats.structure import varying_like
 from sgap_jax.formats.vectors import split_blocks
 from sgap_jax.primitives import attention_launches as launches
 from sgap_jax.primitives import attention_unfused as unfused
@@ -450,8 +451,14 @@ def _backward_transpose(cotangents: Any, *operands: Any, **params: Any) -> dict:
         )
         for i, x in enumerate(operands[:2])
     ]
+    # Inside shard_map: of one device, as the cotangents are, or they would be summed over devices.
+    zeros = [varying_like(x, *cotangents, *operands[2:]) for x in zeros]
     backward = unfused.by_structure(unfused.backward, Backward)
-    of = lambda *x: backward(*x, *operands[2:], **params)  # noqa: E731
+
+    def of(*x: Any) -> list:
+        results = backward(*x, *operands[2:], **params)
+        return [varying_like(y, c) for y, c in zip(results, cotangents, strict=True)]
+
     found = jax.vjp(of, *zeros)[1](list(cotangents))
     return {i: found[i] for i in linear}
 

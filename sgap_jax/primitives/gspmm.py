@@ -117,7 +117,7 @@ def _gspmm(
     # Where the result takes several operations, all are in the accumulator's dtype: one rounding.
     steps = op == "div" or reduce == "mean" or (adds and sums)
     wide = accumulator(dtype) if steps else dtype
-    A, X = A.with_values(_message_values(A, op, wide)), X.astype(wide)
+    A, X = A.with_values(message_values(A, op, wide)), X.astype(wide)
     if not sums:
         C = _extremum(A, X, adds, reduce == "min", transpose, schedule)
     elif adds:
@@ -133,7 +133,7 @@ def _gspmm(
     return C.astype(dtype)
 
 
-def _message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
+def message_values(A: SparseArray, op: str, dtype: Any) -> jax.Array:
     """Values v [nnz] for which each message is X * v ("mul", "div", "copy") or X + v ("add",
     "sub")."""
     if op == "copy":

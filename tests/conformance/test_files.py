@@ -1,8 +1,10 @@
 """The meaning of files: every layout and suffix, and the data set against its own table and
 SciPy."""
 
+import gzip
 import io
 import os
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from sgap_jax import (
     read,
     write,
 )
-from sgap_jax.formats.io import smtx
+from sgap_jax.formats.io import outline, smtx
 
 MTX = "%%MatrixMarket matrix coordinate "
 GOOD = SparseArray.from_dense(np.array([[0, 1.5, 0, 2], [0, 0, 0, 0], [3, 0, -4, 0]], np.float32))
@@ -196,3 +198,86 @@ def test_reading_a_graph_agrees_with_scipy(data_dir):
             (arrays["data"], arrays["indices"], arrays["indptr"]), shape=arrays["shape"]
         )
     assert (read(path, format=CSC).checked().to_scipy() != expected).nnz == 0
+
+
+def of_rows(path):
+    """Ranges of the rows of a file, each against the same rows of the whole."""
+    whole = read(path)
+    m = whole.shape[0]
+    for begin, end in ((0, m), (0, 0), (2, 5), (m - 1, m), (m, m)):
+        part, expected = read(path, rows=(begin, end)), whole[begin:end]
+        assert part.shape == (end - begin, whole.shape[1]) and part.dtype == whole.dtype
+        np.testing.assert_array_equal(part.todense(), expected.todense())
+        assert part.nnz == expected.nnz  # zeros that are stored stay
+
+
+@pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric", "pattern"])
+@pytest.mark.parametrize("suffix", [".mtx", ".mtx.gz"])
+def test_rows_of_matrix_market(tmp_path, symmetry, suffix):
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random((9, 9)) < 0.3, rng.integers(1, 9, (9, 9)), 0).astype(float)
+    if symmetry == "skew-symmetric":
+        D = np.tril(D, -1) - np.tril(D, -1).T
+    elif symmetry == "symmetric":
+        D = np.tril(D) + np.tril(D, -1).T
+    field = "pattern" if symmetry == "pattern" else None
+    text = io.BytesIO()
+    how = "general" if symmetry == "pattern" else symmetry
+    scipy.io.mmwrite(text, scipy.sparse.coo_array(D), field=field, symmetry=how)
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(text.getvalue()) if "gz" in suffix else text.getvalue())
+    of_rows(path)
+    (shape, lengths) = outline(path, "test", count=True)
+    assert shape == (9, 9) and np.array_equal(lengths, np.count_nonzero(D, 1))
+    assert outline(path, "test", count=False) == ((9, 9), None)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_rows_of_npz(tmp_path, compressed):
+    A = scipy.sparse.random_array((11, 7), density=0.3, rng=np.random.default_rng(0)).tocsr()
+    A.data[:3] = 0  # stored
+    A.indices[:2] = A.indices[:2][::-1]  # not sorted
+    scipy.sparse.save_npz(tmp_path / "a.npz", A, compressed=compressed)
+    of_rows(tmp_path / "a.npz")
+    B = SparseArray.from_scipy(A).astype(jnp.bfloat16)
+    write(tmp_path / "b.npz", B)
+    of_rows(tmp_path / "b.npz")
+
+
+def test_rows_of_a_large_archive_are_all_that_is_in_memory(tmp_path):
+    A = scipy.sparse.random_array((2000, 2000), density=0.25, rng=np.random.default_rng(0))
+    scipy.sparse.save_npz(tmp_path / "a.npz", A.tocsr(), compressed=False)
+    read(tmp_path / "a.npz", rows=(0, 1))
+    tracemalloc.start()
+    part = read(tmp_path / "a.npz", rows=(1000, 1010))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert part.nnz > 4000 and peak < (tmp_path / "a.npz").stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [((0, 6), "begin <= end <= 5"), ((3, 2), "expected 0 <= begin"), (4, r"\(begin, end\)")],
+)
+def test_rows_that_a_file_lacks(tmp_path, rows, message):
+    write(tmp_path / "a.mtx", SparseArray.from_dense(np.eye(5)))
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.mtx", rows=rows)
+
+
+def test_rows_of_other_files(tmp_path):
+    A = SparseArray.from_dense(np.eye(5))
+    write(tmp_path / "a.tns", A)
+    with pytest.raises(NotImplementedError, match="no rows of .tns files"):
+        read(tmp_path / "a.tns", rows=(0, 1))
+    write(tmp_path / "a.npz", A.asformat(CSC))
+    with pytest.raises(NotImplementedError, match="in format csr, got csc"):
+        read(tmp_path / "a.npz", rows=(0, 1))
+    arrays = dict(data=np.ones(3), indices=np.arange(3), shape=np.array([3, 3]))
+    for offsets in ([0, 1, 2, 9], [0, 2, 1, 3], [0, 1, 3], [0, 1, 2, 2]):
+        np.savez(tmp_path / "b.npz", indptr=np.array(offsets), **arrays)
+        with pytest.raises(ValueError, match="indptr"):
+            read(tmp_path / "b.npz", rows=(0, 2))
+    np.savez(tmp_path / "b.npz", indptr=np.arange(4), **arrays | dict(indices=np.array([0, 7, 1])))
+    with pytest.raises(ValueError, match="7"):
+        read(tmp_path / "b.npz", rows=(0, 2))

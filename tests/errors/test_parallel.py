@@ -1,9 +1,12 @@
 """Bad input of matrices in parts: the type of the error, and that it says what to write."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from jax.sharding import AxisType
 
 from sgap_jax import SparseArray, parallel
@@ -28,7 +31,8 @@ def A():
         (dict(rows=[1.0, 5.0]), "2 numbers of rows"),
         (dict(rows=[3, 4]), "expected 6 in all"),
         (dict(rows=[7, -1]), "expected 6 in all"),
-        (dict(order="metis"), "expected 'given' or a function"),
+        (dict(order="random"), "expected 'given', 'metis' or a function"),
+        (dict(order="metis", rows="even"), "balances the parts by itself"),
         (dict(order=lambda A: [0, 1, 2, 3, 4, 4]), "a permutation of 0 .. 5"),
     ],
 )
@@ -51,11 +55,109 @@ def test_products(A, mesh):
     P = parallel.partition(A, mesh, "x")
     with pytest.raises(TypeError, match="parallel.partition spreads it"):
         parallel.spmm(A, jnp.ones((6, 2)))
-    with pytest.raises(ValueError, match=r"expected \[6, n\], got \[5, 2\]"):
+    with pytest.raises(ValueError, match=r"expected \[6, n\] or in parts .* got \[5, 2\]"):
         P @ jnp.ones((5, 2))
-    with pytest.raises(ValueError, match=r"expected \[2, 3, n\], got \[2, 4, 2\]"):
+    with pytest.raises(ValueError, match=r"expected \[2, 3, n\], as to_parts .* got \[2, 4, 2\]"):
         P @ jnp.ones((2, 4, 2))
     with pytest.raises(ValueError, match="of own columns"):
         P.with_values((jnp.ones(3), P.values[1]))
     with pytest.raises(ValueError, match="of foreign columns"):
         P.with_values((P.values[0], jnp.ones(3)))
+
+
+OPERATIONS = {
+    "spmm": lambda A: parallel.spmm(A, jnp.ones((6, 2))),
+    "sddmm": lambda A: parallel.sddmm(A, jnp.ones((6, 2)), jnp.ones((6, 2))),
+    "gsddmm": lambda A: parallel.gsddmm(A, jnp.ones(6), jnp.ones(6)),
+    "gspmm": lambda A: parallel.gspmm(A, jnp.ones((6, 2))),
+    "sparse_softmax": parallel.sparse_softmax,
+    "row_sum": parallel.row_sum,
+    "row_max": parallel.row_max,
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_whole_matrix_goes_to_the_operation_of_one_device(A, op):
+    with pytest.raises(TypeError, match=f"parallel.{op}: A must be .* sgap_jax.{op} takes"):
+        OPERATIONS[op](A)
+
+
+def test_other_operations(A, mesh):
+    P, ones = parallel.partition(A, mesh, "x"), jnp.ones((6, 2))
+    with pytest.raises(ValueError, match=r"sddmm: X: expected \[6, n\] or in parts \[2, 3, n\]"):
+        parallel.sddmm(P, ones[:5], ones)
+    with pytest.raises(ValueError, match="same features, got 2 and 1"):
+        parallel.sddmm(P, ones, ones[:, :1])
+    with pytest.raises(TypeError, match="weighted must be a bool"):
+        parallel.sddmm(P, ones, ones, weighted=1.5)
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        parallel.gspmm(P, ones, reduce="prod")
+    with pytest.raises(ValueError, match="op must be one of"):
+        parallel.gsddmm(P, ones, ones, op="pow")
+    with pytest.raises(NotImplementedError, match=r"partition\(A.T, mesh, axis\)"):
+        parallel.gspmm(P, ones, reduce="max", transpose=True)
+    with pytest.raises(ValueError, match="scale must be a real scalar"):
+        parallel.sparse_softmax(P, scale=jnp.ones(2))
+    with pytest.raises(TypeError, match="schedule must be"):
+        parallel.row_sum(P, schedule="fast")
+    with pytest.raises(ValueError, match=r"from_parts: expected \[2, 3, ...\], got \[3, 2\]"):
+        P.from_parts(jnp.ones((3, 2)))
+
+
+def test_attention(A, mesh):
+    P, q = parallel.partition(A, mesh, "x"), jnp.ones((6, 2, 4))
+    with pytest.raises(TypeError, match="pattern must be a PartitionedArray, got SparseArray"):
+        parallel.sparse_attention(q, q, q, A)
+    with pytest.raises(ValueError, match=r"pattern must have shape \[5, 6\], got \[6, 6\]"):
+        parallel.sparse_attention(q[:5], q, q, P)
+    with pytest.raises(ValueError, match="bias: expected values of own and of foreign entries"):
+        parallel.sparse_attention(q, q, q, P, bias=jnp.ones(6))
+    with pytest.raises(ValueError, match=r"bias of own entries must be floats of shape \[2, 3\]"):
+        parallel.sparse_attention(q, q, q, P, bias=(jnp.ones((3, 2, 3)), P.values[1]))
+    with pytest.raises(ValueError, match="bias of foreign entries"):
+        parallel.sparse_attention(q, q, q, P, bias=(P.values[0], jnp.ones((2, 2))))
+    with pytest.raises(ValueError, match=r"sinks must be floats of shape \[2\]"):
+        parallel.sparse_attention(q, q, q, P, sinks=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"batch_axis: expected another axis, of \[\], got 'x'"):
+        parallel.sparse_attention(q, q, q, P, batch_axis="x")
+    two = jax.make_mesh((1, 2), ("x", "h"), axis_types=(AxisType.Auto,) * 2)
+    whole = parallel.partition(A, two, "x")
+    with pytest.raises(ValueError, match="heads_axis: 2 devices along 'h' do not divide 2 and 1"):
+        parallel.sparse_attention(q, q[:, :1], q[:, :1], whole, heads_axis="h")
+    other = parallel.partition(A, mesh, "x", order=lambda A: np.arange(6)[::-1])
+    with pytest.raises(NotImplementedError, match="no is_causal and no key_value_seq_lengths"):
+        parallel.sparse_attention(q, q, q, other, is_causal=True)
+
+
+def test_parts_that_do_not_fit(mesh):
+    half = scipy.sparse.csr_array(np.ones((3, 6)))
+    with pytest.raises(ValueError, match="from_parts: parts: expected one for each of .0, 1."):
+        parallel.from_parts({0: half}, mesh, "x")
+    with pytest.raises(ValueError, match=r"parts have \[5, 6\] columns"):
+        parallel.from_parts({0: half, 1: half[:, :5]}, mesh, "x")
+    with pytest.raises(TypeError, match="part 0 must be a SparseArray or a SciPy"):
+        parallel.from_parts(lambda p: np.ones((3, 6)), mesh, "x")
+    with pytest.raises(ValueError, match=r"axis: expected one of \['x'\]"):
+        parallel.from_parts({}, mesh, "y")
+    corrupt = half.copy()
+    corrupt.indices[4] = 1 << 30
+    with pytest.raises(ValueError, match="ind"):
+        parallel.from_parts({0: half, 1: corrupt}, mesh, "x")
+
+
+def test_metis_of_a_rectangle_and_without_pymetis(A, mesh, monkeypatch):
+    with pytest.raises(ValueError, match=r"'metis' cuts a square matrix, got \[5, 6\]"):
+        parallel.partition(A[:5], mesh, "x", order="metis")
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ImportError, match=r"pip install 'sgap_jax\[metis\]'"):
+        parallel.partition(A, mesh, "x", order="metis")
+
+
+def test_files(mesh, tmp_path):
+    (tmp_path / "a.smtx").write_text("1, 1, 0\n0 0\n\n")
+    with pytest.raises(NotImplementedError, match="parallel.read: no rows of .smtx files"):
+        parallel.read(tmp_path / "a.smtx", mesh, "x")
+    with pytest.raises(FileNotFoundError):
+        parallel.read(tmp_path / "none.mtx", mesh, "x")
+    with pytest.raises(ValueError, match="parallel.read: axis: expected one of"):
+        parallel.read(tmp_path / "a.mtx", mesh, "y")

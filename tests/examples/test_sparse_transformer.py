@@ -274,6 +274,28 @@ def test_training_over_devices_gives_the_losses_of_one(shape):
     assert "all-reduce" in text and "all-gather" not in text
 
 
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["sequence", "batch"])
+def test_training_of_split_sequences_gives_the_losses_of_one_device(shape):
+    """Each device has a part of every sequence; the batch may be split too."""
+    data, twin, optimizer = built()
+    tokens, labels = (x[: SMALL.batch] for x in (data.tokens, data.labels))
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh(shape, ("batch", "sequence"), axis_types=kinds)
+    split = model.in_parts(twin, mesh, "sequence", "batch")
+    expected = [train.train_step(twin, optimizer, tokens, labels)[0] for _ in range(3)]
+    optimizer = train.make_optimizer(split, SMALL.steps, SMALL.learning_rate)
+    over = [jax.NamedSharding(mesh, jax.P(*x)) for x in (("batch", "sequence"), ("batch",))]
+    given = [jax.device_put(x, s) for x, s in zip((tokens, labels), over, strict=True)]
+    losses = [train.train_step(split, optimizer, *given)[0] for _ in range(3)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    if shape[1] > 1:  # no array of all keys: of heads and their features, and of all tokens' width
+        text = train.train_step.lower(split, optimizer, *given).compile().as_text()
+        length, batch = data.length, SMALL.batch
+        assert f"[{batch},{length // 2},16]" in text and f"[{batch},{length},16]" not in text
+        assert f"[{batch},{length},2,8]" not in text
+
+
 # ---- text ---------------------------------------------------------------------------------------
 
 

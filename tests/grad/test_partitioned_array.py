@@ -7,7 +7,7 @@ import pytest
 from differentiable_ops import close, normal
 from jax.sharding import AxisType
 
-from sgap_jax import SparseArray, parallel, spmm
+from sgap_jax import SparseArray, parallel, sparse_attention, spmm
 
 RNG = np.random.default_rng(0)
 D = np.where(RNG.random((15, 15)) < 0.2, RNG.standard_normal((15, 15)), 0)
@@ -56,3 +56,18 @@ def test_explicit_axes():
         assert jax.typeof(A @ X).sharding.spec[0] == "x"
         got = A.from_parts(jax.jit(jax.grad(loss))(X))
     close(got, jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B))
+    with jax.set_mesh(mesh):  # an operand that is not split yet
+        rows = A.to_parts(B, transpose=True)
+        back = parallel.spmm(A, jax.sharding.reshard(rows, jax.P()), transpose=True)
+        close(A.from_parts(back, transpose=True), spmm(WHOLE, B, transpose=True))
+
+
+def test_second_derivatives_of_attention(A):
+    q, k, v = normal(2, 15, 2, 3), normal(2, 15, 1, 3), normal(2, 15, 1, 3)
+
+    def twice(attend, pattern):
+        loss = lambda *x: jnp.sum(jnp.sin(attend(*x, pattern)))
+        norm = lambda *x: sum(jnp.sum(y**2) for y in jax.grad(loss, (0, 1, 2))(*x))
+        return jax.jit(jax.grad(norm, (0, 1, 2)))(q, k, v)
+
+    close(twice(parallel.sparse_attention, A), twice(sparse_attention, WHOLE))

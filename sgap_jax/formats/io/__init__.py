@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import operator
 import os
 import uuid
 from typing import Any, BinaryIO
@@ -31,6 +32,7 @@ def read(
     dtype: DTypeLike | None = None,
     *,
     duplicates: str = "sum",
+    rows: tuple[int, int] | None = None,
 ) -> SparseArray:
     """Reads .mtx, .smtx, .tns (each also .gz) and .npz; pattern files get values of one (float32).
 
@@ -41,20 +43,56 @@ def read(
       format: of the result; None is CSR for matrices and COO for tensors of any other order.
       dtype: of the values; None keeps the file's as `jnp.asarray` would (float32 without x64).
       duplicates: "sum" adds entries with equal coordinates, "error" refuses them.
+      rows: (begin, end): only these rows of a matrix, [end - begin, k]. No more than their entries
+        is in memory at once; a .mtx file is read to its end, of a CSR .npz archive their bytes and
+        the offsets of all rows.
 
     Raises:
       ValueError: unknown suffix; truncated, corrupt or contradictory content, or a decompression
-        bomb.
+        bomb; rows that the matrix does not have.
+      NotImplementedError: `rows` of other files than .mtx and CSR archives.
       OSError: the file cannot be opened.
     """
     path = os.fspath(path)
     suffix = _suffix(path, "read")
-    if suffix == ".npz":
+    if rows is not None:
+        contents = _read_rows(path, suffix, rows)
+    elif suffix == ".npz":
         contents = npz.read(path)
     else:
         with open_source(path) as source:
             contents = _TEXT[suffix].read(source)
     return _assemble(path, contents, format, dtype, duplicates)
+
+
+def outline(
+    path: str | os.PathLike[str], op: str, *, count: bool
+) -> tuple[tuple[int, int], np.ndarray | None]:
+    """(shape, entries of each row) of a matrix in a .mtx file or a CSR .npz archive, whose entries
+    are not kept in memory; without `count` the entries of rows may be None, and a .mtx file is not
+    read past its header."""
+    path = os.fspath(path)
+    suffix = _suffix(path, op)
+    if suffix == ".npz":
+        return npz.outline(path)
+    if suffix != ".mtx":
+        raise NotImplementedError(f"{op}: no rows of {suffix} files; .mtx and .npz have them")
+    with open_source(path) as source:
+        return matrix_market.outline(source, count)
+
+
+def _read_rows(path: str, suffix: str, rows: tuple[int, int]) -> Contents:
+    try:
+        begin, end = (operator.index(x) for x in rows)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"read: rows: expected (begin, end), got {rows!r}") from error
+    (m, _), _ = outline(path, "read", count=False)
+    if not 0 <= begin <= end <= m:
+        raise ValueError(f"read: rows: expected 0 <= begin <= end <= {m}, got {begin}, {end}")
+    if suffix == ".npz":
+        return npz.read_rows(path, begin, end)
+    with open_source(path) as source:
+        return matrix_market.read_rows(source, begin, end)
 
 
 def write(path: str | os.PathLike[str], A: SparseArray) -> None:

@@ -8,6 +8,7 @@ i j value                                          1-based; re im for complex; n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,28 +24,81 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 _EXACT = 2.0**53  # float64 holds every integer up to here
 
 
+def outline(source: Source, count: bool) -> tuple[tuple[int, int], np.ndarray | None]:
+    """The shape, and with `count` the entries of each row [m], both triangles."""
+    if not count:
+        _, symmetry = _banner(source)
+        return _sizes(source, symmetry, bytes_each=4)[:2], None
+    lengths: list[np.ndarray] = []
+
+    def counted(i: np.ndarray, m: int) -> None:
+        each = np.bincount(i, minlength=m)
+        lengths[:] = [each if not lengths else lengths[0] + each]
+
+    m, k = _scan(source, lambda shape, i, j, values: counted(i, shape[0]))
+    return (m, k), lengths[0] if lengths else np.zeros(m, np.int64)
+
+
+def read_rows(source: Source, begin: int, end: int) -> Contents:
+    """The contents of rows begin to end, in memory for those; all others are read past."""
+    parts: list[tuple[Any, ...]] = []
+
+    def kept(shape: tuple[int, int], i: np.ndarray, j: np.ndarray, values: Any) -> None:
+        here = (i >= begin) & (i < end)
+        parts.append((i[here] - begin, j[here], None if values is None else values[here]))
+
+    _, k = _scan(source, kept)
+    i, j = (_join([part[n] for part in parts], np.int32) for n in (0, 1))
+    pattern = bool(parts) and parts[0][2] is None
+    values = None if pattern else _join([part[2] for part in parts], np.float64)
+    return Contents((end - begin, k), [i, j], values)
+
+
+def _scan(source: Source, visit: Callable[..., None]) -> tuple[int, int]:
+    """Calls visit(shape, rows, columns, values) for each block of entries, both triangles; the
+    shape."""
+    field, symmetry = _banner(source)
+    m, k, blocks = _entries(source, field, symmetry)
+    for i, j, values in blocks:
+        if symmetry != "general":
+            i, j, values = _expand(source, symmetry, i, j, values)
+        visit((m, k), i, j, values)
+    return m, k
+
+
 def read(source: Source) -> Contents:
     """The contents of a file; symmetric, skew-symmetric and Hermitian ones are expanded to both
     triangles."""
     field, symmetry = _banner(source)
-    m, k, nnz = _sizes(source, symmetry, bytes_each=4 + 2 * _WIDTH[field])
-    expected = "two indices" + ("", " and a number", " and two numbers")[_WIDTH[field]]
-    parts: list[tuple[Any, ...]] = []
-    count = 0
-    for rows, block in source.rows(2 + _WIDTH[field], b"%", expected):
-        if count + len(rows) > nnz:
-            line, text = source.line_of_row(block, nnz - count)
-            source.fail(f"{nnz} entries as declared", f"one more: {text.decode('latin1')}", line)
-        count += len(rows)
-        i, j = source.coordinates(rows, block, (m, k), 2)
-        parts.append((i, j, _values(source, rows, block, field)))
-    if count != nnz:
-        source.fail(f"{nnz} entries as declared", f"{count}; is the file truncated?")
+    m, k, blocks = _entries(source, field, symmetry)
+    parts = list(blocks)
     i, j = (_join([part[n] for part in parts], np.int32) for n in (0, 1))
     values = None if field == "pattern" else _join([part[2] for part in parts], np.float64)
     if symmetry != "general":
         i, j, values = _expand(source, symmetry, i, j, values)
     return Contents((m, k), [i, j], values)
+
+
+def _entries(source: Source, field: str, symmetry: str) -> tuple[int, int, Iterator[tuple]]:
+    """(m, k, the stored entries in blocks: rows, columns and values, None of a pattern)."""
+    m, k, nnz = _sizes(source, symmetry, bytes_each=4 + 2 * _WIDTH[field])
+    expected = "two indices" + ("", " and a number", " and two numbers")[_WIDTH[field]]
+
+    def blocks() -> Iterator[tuple]:
+        count = 0
+        for rows, block in source.rows(2 + _WIDTH[field], b"%", expected):
+            if count + len(rows) > nnz:
+                line, text = source.line_of_row(block, nnz - count)
+                source.fail(
+                    f"{nnz} entries as declared", f"one more: {text.decode('latin1')}", line
+                )
+            count += len(rows)
+            i, j = source.coordinates(rows, block, (m, k), 2)
+            yield i, j, _values(source, rows, block, field)
+        if count != nnz:
+            source.fail(f"{nnz} entries as declared", f"{count}; is the file truncated?")
+
+    return m, k, blocks()
 
 
 def _join(parts: list[np.ndarray], dtype: Any) -> np.ndarray:

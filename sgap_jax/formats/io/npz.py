@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NoReturn
 
 import jax.numpy as jnp
@@ -21,6 +23,49 @@ from sgap_jax.formats.levels import CSC, CSR
 
 
 def read(path: str) -> Contents:
+    with _opened(path) as (archive, names):
+        return _contents(path, {n: _array(path, archive, n) for n in _wanted(path, names)})
+
+
+def outline(path: str) -> tuple[tuple[int, int], np.ndarray]:
+    """The shape, and the entries of each row [m], of a CSR archive."""
+    with _opened(path) as (archive, names):
+        shape, offsets, _ = _row_offsets(path, archive, names)
+        return shape, np.diff(offsets)
+
+
+def read_rows(path: str, begin: int, end: int) -> Contents:
+    """The contents of rows begin to end of a CSR archive: no more than their entries, and the
+    offsets of all rows, is in memory."""
+    with _opened(path) as (archive, names):
+        shape, offsets, rest = _row_offsets(path, archive, names)
+        span = int(offsets[begin]), int(offsets[end])
+        arrays = {n: _array(path, archive, n, span) for n in ("data", "indices")}
+        rows = {"indptr": offsets[begin : end + 1] - offsets[begin]}
+        return _contents(path, rest | arrays | rows | {"shape": np.array([end - begin, shape[1]])})
+
+
+def _row_offsets(
+    path: str, archive: zipfile.ZipFile, names: set[str]
+) -> tuple[tuple[int, int], np.ndarray, dict[str, np.ndarray]]:
+    """(shape, row offsets, the arrays format and dtype) of a CSR archive."""
+    wanted = _wanted(path, names)
+    rest = {n: _array(path, archive, n) for n in wanted if n in ("format", "dtype")}
+    format = _text(rest.get("format"), "csr") if "indptr" in wanted else "coo"
+    if format != "csr":
+        raise NotImplementedError(f"{path}: rows of an archive in format csr, got {format}")
+    m, k = _shape(path, _array(path, archive, "shape"), 2)
+    offsets = checks.check_indices(_array(path, archive, "indptr"), "indptr", 1, path)
+    entries = _length(path, archive, "indices")
+    checks.check_offsets(offsets, m, entries, "indptr", path)
+    if not entries == _length(path, archive, "data") == int(offsets[-1]):
+        _fail(path, f"data and indptr[-1] of {entries} entries as in indices", int(offsets[-1]))
+    return (m, k), offsets.astype(np.int64), rest
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[zipfile.ZipFile, set[str]]]:
+    """(the archive, the names of its arrays); whatever is wrong in it is a ValueError."""
     size = os.path.getsize(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -28,11 +73,11 @@ def read(path: str) -> Contents:
             total = sum(info.file_size for info in archive.infolist())
             if total > max(FREE_EXPANSION_BYTES, MAX_EXPANSION * size):
                 _fail(path, f"an archive that expands less than {MAX_EXPANSION} times", total)
-            return _contents(path, {n: _array(path, archive, n) for n in _wanted(path, names)})
+            yield archive, names
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception as error:  # zipfile raises a dozen exception types for hostile bytes
-        if isinstance(error, ValueError) and path in str(error):
+        if isinstance(error, ValueError | NotImplementedError) and path in str(error):
             raise
         raise ValueError(f"{path}: expected a whole .npz archive, got {error!r}") from error
 
@@ -50,30 +95,58 @@ def _wanted(path: str, names: set[str]) -> list[str]:
     _fail(path, "arrays data, indices, indptr, shape (or data, row, col, shape)", got)
 
 
-def _array(path: str, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def _array(
+    path: str, archive: zipfile.ZipFile, name: str, span: tuple[int, int] | None = None
+) -> np.ndarray:
+    """An array, or elements begin to end of one with one axis."""
     info = archive.getinfo(name + ".npy")
     with archive.open(info) as member:
-        try:
-            version = np.lib.format.read_magic(member)
-            header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
-            if header is None:
-                _fail(path, f"{name}: version 1 or 2 of the .npy format", version)
-            shape, _, dtype = header(member)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise ValueError(f"{path}: {name}: expected a .npy header, got {error}") from error
-        if dtype.hasobject:
-            _fail(path, f"{name}: plain numbers", f"dtype {dtype} (a pickle)")
-        expected = member.tell() + math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or expected != info.file_size:
-            _fail(path, f"{name}: {expected} bytes for shape {shape}", info.file_size)
+        shape, dtype = _header(path, name, member, info.file_size)
+        if span is not None:
+            if len(shape) != 1:
+                _fail(path, f"{name}: one axis", f"shape {shape}")
+            _skip(member, span[0] * dtype.itemsize)
+            data = member.read((span[1] - span[0]) * dtype.itemsize)
+            return np.frombuffer(data, dtype, span[1] - span[0])
     with archive.open(info) as member:
         try:
             return np.lib.format.read_array(member, allow_pickle=False)
         except (ValueError, MemoryError) as error:
             raise ValueError(f"{path}: {name}: expected a .npy array, got {error}") from error
+
+
+def _skip(member: Any, count: int) -> None:
+    """Reads past bytes, few at a time: `seek` of a member would have 16 MiB of them in memory."""
+    while count and (data := member.read(min(count, 1 << 18))):
+        count -= len(data)
+
+
+def _length(path: str, archive: zipfile.ZipFile, name: str) -> int:
+    info = archive.getinfo(name + ".npy")
+    with archive.open(info) as member:
+        shape, _ = _header(path, name, member, info.file_size)
+    return shape[0] if len(shape) == 1 else _fail(path, f"{name}: one axis", f"shape {shape}")
+
+
+def _header(path: str, name: str, member: Any, size: int) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and dtype of a member of `size` bytes, which is read up to its data."""
+    try:
+        version = np.lib.format.read_magic(member)
+        header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if header is None:
+            _fail(path, f"{name}: version 1 or 2 of the .npy format", version)
+        shape, _, dtype = header(member)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{path}: {name}: expected a .npy header, got {error}") from error
+    if dtype.hasobject:
+        _fail(path, f"{name}: plain numbers", f"dtype {dtype} (a pickle)")
+    expected = member.tell() + math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or expected != size:
+        _fail(path, f"{name}: {expected} bytes for shape {shape}", size)
+    return shape, dtype
 
 
 def _text(array: np.ndarray | None, default: str) -> str:
@@ -83,11 +156,17 @@ def _text(array: np.ndarray | None, default: str) -> str:
     return item.decode("latin1") if isinstance(item, bytes) else str(item)
 
 
-def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
-    declared = checks.check_indices(arrays["shape"], "shape", 1, path)
+def _shape(path: str, array: np.ndarray, ndim: int | None = None) -> tuple[int, ...]:
+    declared = checks.check_indices(array, "shape", 1, path)
     if not 1 <= declared.size <= 64 or declared.min() < 0 or declared.max() > checks.INT32_MAX:
         _fail(path, f"shape: sizes of 0 .. {checks.INT32_MAX}", declared[:8])
-    shape = tuple(int(size) for size in declared)
+    if ndim is not None and declared.size != ndim:
+        _fail(path, f"shape: {ndim} sizes", declared[:8])
+    return tuple(int(size) for size in declared)
+
+
+def _contents(path: str, arrays: dict[str, np.ndarray]) -> Contents:
+    shape = _shape(path, arrays["shape"])
     format = _text(arrays.get("format"), "csr")
     if "indptr" in arrays and format == "bsr":
         coordinates, values = _bsr_entries(path, arrays, shape)

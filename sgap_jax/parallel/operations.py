@@ -1,0 +1,388 @@
+"""Operations on a matrix in parts: those of `sgap_jax` of the same names, on each device with the
+rows of dense operands that the other parts send it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgap_jax.formats.checks import check_flag
+from sgap_jax.parallel.partitioned import Part, PartitionedArray
+from sgap_jax.primitives._define import accumulator, as_numbers, check_scale, check_schedule
+from sgap_jax.primitives.gsddmm import gsddmm as local_gsddmm
+from sgap_jax.primitives.gspmm import OPS, REDUCTIONS, check_choice, message_values
+from sgap_jax.primitives.gspmm import gspmm as local_gspmm
+from sgap_jax.primitives.row_reduce import row_max as local_row_max
+from sgap_jax.primitives.row_reduce import row_sum as local_row_sum
+from sgap_jax.primitives.sddmm import sddmm as local_sddmm
+from sgap_jax.primitives.sparse_softmax import sparse_softmax as local_sparse_softmax
+from sgap_jax.primitives.spmm import spmm as local_spmm
+from sgap_jax.schedules import Schedule
+
+
+def check_parts(op: str, A: Any, name: str = "A") -> None:
+    if not isinstance(A, PartitionedArray):
+        raise TypeError(
+            f"parallel.{op}: {name} must be a PartitionedArray, got {type(A).__name__}; "
+            f"sgap_jax.{op} takes a SparseArray, parallel.partition spreads it"
+        )
+
+
+def _operand(
+    op: str, name: str, A: PartitionedArray, x: Any, of_columns: bool, features: int = 1
+) -> tuple[jax.Array, bool]:
+    """(x in parts, whether it came so): x has one row for each column or row of A, and one axis of
+    features, or none if `features` is 0."""
+    x = as_numbers(f"parallel.{op}", name, x)
+    rows = A._layout(of_columns)[1]
+    last = ", n" if features else ""
+    if x.ndim == 2 + features:
+        if x.shape[:2] != (A.parts, rows):
+            raise ValueError(
+                f"parallel.{op}: {name}: expected [{A.parts}, {rows}{last}], as "
+                f"to_parts gives it, got {list(x.shape)}"
+            )
+        return x, True
+    size = A.shape[1 if of_columns else 0]
+    if x.ndim != 1 + features or x.shape[0] != size:
+        raise ValueError(
+            f"parallel.{op}: {name}: expected [{size}{last}] or in parts "
+            f"[{A.parts}, {rows}{last}], got {list(x.shape)}"
+        )
+    return A.to_parts(x, transpose=not of_columns), False
+
+
+def spmm(
+    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
+) -> jax.Array:
+    """The product of a matrix in parts with a dense one: C = A B, or C = A^T B with `transpose`.
+
+        C[i, j] = sum over the stored entries (i, l) of A[i, l] B[l, j]
+
+    Every device multiplies its own columns, receives the rows of B that its foreign columns name,
+    and adds their product. With `transpose` partial sums travel the other way. Differentiable to
+    any order in `A.values` and B: the exchange of a gradient is the transposed one, and sends as
+    much.
+
+    Args:
+      A: [m, k] in parts.
+      B: in parts, [parts, rows, n] as `A.to_parts(B)`; or [k, n] ([m, n] with `transpose`), which
+        is put in parts first and the result back, at the cost of moving both.
+      transpose: multiply by A^T.
+      schedule: of the products on each device; None lets `choose_schedule` pick.
+
+    Returns:
+      C, in parts if B is, [parts, rows, n]; else [m, n] ([k, n] with `transpose`). Own and foreign
+      columns are summed as in `sgap_jax.spmm`, each rounded once, and added in the result's dtype:
+      the order of the sum is another one than on one device, the same at each call.
+
+    Raises:
+      TypeError: A is not a PartitionedArray; a SparseArray goes to `sgap_jax.spmm`.
+      ValueError: B has the wrong shape.
+
+    Source: the 1D products of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
+    that are needed.
+    """
+    check_parts("spmm", A)
+    check_schedule("parallel.spmm", schedule)
+    transpose = check_flag(transpose, "transpose", "parallel.spmm")
+    B, apart = _operand("spmm", "B", A, B, not transpose)
+    C = _product(A, B, transpose, schedule)
+    return C if apart else A.from_parts(C, transpose=transpose)
+
+
+PartitionedArray._products = spmm
+
+
+def _product(
+    A: PartitionedArray, B: jax.Array, transpose: bool, schedule: Schedule | None
+) -> jax.Array:
+    """The product of operands in parts."""
+
+    def local(part: Part, B: jax.Array) -> jax.Array:
+        C = local_spmm(part.own, B, schedule=schedule)
+        if not part.alone:
+            C = C + local_spmm(part.foreign, part.received(B), schedule=schedule)
+        return C
+
+    product = partial(A._on_each, local)
+    if not transpose:
+        return product(B)
+    shape = (A.parts, A.own.shape[1], B.shape[2])
+    given = jax.ShapeDtypeStruct(shape, jnp.result_type(A.dtype, B))  # type: ignore[no-untyped-call]
+    (C,) = jax.linear_transpose(product, given)(A._split(B.astype(given.dtype)))
+    return C
+
+
+def sddmm(
+    A: PartitionedArray,
+    X: Any,
+    Y: Any,
+    *,
+    scale: Any = None,
+    weighted: bool = False,
+    schedule: Schedule | None = None,
+) -> PartitionedArray:
+    """`sgap_jax.sddmm` of a matrix in parts: C = (X Y^T) at the stored entries of A.
+
+        C[i, j] = scale * sum_l X[i, l] Y[j, l]      (times A[i, j] with `weighted`)
+
+    The rows of Y travel that other parts have entries for. Differentiable to any order in X, Y,
+    scale and, with `weighted`, in `A.values`.
+
+    Args:
+      A: [m, k] in parts.
+      X: in parts, [parts, rows, d] as `A.to_parts(X, transpose=True)` or as a result of `A @ B`; or
+        [m, d].
+      Y: in parts, [parts, rows, d] as `A.to_parts(Y)`; or [k, d].
+      scale, weighted, schedule: as of `sgap_jax.sddmm`.
+
+    Returns:
+      A PartitionedArray of A's structure, with the dtype, the sums and the bits of
+      `sgap_jax.sddmm` with the schedule that a part has.
+
+    Raises:
+      TypeError: A is not a PartitionedArray.
+      ValueError: X, Y or scale has the wrong shape.
+
+    Source: vectorSparse, section 2.2 (SDDMM).
+    """
+    check_parts("sddmm", A)
+    check_schedule("parallel.sddmm", schedule)
+    X, Y = _both("sddmm", A, X, Y)
+    number = scale is None or not isinstance(scale, jax.Array)
+    shared = () if number else (check_scale("parallel.sddmm", scale),)
+
+    def sampled(A: Any, X: Any, Y: Any, *factor: Any) -> jax.Array:
+        options: dict = dict(weighted=weighted, schedule=schedule)
+        return local_sddmm(A, X, Y, scale=factor[0] if factor else scale, **options).values
+
+    return _sampled(A, X, Y, sampled, shared)
+
+
+def gsddmm(
+    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | None = None
+) -> PartitionedArray:
+    """`sgap_jax.gsddmm` of a matrix in parts: features of both ends of each stored entry, combined.
+
+        C[i, j] = sum_l (X[i, l] op Y[j, l])   at the stored entries (i, j) of A
+
+    Differentiable to any order in X and Y.
+
+    Args:
+      A: [m, k] in parts; only its structure is read.
+      X: in parts, [parts, rows, d] as `A.to_parts(X, transpose=True)`; or [m, d], or [m].
+      Y: in parts, [parts, rows, d] as `A.to_parts(Y)`; or [k, d], or [k].
+      op, schedule: as of `sgap_jax.gsddmm`.
+
+    Returns:
+      A PartitionedArray of A's structure, with the dtype, the sums and the bits of
+      `sgap_jax.gsddmm` with the schedule that a part has.
+
+    Raises:
+      TypeError: A is not a PartitionedArray.
+      ValueError: an op that is not one of these, or X or Y has the wrong shape.
+
+    Source: Sgap, section 2.1 (SDDMM as message passing).
+    """
+    check_parts("gsddmm", A)
+    check_schedule("parallel.gsddmm", schedule)
+    check_choice("parallel.gsddmm", "op", op, OPS)
+    X, Y = (jnp.asarray(x)[:, None] if jnp.ndim(x) == 1 else x for x in (X, Y))
+    X, Y = _both("gsddmm", A, X, Y)
+
+    def sampled(A: Any, X: Any, Y: Any) -> jax.Array:
+        return local_gsddmm(A, X, Y, op=op, schedule=schedule).values
+
+    return _sampled(A, X, Y, sampled, ())
+
+
+def _both(op: str, A: PartitionedArray, X: Any, Y: Any) -> tuple[jax.Array, jax.Array]:
+    X, _ = _operand(op, "X", A, X, False)
+    Y, _ = _operand(op, "Y", A, Y, True)
+    if X.shape[2] != Y.shape[2]:
+        raise ValueError(
+            f"parallel.{op}: X and Y must have the same features, got {X.shape[2]} and {Y.shape[2]}"
+        )
+    return X, Y
+
+
+def _sampled(
+    A: PartitionedArray, X: jax.Array, Y: jax.Array, sampled: Any, shared: tuple
+) -> PartitionedArray:
+    def local(part: Part, X: jax.Array, Y: jax.Array, *shared: Any) -> tuple:
+        own = sampled(part.own, X, Y, *shared)
+        if part.alone:
+            return own, part.foreign.values.astype(own.dtype)
+        return own, sampled(part.foreign, X, part.received(Y), *shared)
+
+    return A.with_values(A._on_each(local, X, Y, shared=shared))
+
+
+def gspmm(
+    A: PartitionedArray,
+    X: Any,
+    *,
+    op: str = "mul",
+    reduce: str = "sum",
+    transpose: bool = False,
+    schedule: Schedule | None = None,
+) -> jax.Array:
+    """`sgap_jax.gspmm` of a matrix in parts: messages along the entries, reduced over each row.
+
+        C[i, l] = reduce over the stored entries (i, j) of (X[j, l] op A[i, j])
+
+    Differentiable to any order in `A.values` and X.
+
+    Args:
+      A: [m, k] in parts.
+      X: in parts, [parts, rows, n] as `A.to_parts(X)`; or [k, n] ([m, n] with `transpose`).
+      op, reduce: as of `sgap_jax.gspmm`.
+      transpose: pass messages along A^T, for "sum" and "mean".
+      schedule: of the operation on each device; None lets `choose_schedule` pick.
+
+    Returns:
+      C, in parts if X is, [parts, rows, n]; else [m, n] ([k, n] with `transpose`). Sums of "mul"
+      and "copy" are those of `parallel.spmm`, and with `transpose` sums and means are made of such
+      products in the accumulation dtype. All else has the bits of `sgap_jax.gspmm` with the
+      schedule that a part has; entries that attain an extremum have the same order, so the
+      gradient goes to the same one, if `partition` has kept the given order.
+
+    Raises:
+      TypeError: A is not a PartitionedArray.
+      ValueError: an op or a reduction that is not one of these, or X has the wrong shape.
+      NotImplementedError: an extremum with `transpose`; partition A.T.
+
+    Source: Sgap, section 2.1 (the message-passing form of SpMM).
+    """
+    check_parts("gspmm", A)
+    check_schedule("parallel.gspmm", schedule)
+    check_choice("parallel.gspmm", "op", op, OPS)
+    check_choice("parallel.gspmm", "reduce", reduce, REDUCTIONS)
+    transpose = check_flag(transpose, "transpose", "parallel.gspmm")
+    if transpose and reduce in ("max", "min"):
+        raise NotImplementedError(
+            f"parallel.gspmm: no {reduce} over columns of a matrix in parts; "
+            "parallel.partition(A.T, mesh, axis) has them as rows"
+        )
+    X, apart = _operand("gspmm", "X", A, X, not transpose)
+    if transpose:
+        C = _messages_back(A, X, op, reduce, schedule)
+    elif reduce == "sum" and op in ("mul", "copy"):
+        C = _product(A if op == "mul" else _ones(A, X.dtype), X, False, schedule)
+    else:
+
+        def local(part: Part, X: jax.Array) -> jax.Array:
+            options: dict = dict(op=op, reduce=reduce, schedule=schedule)
+            return local_gspmm(part.matrix(), part.table(X), **options)
+
+        C = A._on_each(local, X)
+    return C if apart else A.from_parts(C, transpose=transpose)
+
+
+def _ones(A: PartitionedArray, dtype: Any) -> PartitionedArray:
+    return A.with_values(tuple(jnp.ones_like(x, dtype) for x in A.values))  # type: ignore[arg-type]
+
+
+def _messages_back(
+    A: PartitionedArray, X: jax.Array, op: str, reduce: str, schedule: Schedule | None
+) -> jax.Array:
+    """Sums and means along A^T, of products in the dtype that sums are carried in."""
+    dtype = X.dtype if op == "copy" else jnp.result_type(A.dtype, X)
+    if not jnp.issubdtype(dtype, jnp.inexact) and (op == "div" or reduce == "mean"):
+        dtype = jnp.result_type(float)
+    wide = accumulator(dtype)
+    column = jnp.ones((*X.shape[:2], 1), wide)
+    ones = _ones(A, wide)
+
+    def values(part: Part) -> tuple:
+        return tuple(message_values(each, op, wide) for each in (part.own, part.foreign))
+
+    weights = A.with_values(A._on_each(values))
+    if op in ("add", "sub"):
+        C = _product(ones, X.astype(wide), True, schedule)
+        C = C + _product(weights, column, True, schedule)
+    else:
+        C = _product(weights, X.astype(wide), True, schedule)
+    if reduce == "mean":
+        C = C / jnp.maximum(_product(ones, column, True, schedule), 1)
+    return C.astype(dtype)
+
+
+def sparse_softmax(
+    A: PartitionedArray, *, scale: Any = 1.0, schedule: Schedule | None = None
+) -> PartitionedArray:
+    """`sgap_jax.sparse_softmax` of a matrix in parts: softmax over the stored entries of each row.
+
+        P[i, j] = exp(scale A[i, j]) / sum over stored (i, l) of exp(scale A[i, l])
+
+    A part has whole rows, so nothing travels. Differentiable to any order in `A.values`, and in
+    `scale` if it is an array.
+
+    Args:
+      A: [m, k] in parts.
+      scale, schedule: as of `sgap_jax.sparse_softmax`.
+
+    Returns:
+      A PartitionedArray of A's structure and dtype, with the sums of `sgap_jax.sparse_softmax` and,
+      in the given order of rows, its bits with the schedule that a part has. Padding is zero.
+
+    Raises:
+      TypeError: A is not a PartitionedArray.
+      ValueError: scale is not a scalar.
+
+    Source: vectorSparse, section 7.4 (the softmax of the sparse transformer).
+    """
+    check_parts("sparse_softmax", A)
+    check_schedule("parallel.sparse_softmax", schedule)
+    array = check_scale("parallel.sparse_softmax", scale)
+    shared = (array,) if isinstance(scale, jax.Array) else ()
+
+    def local(part: Part, *factor: Any) -> tuple:
+        matrix, by = part.matrix(), factor[0] if factor else scale
+        return part.apart(local_sparse_softmax(matrix, scale=by, schedule=schedule).values)
+
+    return A.with_values(A._on_each(local, shared=shared))
+
+
+def row_sum(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+    """`sgap_jax.row_sum` of a matrix in parts: s[i] = sum over stored (i, j) of A[i, j].
+
+    Nothing travels. Differentiable to any order in `A.values`.
+
+    Returns:
+      s in parts, [parts, rows], in A's dtype; `A.from_parts(s)` is [m]. Sums, zeros of empty rows
+      and, in the given order of rows, the bits with a part's schedule are those of
+      `sgap_jax.row_sum`.
+
+    Raises TypeError if A is not a PartitionedArray.
+
+    Source: Sgap, section 2.1 (segment reduction over the rows).
+    """
+    return _reduced("row_sum", A, schedule)
+
+
+def row_max(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+    """`sgap_jax.row_max` of a matrix in parts: s[i] = max over stored (i, j) of A[i, j].
+
+    Nothing travels. Differentiable to any order in `A.values`; entries that tie share the gradient.
+
+    Returns:
+      s in parts, [parts, rows], in A's dtype, exact; `A.from_parts(s)` is [m]. Rows without entries
+      are -infinity.
+
+    Raises TypeError if A is not a PartitionedArray.
+
+    Source: Sgap, section 2.1 (segment reduction over the rows).
+    """
+    return _reduced("row_max", A, schedule)
+
+
+def _reduced(op: str, A: PartitionedArray, schedule: Schedule | None) -> jax.Array:
+    check_parts(op, A)
+    check_schedule(f"parallel.{op}", schedule)
+    reduce = {"row_sum": local_row_sum, "row_max": local_row_max}[op]
+    return A._on_each(lambda part: reduce(part.matrix(), schedule=schedule))

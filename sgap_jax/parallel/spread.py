@@ -1,0 +1,374 @@
+"""Makes a `PartitionedArray`: of a matrix that one process has, or of parts that several have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from sgap_jax.formats import checks, io
+from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import CSR
+from sgap_jax.parallel.exchange import Exchange, ask
+from sgap_jax.parallel.partitioned import PartitionedArray
+from sgap_jax.parallel.plan import Compressed, Padded, Sizes, bounds_of, padded, piece
+
+
+def partition(
+    A: SparseArray,
+    mesh: Mesh,
+    axis: str,
+    *,
+    rows: str | Sequence[int] = "balanced",
+    order: str | Callable[[SparseArray], Any] = "given",
+) -> PartitionedArray:
+    """Spreads the rows of a sparse matrix over the devices along an axis of a mesh.
+
+    Part p has a range of rows. Of a square matrix (a graph) it owns the same range of columns, so
+    that a result is the next product's operand; of another one the columns are spread evenly. A
+    product sends only those rows of the dense operand that another part has entries for, each once
+    to each part, by all_to_all or by rounds of ppermute, whichever sends less with its padding.
+
+    Args:
+      A: sparse [m, k] with a concrete structure and concrete values, in any format; entries with
+        equal coordinates are summed. Where there are several processes, each has the whole matrix;
+        `from_parts` needs less.
+      mesh, axis: the mesh, and the name of the axis whose devices get a part each.
+      rows: "balanced" by entries, "even", or the number of rows of each part, in all m.
+      order: "given"; or a function of A that gives a permutation of its rows, part by part: row
+        order[i] comes i-th; or "metis", which also says how many rows each part of a square matrix
+        has: METIS (`pip install 'sgap_jax[metis]'`) cuts the graph so that few vertices have
+        neighbours in other parts. Of a square matrix the columns are permuted as the rows.
+
+    Returns:
+      A `PartitionedArray` in A's dtype. `to_parts` and `from_parts` have the given order of rows.
+
+    Raises:
+      TypeError: A is not a SparseArray, or mesh not a Mesh.
+      ValueError: A is not a concrete matrix, no such axis, rows or order that do not fit.
+      ImportError: `order="metis"` without pymetis.
+
+    Source: the 1D distribution of CAGNET (Tripathy et al., SC 2020), of which only the rows travel
+    that are needed; METIS (Karypis and Kumar 1998).
+    """
+    if not isinstance(A, SparseArray):
+        raise TypeError(f"partition: A must be a SparseArray, got {type(A).__name__}")
+    parts = _parts_of("partition", mesh, axis)
+    if A.ndim != 2 or checks.is_traced(*jax.tree.leaves(A)):
+        raise ValueError("partition: expected a concrete matrix; call it outside jit")
+    (m, k), permutation = A.shape, None
+    matrix = A.to_scipy().tocsr()
+    if isinstance(order, str) and order == "metis":
+        permutation, counts = _by_metis(matrix, parts, rows)
+        rows = counts.tolist()
+    elif not (isinstance(order, str) and order == "given"):
+        if isinstance(order, str):
+            raise ValueError(
+                f"partition: order: expected 'given', 'metis' or a function, got {order!r}"
+            )
+        permutation = np.asarray(order(A))
+        if permutation.shape != (m,) or not np.array_equal(np.sort(permutation), np.arange(m)):
+            raise ValueError(f"partition: order: expected a permutation of 0 .. {m - 1}")
+    if permutation is not None:
+        matrix = matrix[permutation]
+        matrix = matrix[:, permutation] if m == k else matrix
+    matrix = matrix.tocsr()
+    matrix.sum_duplicates()
+    bounds = bounds_of(rows, np.diff(matrix.indptr), parts)
+    rows_of = lambda p: matrix[bounds[p] : bounds[p + 1]]  # noqa: E731
+    return _spread(rows_of, bounds, k, A.dtype, mesh, axis, permutation)
+
+
+def from_parts(
+    parts: Mapping[int, Any] | Callable[[int], Any], mesh: Mesh, axis: str
+) -> PartitionedArray:
+    """A matrix in parts of which each process has only its own: nobody needs the whole one.
+
+    Args:
+      parts: for each part whose device belongs to this process, its rows, with the columns of the
+        whole matrix: a SparseArray or a SciPy array [rows of the part, k]. A mapping from the
+        number of the part, or a function of it, which is called for those parts alone. The parts
+        follow each other; they may have different numbers of rows, none too.
+      mesh, axis: the mesh, and the name of the axis whose devices get a part each. Every process of
+        the program calls this function, since they tell each other how many rows they need, and
+        which.
+
+    Returns:
+      A `PartitionedArray` in the promoted dtype of all parts, of a matrix [m, k] where m is the sum
+      of the parts' rows, in the given order. If m is k, part p owns the columns of its rows, else
+      they are spread evenly, as in `partition`.
+
+    Raises:
+      TypeError: a part is not a sparse matrix, or mesh not a Mesh.
+      ValueError: no such axis, a part that is missing, or parts with different numbers of columns.
+    """
+    count = _parts_of("from_parts", mesh, axis)
+    mine = _local_parts(mesh, axis)
+    found: dict[int, SparseArray] = {}
+    try:
+        for p in mine:
+            found[p] = _checked_part(p, parts(p) if callable(parts) else parts.get(p), mine)
+        table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
+    except Exception:
+        _from_all({p: np.full(3, -1) for p in mine}, count)  # the others wait for this process
+        raise
+    sizes = _from_all(table, count)
+    if (sizes < 0).any():
+        failed = np.flatnonzero((sizes < 0).any(1)).tolist()
+        raise ValueError(f"from_parts: the processes of parts {failed} have none; see their errors")
+    widths = np.unique(sizes[:, 1])
+    if len(widths) > 1:
+        raise ValueError(f"from_parts: parts have {widths.tolist()} columns; expected the same")
+    dtype = jnp.result_type(*(_DTYPES[code] for code in np.unique(sizes[:, 2])))
+    bounds = np.concatenate([[0], np.cumsum(sizes[:, 0])])
+
+    def rows_of(p: int) -> Any:
+        matrix = found.pop(p).to_scipy().tocsr()
+        matrix.sum_duplicates()
+        return matrix
+
+    return _spread(rows_of, bounds, int(widths[0]), dtype, mesh, axis, None)
+
+
+def _checked_part(p: int, part: Any, mine: list[int]) -> SparseArray:
+    if part is None:
+        raise ValueError(
+            f"from_parts: parts: expected one for each of {mine}, which are on devices of this "
+            f"process; got none for {p}"
+        )
+    if scipy.sparse.issparse(part):
+        part = SparseArray.from_scipy(part)  # checks its index arrays
+    if not isinstance(part, SparseArray):
+        raise TypeError(
+            f"from_parts: part {p} must be a SparseArray or a SciPy sparse array, got "
+            f"{type(part).__name__}"
+        )
+    if part.ndim != 2 or checks.is_traced(*jax.tree.leaves(part)):
+        raise ValueError(f"from_parts: part {p}: expected a concrete matrix")
+    return part
+
+
+def read(
+    path: str | os.PathLike[str],
+    mesh: Mesh,
+    axis: str,
+    *,
+    rows: str | Sequence[int] = "balanced",
+    dtype: Any = None,
+) -> PartitionedArray:
+    """A matrix in parts from a file, of which each process reads the rows of its own devices.
+
+    Args:
+      path: a .mtx file (or .mtx.gz), which each process reads to its end, "balanced" twice, or an
+        .npz archive of CSR, as `scipy.sparse.save_npz` writes it, of which it reads its rows.
+      mesh, axis, rows: as of `partition`.
+      dtype: of the values; None keeps the file's as `sgap_jax.read` does.
+
+    Returns:
+      The `PartitionedArray` that `partition(sgap_jax.read(path), mesh, axis, rows=rows)` is, where
+      no process has more than its rows and the number of entries of each row.
+
+    Raises:
+      TypeError, ValueError: as of `partition` and `sgap_jax.read`.
+      NotImplementedError: another kind of file.
+      OSError: the file cannot be opened.
+    """
+    parts = _parts_of("parallel.read", mesh, axis)
+    mine = _local_parts(mesh, axis)
+    found: dict[int, SparseArray] = {}
+
+    def rows_of(p: int) -> SparseArray:
+        if not found:  # at the first part: a failure then reaches the other processes
+            found.update(_rows_of_file(path, rows, parts, mine, dtype))
+        return found[p]
+
+    return from_parts(rows_of, mesh, axis)
+
+
+def _rows_of_file(
+    path: Any, rows: Any, parts: int, mine: list[int], dtype: Any
+) -> dict[int, SparseArray]:
+    balanced = isinstance(rows, str) and rows == "balanced"
+    (m, _), lengths = io.outline(path, "parallel.read", count=balanced)
+    bounds = bounds_of(rows, np.zeros(m) if lengths is None else lengths, parts)
+    found: dict[int, SparseArray] = {}
+    # Of parts that follow each other the file is read once.
+    together = mine == list(range(mine[0], mine[-1] + 1))
+    for span in [mine] if together else [[p] for p in mine]:
+        begin, end = int(bounds[span[0]]), int(bounds[span[-1] + 1])
+        read = io.read(path, dtype=dtype, rows=(begin, end))
+        found |= {p: read[int(bounds[p]) - begin : int(bounds[p + 1]) - begin] for p in span}
+    return found
+
+
+def _by_metis(matrix: Any, parts: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(the permutation, the rows of each part) of the graph of a square matrix, by METIS."""
+    m, k = matrix.shape
+    if m != k:
+        raise ValueError(f"partition: order: 'metis' cuts a square matrix, got [{m}, {k}]")
+    if not (isinstance(rows, str) and rows == "balanced"):
+        raise ValueError("partition: rows: 'metis' balances the parts by itself; leave rows out")
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            "partition: order='metis' needs pymetis: pip install 'sgap_jax[metis]'"
+        ) from error
+    ones = scipy.sparse.csr_array(
+        (np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape
+    )
+    graph = ones + ones.T
+    graph.setdiag(0)
+    graph.eliminate_zeros()
+    weights = np.diff(matrix.indptr) + 1  # a row costs about as much as one entry more
+    if parts == 1 or m <= parts or graph.nnz == 0:  # nothing to cut
+        return np.arange(m), np.diff(bounds_of("balanced", weights - 1, parts))
+    adjacency = pymetis.CSRAdjacency(graph.indptr, graph.indices)
+    _, member = pymetis.part_graph(parts, adjacency, vweights=weights)
+    member = np.asarray(member)
+    return np.argsort(member, kind="stable"), np.bincount(member, minlength=parts)
+
+
+_DTYPES = tuple(
+    np.dtype(name)
+    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128".split()
+) + (jnp.dtype(jnp.bfloat16),)
+
+
+def _code(dtype: Any) -> int:
+    if np.dtype(dtype) not in _DTYPES:
+        raise ValueError(f"from_parts: no arrays of {dtype}")
+    return _DTYPES.index(np.dtype(dtype))
+
+
+def _parts_of(op: str, mesh: Any, axis: Any) -> int:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"{op}: mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
+    if axis not in mesh.axis_names:
+        raise ValueError(f"{op}: axis: expected one of {list(mesh.axis_names)}, got {axis!r}")
+    parts: int = mesh.shape[axis]
+    return parts
+
+
+def _local_parts(mesh: Mesh, axis: str) -> list[int]:
+    """The parts that devices of this process have."""
+    sharding = NamedSharding(mesh, jax.P(axis))
+    indices = sharding.addressable_devices_indices_map((mesh.shape[axis],)).values()
+    return sorted({_start(index) for index in indices})
+
+
+def _start(index: tuple[slice, ...] | None) -> int:
+    """The part of an index into an array [parts, ...]."""
+    assert index is not None
+    return index[0].start or 0
+
+
+def _from_all(mine: Mapping[int, np.ndarray], parts: int) -> np.ndarray:
+    """[parts, n]: what the processes know of their parts, from int arrays [n] of each."""
+    if jax.process_count() == 1:
+        return np.stack([mine[p] for p in range(parts)])
+    (width,) = {len(x) for x in mine.values()} or {0}
+    width = int(np.max(multihost_utils.process_allgather(np.int32(width))))
+    filled = np.full((parts, width), np.iinfo(np.int32).min, np.int32)
+    for p, x in mine.items():
+        filled[p] = x
+    everything = np.asarray(multihost_utils.process_allgather(filled))
+    return everything.max(0).astype(np.int64)
+
+
+def _spread(
+    rows_of: Callable[[int], Any],
+    row_bounds: np.ndarray,
+    k: int,
+    dtype: Any,
+    mesh: Mesh,
+    axis: str,
+    permutation: np.ndarray | None,
+) -> PartitionedArray:
+    """The array of parts whose CSR rows, in SciPy, `rows_of` gives."""
+    m, parts = int(row_bounds[-1]), len(row_bounds) - 1
+    column_bounds = row_bounds if m == k else bounds_of("even", np.zeros(k), parts)
+    pieces = {}
+    for p in _local_parts(mesh, axis):
+        matrix = rows_of(p)
+        arrays = Compressed(matrix.data.astype(dtype), matrix.indptr, matrix.indices)
+        pieces[p] = piece(p, arrays, column_bounds)
+    counts = _from_all({p: x.counts(column_bounds) for p, x in pieces.items()}, parts)
+    sizes, exchange = Sizes.of(counts, column_bounds), Exchange.of(counts[:, 4:])
+    local = {}
+    for p in list(pieces):
+        local[p] = padded(pieces.pop(p), sizes, exchange, column_bounds)
+    over = NamedSharding(mesh, jax.P(axis))
+
+    def stacked(each: Mapping[int, Any]) -> Any:
+        """Pytrees of NumPy arrays of the parts as one of arrays [parts, ...]."""
+        leaves = {p: [np.asarray(x) for x in jax.tree.leaves(tree)] for p, tree in each.items()}
+        (any_part, *_), structure = leaves, jax.tree.structure(next(iter(each.values())))
+
+        def leaf(i: int) -> jax.Array:
+            first = leaves[any_part][i]
+            return jax.make_array_from_callback(
+                (parts, *first.shape), over, lambda index: leaves[_start(index)][i][None]
+            )
+
+        return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
+
+    def matrices(name: str, columns: int) -> SparseArray:
+        shape = (sizes.rows, columns)
+
+        def made(arrays: Padded) -> SparseArray:
+            return SparseArray.from_arrays(*getattr(arrays, name), shape=shape, format=CSR)
+
+        return stacked({p: made(arrays) for p, arrays in local.items()})
+
+    requests = stacked({p: arrays.requests for p, arrays in local.items()})
+    return PartitionedArray(
+        own=matrices("own", sizes.columns),
+        foreign=matrices("foreign", max(exchange.received, 1)),
+        merged=matrices("merged", sizes.table),
+        table_places=stacked({p: arrays.table for p, arrays in local.items()}),
+        table_names=stacked({p: arrays.names for p, arrays in local.items()}),
+        sends=_asked(requests, exchange, mesh, axis),
+        row_places=_places(row_bounds, sizes.rows, permutation, mesh),
+        column_places=_places(column_bounds, sizes.columns, permutation if m == k else None, mesh),
+        shape=(m, k),
+        mesh=mesh,
+        axis=axis,
+        exchange=exchange,
+        entries=tuple(counts[:, :2].sum(1).tolist()),
+        row_bounds=tuple(row_bounds.tolist()),
+        given=permutation is None,
+    )
+
+
+def _asked(requests: tuple, exchange: Exchange, mesh: Mesh, axis: str) -> tuple:
+    """What each part is asked for, on its device: the requests travel there by themselves."""
+
+    def local(requests: tuple) -> tuple:
+        sends = ask(exchange, axis, jax.tree.map(lambda x: x[0], requests))
+        return jax.tree.map(lambda x: x[None], sends)
+
+    spec = jax.P(axis)
+    over: tuple = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(requests)
+    return over
+
+
+def _places(bounds: np.ndarray, padded: int, permutation: Any, mesh: Mesh) -> jax.Array:
+    """Where each row is among the padded rows of all parts."""
+    size = int(bounds[-1])
+    position = np.arange(size)
+    part = np.searchsorted(bounds, position, side="right") - 1
+    places = np.zeros(size, np.int32)
+    order = position if permutation is None else permutation
+    places[order] = part * padded + position - bounds[part]
+    return jax.make_array_from_callback(
+        (size,), NamedSharding(mesh, jax.P()), lambda index: places[index]
+    )

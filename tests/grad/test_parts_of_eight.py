@@ -1,0 +1,60 @@
+"""Operations on a matrix in eight parts: values and gradients against those of the whole matrix."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parts_calls import ATTENTION, cases, cuts_of
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
+
+
+@pytest.fixture(scope="module")
+def rows(request):
+    """What the script prints for the cases that this session runs."""
+    tests = test_values_and_gradients, test_a_split_sequence
+    items = [item for item in request.session.items if item.function in tests]
+    mine = dict.fromkeys(item.callspec.params["case"] for item in items)
+    found = subprocess.run(
+        [sys.executable, SCRIPT, *mine],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("case", cases())
+def test_values_and_gradients(case, rows):
+    mine = [row for row in rows if row["name"] == case]
+    assert [row["cut"] for row in mine] == list(cuts_of(case))
+    for row in mine:
+        assert row["difference"] < 1e-12, row
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("case", ATTENTION)
+def test_a_split_sequence(case, rows):
+    """Attention, and what it sends: keys and values forward and their gradients back, no more rows
+    than the plan says, and gradients of what all devices share."""
+    (row,) = (row for row in rows if row["name"] == case)
+    assert row["difference"] < 1e-12, row
+    moved = [shape for shape, how in row["sent"] if how == "collective-permute"]
+    if "mesh" in ATTENTION[case][3]:  # a device has its sequences and heads alone
+        assert row["long"] == [] and not any(how == "all-gather" for _, how in row["sent"])
+        return
+    if "band" in case:  # its neighbours alone, and nothing of the length of the sequence
+        assert row["rows"] == [3, *[6] * 6, 3] and row["long"] == []
+        heads = ATTENTION[case][2][1]
+        assert sorted(moved) == [f"2,3,{heads},4"] * 4 + [f"2,3,{heads},5"] * 4
+    else:
+        assert moved
+    shared = [shape for shape, how in row["sent"] if how == "all-reduce"]
+    if ATTENTION[case][1].get("rows") == "even":
+        assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4

@@ -1,0 +1,250 @@
+"""Operations on a matrix in parts on eight devices, against those of the whole matrix on one.
+
+Run as a script it runs every case below, forward and backward, for each way to cut the matrix, and
+prints a line of JSON: how far results and gradients are from those of the whole matrix and, of
+attention, what the compiled program sends and whether it has an array of the whole sequence.
+tests/grad/test_parts_of_eight.py holds them against bounds.
+"""
+
+import json
+import os
+import re
+import sys
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+import sgap_jax as sj
+from sgap_jax import SparseArray, masks, parallel
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+
+
+def graph(m, k):
+    """Rows without entries, one that is full, and a band."""
+    rng = np.random.default_rng(0)
+    D = np.where(rng.random((m, k)) < 0.1, rng.standard_normal((m, k)), 0)
+    D += np.eye(m, k, 1) + 2 * np.eye(m, k, -1)
+    D[3] = rng.standard_normal(k)
+    D[[0, 7, m - 1]] = 0
+    return SparseArray.from_dense(D)
+
+
+# name: (a matrix, how it is cut)
+CUTS = {
+    "balanced": (graph(29, 29), {}),
+    "reordered": (
+        graph(29, 29),
+        dict(
+            order=lambda A: np.random.default_rng(3).permutation(29),
+            rows=[2, 9, 0, 4, 4, 4, 4, 2],
+        ),
+    ),
+    "rectangular": (graph(11, 26), dict(rows="even")),
+}
+
+
+def scores_softmax_sum(ops, A, X, Y):
+    """Scores, their softmax and a sum, as attention of one head or a layer of GAT has them."""
+    return ops.spmm(ops.sparse_softmax(ops.sddmm(A, X, Y), scale=jnp.sum(X[:2])), Y)
+
+
+def cases():
+    """name: function(ops, A, X, Y) with ops = sgap_jax or sgap_jax.parallel, X [m, 3], Y [k, 3]."""
+    found = {
+        "spmm": lambda ops, A, X, Y: ops.spmm(A, Y),
+        "spmm, transposed": lambda ops, A, X, Y: ops.spmm(A, X, transpose=True),
+        "sddmm": lambda ops, A, X, Y: ops.sddmm(A, X, Y),
+        "sddmm, weighted": lambda ops, A, X, Y: ops.sddmm(
+            A, X, Y, weighted=True, scale=jnp.mean(X)
+        ),
+        "gsddmm, sub": lambda ops, A, X, Y: ops.gsddmm(A, X, Y, op="sub"),
+        "sparse_softmax": lambda ops, A, X, Y: ops.sparse_softmax(A, scale=0.5),
+        "row_sum": lambda ops, A, X, Y: ops.row_sum(A),
+        "row_max": lambda ops, A, X, Y: ops.row_max(A),
+        "scores, softmax, sum": scores_softmax_sum,
+    }
+    for op, reduce in (("add", "sum"), ("copy", "sum"), ("div", "mean"), ("mul", "max")):
+        found[f"gspmm, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: ops.gspmm(
+            A, Y, op=op, reduce=reduce
+        )
+    for op, reduce in (("sub", "mean"), ("mul", "sum")):
+        found[f"gspmm, transposed, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: (
+            ops.gspmm(A, X, op=op, reduce=reduce, transpose=True)
+        )
+    return found
+
+
+def cuts_of(name):
+    """Each case runs reordered, and one of the other two."""
+    return ("balanced", "rectangular")[list(cases()).index(name) % 2], "reordered"
+
+
+def window(size, around):
+    """Each query sees its neighbours on both sides."""
+    band = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) <= around
+    return SparseArray.from_dense(band.astype(float))
+
+
+def with_a_global_token(size, around):
+    D = np.array(window(size, around).todense())
+    D[2], D[:, 2], D[9] = 1, 1, 0
+    return SparseArray.from_dense(D)
+
+
+# name: (pattern, how it is cut, heads of queries and of keys, options)
+ATTENTION = {
+    "attention, band": (window(64, 3), dict(rows="even"), (2, 2), {}),
+    "attention, band, everything": (
+        window(64, 3),
+        dict(rows="even"),
+        (4, 2),
+        dict(is_causal=True, lengths=[30, 64], bias=(4,), sinks=True, scale=0.3),
+    ),
+    "attention, band, batch and heads over other axes": (
+        window(64, 3),
+        dict(rows="even"),
+        (4, 2),
+        dict(lengths=[30, 64], bias=(2, 4), sinks=True, mesh=(2, 2, 2)),
+    ),
+    "attention, a causal mask": (
+        masks.causal(window(32, 31)),
+        dict(rows="even"),
+        (2, 1),
+        dict(scale="array"),
+    ),
+    "attention, a global token in uneven parts": (
+        with_a_global_token(61, 2),
+        {},
+        (4, 2),
+        dict(bias=(2, 1), scale="array"),
+    ),
+    "attention, reordered": (
+        graph(29, 29),
+        dict(order=lambda A: np.random.default_rng(3).permutation(29)),
+        (2, 1),
+        dict(bias=(2, 2), sinks=True),
+    ),
+    "attention, other keys": (graph(11, 26), {}, (2, 2), dict(lengths=19, is_causal=True)),
+}
+
+
+def result(A, out):
+    """The values or the array that an operation gave, of parts in the order of the whole."""
+    if isinstance(out, SparseArray | parallel.PartitionedArray):
+        return out.values
+    parts = isinstance(A, parallel.PartitionedArray) and out.ndim == 2 and out.shape[0] == A.parts
+    return A.from_parts(out) if parts else out
+
+
+def run_case(function, ops, A, X, Y):
+    """The gradients of a loss and the result, of which infinities of empty rows are left out."""
+
+    def loss(values, X, Y):
+        y = result(A, function(ops, A.with_values(values), X, Y))
+        finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), y)
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(finite)), finite
+
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(A.values, X, Y)
+
+
+def difference(got, expected):
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    return max(float(np.max(np.abs(np.asarray(x) - np.asarray(y)), initial=0)) for x, y in pairs)
+
+
+def run(names):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    apart = {
+        cut: parallel.partition(whole, mesh, "x", **options)
+        for cut, (whole, options) in CUTS.items()
+    }
+    for name in names:
+        rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
+        for row in rows:
+            print(json.dumps(dict(name=name) | row), flush=True)
+
+
+def run_on(name, mesh, apart):
+    rng = np.random.default_rng(1)
+    for cut in cuts_of(name):
+        whole, options = CUTS[cut]
+        X, Y = (jnp.asarray(rng.standard_normal((size, 3))) for size in whole.shape)
+
+        def spread(v, whole=whole, options=options):
+            return parallel.partition(whole.with_values(v), mesh, "x", **options).values
+
+        (values, *dense), y = run_case(cases()[name], sj, whole, X, Y)
+        expected = (spread(values), *dense), spread(y) if y.shape == values.shape else y
+        found = difference(run_case(cases()[name], parallel, apart[cut], X, Y), expected)
+        yield dict(cut=cut, difference=found)
+
+
+def run_attention(name, mesh):
+    pattern, cut, (heads, key_heads), options = ATTENTION[name]
+    split_axes, over = {}, jax.P(None, "x")
+    if "mesh" in options:
+        kinds = (AxisType.Auto,) * 3
+        mesh = jax.make_mesh(options["mesh"], ("x", "batch", "heads"), axis_types=kinds)
+        split_axes = dict(batch_axis="batch", heads_axis="heads")
+        over = jax.P("batch", "x", "heads")
+    rng, (L, S) = np.random.default_rng(2), pattern.shape
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape))
+    fixed = dict(is_causal=options.get("is_causal", False), return_lse=True)
+    if "lengths" in options:
+        fixed["key_value_seq_lengths"] = jnp.asarray(options["lengths"])
+    if isinstance(options.get("scale"), float):
+        fixed["scale"] = options["scale"]
+    free = dict(
+        q=normal(2, L, heads, 4), k=normal(2, S, key_heads, 4), v=normal(2, S, key_heads, 5)
+    )
+    if options.get("scale") == "array":
+        free["scale"] = jnp.asarray(0.4)
+    if "sinks" in options:
+        free["sinks"] = normal(heads)
+    apart = parallel.partition(pattern, mesh, "x", **cut)
+
+    def spread(bias):
+        """[..., nnz] -> that of own and of foreign entries."""
+        each = [
+            parallel.partition(pattern.with_values(one), mesh, "x", **cut).values
+            for one in bias.reshape(-1, pattern.nnz)
+        ]
+        lead = bias.shape[:-1]
+        return tuple(jnp.stack(x).reshape(*lead, *x[0].shape) for x in zip(*each, strict=True))
+
+    def compiled(ops, A, free, **split_axes):
+        def loss(free):
+            out, lse = ops.sparse_attention(pattern=A, **free, **fixed, **split_axes)
+            lse = jnp.where(jnp.isfinite(lse), lse, 0)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse)), (out, lse)
+
+        return jax.jit(jax.grad(loss, has_aux=True)).lower(free).compile()
+
+    bias = normal(*options["bias"], pattern.nnz) if "bias" in options else None
+    one, split = dict(free), dict(free)
+    if bias is not None:
+        one["bias"], split["bias"] = bias, spread(bias)
+    gradient, out = compiled(sj, pattern, one)(one)
+    if bias is not None:
+        gradient["bias"] = spread(gradient["bias"])
+    if cut.get("rows") == "even":
+        put = lambda x: jax.device_put(x, jax.NamedSharding(mesh, over))
+        split |= {x: put(split[x]) for x in "qkv"}
+    program = compiled(parallel, apart, split, **split_axes)
+    found = difference(program(split), (gradient, out))
+    text = program.as_text()
+    sent = re.findall(r"= \w+\[([\d,]*)\]\S* (all-[\w-]+?|collective-permute)(?:-start)?\(", text)
+    shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)}
+    long = sorted(x for x in shapes if len(x) == 4 and x[1] >= S)
+    yield dict(difference=found, sent=sent, long=long, rows=apart.exchange.sent_by)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:] or [*cases(), *ATTENTION])
