@@ -17,6 +17,7 @@ from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.parallel.exchange import Exchange, ask
+from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.partitioned import PartitionedArray
 from sgap_jax.parallel.plan import Compressed, Padded, Sizes, bounds_of, padded, piece
 
@@ -66,7 +67,7 @@ def partition(
     (m, k), permutation = A.shape, None
     matrix = A.to_scipy().tocsr()
     if isinstance(order, str) and order == "metis":
-        permutation, counts = _by_metis(matrix, parts, rows)
+        permutation, counts = by_metis(matrix, parts, rows)
         rows = counts.tolist()
     elif not (isinstance(order, str) and order == "given"):
         if isinstance(order, str):
@@ -208,34 +209,6 @@ def _rows_of_file(
     return found
 
 
-def _by_metis(matrix: Any, parts: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(the permutation, the rows of each part) of the graph of a square matrix, by METIS."""
-    m, k = matrix.shape
-    if m != k:
-        raise ValueError(f"partition: order: 'metis' cuts a square matrix, got [{m}, {k}]")
-    if not (isinstance(rows, str) and rows == "balanced"):
-        raise ValueError("partition: rows: 'metis' balances the parts by itself; leave rows out")
-    try:
-        import pymetis
-    except ImportError as error:
-        raise ImportError(
-            "partition: order='metis' needs pymetis: pip install 'sgap_jax[metis]'"
-        ) from error
-    ones = scipy.sparse.csr_array(
-        (np.ones(matrix.nnz, np.int8), matrix.indices, matrix.indptr), shape=matrix.shape
-    )
-    graph = ones + ones.T
-    graph.setdiag(0)
-    graph.eliminate_zeros()
-    weights = np.diff(matrix.indptr) + 1  # a row costs about as much as one entry more
-    if parts == 1 or m <= parts or graph.nnz == 0:  # nothing to cut
-        return np.arange(m), np.diff(bounds_of("balanced", weights - 1, parts))
-    adjacency = pymetis.CSRAdjacency(graph.indptr, graph.indices)
-    _, member = pymetis.part_graph(parts, adjacency, vweights=weights)
-    member = np.asarray(member)
-    return np.argsort(member, kind="stable"), np.bincount(member, minlength=parts)
-
-
 _DTYPES = tuple(
     np.dtype(name)
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
@@ -262,6 +235,8 @@ def _local_parts(mesh: Mesh, axis: str) -> list[int]:
     """The parts that devices of this process have."""
     sharding = NamedSharding(mesh, jax.P(axis))
     indices = sharding.addressable_devices_indices_map((mesh.shape[axis],)).values()
+    if not indices:
+        raise ValueError(f"no device of the mesh {mesh} belongs to process {jax.process_index()}")
     return sorted({_start(index) for index in indices})
 
 
