@@ -279,11 +279,9 @@ def algorithm(point: Point, op: str) -> str | None:
     if unfit(point, op):
         return None
     if point.chunk is not None:
-        fits = point.col in COLUMNS and point.row is not None
-        whole_rows = fits and point.row >= 1
-        return (
-            "row_pieces" if op == "spmm" and fits and not (whole_rows and point.group > 1) else None
-        )
+        if op != "spmm" or point.row is None or point.col not in COLUMNS:
+            return None
+        return None if point.row >= 1 and point.group > 1 else "row_pieces"
     if op == "spmm":
         return _product(point)
     if op == "sddmm":

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from cuda_sources import require_nvrtc, resources
+from cuda_sources import require_nvrtc, resources, resources_of
 
 from sgap_jax import CVS, Problem, ScheduleError, choose_schedule
 from sgap_jax.launch.attention import (
