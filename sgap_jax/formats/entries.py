@@ -110,6 +110,7 @@ def nonzero(A: StoredArray) -> tuple[jax.Array, ...]:
             f"{what}: how many entries are not zero is not known, since A is traced; "
             "A.coordinates() lists all that are stored"
         )
+    coordinates, values = convert.entries(sum_duplicates(A), f"{what}: A")
     kept = np.flatnonzero(values)
     found = [x[kept] for x in coordinates]
     order = np.lexsort(found[::-1])

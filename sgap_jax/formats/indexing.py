@@ -194,7 +194,8 @@ def _known(A: Array, selectors: Sequence[_Selector]) -> Array:
     whole = [
         isinstance(x, range) and x == range(n) for x, n in zip(positions, A.shape, strict=True)
     ]
-    if all(plain) and not any(s.drops for s in selectors):
+    # Unchecked entries may be in any order, and stored more than once.
+    if A.is_checked and all(plain) and not any(s.drops for s in selectors):
         if A.ndim == 2:
             return _between(_between(A, positions[0]).T, positions[1]).T
         if all(whole[1:]):

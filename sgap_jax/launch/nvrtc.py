@@ -48,10 +48,10 @@ def compile(source: str, *, arch: str, options: Sequence[str] = ()) -> Compiled:
 
     Args:
       source: CUDA C++; `options` say where its headers are.
-      arch: a real architecture, such as "sm_90", not a virtual one: a cubin runs on every driver of
-        the compiler's major version, PTX only on drivers as new as the compiler. For one that is
-        newer than the compiler the code is PTX all the same: a driver that knows such a GPU is
-        newer than the compiler too.
+      arch: a real architecture, such as "sm_90", rather than a virtual one: a cubin runs on every
+        driver of the compiler's major version, PTX only on drivers as new as the compiler. For
+        one that is newer than the compiler the code is PTX all the same: a driver that knows such a
+        GPU is newer than the compiler too.
       options: of NVRTC, such as "--include-path=FOLDER"; they come after the defaults.
 
     Raises:
@@ -77,7 +77,7 @@ def target_of(arch: str, known: Sequence[int]) -> str:
 
     Raises CompilationError for an architecture that is older than all that the compiler knows.
     """
-    number = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    number = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
     if number is None or not known or int(number[1]) in known:
         return arch
     older = [one for one in known if one < int(number[1])]

@@ -81,7 +81,7 @@ def _point_plan(
     """
     schedule = for_kernels(schedule, problem.op)
     work = work_of(problem, schedule)
-    if work is None:
+    if work is None and schedule.chunk is not None:
         schedule = dataclasses.replace(schedule, chunk=None)
     (m, k), n, col = problem.shape, problem.n, int(schedule.col)
     tile = schedule.columns_of_block(n)

@@ -33,8 +33,9 @@ def norm(A: SparseArray, ord: Any = None, axis: int | None = None) -> jax.Array:
     """
     op = "norm"
     check_sparse(op, "A", A)
-    A = abs(A.sum_duplicates())
-    A = A.astype(floating(op, A))
+    dtype = floating(op, A)
+    real = jnp.finfo(dtype).dtype
+    A = abs(A.sum_duplicates().astype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype))
     if axis is None:
         if ord == 2 or ord == -2:
             raise NotImplementedError(
@@ -42,19 +43,19 @@ def norm(A: SparseArray, ord: Any = None, axis: int | None = None) -> jax.Array:
                 "power_iteration(A.T @ A)[0], which is the greatest"
             )
         if ord is None or ord == "fro":
-            return _root((A**2).sum())
+            return _root((A**2).sum()).astype(real)
         if not isinstance(ord, str) and abs(ord) in (1, math.inf):
             sums = A.sum(axis=0 if abs(ord) == 1 else 1)
             if not sums.size:
-                return jnp.zeros((), A.dtype)
-            return sums.max() if ord > 0 else sums.min()
+                return jnp.zeros((), real)
+            return (sums.max() if ord > 0 else sums.min()).astype(real)
     elif axis in (0, 1, -1, -2):
         if ord is None or ord == 2:
-            return _root((A**2).sum(axis))
+            return _root((A**2).sum(axis)).astype(real)
         if ord == 1:
-            return A.sum(axis)
+            return A.sum(axis).astype(real)
         if ord == math.inf:
-            return A.max(axis)
+            return A.max(axis).astype(real)
     else:
         raise ValueError(f"{op}: axis: expected None, 0 or 1, got {axis!r}")
     raise ValueError(

@@ -100,8 +100,8 @@ def backward(
     shapes = _shapes(named, ctx.avals_out[0].shape[0], is_causal)
     indices = avals.column_indices
     problem = attention_problem(avals.q, indices, shapes.batch, shape, vector_length, "cuda")
-    tile = _tile(schedule, problem, shapes, statistics, 0)
-    if tile is None:
+    tile, by_keys = (_tile(schedule, problem, shapes, statistics, i) for i in range(2))
+    if tile is None or by_keys is None:
         return None
     inner = ctx.replace(avals_out=[deltas])
     of_delta = (x.dout, x.out, x.dlse), (avals.dout, avals.out, avals.dlse)
@@ -117,8 +117,6 @@ def backward(
     of_sums = [(sums, problem.n)]
     rows = _merged(ctx, call, (dense, of_dense), arrays, [dq, dbias], work, merges, of_sums)
 
-    by_keys = _tile(schedule, problem, shapes, statistics, 1)
-    assert by_keys is not None
     call = keys_backward_plan(problem, by_keys, shapes, scale)
     work = keys_work(problem, by_keys, shapes)
     plans = () if work is None else keys_merge_plans(problem, by_keys, shapes)

@@ -16,7 +16,7 @@ from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.checks import check_flag
 from sgap_jax.formats.fibers import used_nodes
 from sgap_jax.formats.structure import positions
-from sgap_jax.launch.nvrtc import NvrtcMissing
+from sgap_jax.launch.nvrtc import CompilationError, NvrtcMissing
 from sgap_jax.primitives import einsum_loops, einsum_unchecked
 from sgap_jax.primitives._define import (
     batch_rule,
@@ -372,7 +372,7 @@ def _cuda_default(ctx: Any, *operands: Any, expression: Expression) -> Any:
         return None
     try:
         return einsum_loops.cuda_lowering(ctx, operands, expression=expression, schedule=found)
-    except NvrtcMissing as error:
+    except (NvrtcMissing, CompilationError, NotImplementedError) as error:
         _warn_of_plain(str(error).splitlines()[0])
         return None
 

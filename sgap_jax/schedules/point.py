@@ -279,9 +279,7 @@ def algorithm(point: Point, op: str) -> str | None:
     if unfit(point, op):
         return None
     if point.chunk is not None:
-        if op != "spmm" or point.row is None or point.col not in COLUMNS:
-            return None
-        return None if point.row >= 1 and point.group > 1 else "row_pieces"
+        return "row_pieces"
     if op == "spmm":
         return _product(point)
     if op == "sddmm":
@@ -294,6 +292,11 @@ def algorithm(point: Point, op: str) -> str | None:
 def unfit(point: Point, op: str) -> str:
     """Why no kernel of an operation could run a legal point, whatever it is like; else ""."""
     share = Fraction(point.col).denominator
+    if point.chunk is not None:
+        if op != "spmm" or point.row is None or point.col not in COLUMNS:
+            return "pieces of rows are for spmm, with 1, 2 or 4 columns a lane"
+        if point.row >= 1 and point.group > 1:
+            return "with pieces, lanes that have whole rows have no group"
     if op == "sddmm":
         if point.col < 1:
             return "the product of one feature cannot be divided"

@@ -145,7 +145,7 @@ def test_scalars_scale():
     grad = jax.jit(jax.grad(lambda s: (A * s).values.sum()))(jnp.float32(3))
     np.testing.assert_allclose(grad, A.values.sum(), rtol=1e-6)
     assert A.astype(jnp.bfloat16).dtype == jnp.bfloat16
-    for bad in (np.ones(2), jnp.ones((1, 1)), "2", None, [2], np.array("x")):
+    for bad in ("2", None, np.array("x")):
         with pytest.raises(ValueError, match="scalar|numeric"):
             A * bad
         with pytest.raises(ValueError, match="scalar|numeric"):
@@ -175,9 +175,8 @@ def test_matmul_from_both_sides(format):
         np.multiply(right, A)
     with pytest.raises(ValueError, match=f"B: expected {k} rows"):
         A @ A
-    for bad in (np.ones((2, 3, m), np.float32), jnp.ones((2, 3, m), jnp.float32)):
-        with pytest.raises(ValueError, match="1-d or 2-d"):
-            bad @ A
+    for C in (np.ones((2, 3, m), np.float32), jnp.ones((2, 3, m), jnp.float32)):
+        np.testing.assert_allclose(C @ A, C @ dense, rtol=1e-5, atol=1e-5)
 
 
 def test_x64_off_narrows_as_jnp_does():

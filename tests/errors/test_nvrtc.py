@@ -80,6 +80,8 @@ def test_a_gpu_newer_than_the_compiler_gets_ptx():
         ("sm_103", "compute_100"),
         ("sm_130", "compute_100"),
         ("sm_130a", "compute_100"),
+        ("compute_90", "compute_90"),
+        ("compute_103", "compute_100"),
     ],
 )
 def test_what_is_compiled_for_an_architecture(arch, target):

@@ -237,3 +237,17 @@ def test_vmap_over_rows():
     idx = jnp.array([[0, 1], [6, -1], [2, 2]])
     found = jax.jit(jax.vmap(lambda i: A.rows(i).todense()))(idx)
     np.testing.assert_array_equal(found, a[np.asarray(idx)])
+
+
+def test_slices_of_entries_in_any_order_and_more_than_once():
+    columns, values = np.int32([3, 0, 1, 2, 2, 1]), np.float32([1, 2, 3, 1, 2, 4])
+    made = jax.jit(lambda *arrays: SparseArray.from_arrays(*arrays, shape=(2, 4)))
+    A = made(values, np.int32([0, 3, 6]), columns)
+    dense = np.zeros((2, 4), np.float32)
+    np.add.at(dense, (np.repeat([0, 1], 3), columns), values)
+    for index in (np.s_[0:1], np.s_[1:], np.s_[:, 1:3], np.s_[0:1, 1:3]):
+        found = A[index]
+        np.testing.assert_array_equal(found.todense(), dense[index])
+        found.checked()
+    for mine, right in zip(A.nonzero(), np.nonzero(dense), strict=True):
+        np.testing.assert_array_equal(mine, right)

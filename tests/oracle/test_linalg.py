@@ -229,3 +229,10 @@ def test_message(call, error, words):
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_norms_of_narrow_dtypes_are_summed_in_wider_ones():
+    A = SparseArray.from_dense(np.float16([[300, 0], [0, 300]]))
+    assert linalg.norm(A).dtype == np.float16
+    np.testing.assert_allclose(linalg.norm(A), 300 * np.sqrt(2), rtol=1e-3)
+    np.testing.assert_allclose(linalg.norm(SparseArray.from_dense(np.int8([[-128]])), 1), 128)
