@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgap_jax.formats import capacity, checks, construct, convert, structure, vectors
+from sgap_jax.formats.entries import sum_duplicates
 from sgap_jax.formats.levels import COO, CSR, Format, require_stored
 from sgap_jax.formats.row_statistics import PatternStatistics
 from sgap_jax.formats.stored import Array, StoredArray
@@ -194,8 +195,9 @@ def _known(A: Array, selectors: Sequence[_Selector]) -> Array:
     whole = [
         isinstance(x, range) and x == range(n) for x, n in zip(positions, A.shape, strict=True)
     ]
-    # Unchecked entries may be in any order, and stored more than once.
-    if A.is_checked and all(plain) and not any(s.drops for s in selectors):
+    if not A.is_checked and not A.format.block_shape:  # in any order, some stored more than once
+        A = sum_duplicates(A)
+    if all(plain) and not any(s.drops for s in selectors):
         if A.ndim == 2:
             return _between(_between(A, positions[0]).T, positions[1]).T
         if all(whole[1:]):

@@ -86,7 +86,7 @@ def power_iteration(
     Args:
       A: sparse [n, n] of any format; its dominant eigenvalue is real, or A complex.
       v0: [n], where to begin; None: a fixed pseudo-random vector.
-      tol: stops at norm(A x - value x) <= tol |value|, or after `maxiter` products (static).
+      tol: stops at norm(A x - value x) <= `tol |value|`, or after `maxiter` products (static).
       symmetric: A is Hermitian, so that u = x; otherwise A^H is iterated too.
 
     Returns (value [], x [n] of norm 1), floating. TypeError, ValueError for an A that is not a

@@ -223,28 +223,29 @@ class SparseLinear(nnx.Module):
         )
         W = of_index_arrays(stored_arrays(self.structure), values, self._shape, self.format)
         outputs = linear("SparseLinear", inputs, W, bias, self.schedule)
-        return outputs if self.watched is None else watch(outputs, inputs, self.watched[...])
+        if self.watched is not None:
+            outputs += zero_product(inputs, self.watched[...])
+        return outputs
 
 
 @jax.custom_vjp
-def watch(outputs: jax.Array, inputs: jax.Array, weight: jax.Array) -> jax.Array:
-    """The outputs of a layer, as if `inputs weight^T` of a dense weight of zeros were added: only
-    its gradient is computed."""
-    return outputs
+def zero_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x weight^T of a dense weight of zeros, of which only the gradient is computed."""
+    return jnp.zeros((*x.shape[:-1], weight.shape[0]), x.dtype)
 
 
-def _watch_forward(outputs: Any, inputs: Any, weight: Any) -> tuple[jax.Array, tuple]:
-    return outputs, (inputs, weight)
+def _zero_product_forward(x: Any, weight: Any) -> tuple[jax.Array, tuple]:
+    return zero_product(x, weight), (x, weight)
 
 
-def _watch_backward(saved: tuple, cotangent: jax.Array) -> tuple[jax.Array, ...]:
-    inputs, weight = saved
-    axes = tuple(range(inputs.ndim - 1))
-    gradient = jnp.tensordot(cotangent, inputs, (axes, axes)).astype(weight.dtype)
-    return cotangent, jnp.zeros_like(inputs), gradient
+def _zero_product_backward(saved: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, weight = saved
+    axes = tuple(range(x.ndim - 1))
+    gradient = jnp.tensordot(cotangent, x, (axes, axes)).astype(weight.dtype)
+    return zero_product(cotangent, weight.T), gradient
 
 
-watch.defvjp(_watch_forward, _watch_backward)
+zero_product.defvjp(_zero_product_forward, _zero_product_backward)
 
 
 def pruned_weight(

@@ -39,7 +39,7 @@ def dense_gradients(
     computed, of the dtype of its values. Of a dense twin (`to_dense`) all three are.
 
     Args:
-      loss: a function of (model, *args) that returns a scalar; it may change the model, of which
+      loss: a function of `(model, *args)` that returns a scalar; it may change the model, of which
         it gets a copy.
       model: holds the layers; it is not changed. Under `nnx.jit` too.
 

@@ -173,6 +173,12 @@ def test_gradients_in_dense_weights_are_those_of_a_dense_twin():
         np.testing.assert_allclose(found["own",], want["own"].kernel[...].T, rtol=1e-12)
         np.testing.assert_allclose(found["others", 0], want["others"][0].kernel[...].T, rtol=1e-12)
     assert model.calls[...] == 0 and model.own.watched is None
+    # A penalty of a gradient: the dense weight's part in the gradient in x counts too.
+    penalty = lambda model, x: jnp.square(jax.grad(lambda x: loss(model, x))(x)).sum()
+    layer, x = layer_of(CSR), x[0]
+    loss = lambda layer, x: jnp.tanh(layer(x)).sum()
+    want = nnx.grad(penalty)(layer.to_dense(), x).kernel[...].T
+    np.testing.assert_allclose(nn.dense_gradients(penalty, layer, x)[()], want, rtol=1e-12)
     with pytest.raises(ValueError, match="dense_gradients: model: expected one with an nn.Sparse"):
         nn.dense_gradients(loss, model.own.to_dense(), x)
 

@@ -194,10 +194,10 @@ class Assign:
     """output = the product of `factors`, or a sum of products (`terms`), each reduced over those of
     its indices that the output lacks.
 
-    The right side is one access, a product of them, or an expression of +, - and *, which is
-    multiplied out to `terms`; `factors` are then the operands of all terms, each once. `terms` is
-    () for one product of different operands that is added. A term without an index of the output is
-    the same at all of its coordinates.
+    The right side is one access, a product of them, or an expression of sums, differences and
+    products, which is multiplied out to `terms`; `factors` are then the operands of all terms, each
+    once. `terms` is () for one product of different operands that is added. A term without an index
+    of the output is the same at all of its coordinates.
 
     Where one operand is sparse and nothing is added, loops go over what it stores, in any format.
     The output is dense, or has the format and the indices of the sparse factor: then it shares that
