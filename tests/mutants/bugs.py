@@ -243,8 +243,8 @@ PYTHON = (
         name="a_maximum_passes_for_a_sum",
         room="compiler/notation",
         file="sgap_jax/compiler/notation/derivatives.py",
-        text="return tuple(words), tuple(attained), expression.reduction",
-        replacement="return tuple(words), tuple(attained)",
+        text="return tuple(words), tuple(attained), tuple(terms), expression.reduction",
+        replacement="return tuple(words), tuple(attained), tuple(terms)",
         breaks="the schedule of a sum is taken for a maximum over the same operands",
         focus=(
             "tests/oracle/test_einsum_extrema.py",
