@@ -85,7 +85,11 @@ def first(
       NotImplementedError: there is none; names each schedule, and why not.
     """
     refused = []
-    for build in cuda(expression, sizes):
+    try:  # loops over all entries need a last level that has positions
+        builds = list(cuda(expression, sizes))
+    except ScheduleError as error:
+        raise NotImplementedError(str(error)) from error
+    for build in builds:
         try:
             schedule = build()
             launch_plan(lowered(schedule))
