@@ -181,8 +181,10 @@ def test_schedules():
     assert choose_schedule(dataclasses.replace(chunks[1], format="CSR")) == CpuTile(nonzeros=2048)
     arrays, case, _ = encoded(BATTERY["skewed"], 8)
     B = np.ones((case.shape[1], 8), np.float32)
+    A, B = vectors(arrays, case, "float32").astype(jnp.int32), B.astype(np.int32)
+    np.testing.assert_array_equal(spmm(A, B), np.asarray(A.todense()) @ B)  # plain JAX
     with pytest.raises(NotImplementedError, match=r"Reference\(\)"):
-        spmm(vectors(arrays, case, "float32").astype(jnp.int32), B.astype(np.int32))
+        spmm(A, B, schedule=CpuTile())
 
 
 @pytest.mark.parametrize(
