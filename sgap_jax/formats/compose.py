@@ -8,6 +8,7 @@ suffices, the sum (for `kron` the product) of those of its operands.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -300,7 +301,7 @@ def _common(format: Format | None, operands: Sequence[Any]) -> Format:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:i]) for i in range(len(sizes))]
+    return list(itertools.accumulate(sizes[:-1], initial=0))
 
 
 def _moved(entries: tuple, first_row: int, first_column: int) -> tuple[Any, Any, Any]:

@@ -91,7 +91,7 @@ def eliminate_zeros(A: Array, nse: Any) -> Array:
     """See `SparseArray.eliminate_zeros`."""
     what = "SparseArray.eliminate_zeros"
     nse = None if nse is None else checks.check_count(nse, "nse", what)
-    coordinates, values = convert.entries(A, f"{what}: A")
+    coordinates, values = convert.entries(sum_duplicates(A), f"{what}: A")
     if checks.is_traced(values, *coordinates):
         kept = values != 0
         coordinates = [jnp.where(kept, x, -1) for x in coordinates]

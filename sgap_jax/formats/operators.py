@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, indexing, parts, structure
+from sgap_jax.formats import checks, construct, convert, entries, indexing, parts, structure
 from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
@@ -190,7 +190,8 @@ class Operators(StoredArray):
         return replace(self, values=-self.values)
 
     def __abs__(self) -> Self:
-        return replace(self, values=abs(self.values))
+        A = _each_once(self)
+        return replace(A, values=abs(A.values))
 
     def __pow__(self, n: Any) -> Self:
         """A**n for a number n > 0: each stored value to that power, as SciPy's arrays.
@@ -282,7 +283,7 @@ def multiply(A: Array, B: Any) -> Array:
             raise _refused(f"SparseArray * {type(B).__name__}", B)
         return _scaled(A, B, operator.mul, "SparseArray * x")
     what = "SparseArray * SparseArray"
-    B = _alike(A, B, what)
+    A, B = _each_once(A), _each_once(_alike(A, B, what))
     if _one_pattern(A, B, what):
         return replace(A, values=A.values * B.values)
     levels, of_a, of_b = _places(A, B, what)
@@ -312,6 +313,7 @@ def power(A: Array, n: Any) -> Array:
             f"{what}: n: expected a number > 0 that is known, got {n!r}; the nearest is "
             "A.todense()**n, or A.with_values(A.values**n) where entries are"
         )
+    A = _each_once(A)
     return replace(A, values=A.values**n)
 
 
@@ -390,6 +392,14 @@ def _filled(a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: i
 @jax.jit
 def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
     return structure.whole(a)[from_a] * structure.whole(b)[from_b]
+
+
+def _each_once(A: Array) -> Array:
+    """A with each coordinate once, for what is not linear in the elements. As it is where its
+    structure is traced, and where it stores blocks: then each coordinate is once in it."""
+    arrays = [x for level in A.index_arrays for x in level]
+    one_by_one = A.values.ndim == 1 and all(x.ndim == 1 for x in arrays)
+    return entries.sum_duplicates(A) if one_by_one and not checks.is_traced(*arrays) else A
 
 
 def _alike(A: Array, B: Array, what: str) -> Array:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.sparse import linalg
 
+from sgap_jax.formats import checks
+from sgap_jax.formats.array import SparseArray
 from sgap_jax.linalg.operands import Operator, check_operator, check_right_side, product
 
 
@@ -91,17 +93,27 @@ def gmres(
 
 def _solved(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> tuple[jax.Array, None]:
     A = check_operator(op, A, "A")
-    M = None if M is None else check_operator(op, M, "M")
     b = check_right_side(op, A, b)
+    M = None if M is None else check_operator(op, M, "M")
+    if isinstance(M, SparseArray) and M.shape[0] != b.shape[0]:
+        raise ValueError(f"{op}: M: expected {b.shape[0]} rows, as b, got shape {M.shape}")
+    for name in ("maxiter", "restart"):
+        if options.get(name) is not None:
+            options[name] = checks.check_count(options[name], name, op, 1)
     if x0 is not None:
         x0 = jnp.asarray(x0)
         if x0.shape != b.shape:
             raise ValueError(f"{op}: x0: expected shape {list(b.shape)}, got {list(x0.shape)}")
         x0 = x0.astype(b.dtype)
+    if not b.size:
+        return jnp.zeros_like(b), None
+    dtype = b.dtype
+    if jnp.finfo(dtype).bits < 32:  # sums in float32 at least
+        b, x0 = b.astype(jnp.float32), None if x0 is None else x0.astype(jnp.float32)
     # One program for all values of A, and for others of its structure. A plain function may hold
     # tracers: it is no argument of a program.
     functions = [x for x in (A, M) if callable(x) and not isinstance(x, jax.tree_util.Partial)]
-    return (_solve if functions else _program)(op, A, b, x0, M, **options), None
+    return (_solve if functions else _program)(op, A, b, x0, M, **options).astype(dtype), None
 
 
 def _solve(op: str, A: Any, b: Any, x0: Any, M: Any, **options: Any) -> jax.Array:

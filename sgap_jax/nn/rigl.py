@@ -44,7 +44,8 @@ def dense_gradients(
       model: holds the layers; it is not changed. Under `nnx.jit` too.
 
     Returns:
-      {path of the layer, as in `nnx.iter_modules`: its gradient}.
+      {path of the layer, as in `nnx.iter_modules`: its gradient}, with the leading axes of layers
+      that `nnx.vmap` has stacked.
 
     Raises:
       ValueError: the model has no SparseLinear.
@@ -52,11 +53,12 @@ def dense_gradients(
     Source: RigL (Evci et al. 2020), section 3, algorithm 1.
     """
     graph, state = nnx.split(model)
-    weights = {
-        path: jnp.zeros((layer.out_features, layer.in_features), layer.values.dtype)
-        for path, layer in nnx.iter_modules(model)
-        if isinstance(layer, SparseLinear)
-    }
+    weights: dict[tuple[Any, ...], jax.Array] = {}
+    for path, layer in nnx.iter_modules(model):
+        if isinstance(layer, SparseLinear):
+            stacked = layer.values.shape[: -1 - len(layer.format.block_shape)]
+            shape = (*stacked, layer.out_features, layer.in_features)
+            weights[path] = jnp.zeros(shape, layer.values.dtype)
     if not weights:
         raise ValueError("dense_gradients: model: expected one with an nn.SparseLinear, got none")
 

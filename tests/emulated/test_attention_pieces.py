@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from battery import BATTERY, array, from_row_lengths
 from cuda_sources import require_nvrtc
-from emulated_launch import emulate
+from emulated_launch import Counted
 
 from sgap_jax import (
     CVS,
@@ -16,11 +16,13 @@ from sgap_jax import (
     RowStatistics,
     Schedule,
     ScheduleError,
+    SparseArray,
     Unfused,
     choose_schedule,
     sparse_attention,
 )
 from sgap_jax.schedules.emulated import Emulated
+from sgap_jax.schedules.families import with_failing
 
 FORWARD = ["AttentionPiecesKernel", "AttentionMergeKernel"]
 BY_ROWS = ["AttentionRowsBackwardPiecesKernel", "SumPiecesKernel"]
@@ -30,21 +32,6 @@ BY_KEYS = ["AttentionKeysBackwardPiecesKernel", "SumPiecesKernel", "SumPiecesKer
 @pytest.fixture(autouse=True)
 def _nvrtc():
     require_nvrtc()
-
-
-class Counted:
-    """The emulator with a record of the kernels that it ran; with a seed in a random order of the
-    blocks."""
-
-    def __init__(self, seed=None):
-        self.kernels, self.seed = [], seed
-
-    def __call__(self, call, inputs, outputs):
-        self.kernels.append(call.kernel)
-        if self.seed is None:
-            return emulate(call, inputs, outputs)
-        order = np.random.default_rng(self.seed).permutation(np.prod(call.grid))
-        return emulate(call, inputs, outputs, order=order.tolist())
 
 
 # A mask with rows and a column that see everything: global tokens.
@@ -282,3 +269,19 @@ def test_planted_bugs_are_caught(header, right, wrong, planted):
             raise AssertionError(str(error)) from None
 
     planted(header, right, wrong, check)
+
+
+def test_gradients_without_the_kernels_by_keys_are_unfused(monkeypatch):
+    """Rows that see everything are cut by rows and not by columns, whose kernel is listed."""
+    monkeypatch.setenv("SGAP_CUDA_ARCH", "sm_90")
+    seen = np.zeros((600, 4000), np.float32)
+    seen[0] = 1
+    A, q, k = SparseArray.from_dense(seen), jnp.ones((600, 1, 4)), jnp.ones((4000, 1, 4))
+    gradients = jax.jit(jax.grad(lambda q, k, v: sparse_attention(q, k, v, A).sum(), (0, 1, 2)))
+    launches = lambda: (  # noqa: E731
+        gradients.trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text().count("sgap_launch")
+    )
+    assert launches() > 0
+    jax.clear_caches()
+    with with_failing({"attention rows": "a reason"}), pytest.warns(RuntimeWarning):
+        assert launches() > 0

@@ -231,6 +231,16 @@ def test_without_a_compiler_it_is_plain_jax(monkeypatch):
     assert "sgap_launch" not in lowered and "scatter" in lowered
 
 
+@pytest.mark.skipif(any(d.platform == "gpu" for d in jax.devices()), reason="there is a GPU")
+def test_without_a_gpu_it_is_plain_jax(monkeypatch):
+    monkeypatch.delenv("SGAP_CUDA_ARCH", raising=False)
+    A, dense, _ = operands("ijk,jr,kr->ir", CSF(3))
+    traced = jax.jit(lambda A, *x: einsum("ijk,jr,kr->ir", A, *x)).trace(A, *dense)
+    with pytest.warns(RuntimeWarning, match="no GPU here .*; einsum runs in plain JAX"):
+        lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "sgap_launch" not in lowered and "scatter" in lowered
+
+
 def chosen(expression, sizes, **options):
     """The schedule, and the function that it builds, of an expression with 10,000 entries."""
     lowered = lambda schedule: text.function(schedule, sizes, None, **options)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from battery import BATTERY, array, from_row_lengths
 from cuda_sources import require_nvrtc
-from emulated_launch import emulate
+from emulated_launch import Counted, emulate
 from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within
 
@@ -29,21 +29,6 @@ TWO = ["SpmmPiecesKernel", "SumPiecesKernel"]
 @pytest.fixture(autouse=True)
 def _nvrtc():
     require_nvrtc()
-
-
-class Counted:
-    """The emulator with a record of the kernels that it ran; blocks in a random order with a
-    seed."""
-
-    def __init__(self, seed=None):
-        self.kernels, self.seed = [], seed
-
-    def __call__(self, call, inputs, outputs):
-        self.kernels.append(call.kernel)
-        if self.seed is None:
-            return emulate(call, inputs, outputs)
-        order = np.random.default_rng(self.seed).permutation(np.prod(call.grid))
-        return emulate(call, inputs, outputs, order=order.tolist())
 
 
 def by_loops(work, offsets):

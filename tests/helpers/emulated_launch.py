@@ -141,3 +141,18 @@ class Sampled:
             point = tuned(rng.choice(points(problem)), problem, rng)
         print(f"sampled for {problem}: {point}")
         return point
+
+
+class Counted:
+    """The emulator with a record of the kernels that it ran; blocks in a random order with a
+    seed."""
+
+    def __init__(self, seed=None):
+        self.kernels, self.seed = [], seed
+
+    def __call__(self, call, inputs, outputs):
+        self.kernels.append(call.kernel)
+        if self.seed is None:
+            return emulate(call, inputs, outputs)
+        order = np.random.default_rng(self.seed).permutation(np.prod(call.grid))
+        return emulate(call, inputs, outputs, order=order.tolist())

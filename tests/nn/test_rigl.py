@@ -179,6 +179,14 @@ def test_gradients_in_dense_weights_are_those_of_a_dense_twin():
     loss = lambda layer, x: jnp.tanh(layer(x)).sum()
     want = nnx.grad(penalty)(layer.to_dense(), x).kernel[...].T
     np.testing.assert_allclose(nn.dense_gradients(penalty, layer, x)[()], want, rtol=1e-12)
+    # Layers that are stacked, and scanned over.
+    make = nnx.vmap(lambda key: nn.SparseLinear(4, 4, sparsity=0.5, rngs=nnx.Rngs(key)))
+    scan = nnx.scan(lambda layer, x: jnp.tanh(layer(x)), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    layers, x = make(jax.random.split(jax.random.key(0), 3)), jnp.ones((2, 4), jnp.float32)
+    found = nn.dense_gradients(lambda layers, x: scan(layers, x).sum(), layers, x)[()]
+    dense = lambda weights: jax.lax.scan(lambda x, W: (jnp.tanh(x @ W.T), None), x, weights)[0]
+    weights = jax.vmap(lambda A: A.todense())(layers.weight)
+    np.testing.assert_allclose(found, jax.grad(lambda W: dense(W).sum())(weights), rtol=1e-5)
     with pytest.raises(ValueError, match="dense_gradients: model: expected one with an nn.Sparse"):
         nn.dense_gradients(loss, model.own.to_dense(), x)
 

@@ -251,3 +251,9 @@ def test_slices_of_entries_in_any_order_and_more_than_once():
         found.checked()
     for mine, right in zip(A.nonzero(), np.nonzero(dense), strict=True):
         np.testing.assert_array_equal(mine, right)
+    # What is not linear is of elements, not of the parts that are stored.
+    np.testing.assert_array_equal((A * A).todense(), dense**2)
+    np.testing.assert_array_equal((A**2).todense(), dense**2)
+    signed = A.with_values(jnp.float32([1, 2, -3, 1, -1, 4]))
+    np.testing.assert_array_equal(abs(signed).todense(), abs(signed.todense()))
+    assert signed.eliminate_zeros().nnz == np.count_nonzero(signed.todense())

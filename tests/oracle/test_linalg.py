@@ -236,3 +236,18 @@ def test_norms_of_narrow_dtypes_are_summed_in_wider_ones():
     assert linalg.norm(A).dtype == np.float16
     np.testing.assert_allclose(linalg.norm(A), 300 * np.sqrt(2), rtol=1e-3)
     np.testing.assert_allclose(linalg.norm(SparseArray.from_dense(np.int8([[-128]])), 1), 128)
+
+
+def test_solvers_of_narrow_dtypes_of_nothing_and_of_wrong_arguments():
+    A, b = SparseArray.from_dense(jnp.diag(jnp.bfloat16([1, 2, 4]))), jnp.ones(3, jnp.bfloat16)
+    for solver in (linalg.cg, linalg.bicgstab, linalg.gmres):
+        x, _ = solver(A, b)
+        assert x.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(x, jnp.bfloat16([1, 0.5, 0.25]))
+        assert solver(SparseArray.from_dense(np.zeros((0, 0))), np.zeros(0))[0].shape == (0,)
+        with pytest.raises(ValueError, match=f"{solver.__name__}: M: expected 3 rows"):
+            solver(A, b, M=SparseArray.from_dense(np.eye(2)))
+        with pytest.raises((TypeError, ValueError), match="maxiter"):
+            solver(A, b, maxiter="a")
+    with pytest.raises(ValueError, match="restart"):
+        linalg.gmres(A, b, restart=0)
