@@ -1,4 +1,4 @@
-"""Builds masks from a function that gives the columns of a row, or a boolean for an entry."""
+"""Builds masks from the columns of rows, as slices of a table, or from a boolean function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,30 +31,55 @@ def rows_of_vectors(op: str, format: Format) -> int:
 
 
 def of_block_rows(
-    op: str, columns: Sequence[np.ndarray], shape: tuple[int, int], format: Format
+    op: str, counts: Any, columns: np.ndarray, shape: tuple[int, int], format: Format
 ) -> SparseArray:
-    """The mask whose block row b stores the columns `columns[b]`, which are sorted and distinct."""
+    """The mask whose block row b stores the next `counts[b]` of `columns`, sorted and distinct."""
     length = rows_of_vectors(op, format)
-    offsets = np.concatenate([[0], np.cumsum([len(c) for c in columns], dtype=np.int64)])
+    offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     check_nnz(int(offsets[-1]) * length, f"masks.{op}")
-    indices = np.concatenate([*columns, np.zeros(0, np.int64)])
-    ones = np.ones(len(indices) if format == CSR else (len(indices), length), np.float32)
+    ones = np.ones(len(columns) if format == CSR else (len(columns), length), np.float32)
     return SparseArray.from_arrays(
-        ones, offsets.astype(np.int32), indices.astype(np.int32), shape=shape, format=format
+        ones, offsets.astype(np.int32), columns.astype(np.int32), shape=shape, format=format
     )
 
 
-def from_rows(
-    op: str, columns_of: Callable[[int], np.ndarray], shape: tuple[int, int], format: Format
+def of_slices(
+    op: str,
+    slices: Sequence[tuple[Any, Any]],
+    shape: tuple[int, int],
+    format: Format,
+    table: np.ndarray | None = None,
 ) -> SparseArray:
-    """The mask whose row i stores the columns `columns_of(i)`, in any order, repeats allowed."""
-    length = rows_of_vectors(op, format)
-    rows = range(0, shape[0], length)
-    inside = [
-        np.unique(np.concatenate([columns_of(i) for i in range(b, min(b + length, shape[0]))]))
-        for b in rows
-    ]
-    return of_block_rows(op, inside, shape, format)
+    """The mask whose row i stores the columns `table[first[i]:stop[i]]` of each pair (first, stop)
+    of `slices`, in any order, repeats allowed. Without a table, the integers themselves.
+
+    Linear in the entries where the slices of a row follow each other; sorts them otherwise.
+    """
+    length, (m, k) = rows_of_vectors(op, format), shape
+    pairs = [np.broadcast_arrays(first, stop, np.arange(m))[:2] for first, stop in slices]
+    first = np.stack([first for first, _ in pairs], 1).astype(np.int64)
+    counts = np.maximum(np.stack([stop for _, stop in pairs], 1) - first, 0)
+    check_nnz(int(counts.sum()), f"masks.{op}")
+    starts = np.cumsum(counts.ravel()) - counts.ravel()
+    columns = np.arange(counts.sum(), dtype=np.int32)
+    columns += np.repeat((first.ravel() - starts).astype(np.int32), counts.ravel())
+    columns = columns if table is None else table.astype(np.int32)[columns]
+    of_row = counts.sum(1)
+    if length == 1:
+        ascends = np.diff(columns, prepend=-1) > 0
+        ends = np.cumsum(of_row)[of_row > 0]
+        ascends[ends[:-1]] = True
+        if ascends.all():
+            return of_block_rows(op, of_row, columns, shape, format)
+    blocks = -(-m // length)
+    narrow = blocks * k < 2**31  # half the time of a sort
+    keys = np.repeat(np.arange(m) // length * k, of_row).astype(np.int32 if narrow else np.int64)
+    keys += columns
+    keys.sort()  # np.unique hashes, and takes many times as long
+    keys = keys[np.diff(keys, prepend=-1) > 0]
+    ends = np.searchsorted(keys, np.arange(1, blocks + 1) * k)
+    counts = np.diff(ends, prepend=0)
+    return of_block_rows(op, counts, keys - np.repeat(np.arange(blocks) * k, counts), shape, format)
 
 
 def from_function(
@@ -115,4 +140,7 @@ def from_function(
             for b in range(count):
                 found[b].append(left + np.flatnonzero(vectors[b]))
         columns += [np.concatenate(parts) for parts in found]
-    return of_block_rows(op, columns, (L, S), format)
+    counts = [len(c) for c in columns]
+    return of_block_rows(
+        op, counts, np.concatenate([*columns, np.zeros(0, np.int64)]), (L, S), format
+    )

@@ -11,8 +11,8 @@ from sgap_jax.formats.levels import CSR, CVS, Format
 from sgap_jax.masks.build import (
     TRACED_MASK,
     check_size,
-    from_rows,
     of_block_rows,
+    of_slices,
     rows_of_vectors,
 )
 
@@ -31,12 +31,8 @@ def band(L: int, width: int, S: int | None = None, *, format: Format = CSR) -> S
     """
     L, S = check_size("band", "L", L), check_size("band", "S", L if S is None else S)
     width = check_size("band", "width", width, 1)
-
-    def columns(i: int) -> np.ndarray:
-        first = i - width // 2
-        return np.arange(max(first, 0), max(min(first + width, S), 0))
-
-    return from_rows("band", columns, (L, S), format)
+    first = np.arange(L) - width // 2
+    return of_slices("band", [(np.maximum(first, 0), np.minimum(first + width, S))], (L, S), format)
 
 
 def band_and_random(
@@ -93,9 +89,12 @@ def band_and_random(
         outside = np.concatenate([np.arange(low), np.arange(high, L)])
         drawn = rng.choice(outside, max(wanted - (high - low), 0), replace=False)
         groups.append(np.sort(np.concatenate([np.arange(low, high), drawn])))
+    counts, columns = [len(group) for group in groups], np.concatenate([*groups, np.arange(0)])
     if format is None or format == CVS(V):
-        return of_block_rows(op, groups, (L, L), CVS(V))
-    return from_rows(op, lambda i: groups[i // V], (L, L), format)
+        return of_block_rows(op, counts, columns, (L, L), CVS(V))
+    ends = np.cumsum(counts, dtype=np.int64).repeat(V)[:L]
+    starts = ends - np.repeat(counts, V)[:L]
+    return of_slices(op, [(starts, ends)], (L, L), format, columns)
 
 
 def strided(L: int, stride: int, *, format: Format = CSR) -> SparseArray:
@@ -109,13 +108,20 @@ def strided(L: int, stride: int, *, format: Format = CSR) -> SparseArray:
     Source: Sparse Transformers (Child et al. 2019), section 4.2.
     """
     L, stride = check_size("strided", "L", L), check_size("strided", "stride", stride, 1)
+    i = np.arange(L)
+    # Every stride-th position, up to where the last `stride` begin.
+    table, start = _by_remainder(L, stride)
+    before = start[i % stride] + np.maximum(i // stride - 1, 0)
+    last = (L + np.maximum(i - stride, 0), L + i + 1)
+    table = np.concatenate([table, i])
+    return of_slices("strided", [(start[i % stride], before), last], (L, L), format, table)
 
-    def columns(i: int) -> np.ndarray:
-        return np.concatenate(
-            [np.arange(max(i - stride, 0), i + 1), np.arange(i % stride, i + 1, stride)]
-        )
 
-    return from_rows("strided", columns, (L, L), format)
+def _by_remainder(L: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """(0 .. L - 1 in the order of their remainders by `stride`, where each remainder starts)."""
+    remainder = np.arange(L) % stride
+    counts = np.bincount(remainder)
+    return np.argsort(remainder, kind="stable"), np.cumsum(counts) - counts
 
 
 def fixed(L: int, stride: int, c: int = 1, *, format: Format = CSR) -> SparseArray:
@@ -130,14 +136,10 @@ def fixed(L: int, stride: int, c: int = 1, *, format: Format = CSR) -> SparseArr
     L, stride = check_size("fixed", "L", L), check_size("fixed", "stride", stride, 1)
     if check_size("fixed", "c", c) > stride:
         raise ValueError(f"masks.fixed: c must be at most the stride of {stride}, got {c}")
-
-    def columns(i: int) -> np.ndarray:
-        before = np.arange(i // stride * stride)
-        return np.concatenate(
-            [before[before % stride >= stride - c], np.arange(i // stride * stride, i + 1)]
-        )
-
-    return from_rows("fixed", columns, (L, L), format)
+    i = np.arange(L)
+    table = np.concatenate([i, i[i % stride >= stride - c]])
+    before, own = (L, L + i // stride * c), (i // stride * stride, i + 1)
+    return of_slices("fixed", [before, own], (L, L), format, table)
 
 
 def longformer(
@@ -161,15 +163,22 @@ def longformer(
     everywhere = np.array([check_size(op, "global_tokens", t) for t in global_tokens], np.int64)
     if (everywhere >= L).any():
         raise ValueError(f"masks.{op}: global_tokens must be below {L}, got {everywhere.max()}")
-    around = dilation * np.arange(-(window // 2), window // 2 + 1)
-
-    def columns(i: int) -> np.ndarray:
-        if i in everywhere:
-            return np.arange(L)
-        near = i + around
-        return np.concatenate([near[(near >= 0) & (near < L)], everywhere])
-
-    return from_rows(op, columns, (L, L), format)
+    everywhere, i = np.unique(everywhere), np.arange(L)
+    table, start = _by_remainder(L, dilation)
+    of_remainder = np.bincount(i % dilation)[i % dilation]
+    low = np.maximum(i // dilation - window // 2, 0)
+    high = np.minimum(i // dilation + window // 2 + 1, of_remainder)
+    near = start[i % dilation] + np.stack([low, high])
+    # The window lies between two slices of the global tokens, which follow in the table; those
+    # within a dilated window, which it may miss, come last and out of order.
+    before = np.searchsorted(everywhere, table[near[0]] if L else i)
+    after = np.searchsorted(everywhere, table[near[1] - 1] + 1 if L else i)
+    before[everywhere], after[everywhere] = 0, len(everywhere)
+    near[:, everywhere] = [[0], [L]]
+    slices = [(L, L + before), (near[0], near[1]), (L + after, L + len(everywhere))]
+    if dilation > 1:
+        slices.append((L + before, L + after))
+    return of_slices(op, slices, (L, L), format, np.concatenate([table, everywhere]))
 
 
 def bigbird(
@@ -206,7 +215,10 @@ def bigbird(
         others = every[~stored]
         stored[rng.choice(others, min(drawn, len(others)), replace=False)] = True
         seen.append(np.flatnonzero(np.repeat(stored, block)[:L]))
-    return from_rows(op, lambda i: seen[i // block], (L, L), format)
+    ends = np.cumsum([len(keys) for keys in seen], dtype=np.int64).repeat(block)[:L]
+    starts = ends - np.repeat([len(keys) for keys in seen], block)[:L]
+    table = np.concatenate([*seen, np.arange(0)])
+    return of_slices(op, [(starts, ends)], (L, L), format, table)
 
 
 def block_diagonal(
@@ -236,13 +248,6 @@ def block_diagonal(
             )
     rows_of_vectors(op, format)
     order = np.argsort(keys, kind="stable")
-    names, starts = np.unique(keys[order], return_index=True)
-    members = (
-        dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True)) if len(keys) else {}
-    )
-    nothing = np.zeros(0, np.int64)
-
-    def columns(i: int) -> np.ndarray:
-        return members.get(int(rows[i]), nothing) if rows[i] >= 0 else nothing
-
-    return from_rows(op, columns, (len(rows), len(keys)), format)
+    own = np.searchsorted(keys[order], rows, "left"), np.searchsorted(keys[order], rows, "right")
+    ends = np.where(rows >= 0, own[1], own[0])
+    return of_slices(op, [(own[0], ends)], (len(rows), len(keys)), format, order)

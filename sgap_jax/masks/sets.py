@@ -1,8 +1,11 @@
 """Masks made from other masks: `causal`, `union` and `intersection`."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import stored_levels
@@ -22,14 +25,19 @@ def causal(pattern: SparseArray, *, format: Format | None = None) -> SparseArray
       pattern: a concrete matrix of any format.
       format: of the result; None is the format of `pattern`.
     """
-    rows, columns = entries("causal", pattern)
-    kept = columns <= rows
-    return _of_entries("causal", rows[kept], columns[kept], pattern, format)
+    if not isinstance(pattern, SparseArray):
+        raise ValueError(f"masks.causal: expected a SparseArray, got a {type(pattern).__name__}")
+    length, (stored,), format = _levels("causal", (pattern,), format)
+    last = np.minimum(np.arange(stored.shape[0]) * length + length, pattern.shape[0]) - 1
+    kept = stored.indices <= last.repeat(np.diff(stored.indptr))
+    stored.indptr = np.concatenate([[0], np.cumsum(kept)])[stored.indptr]
+    stored.indices, stored.data = stored.indices[kept], stored.data[kept]
+    return _mask("causal", stored, length, pattern.shape, format)
 
 
 def union(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
     """The union of the entries of masks of one shape; `format` None is that of the first mask."""
-    return _combined("union", np.union1d, patterns, format)
+    return _combined("union", lambda a, b: a.maximum(b), patterns, format)
 
 
 def intersection(*patterns: SparseArray, format: Format | None = None) -> SparseArray:
@@ -37,7 +45,7 @@ def intersection(*patterns: SparseArray, format: Format | None = None) -> Sparse
 
     For two masks in CVS(V) it has the vectors that both store.
     """
-    return _combined("intersection", np.intersect1d, patterns, format)
+    return _combined("intersection", lambda a, b: a.multiply(b), patterns, format)
 
 
 def _combined(
@@ -51,18 +59,14 @@ def _combined(
                 f"masks.{op}: expected SparseArrays, each an argument of its own, as in "
                 f"{op}(a, b); got a {type(pattern).__name__}"
             )
-    first = patterns[0]
-    keys = None
     for pattern in patterns:
-        if pattern.shape != first.shape:
+        if pattern.shape != patterns[0].shape:
             raise ValueError(
-                f"masks.{op}: expected masks of one shape, got {first.shape} and {pattern.shape}"
+                f"masks.{op}: expected masks of one shape, got {patterns[0].shape} and "
+                f"{pattern.shape}"
             )
-        rows, columns = entries(op, pattern)
-        own = rows.astype(np.int64) * max(first.shape[1], 1) + columns
-        keys = np.unique(own) if keys is None else combine(keys, own)
-    assert keys is not None
-    return _of_entries(op, *divmod(keys, max(first.shape[1], 1)), first, format)
+    length, stored, format = _levels(op, patterns, format)
+    return _mask(op, functools.reduce(combine, stored), length, patterns[0].shape, format)
 
 
 def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
@@ -72,19 +76,41 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
     length = pattern.format.vector_length
     if length is None or pattern.format != CVS(length):
         return to_numpy(pattern, f"masks.{op}")[1]
-    block, column = stored_levels(pattern, f"masks.{op}")
-    rows = block[:, None] * length + np.arange(length)
-    inside = rows < pattern.shape[0]
-    return [rows[inside], np.broadcast_to(column[:, None], rows.shape)[inside]]
+    return _rows_of_vectors(*stored_levels(pattern, f"masks.{op}"), length, pattern.shape[0])
 
 
-def _of_entries(
-    op: str, rows: np.ndarray, columns: np.ndarray, like: SparseArray, format: Format | None
-) -> SparseArray:
-    format = like.format if format is None else format
-    length, m, k = rows_of_vectors(op, format), *like.shape
-    blocks = -(-m // length)
-    key = np.unique(rows.astype(np.int64) // length * max(k, 1) + columns)
-    block, column = divmod(key, max(k, 1))
-    ends = np.searchsorted(block, np.arange(blocks), side="right")
-    return of_block_rows(op, np.split(column, ends[:-1]) if blocks else [], (m, k), format)
+def _rows_of_vectors(
+    blocks: np.ndarray, columns: np.ndarray, length: int, m: int
+) -> list[np.ndarray]:
+    rows = blocks[:, None] * length + np.arange(length)
+    return [rows[rows < m], np.broadcast_to(columns[:, None], rows.shape)[rows < m]]
+
+
+def _levels(
+    op: str, patterns: tuple[SparseArray, ...], format: Format | None
+) -> tuple[int, list[Any], Format]:
+    """(V, each mask as a SciPy matrix of its vectors of V rows, the format of the result): V is 1
+    unless all masks and the result are in one CVS(V)."""
+    format = patterns[0].format if format is None else format
+    length = rows_of_vectors(op, format)
+    if any(p.format != format for p in patterns):
+        length = 1
+    found = [entries(op, p) if length == 1 else stored_levels(p, f"masks.{op}") for p in patterns]
+    m, k = patterns[0].shape
+    return length, [_matrix(*levels, (-(-m // length), k)) for levels in found], format
+
+
+def _matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """A SciPy matrix in CSR, sorted and without repeats."""
+    stored = scipy.sparse.csr_array((np.ones(len(columns), bool), (rows, columns)), shape)
+    stored.sum_duplicates()
+    return stored
+
+
+def _mask(op: str, stored: Any, length: int, shape: tuple[int, int], format: Format) -> SparseArray:
+    """The mask that stores the vectors of `length` rows of a SciPy matrix, in `format`."""
+    wanted = rows_of_vectors(op, format)
+    if wanted != length:  # from entries
+        rows = np.repeat(np.arange(shape[0]) // wanted, np.diff(stored.indptr))
+        stored = _matrix(rows, stored.indices, (-(-shape[0] // wanted), shape[1]))
+    return of_block_rows(op, np.diff(stored.indptr), stored.indices, shape, format)
