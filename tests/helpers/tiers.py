@@ -34,8 +34,8 @@ CORE = ("freeze", "grad", "oracle")
 
 # Budgets in seconds: of all variants of one function in a tier, and of one variant if only one
 # runs.
-BUDGET = {"check": 0.5, "test": 1.05}
-ALONE = {"check": 0.7, "test": 3.5}
+BUDGET = {"check": 0.5, "test": 0.9}
+ALONE = {"check": 0.7, "test": 2.5}
 
 FILE = pathlib.Path(__file__).with_name("seconds.txt")
 _QUICK = 0.5  # functions quicker than this are not listed
