@@ -4,8 +4,9 @@ The core of a layer, without its projections: scores of the selection, the selec
 attention over what is selected; causal, one sequence, 8 heads of 64, float32, forward or forward
 and backward. Peers get the mask of our selection ready-made and compute the same result, which is
 checked; `torch_causal` sees all keys up to the query, which is what people do without selection.
-FlexAttention has no backward pass on the CPU; its block mask is made anew in each call. Masked
-peers whose arrays do not fit into the memory that is free are left out, and named.
+FlexAttention has no backward pass on the CPU; its block mask is made anew in each call. torch takes
+a few heads in turn where their masks as numbers are large; other masked peers whose arrays do not
+fit into the memory that is free are left out, and named.
 
 Decoding: one step over a cache, with and without selection.
 """
@@ -30,6 +31,7 @@ INDEX_HEADS, INDEX_WIDTH = 4, 32
 LENGTHS = (4096, 16384)
 TOKENS, BLOCKS = 256, 16
 CONTEXT, DECODED = 131_072, 2048
+TOGETHER = 5e9  # bytes that a masked peer may have at a time: else it takes a few heads in turn
 
 
 def operands(L: int, heads: int = HEADS) -> list:
@@ -127,26 +129,35 @@ def with_torch(x, pattern, backward, causal=False):
 
     torch.set_num_threads(machine.threads())
     tensors = [torch.from_numpy(np.array(a)).transpose(1, 2).contiguous() for a in x]
-    options = {"is_causal": True}
+    heads, mask = HEADS, None
     if not causal:
         groups, L = pattern.values.shape[1], pattern.shape[0]
         # The kernel turns a boolean mask into one of numbers; the backward pass has all weights.
-        fits(5.0 * groups * L * L + (12.0 * HEADS * L * L if backward else 0))
-        options = {"attn_mask": torch.from_numpy(mask_of(pattern))}
+        of_head = (4.0 + (12 if backward else 0)) * L * L
+        heads = min(max(int(TOGETHER / of_head), 1), HEADS)
+        fits(groups * L * L + heads * of_head)
+        mask = torch.from_numpy(mask_of(pattern)).expand(1, HEADS, L, L)
     attention = torch.nn.functional.scaled_dot_product_attention
-    *inputs, cotangent = tensors
 
-    def forward():
-        with torch.no_grad():
-            return (attention(*inputs, **options),)
-
-    def both():
+    def part(begin):
+        own = slice(begin, begin + heads)
+        options = {"is_causal": True}
+        if mask is not None:  # one mask for all heads stays one
+            options = {"attn_mask": mask[:, own] if groups > 1 else mask[:, :1]}
+        *inputs, cotangent = (a[:, own] for a in tensors)
+        if not backward:
+            with torch.no_grad():
+                return (attention(*inputs, **options),)
         leaves = [a.detach().requires_grad_() for a in inputs]
         out = attention(*leaves, **options)
         return out, *torch.autograd.grad(out, leaves, cotangent)
 
-    call = both if backward else forward
-    return lambda: [a.transpose(1, 2).detach().numpy() for a in call()]
+    def call():
+        parts = [part(begin) for begin in range(0, HEADS, heads)]
+        found = [torch.cat(x, 1) if len(x) > 1 else x[0] for x in zip(*parts, strict=True)]
+        return [a.transpose(1, 2).detach().numpy() for a in found]
+
+    return call
 
 
 def with_flex_attention(x, pattern, backward):
