@@ -4,10 +4,12 @@ The core of a layer, without its projections: scores of the selection, the selec
 attention over what is selected; causal, one sequence, 8 heads of 64, float32, forward or forward
 and backward. Peers get the mask of our selection ready-made and compute the same result, which is
 checked; `torch_causal` sees all keys up to the query, which is what people do without selection.
-FlexAttention has no backward pass on the CPU; its block mask is made anew in each call. Masked
-peers whose arrays do not fit into the memory that is free are left out, and named.
+FlexAttention has no backward pass on the CPU; its block mask is made anew in each call. torch takes
+a few heads in turn where their masks as numbers are large; other masked peers whose arrays do not
+fit into the memory that is free are left out, and named.
 
-Decoding: one step over a cache, with and without selection.
+The indexer alone, in float32 and bfloat16, beside the attention that it selects for and a product
+of as many multiply-adds. Decoding: one step over a cache, with and without selection.
 """
 
 import argparse
@@ -30,6 +32,7 @@ INDEX_HEADS, INDEX_WIDTH = 4, 32
 LENGTHS = (4096, 16384)
 TOKENS, BLOCKS = 256, 16
 CONTEXT, DECODED = 131_072, 2048
+TOGETHER = 5e9  # bytes that a masked peer may have at a time: else it takes a few heads in turn
 
 
 def operands(L: int, heads: int = HEADS) -> list:
@@ -127,26 +130,35 @@ def with_torch(x, pattern, backward, causal=False):
 
     torch.set_num_threads(machine.threads())
     tensors = [torch.from_numpy(np.array(a)).transpose(1, 2).contiguous() for a in x]
-    options = {"is_causal": True}
+    heads, mask = HEADS, None
     if not causal:
         groups, L = pattern.values.shape[1], pattern.shape[0]
         # The kernel turns a boolean mask into one of numbers; the backward pass has all weights.
-        fits(5.0 * groups * L * L + (12.0 * HEADS * L * L if backward else 0))
-        options = {"attn_mask": torch.from_numpy(mask_of(pattern))}
+        of_head = (4.0 + (12 if backward else 0)) * L * L
+        heads = min(max(int(TOGETHER / of_head), 1), HEADS)
+        fits(groups * L * L + heads * of_head)
+        mask = torch.from_numpy(mask_of(pattern)).expand(1, HEADS, L, L)
     attention = torch.nn.functional.scaled_dot_product_attention
-    *inputs, cotangent = tensors
 
-    def forward():
-        with torch.no_grad():
-            return (attention(*inputs, **options),)
-
-    def both():
+    def part(begin):
+        own = slice(begin, begin + heads)
+        options = {"is_causal": True}
+        if mask is not None:  # one mask for all heads stays one
+            options = {"attn_mask": mask[:, own] if groups > 1 else mask[:, :1]}
+        *inputs, cotangent = (a[:, own] for a in tensors)
+        if not backward:
+            with torch.no_grad():
+                return (attention(*inputs, **options),)
         leaves = [a.detach().requires_grad_() for a in inputs]
         out = attention(*leaves, **options)
         return out, *torch.autograd.grad(out, leaves, cotangent)
 
-    call = both if backward else forward
-    return lambda: [a.transpose(1, 2).detach().numpy() for a in call()]
+    def call():
+        parts = [part(begin) for begin in range(0, HEADS, heads)]
+        found = [torch.cat(x, 1) if len(x) > 1 else x[0] for x in zip(*parts, strict=True)]
+        return [a.transpose(1, 2).detach().numpy() for a in found]
+
+    return call
 
 
 def with_flex_attention(x, pattern, backward):
@@ -250,6 +262,44 @@ def selected_alone(kind: str):
     return jax.jit(of)
 
 
+def selecting(L: int, rounds: int) -> dict:
+    """The selection of tokens by the indexer, float32, beside the same in bfloat16, attention over
+    what it selects, and one float32 product of as many multiply-adds as its scores have."""
+    *x, _ = operands(L)
+    indexed, alone = indexer(L), selected_alone("tokens")
+    narrow = [a.astype(jnp.bfloat16) for a in indexed]
+    pattern = selected("tokens", x, indexed)
+    side = L // 4
+    inner = L * L * INDEX_HEADS * INDEX_WIDTH // 2 // side**2  # half of the pairs are causal
+    left, right = (jnp.asarray(harness.dense(side, inner, seed=seed)) for seed in (5, 6))
+    calls = {
+        "ours": (alone, (*x[:2], *indexed)),
+        "bfloat16": (alone, (*x[:2], *narrow)),
+        "attention": (jax.jit(sparse_attention), (*x, pattern)),
+        "equal_product": (jax.jit(lambda a, b: a @ b.T), (left, right)),
+    }
+    wide, rounded = (
+        [np.asarray(a).ravel() for a in calls[name][0](*calls[name][1])]
+        for name in ("ours", "bfloat16")
+    )
+    same = len(np.intersect1d(*(keyed(*a, L) for a in (wide, rounded)))) / int(wide[0][-1])
+    if same < 0.9:
+        raise RuntimeError(f"bfloat16 selects others: {same:.0%} are the same")
+    contenders = {
+        name: lambda call=call, given=given: jax.block_until_ready(call(*given))
+        for name, (call, given) in calls.items()
+    }
+    contenders["attention"](), contenders["equal_product"]()
+    row = measured(contenders, rounds, f"select {TOKENS} tokens, L = {L}")
+    return row | {"notes": f"{same:.1%} of those that bfloat16 selects are the same"}
+
+
+def keyed(offsets: np.ndarray, columns: np.ndarray, L: int) -> np.ndarray:
+    """A number for each stored entry."""
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return rows * L + columns[: offsets[-1]]
+
+
 def decoding(kind: str, context: int, rounds: int) -> dict:
     """One position at the end of a full cache."""
     query, key, value, _ = operands(context)
@@ -314,7 +364,7 @@ def decoding(kind: str, context: int, rounds: int) -> dict:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a short length; writes no file")
-    parser.add_argument("--only", choices=(*WAYS, "decode"), help="one kind")
+    parser.add_argument("--only", choices=(*WAYS, "indexer", "decode"), help="one kind")
     parser.add_argument("--lengths", type=int, nargs="+", help=f"default {LENGTHS}")
     parser.add_argument("--without", nargs="+", choices=PEERS, default=(), help="peers left out")
     parser.add_argument("--passes", choices=("forward", "both"), help="default: each")
@@ -331,6 +381,8 @@ def main(argv: list[str] | None = None) -> None:
                     | layer(kind, L, backward, rounds, args.without)
                     | about_run
                 )
+    for L in lengths if args.only in (None, "indexer") else ():
+        rows.append({"n": WIDTH, "schedule": ""} | selecting(L, rounds) | about_run)
     for kind in ("tokens", "blocks") if args.only in (None, "decode") else ():
         context = 16_384 if args.quick else CONTEXT
         rows.append({"n": WIDTH, "schedule": ""} | decoding(kind, context, rounds) | about_run)

@@ -101,6 +101,29 @@ inline std::string Mismatch(const char* name, const xla::ffi::AnyBuffer& buffer,
          std::to_string(static_cast<int>(buffer.element_type())) + " shape " + ShapeString(got);
 }
 
+// The product of all dimensions but the last `own`; -1 where there are fewer.
+inline int64_t Leading(xla::ffi::AnyBuffer buffer, size_t own) {
+  const auto shape = buffer.dimensions();
+  if (shape.size() < own) return -1;
+  int64_t product = 1;
+  for (size_t i = 0; i + own < shape.size(); ++i) product *= shape[i];
+  return product;
+}
+
+// Empty where `buffer` has `batch` elements of this type and shape, as `other` has, else a message.
+inline std::string NotEach(const char* name, const char* other, xla::ffi::AnyBuffer buffer,
+                           xla::ffi::DataType type, int64_t batch,
+                           std::initializer_list<int64_t> shape) {
+  const auto got = buffer.dimensions();
+  bool same = buffer.element_type() == type && Leading(buffer, shape.size()) == batch;
+  for (size_t i = 0; same && i < shape.size(); ++i) {
+    same = got[got.size() - shape.size() + i] == shape.begin()[i];
+  }
+  return same ? ""
+              : std::string(name) + ": unlike " + other + " in type or shape, got " +
+                    ShapeString(got);
+}
+
 // The operands of a product y [batch, m, n] of values [batch or 1, ...] and x [batch or 1, k, n],
 // all checked.
 template <class Args>

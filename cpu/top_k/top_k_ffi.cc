@@ -149,26 +149,6 @@ ffi::Future TopKHandler(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::AnyBuf
   });
 }
 
-// The product of all dimensions but the last `own`; -1 where there are fewer.
-int64_t Leading(ffi::AnyBuffer buffer, size_t own) {
-  const auto shape = buffer.dimensions();
-  if (shape.size() < own) return -1;
-  int64_t product = 1;
-  for (size_t i = 0; i + own < shape.size(); ++i) product *= shape[i];
-  return product;
-}
-
-// Empty where `buffer` has `batch` elements of this type and shape, else a message.
-std::string NotEach(const char* name, ffi::AnyBuffer buffer, ffi::DataType type, int64_t batch,
-                    std::initializer_list<int64_t> shape) {
-  const auto got = buffer.dimensions();
-  bool same = buffer.element_type() == type && Leading(buffer, shape.size()) == batch;
-  for (size_t i = 0; same && i < shape.size(); ++i) {
-    same = got[got.size() - shape.size() + i] == shape.begin()[i];
-  }
-  return same ? "" : std::string(name) + ": unlike q in type or shape, got " + ShapeString(got);
-}
-
 template <bool kOctets>
 ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer keys,
                                ffi::AnyBuffer weights, ffi::AnyBuffer limits,
@@ -186,12 +166,12 @@ ffi::Future TopKIndexerHandler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   const int64_t* last = q.dimensions().end() - 3;
   const int64_t rows = last[0], heads = last[1], depth = last[2];
   const int64_t columns = *(keys.dimensions().end() - 2);
-  std::string error = NotEach("keys", keys, type, batch, {columns, depth});
-  if (error.empty()) error = NotEach("weights", weights, type, batch, {rows, heads});
-  if (error.empty()) error = NotEach("limits", limits, ffi::S32, batch, {rows});
+  std::string error = NotEach("keys", "q", keys, type, batch, {columns, depth});
+  if (error.empty()) error = NotEach("weights", "q", weights, type, batch, {rows, heads});
+  if (error.empty()) error = NotEach("limits", "q", limits, ffi::S32, batch, {rows});
   if (error.empty()) error = BadK(k, rows, columns);
-  if (error.empty()) error = NotEach("offsets", *offsets, ffi::S32, batch, {rows + 1});
-  if (error.empty()) error = NotEach("indices", *indices, ffi::S32, batch, {rows * k});
+  if (error.empty()) error = NotEach("offsets", "q", *offsets, ffi::S32, batch, {rows + 1});
+  if (error.empty()) error = NotEach("indices", "q", *indices, ffi::S32, batch, {rows * k});
   if (error.empty() && heads == 0) error = "q: no heads";
   if (!error.empty()) return Failed("top_k: " + error);
   if (batch == 0) return Finished();

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +15,9 @@ from sgap_jax.formats.vectors import grid, tile
 from sgap_jax.nn.linear import SparseLinear
 from sgap_jax.nn.structure import index_arrays
 from sgap_jax.primitives._define import accumulator
-from sgap_jax.select.rows import top_k
+from sgap_jax.primitives.regrow import regrow
 
 _TILE = 1 << 20  # scores that a function of rows computes at a time
-_COLUMNS = 256
 
 Scores = jax.Array | Callable[[jax.Array], jax.Array]
 
@@ -93,7 +91,8 @@ def rigl_step(
         grow   as many of all groups not kept, of largest norm(scores[g]), with zeros as values
 
     A group is an entry, for CVS(V) a vector and for BCSR(r, c) a block. Of equal norms the groups
-    first in row-major order are kept and grown; NaN counts as smaller than every number. A group
+    first in row-major order are kept and grown; NaN counts as smaller than every number, and an
+    infinite score as the greatest finite one. A group
     that was dropped may grow again, at zero. The number of stored groups does not change: under
     `nnx.jit` one program makes every step, with a traced fraction too. A weight with padding is
     filled up to its capacity. Layers stacked by `nnx.vmap`: call this in an `nnx.vmap`.
@@ -136,28 +135,13 @@ def regrown(
     op: str, W: SparseArray, scores: Any, fraction: Any
 ) -> tuple[SparseArray, Callable[[jax.Array], jax.Array]]:
     """(W after a step of RigL, the function of `rigl_step` that maps arrays of its groups)."""
-    down, across = grid(W.shape, W.format)
-    cells, groups = down * across, W.column_indices.shape[0]
-    checks.check_nnz(cells, f"{op}: the grid of groups")
-    place, entry = _places(W, down, across)
-    stored = place < cells
-    count = jnp.sum(stored, dtype=jnp.int32)
-    kept = _greatest(_norms_of_groups(W)[entry], stored, count - _dropped(op, fraction, count))
-    ranked = _growth(op, scores, W).reshape(-1)
-    infinity = jnp.asarray(jnp.inf, ranked.dtype)
-    ranked = ranked.at[jnp.where(kept, place, cells)].set(infinity, mode="drop")
-    # What is kept comes first, and as many of the others as there is room for; all ascending.
-    found = top_k(ranked[None], groups)
-    old, flat = (jnp.pad(x, (0, groups - x.shape[0])) for x in (found.values, found.column_indices))
-    used = jnp.asarray(min(groups, cells), jnp.int32)
-    row, column = jnp.divmod(flat, max(across, 1))
-    offsets = structure.offsets_of_indices(row, down, used)
+    (down, across), groups = grid(W.shape, W.format), W.column_indices.shape[0]
+    checks.check_nnz(down * across, f"{op}: the grid of groups")
+    arrays = W.row_offsets, W.column_indices
+    norms, growth = _norms_of_groups(W), _growth(op, scores, W)
+    offsets, column, source = regrow(*arrays, norms, growth, _fraction(op, fraction))
     transposed = structure.transpose_structure(offsets, column, across)
-    # The kept groups are in the same order before and after.
-    at = jnp.where(kept, _rank(kept), groups)
-    before = jnp.zeros(groups, jnp.int32).at[at].set(entry, mode="drop")
-    known = old == infinity
-    source = before[jnp.where(known, _rank(known), 0)] if groups else before
+    known, position = source >= 0, jnp.maximum(source, 0)
 
     def moved(x: jax.Array) -> jax.Array:
         x = jnp.asarray(x)
@@ -167,63 +151,27 @@ def regrown(
                 f"{list(x.shape)}"
             )
         take = known.reshape(-1, *[1] * (x.ndim - 1))
-        return jnp.where(take, x[source], jnp.zeros((), x.dtype))
+        return jnp.where(take, x[position], jnp.zeros((), x.dtype))
 
     fields = structure.as_fields(((), (offsets, column)), transposed, checked=True)
     return SparseArray(moved(W.values), **fields, shape=W.shape, format=W.format), moved
 
 
-def _places(W: SparseArray, down: int, across: int) -> tuple[jax.Array, jax.Array]:
-    """(place, entry): the cell of each stored group in the grid, in row-major order, and the
-    group's position in W. Padding, groups that take no part and second ones in a cell come with
-    the place down * across."""
-    offsets, indices = structure.well_formed(W.row_offsets, W.column_indices, across)
-    groups, none = indices.shape[0], down * across
-
-    def placed(offsets: jax.Array, indices: jax.Array) -> jax.Array:
-        row = structure.segment_of_entry(offsets, groups)
-        stored = (structure.positions(groups) < offsets[-1]) & (indices >= 0)
-        return jnp.where(stored, row * across + indices, none)
-
-    def in_order(place: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return place, structure.varying_like(structure.positions(groups), place)
-
-    def sorted_(_: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Unchecked columns may be in any order; two stable counting sorts bring them into that of
-        # rows.
-        columns, rows, first = structure.transpose_structure(offsets, indices, across)
-        ends, again, second = structure.transpose_structure(columns, rows, down)
-        place = placed(ends, again)
-        twice = jnp.append(jnp.zeros(1, bool), place[1:] == place[:-1])[:groups]
-        return jnp.where(twice, none, place), first[second]
-
-    place = placed(offsets, indices)
-    rises = (place[1:] > place[:-1]) | (place[:-1] == none) & (place[1:] == none)
-    return jax.lax.cond(jnp.all(rises), in_order, sorted_, place)
-
-
-def _rank(mask: jax.Array) -> jax.Array:
-    return jnp.cumsum(mask, dtype=jnp.int32) - 1
-
-
-def _dropped(op: str, fraction: Any, count: jax.Array) -> jax.Array:
-    """How many groups a fraction of `count` are."""
+def _fraction(op: str, fraction: Any) -> jax.Array:
     if not checks.is_traced(fraction):
         known = jnp.shape(fraction) == () and not isinstance(fraction, str | bool)
         if not known or not 0 <= float(fraction) <= 1:
             raise ValueError(f"{op}: fraction: expected a number from 0 to 1, got {fraction!r}")
     elif fraction.shape != ():
         raise ValueError(f"{op}: fraction: expected a scalar, got shape {list(fraction.shape)}")
-    share = jnp.clip(jnp.asarray(fraction, jnp.float32), 0, 1)
-    dropped = jnp.round(share * count.astype(jnp.float32)).astype(jnp.int32)
-    return jnp.clip(dropped, 0, count)
+    return jnp.asarray(fraction, jnp.float32)
 
 
 def _norms_of_groups(W: SparseArray) -> jax.Array:
-    """[groups]: the norms of W's entries, vectors or blocks, of what lies inside the matrix."""
+    """[groups]: the norms of W's vectors or blocks, of what lies inside the matrix; its entries."""
+    if W.values.ndim == 1:
+        return W.values
     values = W.values.astype(accumulator(W.dtype))
-    if values.ndim == 1:
-        return jnp.abs(values)
     (height, width), (m, k) = tile(W.format), W.shape
     values = values.reshape(-1, height, width)
     row = structure.segment_of_entry(W.row_offsets, values.shape[0])[:, None, None] * height
@@ -235,19 +183,19 @@ def _norms_of_groups(W: SparseArray) -> jax.Array:
 
 
 def _growth(op: str, scores: Any, W: SparseArray) -> jax.Array:
-    """[groups down, groups across]: the norm of the scores of each group, finite or NaN."""
+    """[groups down, groups across]: the norm of the scores of each group; of entries themselves."""
     (m, k), (height, width), (down, across) = W.shape, tile(W.format), grid(W.shape, W.format)
 
     def norms(x: jax.Array) -> jax.Array:
-        x = x.astype(accumulator(x.dtype))
         if height * width == 1:
-            found = jnp.abs(x)
-        else:
-            rows = -(-x.shape[0] // height)
-            x = jnp.pad(x, ((0, rows * height - x.shape[0]), (0, across * width - k)))
-            squares = jnp.square(x).reshape(rows, height, across, width)
-            found = jnp.sqrt(squares.sum((1, 3)))
-        return jnp.minimum(found, jnp.finfo(found.dtype).max)
+            return x
+        rows = -(-x.shape[0] // height)
+        x = jnp.pad(
+            x.astype(accumulator(x.dtype)),
+            ((0, rows * height - x.shape[0]), (0, across * width - k)),
+        )
+        squares = jnp.square(x).reshape(rows, height, across, width)
+        return jnp.sqrt(squares.sum((1, 3)))
 
     if not callable(scores):
         scores = jnp.asarray(scores)
@@ -272,52 +220,6 @@ def _check_scores(op: str, scores: Any, shape: tuple[int, int]) -> None:
             f"{op}: gradient_scores must be floats of shape {list(shape)}, got "
             f"{list(scores.shape)} of {scores.dtype}"
         )
-
-
-def _greatest(norms: jax.Array, among: jax.Array, count: jax.Array) -> jax.Array:
-    """Which are the `count` greatest of the norms in `among`, of equal ones the first."""
-    integer = jnp.dtype(jnp.int32 if norms.dtype == jnp.float32 else jnp.int64)
-    # Bits of numbers that are not negative are in their order. One: of NaN; zero: of the others.
-    keys = jax.lax.bitcast_convert_type(norms, integer) + jnp.asarray(2, integer)
-    keys = jnp.where(jnp.isnan(norms), jnp.ones((), integer), keys)
-    keys = jnp.where(among, keys, jnp.zeros((), integer))
-    # XLA sums columns in vectors, and a long row number by number.
-    lines = jnp.pad(keys, (0, -keys.size % _COLUMNS)).reshape(-1, _COLUMNS)
-
-    def reach(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sum(lines >= threshold, axis=0, dtype=jnp.int32), dtype=jnp.int32)
-
-    Ends = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-
-    def narrow(step: int, ends: Ends) -> Ends:
-        """At least `count` keys reach `low`, and fewer than that exceed `high`."""
-        low, high, from_low, above_high = ends
-        if step == 0:
-            middle = low + (high - low + 1) // 2
-        else:  # on a straight line between the counts
-            numbers = from_low - count, from_low - above_high, high - low
-            too_many, between, span = (x.astype(norms.dtype) for x in numbers)
-            middle = jnp.clip(low + (too_many / between * span).astype(integer), low + 1, high)
-        found = reach(middle)
-        enough = found >= count
-        # Where just `count` keys reach it, it is the threshold.
-        low, high = jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
-        high = jnp.where(found == count, low, high)
-        return low, high, jnp.where(enough, found, from_low), jnp.where(enough, above_high, found)
-
-    def narrow_twice(ends: Ends) -> Ends:
-        ends = narrow(0, ends)
-        return jax.lax.cond(ends[0] < ends[1], partial(narrow, 1), lambda ends: ends, ends)
-
-    one = structure.varying_like(jnp.ones((), integer), keys)
-    none = structure.varying_like(jnp.zeros((), jnp.int32), keys)
-    ends = one, jnp.maximum(jnp.max(keys, initial=0), one), reach(one), none
-    threshold = jax.lax.while_loop(lambda ends: ends[0] < ends[1], narrow_twice, ends)[0]
-    above, equal = keys > threshold, keys == threshold
-    left = count - jnp.sum(above, dtype=jnp.int32)
-    ties = jnp.sum(equal, dtype=jnp.int32) > left
-    first = jax.lax.cond(ties, lambda x: x & (_rank(x) < left), lambda x: x, equal)
-    return above | first
 
 
 def _moments(

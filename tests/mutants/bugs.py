@@ -1,4 +1,4 @@
-"""Planted bugs: 20 in Python, 16 in the C++ kernels, 8 in the CUDA kernels.
+"""Planted bugs: 20 in Python, 17 in the C++ kernels, 8 in the CUDA kernels.
 
 Each is one replacement of text that makes a documented result wrong: a lost tail, a lost scale, a
 wrong stride, a wrong tie-break, a sign in one branch. `tests/mutants/run.py` plants them one at a
@@ -47,6 +47,7 @@ ROOMS = (
     "cpu/each_structure",
     "cpu/top_k",
     "cpu/transpose_structure",
+    "cpu/regrow",
     "cuda/spmm",
     "cuda/spmm_octet",
     "cuda/sddmm",
@@ -461,6 +462,15 @@ CPP = (
         replacement="for (int64_t i = 1; i < block; ++i) place += totals_[b * blocks_ + i];",
         breaks="the transposed structure of many columns overlaps itself from the second block on",
         focus=("tests/conformance/test_transpose_structure.py",),
+    ),
+    Bug(
+        name="ties_of_norms_for_every_task",
+        room="cpu/regrow",
+        file="cpu/regrow/regrow_kernel.cc",
+        text="if (ties > 0) ties -= equal_of_task(task);",
+        replacement="if (ties < 0) ties -= equal_of_task(task);",
+        breaks="each block of rows keeps as many groups of the last norm as all may together",
+        focus=("tests/oracle/test_regrow.py",),
     ),
     Bug(
         name="first_sequence_of_a_structure",

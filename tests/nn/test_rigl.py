@@ -12,6 +12,7 @@ from flax import nnx
 from sgap_jax import BCSR, CSR, CVS, SparseArray, nn
 from sgap_jax.nn import linen as snn
 from sgap_jax.nn import rigl
+from sgap_jax.primitives import regrow
 
 M, K = 10, 9  # neither vectors nor blocks divide these
 FORMATS = [CSR, CVS(4), BCSR(4, 2)]
@@ -134,7 +135,7 @@ def test_ties_nan_and_infinity():
 
 def test_the_greatest_of_any_norms():
     """Against a stable sort; NaN is less than every number."""
-    rng, greatest = np.random.default_rng(5), jax.jit(rigl._greatest)
+    rng, greatest = np.random.default_rng(5), jax.jit(regrow._greatest)
     drawn = [np.abs(rng.standard_normal(700)), rng.integers(0, 4, 700), np.zeros(700)]
     drawn += [np.where(rng.random(700) < 0.3, np.nan, x) for x in drawn]
     drawn += [10.0 ** rng.integers(-44, 38, 700), np.full(700, np.inf), np.full(700, np.nan)]
