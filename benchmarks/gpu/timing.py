@@ -21,7 +21,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -120,40 +120,48 @@ class Cuda:
 
     def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
         """Times enqueue(i), which puts the i-th call on the current stream."""
-        torch = self.torch
 
         def all_sets() -> None:
             for i in range(sets):
                 enqueue(i)
 
+        with contextlib.ExitStack() as until_measured:
+            with self._side_stream():
+                all_sets()
+                once = self._elapsed(all_sets)
+                turns = int(min(max(1e-3 / max(once, 1e-7), 1), max(1024 // sets, 1)))
+
+                def run() -> None:
+                    for _ in range(turns):
+                        all_sets()
+
+                replay = until_measured.enter_context(self._captured(run))
+            method = "events" if replay is None else "graph"
+            run = replay or run
+            run()
+            rounds = [self._elapsed(run) for _ in range(ROUNDS)]
+        return _timed(rounds, turns * sets, method)
+
+    @contextlib.contextmanager
+    def _side_stream(self) -> Iterator[None]:
+        """The stream that can be captured: torch does not capture the one that is current."""
+        torch = self.torch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # torch requires a side stream before a capture
-            all_sets()
-            once = self._elapsed(all_sets)
-            turns = int(min(max(1e-3 / max(once, 1e-7), 1), max(1024 // sets, 1)))
-
-            def run() -> None:
-                for _ in range(turns):
-                    all_sets()
-
-            graph, method = self._captured(run), "graph"
+        with torch.cuda.stream(side):
+            yield
         torch.cuda.current_stream().wait_stream(side)
-        if graph is None:
-            method = "events"
-        else:
-            run = graph.replay
-        run()
-        return _timed([self._elapsed(run) for _ in range(ROUNDS)], turns * sets, method)
 
-    def _captured(self, run: Callable[[], None]):
-        """A graph of what `run` enqueues; None if it cannot be captured, for example because it
-        waits.
+    @contextlib.contextmanager
+    def _captured(self, run: Callable[[], None]) -> Iterator[Callable[[], None] | None]:
+        """What replays a graph of what `run` enqueues; None if it cannot be captured, for example
+        because it waits.
 
         Not torch.cuda.graph, which collects garbage at each capture: that takes longer than all
         else.
         """
         graph = self.torch.cuda.CUDAGraph()
+        replay = graph.replay
         try:
             graph.capture_begin(capture_error_mode="thread_local")
             run()
@@ -161,9 +169,9 @@ class Cuda:
         except RuntimeError:
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
-            self.torch.cuda.synchronize()
-            return None
-        return graph
+            self._wait()
+            replay = None
+        yield replay
 
     def _elapsed(self, run: Callable[[], None]) -> float:
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -177,9 +185,12 @@ class Cuda:
         """Sets `lost` if the device no longer responds: after a kernel's fault all later calls
         fail."""
         try:
-            self.torch.cuda.synchronize()
+            self._wait()
         except RuntimeError as error:
             self.lost = self.lost or str(error).splitlines()[0]
+
+    def _wait(self) -> None:
+        self.torch.cuda.synchronize()
 
     def bandwidth(self, nbytes: int = 2 << 30) -> float:
         """Bytes per second of a copy, counting reads and writes."""
@@ -236,7 +247,7 @@ class WithoutTorch(Cuda):
 
     def get(self, tensor: Bytes) -> np.ndarray:
         array = np.empty(tensor.shape, tensor.dtype)
-        self._driver.wait()
+        self._wait()
         self._driver.read(tensor.address, array)
         return array
 
@@ -249,30 +260,11 @@ class WithoutTorch(Cuda):
 
         return enqueue
 
-    def measure(self, enqueue: Callable[[int], object], sets: int) -> Timed:
-        def all_sets() -> None:
-            for i in range(sets):
-                enqueue(i)
+    def _side_stream(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the only stream is one of its own
 
-        all_sets()
-        once = self._elapsed(all_sets)
-        turns = int(min(max(1e-3 / max(once, 1e-7), 1), max(1024 // sets, 1)))
-
-        def run() -> None:
-            for _ in range(turns):
-                all_sets()
-
-        graph = self._captured(run)
-        method = "events" if graph is None else "graph"
-        if graph is not None:
-            run = functools.partial(self._driver.call, "cuGraphLaunch", graph, self._stream)
-        run()
-        rounds = [self._elapsed(run) for _ in range(ROUNDS)]
-        if graph is not None:
-            self._driver.call("cuGraphExecDestroy", graph)
-        return _timed(rounds, turns * sets, method)
-
-    def _captured(self, run: Callable[[], None]) -> ctypes.c_void_p | None:
+    @contextlib.contextmanager
+    def _captured(self, run: Callable[[], None]) -> Iterator[Callable[[], None] | None]:
         graph = ctypes.c_void_p()
         try:
             self._driver.call("cuStreamBeginCapture_v2", self._stream, 1)  # of this thread
@@ -282,10 +274,12 @@ class WithoutTorch(Cuda):
                 self._driver.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
             made = self._handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
         except RuntimeError:
-            self._driver.wait()
-            return None
+            self._wait()
+            yield None
+            return
         self._driver.call("cuGraphDestroy", graph)
-        return made
+        yield functools.partial(self._driver.call, "cuGraphLaunch", made, self._stream)
+        self._driver.call("cuGraphExecDestroy", made)
 
     def _elapsed(self, run: Callable[[], None]) -> float:
         start, end = self._events
@@ -297,11 +291,8 @@ class WithoutTorch(Cuda):
         self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, end)
         return 1e-3 * milliseconds.value
 
-    def check(self) -> None:
-        try:
-            self._driver.wait()
-        except RuntimeError as error:
-            self.lost = self.lost or str(error).splitlines()[0]
+    def _wait(self) -> None:
+        self._driver.wait()
 
     def bandwidth(self, nbytes: int = 2 << 30) -> float:
         nbytes = min(nbytes, self._driver.free_bytes() // 4)

@@ -70,9 +70,10 @@ class AtomicParallelism(Point):
         threads = most_threads(self, op, problem.dtype)
         if algorithm(self, op) is None or not threads:
             why = unfit(self, op) or ("" if threads else "its sums do not fit in registers")
+            near = nearest(self, op) + ("" if self.chunk is None else f" chunk={self.chunk}")
             raise NotImplementedError(
-                f"{op}: no kernel for the legal point {self._point()}{why and f' ({why})'}; the "
-                f"nearest that has one is {nearest(self, op)}"
+                f"{op}: no kernel for the legal point {self}{why and f' ({why})'}; the "
+                f"nearest that has one is {near}"
             )
         if self.block_size > threads:
             raise ScheduleError(

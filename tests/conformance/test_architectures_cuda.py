@@ -1,7 +1,10 @@
-"""Default kernels on the architectures that wheels bring no code for: they compile without spills;
-before sm_80 the default schedules are those that run there, and others are refused."""
+"""Every kernel compiles for every architecture, and the default ones without spills where wheels
+bring no code; before sm_80 the default schedules are those that run there, others are refused."""
 
 import dataclasses
+import functools
+import itertools
+import re
 import warnings
 import zlib
 
@@ -9,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cuda_sources import require_nvrtc, resources_of
+from cuda_sources import HEADERS, require_nvrtc, resources_of
 from emulated_launch import emulate
 
 from sgap_jax import (
@@ -18,25 +21,91 @@ from sgap_jax import (
     OctetTile,
     PaperOctetTile,
     Problem,
+    Schedule,
     SparseArray,
     SubwarpTile,
     WarpTile,
     choose_schedule,
     spmm,
 )
-from sgap_jax.launch import launch, nvrtc
+from sgap_jax.launch import attention, launch, nvrtc
+from sgap_jax.launch.attention_shapes import AttentionShapes
 from sgap_jax.launch.defaults import NAMES, default_calls
 from sgap_jax.launch.kernel_call import KernelCall
 from sgap_jax.launch.row_reduce import launch_plan as row_plan
+from sgap_jax.launch.sddmm import launch_plan as sddmm_plan
 from sgap_jax.launch.spmm import launch_plan as spmm_plan
+from sgap_jax.launch.spmm import merge_plan
 from sgap_jax.primitives import _define
 
 # sm_80, sm_90 and sm_100, whose code is in wheels, have tests of their own.
 OTHERS = ("sm_75", "sm_86", "sm_89", "sm_120")
+EVERY = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 TENSOR_CORES = ("spmm_vectors", "sddmm_vectors", "attention")
 OCTETS = Problem(
     "spmm", (1000, 900), 16_000, n=64, dtype="bfloat16", format=CVS(8), platform="cuda"
 )
+
+
+def in_the_sources():
+    """The names of all kernels in cuda/. Kernels of compiled loops are printed for a schedule:
+    tests/compiler compiles those."""
+    bounds = r"__launch_bounds__\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+    kernel = re.compile(rf"__global__\s+void\s+(?:{bounds}\s+)?(\w+)\(")
+    texts = [path.read_text() for path in HEADERS.rglob("*.cuh")]
+    found = [name for text in texts for name in kernel.findall(text)]
+    assert len(found) == sum(text.count("__global__ void") for text in texts)
+    return set(found)
+
+
+def besides_the_defaults():
+    """Launches of the kernels that no default schedule of `default_calls` has."""
+    entries = dataclasses.replace(OCTETS, format="CSR", dtype="float32")
+    for text in ("{<32 nnz, 4 col>, 1}", "{<1 nnz, 4 col>, 32}"):
+        yield spmm_plan(entries, Schedule.parse(text))
+    pieces = Schedule.parse("{<1 row, 4 col>, 1} chunk=64")
+    yield spmm_plan(entries, pieces)
+    yield merge_plan(entries, pieces)
+    sampled = dataclasses.replace(entries, op="sddmm")
+    yield sddmm_plan(sampled, Schedule.parse("{<1 row, 4 col>, 8}"))
+    half = dataclasses.replace(OCTETS, dtype="float16")
+    for tile in (WarpTile(8), PaperOctetTile(8)):
+        yield spmm_plan(half, tile)
+        yield sddmm_plan(dataclasses.replace(half, op="sddmm"), tile)
+    shapes = AttentionShapes(heads=4, key_heads=4, value_depth=64)
+    for problem, octet in ((entries, False), (OCTETS, True)):
+        problem = dataclasses.replace(problem, op="attention", batch=4)
+        tile = AttentionTile(16, octet=octet, chunk=64)
+        yield attention.forward_plan(problem, tile, shapes, 0.1)
+        yield attention.merge_plan(problem, tile, shapes, 0.1)
+        if not octet:
+            yield attention.rows_backward_plan(problem, tile, shapes, 0.1, False)
+            yield attention.keys_backward_plan(problem, tile, shapes, 0.1)
+
+
+@functools.cache
+def one_of_each():
+    """{name: a launch of a kernel with this name}."""
+    defaults = (call for name in NAMES for call in default_calls(name).values())
+    found = {}
+    for call in itertools.chain(besides_the_defaults(), defaults):
+        found.setdefault(re.search(r"sgap::(\w+)<", call.source)[1], call)
+    return found
+
+
+def test_every_kernel_of_the_sources_is_compiled_below():
+    assert set(one_of_each()) == in_the_sources()
+
+
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("arch", EVERY)
+def test_every_kernel_compiles_for_every_architecture(arch):
+    """Without spills; all that are left out say that they need a later one."""
+    require_nvrtc()
+    calls = [call for call in one_of_each().values() if not (call.requires and arch == "sm_75")]
+    assert all(call.requires == "sm_80" for call in one_of_each().values() if call.requires)
+    for kernel, (_, stack, spills) in resources_of([x.source for x in calls], arch).items():
+        assert (stack, spills) == (0, 0), kernel
 
 
 def on(problem, arch="sm_75"):
