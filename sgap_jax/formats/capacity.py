@@ -11,9 +11,9 @@ Sorting is by counting, one mode after the other: linear in the entries and in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,29 @@ def of_coordinates(
 
     With `merge` equal coordinates are summed in `accumulator(dtype)`, otherwise each is an entry.
     """
-    count, sizes = values.shape[0], [shape[mode] for mode in format.modes]
+    found = _sorted(coordinates, shape, format, nse, merge)
+    count, wide = values.shape[0], construct.accumulator(values.dtype)
+    each = structure.whole(values)[found.source].astype(wide)
+    sums = jnp.zeros(nse, wide).at[found.to].add(each, mode="drop")
+    symbolic = export.is_symbolic_dim(count)
+    fits = merge and (nse == count if symbolic else nse >= count)
+    return of_offsets(sums.astype(values.dtype), found.offsets, found.indices, shape, format, fits)
+
+
+class _Sorted(NamedTuple):
+    """Entries in order: at each position the entry that comes there (`source`), and its place among
+    those that are stored (`to`, the capacity where it takes no part); the structure of these."""
+
+    source: jax.Array
+    to: jax.Array
+    offsets: jax.Array
+    indices: jax.Array
+
+
+def _sorted(
+    coordinates: Sequence[jax.Array], shape: tuple[int, ...], format: Format, nse: int, merge: bool
+) -> _Sorted:
+    count, sizes = coordinates[0].shape[0], [shape[mode] for mode in format.modes]
     outer, inner = (checks.saturated(coordinates[mode]) for mode in format.modes)
     real = structure.in_range(outer, sizes[0]) & structure.in_range(inner, sizes[1])
     # By the inner mode, then by the outer: each sort is stable.
@@ -62,7 +84,7 @@ def of_coordinates(
     offsets, indices, permutation = structure.transpose_structure(
         by_inner[0], outer[order], sizes[0]
     )
-    values, used = structure.whole(values)[order[permutation]], offsets[-1]
+    used = offsets[-1]
     place = structure.positions(count)
     if merge and count:
         rows = structure.segment_of_entry(offsets, count)
@@ -73,12 +95,44 @@ def of_coordinates(
         offsets, place = before[offsets], before[1:] - 1
     # To the first places: several to one where they are equal, and none beyond the capacity.
     to = jnp.where(structure.positions(count) < used, place, nse)
-    wide = construct.accumulator(values.dtype)
-    sums = jnp.zeros(nse, wide).at[to].add(values.astype(wide), mode="drop")
     indices = jnp.zeros(nse, jnp.int32).at[to].set(indices, mode="drop")
-    symbolic = export.is_symbolic_dim(count)
-    fits = merge and (nse == count if symbolic else nse >= count)
-    return of_offsets(sums.astype(values.dtype), offsets, indices, shape, format, fits)
+    return _Sorted(order[permutation], to, offsets, indices)
+
+
+@partial(jax.jit, static_argnames=("shape", "format", "combine"), inline=True)
+def of_both(
+    first: tuple[Sequence[jax.Array], jax.Array],
+    second: tuple[Sequence[jax.Array], jax.Array],
+    *,
+    shape: tuple[int, ...],
+    format: Format,
+    combine: Callable,
+) -> dict[str, Any]:
+    """Values and index arrays of the union of two lists of entries, (coordinates, values) each, in
+    a capacity for all of them. Equal coordinates of one list are summed in `accumulator(dtype)`;
+    then `combine(a, b)` has the values of both, 0 where one stores none, and which of them store
+    an entry: `combine(a, b, a_stored, b_stored)`."""
+    pairs = zip(first[0], second[0], strict=True)
+    coordinates = [jnp.concatenate(pair) for pair in pairs]
+    count = coordinates[0].shape[0]
+    found = _sorted(coordinates, shape, format, count, merge=True)
+    place = jnp.zeros(count, jnp.int32).at[found.source].set(found.to, unique_indices=True)
+
+    def spread(values: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+        wide = construct.accumulator(values.dtype)
+        each = structure.whole(values).astype(wide)
+        sums = jnp.zeros(count, wide).at[place].add(each, mode="drop").astype(values.dtype)
+        return sums, jnp.zeros(count, jnp.bool_).at[place].set(True, mode="drop")
+
+    (a, in_a), (b, in_b) = (
+        spread(values, part)
+        for values, part in (
+            (first[1], place[: len(first[1])]),
+            (second[1], place[len(first[1]) :]),
+        )
+    )
+    values = combine(a, b, in_a, in_b)
+    return of_offsets(values, found.offsets, found.indices, shape, format, checked=True)
 
 
 @partial(jax.jit, static_argnames=("shape", "format", "nse"), inline=True)

@@ -2,8 +2,9 @@
 and NumPy that it does not have; each message names the nearest thing that it has.
 
 If A and B have the same pattern, their values are combined elementwise. If the patterns differ, the
-place of each entry in the result is computed in NumPy, so the structure must be concrete; the
-values move there with one gather or scatter and may be traced.
+place of each entry in the result is computed in NumPy where the structures are concrete; the values
+move there with one gather or scatter and may be traced. Traced structures are joined by a counting
+sort (capacity.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self, overload
 
@@ -21,7 +22,17 @@ import numpy as np
 import scipy.sparse
 from jax.typing import ArrayLike
 
-from sgap_jax.formats import checks, construct, convert, entries, indexing, parts, structure
+from sgap_jax.formats import (
+    capacity,
+    checks,
+    construct,
+    convert,
+    entries,
+    indexing,
+    parts,
+    structure,
+)
+from sgap_jax.formats.row_statistics import PatternStatistics
 from sgap_jax.formats.stored import Array, StoredArray
 
 _DENSE = "A.todense(), which has it"
@@ -48,8 +59,6 @@ INSTEAD = {
     "indices": "A.column_indices, or A.row_indices of CSC",
     "indptr": "A.row_offsets, or A.column_offsets of CSC",
     "mT": "A.T",
-    "maximum": "A.with_values(jnp.maximum(A.values, s)), which acts on what is stored",
-    "minimum": "A.with_values(jnp.minimum(A.values, s)), which acts on what is stored",
     "multiply": "A * B, or A * x for a dense x",
     "nbytes": "sum(x.nbytes for x in jax.tree.leaves(A))",
     "power": "A**n",
@@ -156,8 +165,10 @@ class Operators(StoredArray):
         where a sum is zero, in the format of A.
 
         If both have the same index arrays (one pattern), which may be traced, their values are
-        added. Different patterns must be concrete. Values may be traced in both cases. ValueError
-        otherwise; NotImplementedError if B is dense or another library's sparse array.
+        added. Of different patterns the union is made at once if they are concrete, also under jit;
+        traced matrices of entries (CSR, CSC, COO) give one with a capacity for all entries of both.
+        Values may be traced in all cases. ValueError for different shapes; NotImplementedError for
+        other traced formats, and if B is dense or another library's sparse array.
         """
         return add(self, other)
 
@@ -175,7 +186,8 @@ class Operators(StoredArray):
         rows), or A * B, entry by entry; x may be traced, and derivatives pass.
 
         A * x stores what A stores: NaN and infinity in x elsewhere are not seen. A * B stores the
-        intersection of the entries; shapes, formats and patterns as in A + B. ValueError otherwise.
+        intersection of the entries (of two traced patterns the union, with zeros where only one
+        stores an entry); shapes, formats and patterns as in A + B. ValueError otherwise.
         """
         return multiply(self, other)
 
@@ -197,6 +209,20 @@ class Operators(StoredArray):
         """A**n for a number n > 0: each stored value to that power, as SciPy's arrays.
         NotImplementedError for others, which make ones or infinities of zeros."""
         return power(self, n)
+
+    def maximum(self, other: Any) -> Self:
+        """The elementwise maximum of two arrays of one shape, [same shape] in the format of this
+        one and the promoted dtype: max(A[i, j], B[i, j]), with 0 where one stores nothing. It
+        stores the union of their entries, also where the maximum is 0; patterns as in A + B. NaN
+        propagates. Differentiable in both values; equal elements share the gradient.
+
+        NotImplementedError for a scalar or a dense array, with which what is not stored counts.
+        """
+        return extremum(self, other, "maximum")
+
+    def minimum(self, other: Any) -> Self:
+        """The elementwise minimum of two arrays; see `maximum`."""
+        return extremum(self, other, "minimum")
 
     def __floordiv__(self, other: Any) -> NoReturn:
         raise no_operator()
@@ -283,9 +309,13 @@ def multiply(A: Array, B: Any) -> Array:
             raise _refused(f"SparseArray * {type(B).__name__}", B)
         return _scaled(A, B, operator.mul, "SparseArray * x")
     what = "SparseArray * SparseArray"
-    A, B = _each_once(A), _each_once(_alike(A, B, what))
-    if _one_pattern(A, B, what):
+    B = _alike(A, B, what)
+    alike = _same_arrays(A, B)
+    A, B = _each_once(A), _each_once(B)
+    if alike or _one_pattern(A, B, what):
         return replace(A, values=A.values * B.values)
+    if _is_traced(A, B):
+        return _joined(A, B, _product_where_both, what)
     levels, of_a, of_b = _places(A, B, what)
     both = np.ones(len(levels[0]), bool)
     for place in (of_a, of_b):
@@ -308,7 +338,8 @@ def divide(A: Array, x: Any) -> Array:
 
 def power(A: Array, n: Any) -> Array:
     what = "SparseArray ** n"
-    if _is_sparse(n) or np.ndim(n) or checks.is_traced(n) or isinstance(n, complex) or not n > 0:
+    bad = n is None or _is_sparse(n) or np.ndim(n) or checks.is_traced(n)
+    if bad or isinstance(n, complex | str) or not n > 0:
         raise NotImplementedError(
             f"{what}: n: expected a number > 0 that is known, got {n!r}; the nearest is "
             "A.todense()**n, or A.with_values(A.values**n) where entries are"
@@ -366,14 +397,33 @@ def _refused(what: str, x: Any, dense: str = "", values: str = "") -> NotImpleme
     return NotImplementedError(f"{what}: the nearest is {nearest}")
 
 
+def extremum(A: Array, B: Any, name: str) -> Array:
+    """See `SparseArray.maximum` and `minimum`."""
+    what = f"SparseArray.{name}"
+    if not _is_sparse(B):
+        raise _refused(f"{what} of {type(B).__name__}", B, f"jnp.{name}(A.todense(), x)")
+    B = _alike(A, B, what)
+    alike = _same_arrays(A, B)
+    A, B = _each_once(A), _each_once(B)
+    combine = jnp.maximum if name == "maximum" else jnp.minimum
+    return _union_of(A, B, combine, what, alike)
+
+
 def _union(A: Array, B: Any, combine: Callable, sign: str) -> Array:
     if not _is_sparse(B):
         what = f"SparseArray {sign} {type(B).__name__}"
         raise _refused(what, B, f"A.todense() {sign} x", f"A.values {sign} x")
     what = f"SparseArray {sign} SparseArray"
     B = _alike(A, B, what)
-    if _one_pattern(A, B, what):
+    return _union_of(A, B, combine, what, _same_arrays(A, B))
+
+
+def _union_of(A: Array, B: Array, combine: Callable, what: str, alike: bool) -> Array:
+    """The union of the entries of two arrays of one format; `alike`: they have one pattern."""
+    if alike or _one_pattern(A, B, what):
         return replace(A, values=combine(A.values, B.values))
+    if _is_traced(A, B):
+        return _joined(A, B, _OfAll(combine), what)
     levels, of_a, of_b = _places(A, B, what)
     values = _filled(A.values, B.values, of_a, of_b, combine=combine, count=len(levels[0]))
     return _stored(A, levels, values)
@@ -395,11 +445,18 @@ def _products(a: Any, b: Any, from_a: Any, from_b: Any) -> jax.Array:
 
 
 def _each_once(A: Array) -> Array:
-    """A with each coordinate once, for what is not linear in the elements. As it is where its
-    structure is traced, and where it stores blocks: then each coordinate is once in it."""
+    """A with each coordinate once, for what is not linear in the elements: A itself where that was
+    checked. Traced blocks that nobody has checked are refused."""
     arrays = [x for level in A.index_arrays for x in level]
     one_by_one = A.values.ndim == 1 and all(x.ndim == 1 for x in arrays)
-    return entries.sum_duplicates(A) if one_by_one and not checks.is_traced(*arrays) else A
+    if one_by_one:
+        return entries.sum_duplicates(A)
+    if A.format.block_shape and not A.is_checked and checks.is_traced(*arrays):
+        raise NotImplementedError(
+            f"{A.format} of a traced structure may store a place twice, and this operation needs "
+            "their sum; the nearest is A.asformat(CSR)"
+        )
+    return A
 
 
 def _alike(A: Array, B: Array, what: str) -> Array:
@@ -409,25 +466,60 @@ def _alike(A: Array, B: Array, what: str) -> Array:
     return convert.asformat(B, A.format)
 
 
-def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
-    """Whether A and B have equal index arrays, padding included; traced ones are equal only if
-    they are the same objects."""
-    pairs = [
+def _same_arrays(A: StoredArray, B: StoredArray) -> bool:
+    """Whether the index arrays of A and B are the same objects, traced or not."""
+    pairs = _pairs(A, B)
+    return all(x is y for x, y in pairs) and A.values.shape == B.values.shape
+
+
+def _pairs(A: StoredArray, B: StoredArray) -> list[tuple[Any, Any]]:
+    return [
         pair
         for levels in zip(A.index_arrays, B.index_arrays, strict=True)
         for pair in zip(*levels, strict=True)
     ]
-    same = all(x is y for x, y in pairs)
-    if same and A.values.shape == B.values.shape:
+
+
+def _is_traced(*arrays: StoredArray) -> bool:
+    return checks.is_traced(*(x for A in arrays for level in A.index_arrays for x in level))
+
+
+def _one_pattern(A: StoredArray, B: StoredArray, what: str) -> bool:
+    """Whether A and B have equal index arrays, padding included; traced ones are equal only if
+    they are the same objects."""
+    if _same_arrays(A, B):
         return True
-    if not same and checks.is_traced(*(x for pair in pairs for x in pair)):
-        raise ValueError(
-            f"{what}: their index arrays are traced, and not the same: whether the patterns are "
-            "equal cannot be seen; where they are, pass the values of one, A.with_values(v)"
-        )
     convert.require_unbatched(A, f"{what}: the first")
     convert.require_unbatched(B, f"{what}: the second")
-    return same or all(x.shape == y.shape and np.array_equal(x, y) for x, y in pairs)
+    if _is_traced(A, B):
+        return False
+    return all(x.shape == y.shape and np.array_equal(x, y) for x, y in _pairs(A, B))
+
+
+def _joined(A: Array, B: Array, combine: Callable, what: str) -> Array:
+    """The union of two traced matrices of entries, in a capacity for all entries of both."""
+    capacity.require_sortable(A.format, A.ndim, what)
+    checks.check_nnz(A.nnz + B.nnz, what)
+    lists = [(convert.coordinates(X), X.values.reshape(-1)) for X in (A, B)]
+    made = capacity.of_both(*lists, shape=A.shape, format=A.format, combine=combine)
+    return replace(A, **made, statistics=PatternStatistics())
+
+
+def _product_where_both(a: Any, b: Any, in_a: Any, in_b: Any) -> jax.Array:
+    """a b where both store an entry: infinity times what is not stored is 0."""
+    both = in_a & in_b
+    return jnp.where(both, a, 0) * jnp.where(both, b, 0)
+
+
+@dataclass(frozen=True)
+class _OfAll:
+    """`combine(a, b)`, where what is not stored is 0."""
+
+    combine: Callable
+
+    def __call__(self, a: Any, b: Any, in_a: Any, in_b: Any) -> jax.Array:
+        found: jax.Array = self.combine(a, b)
+        return found
 
 
 def _places(

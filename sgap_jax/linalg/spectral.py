@@ -1,4 +1,4 @@
-"""Norms, the dominant eigenvalue, and the action of the exponential of a sparse matrix."""
+"""Norms, the dominant eigenvalue, powers, and the action of the exponential of a sparse matrix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import numpy as np
 
 from sgap_jax.formats import checks
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.compose import eye
+from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.linalg.operands import check_right_side, check_square, floating, product
 from sgap_jax.primitives._define import check_sparse
+from sgap_jax.primitives.spgemm import spgemm
 
 
 def norm(A: SparseArray, ord: Any = None, axis: int | None = None) -> jax.Array:
@@ -200,3 +203,34 @@ def _exponential(A: SparseArray, B: jax.Array, steps: int, terms: int) -> jax.Ar
         return total, None
 
     return jax.lax.scan(step, B, None, length=steps)[0]
+
+
+def matrix_power(A: SparseArray, n: int) -> SparseArray:
+    """A A ... A, n factors: a sparse product for each bit of n, and for each that is set.
+
+    Args:
+      A: sparse [k, k] in CSR, CSC, COO or CSF, with a concrete structure; values may be traced.
+      n: from 0 on; the power 0 is the identity.
+
+    Returns a SparseArray [k, k] in A's dtype: A itself for n = 1, else in CSR, or CSC of a CSC
+    array. Differentiable in the values, to any order. Each product rounds once, from sums in
+    float32 at least.
+
+    Raises ValueError for another n, a matrix that is not square, and a traced structure;
+    NotImplementedError for vectors and blocks.
+
+    Source: `scipy.sparse.linalg.matrix_power`; products by `spgemm`.
+    """
+    op = "matrix_power"
+    A = check_square(op, A)
+    n = checks.check_count(n, "n", op)
+    if n == 0:
+        return eye(A.shape[0], dtype=A.dtype, format=CSC if A.format == CSC else CSR)
+    found, square = None, A
+    while n:
+        if n & 1:
+            found = square if found is None else spgemm(found, square)
+        n >>= 1
+        square = spgemm(square, square) if n else square
+    assert found is not None
+    return found

@@ -34,9 +34,15 @@ def same(A, dense):
 def test_two_patterns(format):
     a, b = pair((10, 7))
     A, B = (SparseArray.from_dense(x, format=format) for x in (a, b))
-    for C, dense in ((A + B, a + b), (A - B, a - b), (A * B, a * b)):
+    every = lambda A, B: (A + B, A - B, A * B, A.maximum(B), A.minimum(B))
+    expected = (a + b, a - b, a * b, np.maximum(a, b), np.minimum(a, b))
+    for C, dense in zip(every(A, B), expected, strict=True):
         assert (C.shape, C.format, C.dtype) == (A.shape, format, A.dtype)
         same(C, dense)
+    if format in (CSR, CSC, COO, COO.transposed):  # traced: in a capacity for both
+        for C, dense in zip(jax.jit(every)(A, B), expected, strict=True):
+            assert (C.format, C.nnz, C.is_checked) == (format, A.nnz + B.nnz, True)
+            same(C, dense)
     # The stored entries are the union or the intersection; zeros that arise are stored too.
     if not format.block_shape:
         assert (A + B).nnz == (A - B).nnz == np.count_nonzero((a != 0) | (b != 0))
@@ -79,6 +85,34 @@ def test_one_pattern(format):
     same(A * apart, a * a)
     squared = jax.jit(lambda A: (A * A + A).values)(A)  # traced, and identical objects
     np.testing.assert_array_equal(squared, A.values**2 + A.values)
+
+
+def test_traced_duplicates_are_summed():
+    """What is not linear in the elements sees each once; the rest adds up."""
+    offsets, columns = jnp.asarray([0, 3, 3, 5]), jnp.asarray([2, 2, 0, 1, -1])
+    values, other = jnp.asarray([1.0, 2.0, 3.0, 4.0, 9.0]), SparseArray.from_dense(np.eye(3))
+    a = np.array([[3.0, 0, 3], [0, 0, 0], [0, 4, 0]])
+
+    def f(v, offsets, columns, B):
+        A = SparseArray.from_arrays(v, offsets, columns, shape=(3, 3))
+        every = (A * A, A**2, abs(-A), A.maximum(-A), A + B, A * B, A.with_values(-v) - A)
+        return [x.todense() for x in every]
+
+    found = jax.jit(f)(values, offsets, columns, other)
+    eye = np.eye(3)
+    for x, dense in zip(found, (a * a, a**2, a, a, a + eye, a * eye, -2 * a), strict=True):
+        np.testing.assert_array_equal(x, dense)
+    infinite = other * jnp.inf
+    product = jax.jit(lambda A, B: (A * B).todense())(infinite, SparseArray.from_dense(a))
+    np.testing.assert_array_equal(product, np.where((a != 0) & (eye != 0), np.inf, 0))
+
+    def twin(v):
+        x = jnp.zeros((3, 3)).at[[0, 0, 0, 2], [2, 2, 0, 1]].add(v[:4])
+        return [x * x, x**2, abs(-x), jnp.maximum(x, -x), x + eye, x * eye, -2 * x]
+
+    total = lambda found: sum(jnp.sum(x**3) for x in found)
+    slope = jax.jit(jax.grad(lambda *given: total(f(*given))))(values, offsets, columns, other)
+    np.testing.assert_allclose(slope, jax.grad(lambda v: total(twin(v)))(values), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)

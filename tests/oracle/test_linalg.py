@@ -177,6 +177,21 @@ def test_dominant_eigenvalues():
     np.testing.assert_allclose(value.real, want[np.argmax(abs(want))], rtol=1e-8)
 
 
+def test_powers():
+    a = integers(9, 9) * (RNG.random((9, 9)) < 0.3)
+    for format, powers in ((CSR, (0, 1, 5)), (CSC, (0, 2))):
+        A = of(a, format)
+        for n in powers:
+            found = linalg.matrix_power(A, n)
+            np.testing.assert_array_equal(found.todense(), np.linalg.matrix_power(a, n))
+            assert n == 1 or found.format == (CSC if format == CSC else CSR)
+    A = of(a * 0.1)
+    f = lambda v: linalg.matrix_power(A.with_values(v), 3).todense()
+    dense = jax.grad(lambda a: jnp.sum(jnp.linalg.matrix_power(a, 3) ** 2))(jnp.asarray(a * 0.1))
+    found = jax.jit(jax.grad(lambda v: jnp.sum(f(v) ** 2)))(A.values)
+    np.testing.assert_allclose(found, dense[np.nonzero(a)], rtol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [0, 0.01, 1, -3])
 def test_exponentials(scale):
     a = scale * 0.1 * GENERAL
@@ -219,6 +234,9 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.power_iteration(A, v0=b[1:]), ValueError, ["v0", "[12]", "[11]"]),
         (lambda: linalg.power_iteration(A, maxiter=0), ValueError, ["maxiter", "0"]),
         (lambda: linalg.expm_multiply(A, b[1:]), ValueError, ["B", "[11]"]),
+        (lambda: linalg.matrix_power(WIDE, 2), ValueError, ["matrix_power", "square"]),
+        (lambda: linalg.matrix_power(A, -1), ValueError, ["matrix_power: n", "-1"]),
+        (lambda: jax.jit(linalg.matrix_power, static_argnums=1)(A, 2), ValueError, ["traced"]),
         (lambda: jax.jit(linalg.expm_multiply)(A, b), ValueError, ["norm_bound", "traced"]),
         (lambda: linalg.expm_multiply(A, b, norm_bound=-1), ValueError, ["norm_bound", "-1"]),
         (lambda: linalg.expm_multiply(A * np.nan, b), ValueError, ["norm_bound", "nan"]),
