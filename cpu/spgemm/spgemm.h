@@ -54,4 +54,37 @@ inline int64_t ColumnSetWords(int64_t columns) {
   return words + above + above / 64 + 1;
 }
 
+// Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
+// The sums of a row are in an array of all columns with a flag for each column that has one, or,
+// where `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix
+// of many columns fit in.
+struct SpgemmRowsArgs {
+  Dtype dtype;
+  SparseRows a, b;
+  int64_t columns;
+  const void *a_values, *b_values;
+  const int32_t* task_rows;
+  int64_t slots, longest;  // a power of two; the most products of a row, at most the columns
+  int32_t* counts;         // [rows] entries of each row
+  int32_t* indices;        // of the task, with room for kSpgemmSlack more
+  void* values;
+  char* scratch;  // SpgemmRowsScratch() bytes, zero before and after a task
+};
+
+constexpr int64_t kSpgemmSlack = 64;
+
+// Where the parts of the scratch begin, in bytes.
+struct SpgemmRowsScratch {
+  int64_t flags, list, other, bytes;  // sums are first
+
+  SpgemmRowsScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes) {
+    const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t sums = slots ? slots : columns + 64;
+    flags = lines(sums * accumulator_bytes);
+    list = flags + lines(slots ? slots * 4 : columns + 64);
+    other = list + lines((longest + 1) * 4);
+    bytes = other + lines((longest + 1) * 4);
+  }
+};
+
 }  // namespace sgap
