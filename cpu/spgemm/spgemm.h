@@ -29,12 +29,31 @@ struct SpgemmArgs {
   bool complete;  // whether each product has a place: a row where one has none becomes NaN
   const int32_t* task_rows;  // [row_tasks + 1]
   int64_t row_tasks;
-  char* scratch;  // SpgemmScratch() bytes; the first columns * 4 are zero before and after a task
+  int64_t slots;  // of a hash table in place of an array of all columns, a power of two; or 0
+  char* scratch;  // SpgemmScratch() bytes; the first `places` are zero before and after a task
 };
 
-// Bytes for a place of each column, then for the sums of one row of C with 0 for what has none.
-inline int64_t SpgemmScratch(int64_t columns, int64_t longest, int64_t accumulator_bytes) {
-  return (columns * 4 + 63) / 64 * 64 + (longest + 1) * accumulator_bytes;
+// Bytes for the places of columns, then for the sums of one row of C with 0 for what has none.
+struct SpgemmScratch {
+  int64_t places, bytes;
+
+  SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
+      : places(((slots ? 2 * slots : columns) * 4 + 63) / 64 * 64),
+        bytes(places + (longest + 1) * accumulator_bytes) {}
+};
+
+// Slots of a hash table of up to `longest` columns, at most half of them taken; 0 where an array of
+// all columns is not much more memory. All threads have one.
+inline int64_t SpgemmSlots(int64_t columns, int64_t longest) {
+  if (columns <= int64_t(1) << 20 || columns <= 16 * longest) return 0;
+  int64_t slots = 64;
+  while (slots < 2 * longest) slots *= 2;
+  return slots;
+}
+
+// Where the search for a column begins.
+inline uint32_t SpgemmSlot(uint32_t column, int64_t slots) {
+  return uint32_t(column * uint64_t(2654435769u) >> 8) & uint32_t(slots - 1);
 }
 
 // A set of columns as bits, and for each word of 64 whether it has some, twice: ascending columns

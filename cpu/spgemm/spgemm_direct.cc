@@ -18,10 +18,6 @@
 namespace sgap {
 namespace {
 
-// A hash table takes over where a row has this many times fewer products than there are columns:
-// all threads' arrays of columns would be more memory than the product.
-constexpr int64_t kColumnsOfHash = int64_t(1) << 20, kColumnsOfProduct = 16;
-
 struct Operand {
   ValidStructure structure;
   std::unique_ptr<char[]> own;  // values of a compact structure
@@ -83,9 +79,7 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
   args.task_rows = first_rows.data();
   if (bound >= INT32_MAX && !CountIsInt32(args, first_rows, threads)) return false;
 
-  if (b.columns > kColumnsOfHash && b.columns > kColumnsOfProduct * args.longest) {
-    for (args.slots = 64; args.slots < 2 * args.longest;) args.slots *= 2;
-  }
+  args.slots = SpgemmSlots(b.columns, args.longest);
   const SpgemmRowsScratch parts(args.columns, args.slots, args.longest, AccumulatorBytes(dtype));
   const int64_t workers = std::clamp<int64_t>(products.Threads(threads), 1, tasks);
   const Workspace scratch = AcquireWorkspace(size_t(workers * parts.bytes));

@@ -52,7 +52,7 @@ struct RowTasks {
   int64_t products;
 
   RowTasks(const Factors& factors, int64_t threads) {
-    const RowProducts found(Rows(factors.a), Rows(factors.b), factors.a.view().rows, 1);
+    const RowProducts found(Rows(factors.a), Rows(factors.b), factors.a.view().rows, threads);
     rows = found.Cut(threads);
     products = found.Total();
   }
@@ -201,7 +201,9 @@ struct ValuesCall {
     }
     const auto bytes = int64_t(AccumulatorBytes(args.dtype));
     const int64_t parts = std::clamp<int64_t>(batch * tasks.Count(), 1, threads);
-    return scratch.Acquire(parts, SpgemmScratch(args.columns, longest, bytes), args.columns * 4);
+    args.slots = SpgemmSlots(args.columns, longest);
+    const SpgemmScratch own(args.columns, args.slots, longest, bytes);
+    return scratch.Acquire(parts, own.bytes, own.places);
   }
 
   void Run(int64_t task) {

@@ -103,7 +103,6 @@ class RowProduct {
     keys_ = reinterpret_cast<int32_t*>(args.scratch + at.flags);
     list_ = reinterpret_cast<int32_t*>(args.scratch + at.list);
     other_ = reinterpret_cast<int32_t*>(args.scratch + at.other);
-    for (int64_t slots = args.slots; slots > 1; slots >>= 1) --shift_;
   }
 
   void Run(int64_t row, Out<T>& out) {
@@ -222,7 +221,7 @@ class RowProduct {
   // half of the slots are ever taken.
   uint32_t SlotOf(uint32_t column) const {
     const auto last = uint32_t(args_.slots - 1);
-    uint32_t slot = uint32_t(column * 2654435769u) >> shift_ & last;
+    uint32_t slot = SpgemmSlot(column, args_.slots);
     while (keys_[slot] != 0 && uint32_t(keys_[slot]) != column + 1) slot = (slot + 1) & last;
     return slot;
   }
@@ -250,7 +249,6 @@ class RowProduct {
   Acc* sums_;
   uint8_t* flags_;
   int32_t *keys_, *list_, *other_;
-  int shift_ = 32;
 };
 
 }  // namespace

@@ -229,19 +229,28 @@ def _product_of_columns(n):
     index, data = rng.integers(0, n, (3, 100)).astype(np.int32), rng.standard_normal((3, 100))
     index[:, 50:] = index[:, :50][:, ::-1]
     offsets = np.arange(0, 301, 100, dtype=np.int32)
-    B = types.SimpleNamespace(row_offsets=offsets, column_indices=index.reshape(-1))
-    A = types.SimpleNamespace(
+    right = types.SimpleNamespace(row_offsets=offsets, column_indices=index.reshape(-1))
+    left = types.SimpleNamespace(
         row_offsets=np.int32([0, 1, 4, 4, 5]), column_indices=np.int32([0, 0, 1, 2, 2])
     )
     a = np.float64([1, 2, 3, 4, 5])
-    offsets, indices, values = direct_product(A, a, B, data, n)
+    offsets, indices, values = direct_product(left, a, right, data, n)
     C = scipy.sparse.csr_array((values, indices, offsets), shape=(4, n))
     assert C.has_canonical_format
     A, B = (
         scipy.sparse.csr_array((v.reshape(-1), x.column_indices, x.row_offsets), shape=shape)
-        for v, x, shape in ((a, A, (4, 3)), (data, B, (3, n)))
+        for v, x, shape in ((a, left, (4, 3)), (data, right, (3, n)))
     )
     np.testing.assert_allclose(C.toarray(), (A @ B).toarray(), atol=1e-14)
+    # With a plan, some of whose columns are given twice, in the array of columns or the hash table.
+    planned = np.concatenate([indices, indices[-5:]]), offsets + np.int32([0, 0, 0, 0, 5])
+    arrays = [X.astype(np.int32) for Y in (A, B) for X in (Y.indptr, Y.indices)]
+    operands = [*arrays, planned[1], planned[0], A.data[None], B.data[None]]
+    result, attributes = ((1, len(planned[0])), np.float64), dict(columns=n, complete=True)
+    for isa in kernel_isas():
+        (out,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
+        same = direct_product(left, a, right, data, n, isa)[2]
+        np.testing.assert_array_equal(out[0], np.concatenate([same, same[-5:]]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
