@@ -2,10 +2,13 @@
 
 `once` is A B from scratch: the structure of the result and its values. `values` is with the
 structure known, inside jit; the peers have nothing like it and do the work of `once`.
-`gradients` is the value and the gradients of sum((A B)^2) in the values of A and B.
+`gradients` is the value and the gradients of sum((A B)^2) in the values of A and B. `sum` and
+`elementwise` are A + B and A * B; there `x_one_thread` is our kernel on one thread, and SciPy has
+one thread. Rows are written as they are measured.
 """
 
 import argparse
+import operator
 import pathlib
 
 import jax
@@ -15,6 +18,7 @@ import scipy.sparse as sp
 
 from benchmarks import harness, machine, problems, timing
 from sgap_jax import SparseArray, spgemm, spgemm_plan
+from sgap_jax.runtime.native import native
 
 
 def poisson(n):
@@ -37,6 +41,27 @@ def squared(A):
     return A, A
 
 
+def times_its_transpose(A):
+    return A, A.T.tocsr()
+
+
+def coarse(n):
+    """P^T and A P, the second product of a Galerkin product."""
+    A, P = built(poisson(n)), built(interpolation(n))
+    return P.T.tocsr(), (A @ P).tocsr()
+
+
+def spread(rows, columns, entries):
+    """Two matrices of about as many entries, at random places."""
+    return tuple(built(_at_random(rows, columns, entries, seed)) for seed in (1, 2))
+
+
+def _at_random(rows, columns, entries, seed):
+    rng = np.random.default_rng(seed)
+    places = rng.integers(0, rows, entries), rng.integers(0, columns, entries)
+    return sp.csr_matrix((rng.standard_normal(entries), places), shape=(rows, columns))
+
+
 def built(matrix):
     return problems.BenchmarkProblem("", "", "", lambda: matrix).build()
 
@@ -45,18 +70,33 @@ def stored(name):
     return problems.select(names=[name])[0].build()
 
 
+def dlmc():
+    file = "body_encoder_layer_0_ffn_conv1_fully_connected"
+    return problems.stored(f"dlmc/transformer/magnitude_pruning/0.95/{file}.smtx.gz")
+
+
 # name -> the two factors
 PROBLEMS = {
     "uniform_20k_0.1pct squared": lambda: squared(built(problems.uniform(20000, 20000, 1e-3))),
     "poisson_512 squared": lambda: squared(built(poisson(512))),
     "poisson_512 times interpolation": lambda: (built(poisson(512)), built(interpolation(512))),
+    "interpolation^T times poisson_512 times interpolation": lambda: coarse(512),
     "rmat_65k_500k squared": lambda: squared(built(problems.rmat(16, 8))),
+    "rmat_262k_500k squared": lambda: squared(built(problems.rmat(18, 2))),
     "weights_2048_95pct, two of them": lambda: (
         built(problems.pruned(2048, 2048, 0.95)),
         built(problems.pruned(2048, 2048, 0.95, seed=1)),
     ),
+    "dlmc ffn_conv1 95pct A A^T": lambda: times_its_transpose(dlmc()),
     "bcsstk16 squared": lambda: squared(stored("bcsstk16")),
+    "memplus A A^T": lambda: times_its_transpose(stored("memplus")),
+    "p2p-Gnutella31 squared": lambda: squared(stored("p2p-Gnutella31")),
     "pubmed squared": lambda: squared(stored("pubmed")),
+}
+# name -> two matrices of one shape
+SUMS = {
+    "two of 2M entries, 131k x 131k": lambda: spread(1 << 17, 1 << 17, 2_000_000),
+    "two of 2M entries, 20k x 20k": lambda: spread(20000, 20000, 2_000_000),
 }
 MOST_OF_TORCH = 20_000_000  # entries of the result whose gradients fit in memory
 QUICK = ("poisson_512 squared", "weights_2048_95pct, two of them")
@@ -78,6 +118,13 @@ def with_torch(A, B):
     return lambda: a @ b
 
 
+def with_graphblas(A, B):
+    import graphblas
+
+    a, b = (graphblas.io.from_scipy_sparse(X) for X in (A, B))
+    return lambda: a.mxm(b, graphblas.semiring.plus_times).new()
+
+
 def torch_gradients(A, B):
     import torch
 
@@ -94,12 +141,20 @@ def torch_gradients(A, B):
     return call
 
 
-PEERS = {"scipy": lambda A, B: lambda: A @ B, "sparse_dot_mkl": with_mkl, "torch_csr": with_torch}
+PEERS = {
+    "scipy": lambda A, B: lambda: A @ B,
+    "sparse_dot_mkl": with_mkl,
+    "torch_csr": with_torch,
+    "graphblas": with_graphblas,
+}
 
 
 def dense_of(result):
     if isinstance(result, SparseArray):
         return result.to_scipy()
+    if hasattr(result, "to_csr"):
+        parts = result.to_csr()  # offsets, indices, values
+        return sp.csr_matrix((parts[2], parts[1], parts[0]), shape=result.shape)
     if hasattr(result, "crow_indices"):
         parts = (result.values(), result.col_indices(), result.crow_indices())
         return sp.csr_matrix(tuple(x.numpy() for x in parts), shape=tuple(result.shape))
@@ -158,10 +213,29 @@ def gradients(A, B):
     return calls
 
 
+def merges(A, B, sign):
+    own = SparseArray.from_scipy(A), SparseArray.from_scipy(B)
+    ours, theirs = {
+        "+": (operator.add, operator.add),
+        "*": (operator.mul, lambda A, B: A.multiply(B)),
+    }[sign]
+    flat = [x for X in (A, B) for x in (X.indptr, X.indices, X.data.view(np.uint8))]
+    check("ours", ours(*own), theirs(A, B))
+    return {
+        "ours": lambda: ours(*own).values.block_until_ready(),
+        "one_thread": lambda: native.merge(*flat, A.shape[1], sign, A.dtype.name, 1),
+        "scipy": lambda: theirs(A, B),
+    }
+
+
 KINDS = {
     "once": lambda A, B: products(A, B, False),
     "values": lambda A, B: products(A, B, True),
     "gradients": gradients,
+}
+MERGES = {
+    "sum": lambda A, B: merges(A, B, "+"),
+    "elementwise": lambda A, B: merges(A, B, "*"),
 }
 
 
@@ -169,24 +243,34 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two problems; writes no file")
     parser.add_argument("--out", type=pathlib.Path, help="folder of the CSV (default: of the CPU)")
+    parser.add_argument("--only", nargs="*", help="parts of problems' names; joins the file's rows")
     args = parser.parse_args(argv)
-    rows, about_run = [], harness.stamp()
-    for name in QUICK if args.quick else PROBLEMS:
+    folder = args.out or (None if args.quick else machine.results_dir())
+    about_run = harness.stamp()
+    chosen = [(name, make, KINDS) for name, make in PROBLEMS.items()]
+    chosen += [(name, make, MERGES) for name, make in SUMS.items()]
+    if args.quick:
+        chosen = [x for x in chosen if x[0] in QUICK]
+    if args.only:
+        chosen = [x for x in chosen if any(part in x[0] for part in args.only)]
+    fresh = not args.only
+    for name, make, kinds in chosen:
         try:
-            A, B = PROBLEMS[name]()
+            A, B = make()
         except problems.Unavailable as reason:
             print(f"# {name}: {reason}")
             continue
-        for kind, contenders in KINDS.items():
+        for kind, contenders in kinds.items():
             found = timing.measure(contenders(A, B), 3 if args.quick else timing.ROUNDS)
             own = found.pop("ours").seconds
             row = {"problem": f"{name}: {kind}", "us": 1e6 * own}
             row |= {f"x_{peer}": x.seconds / own for peer, x in found.items()}
             ratios = ", ".join(f"{peer} {x.seconds / own:.2f}" for peer, x in found.items())
             print(f"{row['problem']}: {row['us']:.0f} us | {ratios}", flush=True)
-            rows.append({"n": "", "schedule": ""} | row | about_run)
-    if args.out or not args.quick:
-        harness.write((args.out or machine.results_dir()) / "spgemm.csv", rows, whole=True)
+            if folder:
+                row = {"n": "", "schedule": ""} | row | about_run
+                harness.write(folder / "spgemm.csv", [row], whole=fresh)
+                fresh = False
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ namespace sgap {
   XLA_FFI_DECLARE_HANDLER_SYMBOL(Execute);
 #include "cpu/kernels.def"
 
+void DefineDirect(nb::module_& module);    // direct.cc
 void DefineTestCall(nb::module_& module);  // test_call.cc
 }  // namespace sgap
 
@@ -115,6 +116,7 @@ NB_MODULE(_native, module) {
   nb::class_<Hold>(module, "Hold").def_prop_ro("taken", [](const Hold& hold) {
     return hold.kernel->taken.load(std::memory_order_relaxed);
   });
+  sgap::DefineDirect(module);
   sgap::DefineTestCall(module);
   module.def("isa", [] { return std::string(sgap::Kernels().isa); });
   module.def("supported_isas", &sgap::SupportedIsas);

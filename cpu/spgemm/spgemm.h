@@ -29,12 +29,31 @@ struct SpgemmArgs {
   bool complete;  // whether each product has a place: a row where one has none becomes NaN
   const int32_t* task_rows;  // [row_tasks + 1]
   int64_t row_tasks;
-  char* scratch;  // SpgemmScratch() bytes; the first columns * 4 are zero before and after a task
+  int64_t slots;  // of a hash table in place of an array of all columns, a power of two; or 0
+  char* scratch;  // SpgemmScratch() bytes; the first `places` are zero before and after a task
 };
 
-// Bytes for a place of each column, then for the sums of one row of C with 0 for what has none.
-inline int64_t SpgemmScratch(int64_t columns, int64_t longest, int64_t accumulator_bytes) {
-  return (columns * 4 + 63) / 64 * 64 + (longest + 1) * accumulator_bytes;
+// Bytes for the places of columns, then for the sums of one row of C with 0 for what has none.
+struct SpgemmScratch {
+  int64_t places, bytes;
+
+  SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
+      : places(((slots ? 2 * slots : columns) * 4 + 63) / 64 * 64),
+        bytes(places + (longest + 1) * accumulator_bytes) {}
+};
+
+// Slots of a hash table of up to `longest` columns, at most half of them taken; 0 where an array of
+// all columns is not much more memory. All threads have one.
+inline int64_t SpgemmSlots(int64_t columns, int64_t longest) {
+  if (columns <= int64_t(1) << 20 || columns <= 16 * longest) return 0;
+  int64_t slots = 64;
+  while (slots < 2 * longest) slots *= 2;
+  return slots;
+}
+
+// Where the search for a column begins.
+inline uint32_t SpgemmSlot(uint32_t column, int64_t slots) {
+  return uint32_t(column * uint64_t(2654435769u) >> 8) & uint32_t(slots - 1);
 }
 
 // A set of columns as bits, and for each word of 64 whether it has some, twice: ascending columns
@@ -53,5 +72,38 @@ inline int64_t ColumnSetWords(int64_t columns) {
   const int64_t words = columns / 64 + 1, above = words / 64 + 1;
   return words + above + above / 64 + 1;
 }
+
+// Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
+// The sums of a row are in an array of all columns with a flag for each column that has one, or,
+// where `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix
+// of many columns fit in.
+struct SpgemmRowsArgs {
+  Dtype dtype;
+  SparseRows a, b;
+  int64_t columns;
+  const void *a_values, *b_values;
+  const int32_t* task_rows;
+  int64_t slots, longest;  // a power of two; the most products of a row, at most the columns
+  int32_t* counts;         // [rows] entries of each row
+  int32_t* indices;        // of the task, with room for kSpgemmSlack more
+  void* values;
+  char* scratch;  // SpgemmRowsScratch() bytes, zero before and after a task
+};
+
+constexpr int64_t kSpgemmSlack = 64;
+
+// Where the parts of the scratch begin, in bytes.
+struct SpgemmRowsScratch {
+  int64_t flags, list, other, bytes;  // sums are first
+
+  SpgemmRowsScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes) {
+    const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t sums = slots ? slots : columns + 64;
+    flags = lines(sums * accumulator_bytes);
+    list = flags + lines(slots ? slots * 4 : columns + 64);
+    other = list + lines((longest + 1) * 4);
+    bytes = other + lines((longest + 1) * 4);
+  }
+};
 
 }  // namespace sgap

@@ -17,6 +17,7 @@
 #include "cpu/common/parallel.h"
 #include "cpu/common/structure.h"
 #include "cpu/common/workspace.h"
+#include "cpu/spgemm/row_products.h"
 #include "cpu/spgemm/spgemm.h"
 
 namespace sgap {
@@ -24,40 +25,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kTasksOfThread = 32;
-constexpr int64_t kLeastTaskWork = 1 << 13;  // products
-constexpr int64_t kProductWork = 4;          // in units of ParallelPhases
-
-// First rows of tasks of about the same number of products, and after them the number of rows. A
-// row counts for as many products as it has entries in A, and once.
-struct RowTasks {
-  std::vector<int32_t> rows;
-  int64_t products = 0;
-
-  RowTasks(const Structure& a, const Structure& b, int64_t threads) {
-    std::vector<int64_t> until(a.rows + 1);
-    for (int64_t r = 0; r < a.rows; ++r) {
-      int64_t own = 1;
-      for (int64_t e = a.offsets[r]; e < a.offsets[r + 1]; ++e) {
-        const int64_t k = a.indices[e];
-        own += 1 + b.offsets[k + 1] - b.offsets[k];
-      }
-      until[r + 1] = until[r] + own;
-    }
-    products = until[a.rows];
-    const int64_t most = std::max<int64_t>(threads, 1) * kTasksOfThread;
-    const int64_t tasks = std::clamp<int64_t>(products / kLeastTaskWork, 1, most);
-    rows.push_back(0);
-    for (int64_t t = 1; t < tasks; ++t) {
-      const auto place = std::lower_bound(until.begin(), until.end(), products / tasks * t);
-      const auto row = int32_t(place - until.begin());
-      if (row > rows.back()) rows.push_back(row);
-    }
-    if (rows.back() < a.rows || a.rows == 0) rows.push_back(int32_t(a.rows));
-  }
-
-  int64_t Count() const { return int64_t(rows.size()) - 1; }
-};
+constexpr int64_t kProductWork = 4;  // in units of ParallelPhases
 
 SparseRows Rows(const ValidStructure& structure) {
   return {structure.view().offsets, structure.view().indices};
@@ -76,6 +44,19 @@ struct Factors {
     return {Ints(offsets),           Ints(indices), permutation, offsets.dimensions()[0] - 1,
             indices.dimensions()[0], size};
   }
+};
+
+// First rows of tasks of about the same work, and after them the number of rows.
+struct RowTasks {
+  std::vector<int32_t> rows;
+  int64_t products;
+
+  RowTasks(const Factors& factors, int64_t threads) {
+    const RowProducts found(Rows(factors.a), Rows(factors.b), factors.a.view().rows, threads);
+    rows = found.Cut(threads);
+    products = found.Total();
+  }
+  int64_t Count() const { return int64_t(rows.size()) - 1; }
 };
 
 // Empty for index arrays of a matrix in CSR.
@@ -106,8 +87,7 @@ struct PatternCall {
 
   PatternCall(ffi::AnyBuffer a_offsets, ffi::AnyBuffer a_indices, ffi::AnyBuffer b_offsets,
               ffi::AnyBuffer b_indices, int64_t columns, int64_t threads)
-      : factors(a_offsets, a_indices, b_offsets, b_indices, columns),
-        tasks(factors.a.view(), factors.b.view(), threads) {
+      : factors(a_offsets, a_indices, b_offsets, b_indices, columns), tasks(factors, threads) {
     args = {Rows(factors.a), Rows(factors.b), columns,           nullptr,
             nullptr,         nullptr,         tasks.rows.data(), nullptr};
   }
@@ -190,7 +170,7 @@ struct ValuesCall {
              int64_t threads)
       : factors(std::move(both)),
         c(std::move(pattern)),
-        tasks(factors.a.view(), factors.b.view(), threads),
+        tasks(factors, threads),
         args(operands),
         out(operands.out),
         batch(batch) {
@@ -221,7 +201,9 @@ struct ValuesCall {
     }
     const auto bytes = int64_t(AccumulatorBytes(args.dtype));
     const int64_t parts = std::clamp<int64_t>(batch * tasks.Count(), 1, threads);
-    return scratch.Acquire(parts, SpgemmScratch(args.columns, longest, bytes), args.columns * 4);
+    args.slots = SpgemmSlots(args.columns, longest);
+    const SpgemmScratch own(args.columns, args.slots, longest, bytes);
+    return scratch.Acquire(parts, own.bytes, own.places);
   }
 
   void Run(int64_t task) {

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/simd/simd.h"
 #include "cpu/spgemm/spgemm.h"
@@ -6,17 +7,71 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
-// A place in `sums` for each entry of a row of C: column j of it has its sum at sums[places[j]].
-// All other columns have place 0. Entries of one column share the last one's place.
-template <typename T>
+// Places of the columns of one row, from 1 on; 0 for all others. In an array of all columns.
+class ColumnPlaces {
+ public:
+  explicit ColumnPlaces(const SpgemmArgs& args)
+      : places_(reinterpret_cast<int32_t*>(args.scratch)) {}
+  int32_t Of(int32_t column) const { return places_[column]; }
+  void Set(int32_t column, int32_t place) { places_[column] = place; }
+  void Clear(const int32_t* columns, int64_t count, void*) {
+    for (int64_t p = 0; p < count; ++p) places_[columns[p]] = 0;
+  }
+
+ private:
+  int32_t* const places_;
+};
+
+// In a hash table: keys are columns + 1.
+class HashedPlaces {
+ public:
+  explicit HashedPlaces(const SpgemmArgs& args)
+      : keys_(reinterpret_cast<int32_t*>(args.scratch)),
+        places_(keys_ + args.slots),
+        slots_(args.slots) {}
+  int32_t Of(int32_t column) const { return places_[Slot(column)]; }
+  void Set(int32_t column, int32_t place) {
+    const uint32_t slot = Slot(column);
+    keys_[slot] = column + 1;
+    places_[slot] = place;
+  }
+  // All slots are found before the first one is free: searches would end there. `other` has room
+  // for `count` numbers of 4 bytes.
+  void Clear(const int32_t* columns, int64_t count, void* other) {
+    auto* const slots = static_cast<char*>(other);
+    for (int64_t p = 0; p < count; ++p) {
+      const uint32_t slot = Slot(columns[p]);
+      std::memcpy(slots + p * 4, &slot, 4);
+    }
+    for (int64_t p = 0; p < count; ++p) {
+      uint32_t slot;
+      std::memcpy(&slot, slots + p * 4, 4);
+      keys_[slot] = places_[slot] = 0;
+    }
+  }
+
+ private:
+  uint32_t Slot(int32_t column) const {
+    uint32_t slot = SpgemmSlot(uint32_t(column), slots_);
+    while (keys_[slot] != 0 && keys_[slot] != column + 1) slot = (slot + 1) & uint32_t(slots_ - 1);
+    return slot;
+  }
+
+  int32_t *const keys_, *const places_;
+  const int64_t slots_;
+};
+
+// A place in `sums` for each entry of a row of C. Entries of one column share the last one's place.
+template <typename T, typename Places>
 void MultiplyRow(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T* out) {
   using Acc = Accumulator<T>;
-  auto* places = reinterpret_cast<int32_t*>(args.scratch);
-  auto* sums = reinterpret_cast<Acc*>(args.scratch + (args.columns * 4 + 63) / 64 * 64);
+  Places places(args);
+  const SpgemmScratch parts(args.columns, args.slots, 0, sizeof(Acc));
+  auto* sums = reinterpret_cast<Acc*>(args.scratch + parts.places);
   const int32_t* columns = args.c.indices;
   const int64_t begin = args.c.offsets[row], end = args.c.offsets[row + 1];
   for (int64_t p = begin; p < end; ++p) {
-    places[columns[p]] = int32_t(p - begin + 1);
+    places.Set(columns[p], int32_t(p - begin + 1));
     sums[p - begin + 1] = 0;
   }
   bool missing = false;
@@ -24,7 +79,7 @@ void MultiplyRow(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T*
     const Acc factor = LoadScalar(a + e);
     const int64_t k = args.a.indices[e];
     for (int64_t q = args.b.offsets[k], stop = args.b.offsets[k + 1]; q < stop; ++q) {
-      const int32_t place = places[args.b.indices[q]];
+      const int32_t place = places.Of(args.b.indices[q]);
       if (place == 0) {
         missing = true;
         continue;
@@ -34,9 +89,9 @@ void MultiplyRow(const SpgemmArgs& args, int64_t row, const T* a, const T* b, T*
   }
   const bool wrong = missing && args.complete;
   for (int64_t p = begin; p < end; ++p) {
-    StoreScalar(out + p, wrong ? Acc(__builtin_nan("")) : sums[places[columns[p]]]);
+    StoreScalar(out + p, wrong ? Acc(__builtin_nan("")) : sums[places.Of(columns[p])]);
   }
-  for (int64_t p = begin; p < end; ++p) places[columns[p]] = 0;
+  places.Clear(columns + begin, end - begin, sums);
 }
 
 class ColumnSet {
@@ -86,7 +141,8 @@ void Spgemm(const SpgemmArgs& args, int64_t task) {
     const T* b = static_cast<const T*>(args.b_values) + batch * args.b_stride;
     T* out = static_cast<T*>(args.out) + batch * args.out_stride;
     for (int64_t row = args.task_rows[index]; row < args.task_rows[index + 1]; ++row) {
-      MultiplyRow<T>(args, row, a, b, out);
+      args.slots ? MultiplyRow<T, HashedPlaces>(args, row, a, b, out)
+                 : MultiplyRow<T, ColumnPlaces>(args, row, a, b, out);
     }
   });
 }

@@ -24,7 +24,7 @@ def require_unbatched(A: StoredArray, what: str) -> None:
     batch = A.values.shape[: -1 - len(A.format.stored_shape(A.shape))]
     if batch:
         raise ValueError(f"{what} is batched, {batch}; map over it with jax.vmap")
-    arrays = [*(x for level in A.index_arrays for x in level), *(A.transposed or ())]
+    arrays = [*(x for level in A.index_arrays for x in level), *(A._made_transpose or ())]
     odd = next((x for x in arrays if x.ndim != 1), None)
     if odd is not None:
         raise ValueError(
@@ -48,10 +48,10 @@ def require_arrays(A: Array) -> Array:
         above = stored if last else level[-1].shape[0] if level else size
         if level:
             arrays.append((f"indices of level {i}", level[-1], above))
-    if A.transposed is not None:
+    if A._made_transpose is not None:
         names = ("offsets", "indices", "permutation")
         expected = (sizes[1] + 1, stored, stored)
-        found = zip(names, A.transposed, expected, strict=True)
+        found = zip(names, A._made_transpose, expected, strict=True)
         arrays += [(f"transposed {name}", x, n) for name, x, n in found]
     for name, x, n in arrays:
         symbolic = any(export.is_symbolic_dim(d) for d in (n, *x.shape))

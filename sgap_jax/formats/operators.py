@@ -19,7 +19,6 @@ from typing import Any, NoReturn, Self, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.typing import ArrayLike
 
 from sgap_jax.formats import (
@@ -27,13 +26,16 @@ from sgap_jax.formats import (
     checks,
     construct,
     convert,
+    direct,
     entries,
     indexing,
     parts,
+    row_statistics,
     structure,
 )
+from sgap_jax.formats.levels import CSC, CSR
 from sgap_jax.formats.row_statistics import PatternStatistics
-from sgap_jax.formats.stored import Array, StoredArray
+from sgap_jax.formats.stored import Array, CheckedLevel, StoredArray
 
 _DENSE = "A.todense(), which has it"
 
@@ -316,6 +318,9 @@ def multiply(A: Array, B: Any) -> Array:
         return replace(A, values=A.values * B.values)
     if _is_traced(A, B):
         return _joined(A, B, _product_where_both, what)
+    found = _at_once(A, B, "*")
+    if found is not None:
+        return found
     levels, of_a, of_b = _places(A, B, what)
     both = np.ones(len(levels[0]), bool)
     for place in (of_a, of_b):
@@ -424,6 +429,9 @@ def _union_of(A: Array, B: Array, combine: Callable, what: str, alike: bool) -> 
         return replace(A, values=combine(A.values, B.values))
     if _is_traced(A, B):
         return _joined(A, B, _OfAll(combine), what)
+    found = _at_once(A, B, {jnp.add: "+", jnp.subtract: "-"}.get(combine))
+    if found is not None:
+        return found
     levels, of_a, of_b = _places(A, B, what)
     values = _filled(A.values, B.values, of_a, of_b, combine=combine, count=len(levels[0]))
     return _stored(A, levels, values)
@@ -545,20 +553,40 @@ def _places(
 def _merged(
     first: list[np.ndarray], second: list[np.ndarray], sizes: Sequence[int]
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """`_places` of sorted matrices in one pass, SciPy's sum: its values are the positions of A's
-    entries in the real part and of B's in the imaginary part, from 1 on, exact in float64."""
+    """`_places` of sorted matrices, row by row."""
+    a, b = ((construct.count_offsets(x[0], sizes[0]), x[1]) for x in (first, second))
+    found = direct.places(a, b, sizes[1], "+")
+    assert found is not None  # rows ascend
+    offsets, indices, *places = found
+    of_a, of_b = (np.flatnonzero(place >= 0).astype(np.int32) for place in places)
+    return [construct.expand_offsets(offsets, indices.shape[0]), indices], of_a, of_b
 
-    def numbered(levels: list[np.ndarray], unit: complex) -> scipy.sparse.csr_array:
-        numbers = unit * np.arange(1, len(levels[0]) + 1)
-        offsets = construct.count_offsets(levels[0], sizes[0])
-        return scipy.sparse.csr_array((numbers, levels[1], offsets), shape=tuple(sizes))
 
-    both = numbered(first, 1.0) + numbered(second, 1j)
-    rows = construct.expand_offsets(both.indptr, both.nnz)
-    of_a, of_b = (
-        np.flatnonzero(part).astype(np.int32) for part in (both.data.real, both.data.imag)
+def _at_once(A: Array, B: Array, sign: str | None) -> Array | None:
+    """A + B, A - B or A * B of concrete matrices in CSR or CSC, structure and values in one pass;
+    None of others."""
+    if sign is None or A.format not in (CSR, CSC) or not (A.is_checked and B.is_checked):
+        return None
+    _, columns = convert.level_sizes(A.shape, A.format)
+    dtype = jnp.result_type(A.values, B.values)
+    if checks.is_traced(A.values, B.values):
+        return None
+    a, b = ((*X.index_arrays[1], X.values.astype(dtype)) for X in (A, B))
+    found = direct.merged(a, b, columns, sign)
+    if found is None:
+        return None
+    offsets, indices, values = found
+    transposed = direct.later_transpose(offsets, indices, columns)
+    arrays = ((), CheckedLevel(offsets, indices))
+    statistics = PatternStatistics()
+    if any(x is not None for X in (A, B) for x in (X.statistics.rows, X.statistics.columns)):
+        counts = np.bincount(indices, minlength=columns)
+        ends = np.append(0, np.cumsum(counts))
+        statistics = row_statistics.of_pattern(np.asarray(offsets), ends)
+        statistics = statistics.T if A.format == CSC else statistics
+    return A._replaced(
+        values=values, index_arrays=arrays, transposed=transposed, statistics=statistics
     )
-    return [rows, both.indices], of_a, of_b
 
 
 def _stored(A: Array, levels: Sequence[np.ndarray], values: jax.Array) -> Array:

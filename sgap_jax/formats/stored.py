@@ -53,6 +53,29 @@ class MadeTranspose(NamedTuple):
     permutation: Any
 
 
+class LaterTranspose:
+    """A `CheckedTranspose` that is made when something needs it."""
+
+    def __init__(self, make: Callable[[], tuple[Any, Any, Any]]) -> None:
+        self.make = make
+
+
+class _Transposed:
+    """The field `transposed` of `StoredArray`: a `LaterTranspose` is made where it is read, which
+    flattening of the pytree does too, and kept."""
+
+    def __get__(self, of: Any, owner: Any = None) -> Any:
+        if of is None:
+            return self
+        found = of.__dict__["transposed"]
+        if isinstance(found, LaterTranspose):
+            found = of.__dict__["transposed"] = CheckedTranspose(*found.make())
+        return found
+
+    def __set__(self, of: Any, value: Any) -> None:
+        of.__dict__["transposed"] = value
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StoredArray:
     """Values [nnz] and, for each level of the format, index arrays: see `SparseArray`."""
@@ -97,13 +120,23 @@ class StoredArray:
         for `checked()`, and for what is derived from these. False for arrays made inside jit or
         given to the bare constructor; operations then ignore entries that are not valid."""
         levels = all(isinstance(x, CheckedLevel | CheckedIndices) for x in self.index_arrays if x)
-        return levels and isinstance(self.transposed, CheckedTranspose | None)
+        other = self.__dict__["transposed"]
+        return levels and isinstance(other, CheckedTranspose | LaterTranspose | None)
+
+    @property
+    def _made_transpose(self) -> tuple[Any, Any, Any] | None:
+        """`transposed`, but None where it is still to be made."""
+        other = self.__dict__["transposed"]
+        return None if isinstance(other, LaterTranspose) else other
+
+    def _replaced(self, **changes: Any) -> Self:
+        """`replace`, which does not make the transpose."""
+        return replace(self, **{"transposed": self.__dict__["transposed"], **changes})
 
     @property
     def T(self) -> Self:
         """The transpose. It shares all arrays with this one: nothing is computed or copied."""
-        return replace(
-            self,
+        return self._replaced(
             shape=self.shape[::-1],
             format=self.format.transposed,
             statistics=self.statistics.T,
@@ -169,8 +202,12 @@ class StoredArray:
         what, tail = "SparseArray.with_values", self._tail
         stored = self.values.shape[-1 - len(tail)]
         values = checks.check_values(values, stored, what, tail)
-        return replace(self, values=checks.to_jax_values(values, None, what))
+        return self._replaced(values=checks.to_jax_values(values, None, what))
 
     def astype(self, dtype: DTypeLike) -> Self:
         """The same structure with the values cast."""
-        return replace(self, values=self.values.astype(dtype))
+        return self._replaced(values=self.values.astype(dtype))
+
+
+# After the decorator, which would take it for the default of the field.
+StoredArray.transposed = _Transposed()  # type: ignore[assignment]

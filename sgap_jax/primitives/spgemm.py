@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgap_jax.formats import capacity, checks
+from sgap_jax.formats import capacity, checks, direct
 from sgap_jax.formats import structure as structures
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.convert import require_arrays
 from sgap_jax.formats.levels import CSC, CSR
-from sgap_jax.formats.stored import StoredArray
+from sgap_jax.formats.stored import CheckedLevel, StoredArray
 from sgap_jax.primitives._define import (
     accumulator,
     bind,
@@ -29,7 +30,6 @@ from sgap_jax.primitives._vectors import as_listed, by_rows
 from sgap_jax.schedules import Reference, Schedule
 
 _OP = "spgemm"
-_KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def spgemm(
@@ -92,6 +92,9 @@ def spgemm(
         raise ValueError(f"{_OP}: expected one of mask, plan and nse, got {' and '.join(given)}")
     pattern = mask if plan is None else plan
     if pattern is None:
+        found = _at_once(A, B) if schedule is None and nse is None else None
+        if found is not None:
+            return found
         return _sampled(A, B, spgemm_plan(A, B, nse=nse), schedule, complete=nse is None)
     name = "mask" if plan is None else "plan"
     _check_matrix(name, pattern)
@@ -141,6 +144,30 @@ def spgemm_plan(A: SparseArray, B: SparseArray, *, nse: int | None = None) -> Sp
     return SparseArray(values=jnp.zeros(nse, dtype), **fields, shape=shape, format=CSR)
 
 
+def _at_once(A: SparseArray, B: SparseArray) -> SparseArray | None:
+    """A B of concrete operands, structure and values in one pass; None where no kernel does it."""
+    if A.format == B.format == CSC:
+        other = _at_once(B.T, A.T)
+        return None if other is None else other.T
+    dtype = jnp.result_type(A.values, B.values)
+    if checks.is_traced(A.values, B.values) or dtype.name not in direct.KERNEL_DTYPES:
+        return None
+    matrices: list[tuple[Any, Any, Any]] = []
+    for X in (A, B):
+        if X.format == CSR:
+            values, (offsets, indices) = X.values, require_arrays(X).index_arrays[1]
+        else:
+            values, (offsets, indices, *_) = _by_rows(X)
+        matrices.append((offsets, indices, values.astype(dtype)))
+    found = direct.product(matrices[0], matrices[1], B.shape[1])
+    if found is None:
+        return None
+    offsets, indices, values = found
+    later: Any = direct.later_transpose(offsets, indices, B.shape[1])
+    arrays = ((), CheckedLevel(offsets, indices))
+    return SparseArray(values, arrays, later, (A.shape[0], B.shape[1]), CSR)
+
+
 def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dict[str, Any], int]:
     """The fields of A B, and its capacity; on the host, which every platform has."""
     host = jax.local_devices(backend="cpu")[0]
@@ -155,9 +182,13 @@ def _concrete_pattern(arrays: tuple, columns: int, nse: int | None) -> tuple[dic
                 f"{_OP}: nse: expected at least {count}, the number of entries of A B, got {nse}"
             )
         indices = _indices(*arrays, offsets, columns=columns, nse=count)
-        transposed = structures.transpose_structure(offsets, indices, columns)
-        fields = structures.as_fields(((), (offsets, indices)), transposed, checked=True)
+        fields: dict[str, Any] = {
+            "index_arrays": ((), CheckedLevel(offsets, indices)),
+            "transposed": direct.later_transpose(offsets, indices, columns),
+        }
         if nse is not None and nse > count:
+            transposed = structures.transpose_structure(offsets, indices, columns)
+            fields = structures.as_fields(((), (offsets, indices)), transposed, checked=True)
             padded = capacity.padded(fields | {"values": jnp.zeros(count)}, nse, _OP)
             fields = {name: padded[name] for name in fields}
         return fields, count if nse is None else nse
@@ -375,7 +406,7 @@ def _cpu(
     schedule: Schedule | None,
 ) -> Any:
     symbolic = jax.export.is_symbolic_dim(shape[2])
-    if schedule is not None or symbolic or ctx.avals_in[0].dtype.name not in _KERNEL_DTYPES:
+    if schedule is not None or symbolic or ctx.avals_in[0].dtype.name not in direct.KERNEL_DTYPES:
         return None
     operands = [*(x for rows in _split(arrays) for x in rows[:2]), a, b]
     return ffi_lowering(

@@ -71,6 +71,13 @@ def machine() -> dict[str, Any]:
     return {**native.machine(), "vector_bytes": width, "matrix_tiles": isa == "amx"}
 
 
+def threads() -> int:
+    """How many threads this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -96,7 +103,5 @@ def info() -> dict[str, Any]:
         "ffi_api_installed": ".".join(map(str, _installed_ffi_version())),
         "ffi_targets": list(TARGETS),
         "devices": [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()],
-        "cpu_threads": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpu_threads": threads(),
     }

@@ -329,10 +329,13 @@ def test_contenders_for_structures_made_inside_jit_agree(build, sizes):
         call()
 
 
-@pytest.mark.parametrize("kind", bench_spgemm.KINDS)
+@pytest.mark.parametrize("kind", [*bench_spgemm.KINDS, *bench_spgemm.MERGES])
 def test_contenders_of_sparse_products_agree(kind):
     A = bench_spgemm.built(bench_spgemm.poisson(6))
-    calls = bench_spgemm.KINDS[kind](A, bench_spgemm.built(bench_spgemm.interpolation(6)))
+    if kind in bench_spgemm.MERGES:
+        calls = bench_spgemm.MERGES[kind](A, bench_spgemm._at_random(36, 36, 99, 0).astype("f4"))
+    else:
+        calls = bench_spgemm.KINDS[kind](A, bench_spgemm.built(bench_spgemm.interpolation(6)))
     assert "ours" in calls and (kind == "gradients" or "scipy" in calls)
     for call in calls.values():
         call()

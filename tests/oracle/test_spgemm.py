@@ -1,17 +1,21 @@
 """Products of two sparse matrices against loops over pairs of their entries."""
 
 import collections
+import pickle
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from battery import BATTERY, array, cast, from_row_lengths, rounded
 from native_call import kernel_isas, run
 from tolerance import DTYPES, assert_within, sum_bound
 from unchecked_structures import KINDS, entries, spoiled
 
 from sgap_jax import COO, CSC, CSF, CSR, Reference, SparseArray, random, spgemm, spgemm_plan
+from sgap_jax.formats.stored import LaterTranspose
 from sgap_jax.runtime.native import native
 
 SCHEDULES = [None, Reference()]
@@ -79,6 +83,21 @@ def test_kernels(name, dtype, isa):
         places = list(zip(rows.tolist(), indices.tolist(), strict=False))
         assert_values(out[0][: len(places)], places, found, dtype)
         assert not out[0][len(places) :].any()
+    for threads in (1, 2):  # structure and values at once: the same bits as with a plan
+        got = direct_product(A, values[0], B, values[1], n, isa, threads)
+        for x, expected in zip(got, (*want, out[0]), strict=True):
+            np.testing.assert_array_equal(x, expected)
+
+
+def direct_product(A, a, B, b, columns, isa="", threads=2):
+    """Offsets, indices and values of A B from `native.product`; a [1, entries], b likewise."""
+    operands = []
+    for index, values in ((A, a), (B, b)):
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        operands += [index.row_offsets, index.column_indices, flat]
+    name = np.asarray(a).dtype.name
+    offsets, indices, found = native.product(*operands, columns, name, threads, isa)
+    return offsets, indices, found.view(np.asarray(a).dtype)
 
 
 @pytest.mark.seconds(check=3, test=8)
@@ -190,8 +209,12 @@ def test_the_same_bits_for_any_number_of_threads():
 
 
 def test_a_large_number_of_columns():
-    """Three levels of the set of columns, and rows next to none."""
-    n = 3 << 18
+    """Three levels of the set of columns, and rows next to none; a hash table of columns."""
+    for n in (3 << 18, 3 << 20):
+        _product_of_columns(n)
+
+
+def _product_of_columns(n):
     columns = np.int32([0, 63, 64, 4095, 4096, (1 << 18) - 1, 1 << 18, n - 1])
     B = SparseArray.from_coordinates(
         np.stack([np.arange(8) % 3, columns], 1), np.arange(1.0, 9), (3, n)
@@ -201,6 +224,33 @@ def test_a_large_number_of_columns():
     want = np.asarray(A.todense()) @ B.to_scipy().toarray()
     np.testing.assert_array_equal(C.to_scipy().toarray(), want)
     assert C.nnz == np.count_nonzero(want)
+    # A second column for each, in any order and repeated: longer than what is sorted by insertion.
+    rng = np.random.default_rng(0)
+    index, data = rng.integers(0, n, (3, 100)).astype(np.int32), rng.standard_normal((3, 100))
+    index[:, 50:] = index[:, :50][:, ::-1]
+    offsets = np.arange(0, 301, 100, dtype=np.int32)
+    right = types.SimpleNamespace(row_offsets=offsets, column_indices=index.reshape(-1))
+    left = types.SimpleNamespace(
+        row_offsets=np.int32([0, 1, 4, 4, 5]), column_indices=np.int32([0, 0, 1, 2, 2])
+    )
+    a = np.float64([1, 2, 3, 4, 5])
+    offsets, indices, values = direct_product(left, a, right, data, n)
+    C = scipy.sparse.csr_array((values, indices, offsets), shape=(4, n))
+    assert C.has_canonical_format
+    A, B = (
+        scipy.sparse.csr_array((v.reshape(-1), x.column_indices, x.row_offsets), shape=shape)
+        for v, x, shape in ((a, left, (4, 3)), (data, right, (3, n)))
+    )
+    np.testing.assert_allclose(C.toarray(), (A @ B).toarray(), atol=1e-14)
+    # With a plan, some of whose columns are given twice, in the array of columns or the hash table.
+    planned = np.concatenate([indices, indices[-5:]]), offsets + np.int32([0, 0, 0, 0, 5])
+    arrays = [X.astype(np.int32) for Y in (A, B) for X in (Y.indptr, Y.indices)]
+    operands = [*arrays, planned[1], planned[0], A.data[None], B.data[None]]
+    result, attributes = ((1, len(planned[0])), np.float64), dict(columns=n, complete=True)
+    for isa in kernel_isas():
+        (out,) = run("sgap_spgemm_csr_v1", operands, [result], attributes, isa)
+        same = direct_product(left, a, right, data, n, isa)[2]
+        np.testing.assert_array_equal(out[0], np.concatenate([same, same[-5:]]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["cpu", "reference"])
@@ -229,6 +279,33 @@ def test_unchecked_structures(kind, schedule):
                         want[p] += values[0][e] * values[1][q]
         got = jax.jit(product)(values, arrays)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+        if schedule is None:
+            dense = np.zeros((6, 7))
+            for e, (row, k), _ in of[0]:
+                for q, (inner, column), _ in of[1]:
+                    if inner == k:
+                        dense[row, column] += values[0][e] * values[1][q]
+            operands = []
+            for v, index in zip(values[:2], arrays, strict=False):
+                operands += [*(np.int32(x) for x in index), v.view(np.uint8)]
+            offsets, indices, found = native.product(*operands, 7, "float64", 2)
+            made = scipy.sparse.csr_array((found.view(np.float64), indices, offsets), (6, 7))
+            np.testing.assert_allclose(made.toarray(), dense, rtol=1e-12, atol=1e-12)
+
+
+def test_the_structure_of_the_transpose_is_made_when_it_is_needed():
+    A = random((30, 30), density=0.1, seed=1)
+    C = A @ A
+    assert isinstance(vars(C.T.with_values(2 * C.values))["transposed"], LaterTranspose)
+    assert (C @ C).is_checked and isinstance(vars(C)["transposed"], LaterTranspose)
+    again = SparseArray.from_scipy(C.to_scipy())
+    assert isinstance(vars(C)["transposed"], LaterTranspose)
+    copied = pickle.loads(pickle.dumps(C))
+    assert jax.tree.structure(C) == jax.tree.structure(again) == jax.tree.structure(copied)
+    for x, y, z in zip(*map(jax.tree.leaves, (C, again, copied)), strict=True):
+        np.testing.assert_array_equal(x, z)
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda C: C.T.todense())(A @ A), C.todense().T)
 
 
 def test_structures_along_a_mapped_axis():

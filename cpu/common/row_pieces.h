@@ -1,0 +1,97 @@
+// Results by rows whose number of entries is known only when they are made, for calls outside of
+// XLA: each thread writes the rows of its tasks one behind the other to memory of its own, and they
+// are put together when all are there. What has been copied goes back to the system meanwhile, so
+// that a large result is never there twice.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace sgap {
+
+// Calls run(task, worker) for all tasks below `tasks` on up to `threads` threads, this one among
+// them; workers count from 0. `run` must not throw.
+void RunOnThreads(int64_t tasks, int64_t threads,
+                  const std::function<void(int64_t task, int64_t worker)>& run);
+
+// Address space that takes memory where it is written to. Some of it stays with the process for the
+// next call: faults for fresh pages cost more than what is done with them.
+class Pages {
+ public:
+  Pages() = default;
+  // No data() where there is no memory.
+  explicit Pages(size_t bytes);
+  ~Pages();
+  Pages(Pages&& other) noexcept { *this = std::move(other); }
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
+    std::swap(returned_, other.returned_);
+    return *this;
+  }
+
+  char* data() const { return data_; }
+  // Nothing before this place is needed any more.
+  void ReturnUntil(size_t place);
+
+ private:
+  char* data_ = nullptr;
+  size_t bytes_ = 0, returned_ = 0;
+};
+
+struct FreeArray {
+  void operator()(char* memory) const;
+};
+// On the boundary of a cache line, as JAX wants arrays that it does not copy.
+using ResultArray = std::unique_ptr<char, FreeArray>;
+
+// A matrix in CSR: arrays are its indices and what else there is for each entry.
+struct RowResult {
+  int64_t rows = 0, entries = 0;
+  ResultArray offsets;  // int32 [rows + 1]
+  std::vector<ResultArray> arrays;
+};
+
+class RowPieces {
+ public:
+  // Task t has the rows from first_rows[t] on. In all there are at most `bound` entries; each has
+  // `widths` bytes in several arrays, the first of which are its index (4). A task may write
+  // `slack` entries too many.
+  RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t> widths, int64_t bound,
+            int64_t slack, int64_t threads);
+
+  // Whether there was memory.
+  bool Ready() const { return ready_; }
+  int32_t* counts() { return counts_.data(); }  // [rows] entries, which tasks set
+
+  // Where the worker's next task writes array i.
+  char* Next(int64_t worker, size_t i) const {
+    const Worker& own = workers_[worker];
+    return own.arrays[i].data() + own.entries * widths_[i];
+  }
+  // The worker's task has written its entries.
+  void Wrote(int64_t task, int64_t worker);
+
+  // Puts all rows together. False where there is no memory. There must be fewer than 2^31 entries.
+  bool Join(RowResult& result);
+
+ private:
+  struct alignas(64) Worker {
+    std::vector<Pages> arrays;
+    int64_t entries = 0;
+    std::vector<int64_t> tasks;
+  };
+  int64_t EntriesOf(int64_t task) const;
+
+  const std::vector<int32_t>& first_rows_;
+  const std::vector<size_t> widths_;
+  std::vector<int32_t> counts_;
+  std::vector<Worker> workers_;
+  bool ready_ = true;
+};
+
+}  // namespace sgap

@@ -1,0 +1,105 @@
+#include "cpu/merge_rows/merge_rows_direct.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "cpu/common/ffi_arguments.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/structure.h"
+
+namespace sgap {
+namespace {
+
+constexpr int64_t kTasksOfThread = 8, kLeastTask = 1 << 14;  // entries of A and B
+
+Structure StructureOf(const DirectMatrix& x) {
+  return {x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns};
+}
+
+// Whether each of these rows ascends.
+bool RowsAscend(const DirectMatrix& x, int64_t begin, int64_t end) {
+  const int64_t first = x.offsets[begin], last = x.offsets[end];
+  int64_t descents = 0, between = 0;  // of neighbours; of those in two rows
+  for (int64_t p = first + 1; p < last; ++p) descents += x.indices[p - 1] >= x.indices[p];
+  for (int64_t row = begin + 1; row < end; ++row) {
+    const int64_t p = x.offsets[row];
+    const bool counted = p > first && p < last && p > x.offsets[row - 1];
+    between += counted && x.indices[p - 1] >= x.indices[p];
+  }
+  return descents == between;
+}
+
+}  // namespace
+
+Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dtype dtype,
+                   int64_t threads, RowResult& result) {
+  for (const DirectMatrix* x : {&a, &b}) {
+    const Structure given = StructureOf(*x);
+    if (!given.OffsetsHold() || !given.EntriesHold({0, given.offsets[given.rows]})) {
+      return Merged::kNotAscending;
+    }
+  }
+  const int64_t rows = a.rows;
+  const auto work = [&](int64_t row) { return int64_t(a.offsets[row]) + b.offsets[row] + row; };
+  const bool intersection = merge == Merge::kMultiply;
+  const int64_t total = work(rows) - rows;
+  if (!intersection && total >= INT32_MAX) return Merged::kTooMany;
+  threads = std::clamp<int64_t>(total / kLeastTask, 1, std::max<int64_t>(threads, 1));
+  const int64_t tasks = std::clamp<int64_t>(total / kLeastTask, 1, threads * kTasksOfThread);
+  std::vector<int32_t> first_rows = {0};
+  for (int64_t task = 1; task < tasks; ++task) {
+    int64_t low = first_rows.back(), high = rows;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (work(middle) < work(rows) / tasks * task) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (low > first_rows.back()) first_rows.push_back(int32_t(low));
+  }
+  if (first_rows.back() < rows || rows == 0) first_rows.push_back(int32_t(rows));
+
+  MergeRowsArgs args = {};
+  args.a = {a.offsets, a.indices}, args.b = {b.offsets, b.indices};
+  args.intersection = intersection;
+  args.dtype = dtype;
+  args.merge = merge;
+  args.a_values = a.values, args.b_values = b.values;
+  args.task_rows = first_rows.data();
+  std::vector<size_t> widths = {4, 4, 4};
+  if (a.values) widths = {4, DtypeBytes(dtype)};
+  const auto cut = int64_t(first_rows.size()) - 1;
+  const int64_t of_a = a.offsets[rows] - a.offsets[0], of_b = b.offsets[rows] - b.offsets[0];
+  const int64_t bound = intersection ? std::min(of_a, of_b) : of_a + of_b;
+  RowPieces pieces(first_rows, std::move(widths), bound, 1, threads);
+  if (!pieces.Ready()) throw std::bad_alloc();
+  args.counts = pieces.counts();
+  std::atomic<bool> ascending{true};
+  RunOnThreads(cut, threads, [&](int64_t task, int64_t worker) {
+    const int64_t begin = first_rows[task], end = first_rows[task + 1];
+    if (!RowsAscend(a, begin, end) || !RowsAscend(b, begin, end)) {
+      ascending.store(false, std::memory_order_relaxed);
+    }
+    if (!ascending.load(std::memory_order_relaxed)) return;
+    MergeRowsArgs own = args;
+    own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
+    own.values = pieces.Next(worker, 1);
+    if (!a.values) {
+      own.a_places = reinterpret_cast<int32_t*>(pieces.Next(worker, 1));
+      own.b_places = reinterpret_cast<int32_t*>(pieces.Next(worker, 2));
+    }
+    Kernels().MergeRows(own, task);
+    pieces.Wrote(task, worker);
+  });
+  if (!ascending.load()) return Merged::kNotAscending;
+  if (!pieces.Join(result)) throw std::bad_alloc();
+  return Merged::kDone;
+}
+
+}  // namespace sgap

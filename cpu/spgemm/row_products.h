@@ -1,0 +1,86 @@
+// How much work each row of A B is, and tasks of about the same work.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/common/row_pieces.h"
+#include "cpu/spgemm/spgemm.h"
+
+namespace sgap {
+
+class RowProducts {
+ public:
+  // `threads` count, where there is enough to count.
+  RowProducts(const SparseRows& a, const SparseRows& b, int64_t rows, int64_t threads)
+      : rows_(rows), a_offsets_(a.offsets), until_(rows + 1) {
+    const int64_t parts = std::clamp<int64_t>(a.offsets[rows] / kLeastPart, 1, threads);
+    std::vector<int64_t> longest(parts, 0);
+    RunOnThreads(parts, threads, [&](int64_t part, int64_t) {
+      int64_t longest_here = 0, sum = 0;
+      for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
+        int64_t own = 0;
+        for (int64_t e = a.offsets[r]; e < a.offsets[r + 1]; ++e) {
+          const int64_t k = a.indices[e];
+          own += b.offsets[k + 1] - b.offsets[k];
+        }
+        sum += own;
+        until_[r + 1] = sum;
+        longest_here = std::max(longest_here, own);
+      }
+      longest[part] = longest_here;
+    });
+    int64_t before = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
+      if (part > 0) {
+        for (int64_t r = begin; r < end; ++r) until_[r + 1] += before;
+      }
+      if (end > begin) before = until_[end];
+      longest_ = std::max(longest_, longest[part]);
+    }
+  }
+
+  int64_t Of(int64_t row) const { return until_[row + 1] - until_[row]; }
+  int64_t Longest() const { return longest_; }
+  int64_t Total() const { return until_[rows_]; }
+  // As many of `threads` as have something to do.
+  int64_t Threads(int64_t threads) const {
+    return std::clamp<int64_t>(Work(rows_) / kLeastTask, 1, std::max<int64_t>(threads, 1));
+  }
+
+  // First rows of tasks, and after them the number of rows. A row counts for its products, its
+  // entries in A and once.
+  std::vector<int32_t> Cut(int64_t threads) const {
+    const int64_t most = std::max<int64_t>(threads, 1) * kTasksOfThread;
+    const int64_t tasks = std::clamp<int64_t>(Work(rows_) / kLeastTask, 1, most);
+    std::vector<int32_t> first = {0};
+    for (int64_t task = 1; task < tasks; ++task) {
+      int64_t low = first.back(), high = rows_;
+      while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (Work(middle) < Work(rows_) / tasks * task) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      if (low > first.back()) first.push_back(int32_t(low));
+    }
+    if (first.back() < rows_ || rows_ == 0) first.push_back(int32_t(rows_));
+    return first;
+  }
+
+ private:
+  static constexpr int64_t kTasksOfThread = 32, kLeastTask = 1 << 13, kLeastPart = 1 << 15;
+
+  int64_t Work(int64_t row) const { return until_[row] + a_offsets_[row] - a_offsets_[0] + row; }
+
+  const int64_t rows_;
+  const int32_t* a_offsets_;
+  std::vector<int64_t> until_;  // products before each row
+  int64_t longest_ = 0;
+};
+
+}  // namespace sgap

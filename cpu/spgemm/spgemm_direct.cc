@@ -1,0 +1,104 @@
+#include "cpu/spgemm/spgemm_direct.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <vector>
+
+#include "cpu/common/ffi_arguments.h"
+#include "cpu/common/isa.h"
+#include "cpu/common/structure.h"
+#include "cpu/common/workspace.h"
+#include "cpu/spgemm/row_products.h"
+#include "cpu/spgemm/spgemm.h"
+
+namespace sgap {
+namespace {
+
+struct Operand {
+  ValidStructure structure;
+  std::unique_ptr<char[]> own;  // values of a compact structure
+  const void* values;
+
+  Operand(const DirectMatrix& x, size_t bytes)
+      : structure(Structure{x.offsets, x.indices, nullptr, x.rows, x.entries, x.columns}),
+        values(x.values) {
+    if (!structure.compact() || !values) return;
+    own = TakeEntries(values, 1, bytes, *structure.compact());
+    values = own.get();
+  }
+  SparseRows Rows() const { return {structure.view().offsets, structure.view().indices}; }
+};
+
+// Whether A B has fewer than 2^31 - 1 entries: counted, where there are as many products.
+bool CountIsInt32(const SpgemmRowsArgs& product, const std::vector<int32_t>& first_rows,
+                  int64_t threads) {
+  const int64_t rows = first_rows.back(), tasks = int64_t(first_rows.size()) - 1;
+  std::vector<int32_t> counts(rows);
+  SpgemmPatternArgs args = {};
+  args.a = product.a, args.b = product.b;
+  args.columns = product.columns;
+  args.counts = counts.data();
+  args.task_rows = first_rows.data();
+  const int64_t bytes = ColumnSetWords(args.columns) * int64_t(sizeof(uint64_t));
+  TaskScratch scratch;
+  if (!scratch.Acquire(std::clamp<int64_t>(threads, 1, tasks), bytes, bytes)) {
+    throw std::bad_alloc();
+  }
+  RunOnThreads(tasks, threads, [&](int64_t task, int64_t) {
+    scratch.With([&](char* part) {
+      SpgemmPatternArgs own = args;
+      own.scratch = reinterpret_cast<uint64_t*>(part);
+      Kernels().SpgemmPattern(own, task);
+    });
+  });
+  return std::accumulate(counts.begin(), counts.end(), int64_t(0)) < INT32_MAX;
+}
+
+}  // namespace
+
+bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, int64_t threads,
+                   RowResult& result) {
+  const size_t bytes = DtypeBytes(dtype);
+  const Operand left(a, bytes), right(b, bytes);
+  SpgemmRowsArgs args = {};
+  args.dtype = dtype;
+  args.a = left.Rows(), args.b = right.Rows();
+  args.a_values = left.values, args.b_values = right.values;
+  args.columns = b.columns;
+
+  const RowProducts products(args.a, args.b, a.rows, threads);
+  const std::vector<int32_t> first_rows = products.Cut(threads);
+  const auto tasks = int64_t(first_rows.size()) - 1;
+  int64_t bound = 0;
+  for (int64_t row = 0; row < a.rows; ++row) bound += std::min(products.Of(row), b.columns);
+  args.longest = std::min(products.Longest(), b.columns);
+  args.task_rows = first_rows.data();
+  if (bound >= INT32_MAX && !CountIsInt32(args, first_rows, threads)) return false;
+
+  args.slots = SpgemmSlots(b.columns, args.longest);
+  const SpgemmRowsScratch parts(args.columns, args.slots, args.longest, AccumulatorBytes(dtype));
+  const int64_t workers = std::clamp<int64_t>(products.Threads(threads), 1, tasks);
+  const Workspace scratch = AcquireWorkspace(size_t(workers * parts.bytes));
+  RowPieces pieces(first_rows, {4, bytes}, bound, kSpgemmSlack, workers);
+  if (!scratch || !pieces.Ready()) throw std::bad_alloc();
+  args.counts = pieces.counts();
+  RunOnThreads(workers, workers, [&](int64_t worker, int64_t) {
+    std::memset(static_cast<char*>(scratch.get()) + worker * parts.bytes, 0, size_t(parts.list));
+  });
+  RunOnThreads(tasks, workers, [&](int64_t task, int64_t worker) {
+    SpgemmRowsArgs own = args;
+    own.scratch = static_cast<char*>(scratch.get()) + worker * parts.bytes;
+    own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
+    own.values = pieces.Next(worker, 1);
+    Kernels().SpgemmRows(own, task);
+    pieces.Wrote(task, worker);
+  });
+  if (!pieces.Join(result)) throw std::bad_alloc();
+  return true;
+}
+
+}  // namespace sgap

@@ -1,0 +1,96 @@
+"""Native operations on two concrete matrices, outside of XLA: nothing is compiled for a new size,
+and a result has as many entries as it has. `None` where they do not apply: the caller then goes the
+general way.
+
+They apply on the CPU, to arrays on its first device; values must be concrete too and of a dtype
+that the kernels have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from sgap_jax.formats import checks, structure
+from sgap_jax.formats.stored import LaterTranspose
+
+KERNEL_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# Row offsets, column indices and values of a matrix.
+Rows = tuple[Any, Any, Any]
+
+
+def product(a: Rows, b: Rows, columns: int) -> Rows | None:
+    """A B for values of one dtype; columns ascend. ValueError for 2^31 - 1 entries or more."""
+    if not _applies(*a, *b) or a[2].dtype != b[2].dtype:
+        return None
+    from sgap_jax.runtime.native import native, threads
+
+    dtype = a[2].dtype
+    found = native.product(*_bytes(a), *_bytes(b), columns, dtype.name, threads())
+    if found is None:
+        raise ValueError(
+            f"spgemm: A B has {checks.INT32_MAX} entries or more; index arrays are int32"
+        )
+    return _placed(*found[:2], found[2].view(dtype))
+
+
+def merged(a: Rows, b: Rows, columns: int, sign: str) -> Rows | None:
+    """A + B, A - B or A * B (`sign`) for values of one dtype; None also where a row of one of them
+    does not ascend."""
+    if not _applies(*a, *b) or a[2].dtype != b[2].dtype:
+        return None
+    from sgap_jax.runtime.native import native, threads
+
+    dtype = a[2].dtype
+    found = native.merge(*_bytes(a), *_bytes(b), columns, sign, dtype.name, threads())
+    return found and _placed(*found[:2], found[2].view(dtype))
+
+
+def places(
+    a: Sequence[Any], b: Sequence[Any], columns: int, sign: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Offsets and indices of the union of the entries ("+") or of the intersection ("*") of two
+    patterns given by theirs, and for each entry which one of A and of B it is, -1 for none. None
+    where a row of one of them does not ascend."""
+    from sgap_jax.runtime.native import native, threads
+
+    arrays = [np.ascontiguousarray(x, np.int32) for x in (*a, *b)]
+    found: tuple | None = native.merge_places(*arrays, columns, sign, threads())
+    return found
+
+
+def later_transpose(offsets: Any, indices: Any, size: int) -> LaterTranspose:
+    """The index arrays of the transpose of a checked structure, made when something needs them."""
+    return LaterTranspose(partial(_transpose, offsets, indices, size))
+
+
+def _transpose(offsets: Any, indices: Any, size: int) -> tuple[Any, Any, Any]:
+    host = jax.local_devices(backend="cpu")[0]
+    with structure.concrete(), jax.default_device(host):
+        return tuple(structure.transpose_structure(offsets, indices, size))
+
+
+def _applies(*arrays: Any) -> bool:
+    if checks.is_traced(*arrays) or jax.default_backend() != "cpu":
+        return False
+    first = {jax.devices()[0]}
+    for x in arrays:
+        floating = x.dtype == np.int32 or x.dtype.name in KERNEL_DTYPES
+        if x.ndim != 1 or not floating or (isinstance(x, jax.Array) and x.devices() != first):
+            return False
+    return True
+
+
+def _bytes(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    offsets, indices, values = (np.ascontiguousarray(x) for x in rows)
+    return offsets, indices, values.view(np.uint8)
+
+
+def _placed(*arrays: np.ndarray) -> Any:
+    with structure.concrete():
+        return tuple(jax.device_put(x) for x in arrays)  # does not copy
