@@ -82,18 +82,3 @@ def test_language_models_with_selections_reach_the_accuracy_of_dense_attention(t
     # Blocks that have no choice, the first and the own one, come to 17%.
     assert dense > 0.45 and min(others) > dense - 0.01
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3 * 6
-
-
-@pytest.mark.tier("all")
-def test_sparse_layers_that_rigl_moves_reach_the_accuracy_of_dense_ones(tmp_path):
-    """Of the feed-forward layers 10% is stored. What follows the last bytes is theirs to know."""
-    folder = language.CHECKOUT / "docs"
-    text = language.read(sorted(folder.glob("*.md")))
-    small = dict(length=32, embedding=16, features=16, mlp=256, learning_rate=1e-2, steps=200)
-    base = language.Config(batch=16, **small)
-    configs = [
-        dataclasses.replace(base, mlp_sparsity=sparsity, moved=moved)
-        for sparsity, moved in ((0.0, 0.0), (0.9, 0.3))
-    ]
-    dense, moved = language.compare(configs, text, tmp_path, count=256, quiet=True)
-    assert dense["accuracy"] > 0.4 and moved["accuracy"] > dense["accuracy"] - 0.01
