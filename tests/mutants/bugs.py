@@ -469,7 +469,7 @@ CPP = (
         file="cpu/regrow/regrow_ffi.cc",
         text="x >> 32 == y >> 32;",
         replacement="x == y;",
-        breaks="of several stored groups in one cell all take part in a step of RigL, not the first",
+        breaks="of several stored groups in one cell all take part in RigL, not the first",
         focus=("tests/oracle/test_regrow.py",),
     ),
     Bug(
