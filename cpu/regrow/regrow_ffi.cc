@@ -38,22 +38,24 @@ struct RegrowCall {
       array = base ? reinterpret_cast<T*>(base + used) : nullptr;
       used += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
     };
+    const auto norm_bytes = int64_t(AccumulatorBytes(args.norms_dtype));
+    const auto score_bytes = int64_t(AccumulatorBytes(args.scores_dtype));
     const auto place_all = [&] {
       for (RegrowMatrix& of : matrices) {
-        int64_t* keys = nullptr;
+        char* keys = nullptr;
         int32_t* offsets = nullptr;
         place(offsets, args.rows + 1), of.offsets = offsets;
         place(of.order, args.groups);
         place(of.moved, args.rows);
         place(of.stored, args.rows);
-        place(keys, args.groups + 16), of.keys = keys;
+        place(keys, (args.groups + 16) * norm_bytes), of.keys = keys;
         place(of.marks, args.rows * args.mark_bytes);
         place(of.kept, args.rows);
         place(of.candidates, args.rows);
         place(of.begins, args.row_tasks);
         place(of.lengths, args.row_tasks);
         place(of.ties, args.row_tasks);
-        place(keys, args.rows * args.columns + 16), of.candidate_keys = keys;
+        place(keys, (args.rows * args.columns + 16) * score_bytes), of.candidate_keys = keys;
         place(of.candidate_columns, args.rows * args.columns);
       }
     };

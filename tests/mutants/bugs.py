@@ -464,12 +464,12 @@ CPP = (
         focus=("tests/conformance/test_transpose_structure.py",),
     ),
     Bug(
-        name="ties_of_norms_for_every_task",
+        name="second_group_in_a_cell",
         room="cpu/regrow",
-        file="cpu/regrow/regrow_kernel.cc",
-        text="if (ties > 0) ties -= equal_of_task(task);",
-        replacement="if (ties < 0) ties -= equal_of_task(task);",
-        breaks="each block of rows keeps as many groups of the last norm as all may together",
+        file="cpu/regrow/regrow_ffi.cc",
+        text="x >> 32 == y >> 32;",
+        replacement="x == y;",
+        breaks="of several stored groups in one cell all take part in RigL, not the first",
         focus=("tests/oracle/test_regrow.py",),
     ),
     Bug(
