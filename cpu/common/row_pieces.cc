@@ -1,6 +1,7 @@
 #include "cpu/common/row_pieces.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -103,22 +104,50 @@ ResultArray TakeArray(size_t bytes) {
 
 }  // namespace
 
+namespace {
+
+// What the threads of a call share. A helper that starts when everything is taken looks at `next`
+// only, so nobody waits for it: on a busy machine that would take milliseconds.
+struct Shared {
+  Shared(int64_t tasks, const std::function<void(int64_t, int64_t)>& run)
+      : tasks(tasks), run(&run) {}
+
+  const int64_t tasks;
+  const std::function<void(int64_t, int64_t)>* const run;
+  std::atomic<int64_t> next{0}, done{0};
+  std::mutex mutex;
+  std::condition_variable ended;
+
+  void Work(int64_t worker) {
+    for (int64_t task = next++; task < tasks; task = next++) {
+      (*run)(task, worker);
+      if (++done < tasks) continue;
+      const std::lock_guard<std::mutex> lock(mutex);
+      ended.notify_all();
+    }
+  }
+};
+
+}  // namespace
+
 void RunOnThreads(int64_t tasks, int64_t threads,
                   const std::function<void(int64_t, int64_t)>& run) {
-  std::atomic<int64_t> next{0};
-  const auto work = [&](int64_t worker) {
-    for (int64_t task = next++; task < tasks; task = next++) run(task, worker);
-  };
-  std::vector<std::thread> helpers;
-  for (int64_t i = 1; i < std::min(threads, tasks); ++i) {
+  threads = std::min(threads, tasks);
+  if (threads <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) run(task, 0);
+    return;
+  }
+  const auto shared = std::make_shared<Shared>(tasks, run);
+  for (int64_t i = 1; i < threads; ++i) {
     try {
-      helpers.emplace_back(work, i);
+      std::thread([shared, i] { shared->Work(i); }).detach();
     } catch (const std::system_error&) {  // the system has no more: the others do it
       break;
     }
   }
-  work(0);
-  for (std::thread& helper : helpers) helper.join();
+  shared->Work(0);
+  std::unique_lock<std::mutex> lock(shared->mutex);
+  shared->ended.wait(lock, [&] { return shared->done == tasks; });
 }
 
 RowPieces::RowPieces(const std::vector<int32_t>& first_rows, std::vector<size_t> widths,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "cpu/common/ffi_arguments.h"
@@ -86,12 +87,11 @@ bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, in
   RowPieces pieces(first_rows, {4, bytes}, bound, kSpgemmSlack, workers);
   if (!scratch || !pieces.Ready()) throw std::bad_alloc();
   args.counts = pieces.counts();
-  RunOnThreads(workers, workers, [&](int64_t worker, int64_t) {
-    std::memset(static_cast<char*>(scratch.get()) + worker * parts.bytes, 0, size_t(parts.list));
-  });
+  std::vector<char> began(workers, 0);
   RunOnThreads(tasks, workers, [&](int64_t task, int64_t worker) {
     SpgemmRowsArgs own = args;
     own.scratch = static_cast<char*>(scratch.get()) + worker * parts.bytes;
+    if (!std::exchange(began[worker], 1)) std::memset(own.scratch, 0, size_t(parts.list));
     own.indices = reinterpret_cast<int32_t*>(pieces.Next(worker, 0));
     own.values = pieces.Next(worker, 1);
     Kernels().SpgemmRows(own, task);

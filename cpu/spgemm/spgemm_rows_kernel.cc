@@ -9,9 +9,11 @@
 namespace sgap::SGAP_ISA {
 namespace {
 
+constexpr int64_t kInsertion = 48;  // columns at most that are sorted by insertion
+
 // Sorts n columns; `other` has room for as many.
 void SortColumns(int32_t* columns, int32_t* other, int64_t n, int64_t below) {
-  if (n <= 48) {
+  if (n <= kInsertion) {
     for (int64_t i = 1; i < n; ++i) {
       const int32_t column = columns[i];
       int64_t place = i;
@@ -173,7 +175,8 @@ class RowProduct {
     });
     if (low > high) return;  // no products
     const int64_t first = low / 64, last = high / 64;
-    if (kListed && last - first > 4 * listed + 16) return FromList(listed, out);
+    if (kListed && last - first > (listed <= kInsertion ? 6 : 16) * listed + 16)
+      return FromList(listed, out);
     for (int64_t part = first; part <= last; ++part) {
       if (const uint64_t bits = FlagBits(flags_ + part * 64)) {
         std::memset(flags_ + part * 64, 0, 64);
