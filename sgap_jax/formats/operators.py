@@ -429,7 +429,7 @@ def _union_of(A: Array, B: Array, combine: Callable, what: str, alike: bool) -> 
         return replace(A, values=combine(A.values, B.values))
     if _is_traced(A, B):
         return _joined(A, B, _OfAll(combine), what)
-    found = _at_once(A, B, {jnp.add: "+", jnp.subtract: "-"}.get(combine))
+    found = _at_once(A, B, "+" if combine is jnp.add else "-" if combine is jnp.subtract else None)
     if found is not None:
         return found
     levels, of_a, of_b = _places(A, B, what)

@@ -73,8 +73,8 @@ def of_slices(
             return of_block_rows(op, of_row, columns, shape, format)
     blocks = -(-m // length)
     narrow = blocks * k < 2**31  # half the time of a sort
-    keys = np.repeat(np.arange(m) // length * k, of_row).astype(np.int32 if narrow else np.int64)
-    keys += columns
+    dtype = np.int32 if narrow else np.int64
+    keys = np.repeat((np.arange(m) // length * k).astype(dtype), of_row) + columns
     keys.sort()  # np.unique hashes, and takes many times as long
     keys = keys[np.diff(keys, prepend=-1) > 0]
     ends = np.searchsorted(keys, np.arange(1, blocks + 1) * k)

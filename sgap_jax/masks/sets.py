@@ -76,14 +76,10 @@ def entries(op: str, pattern: SparseArray) -> list[np.ndarray]:
     length = pattern.format.vector_length
     if length is None or pattern.format != CVS(length):
         return to_numpy(pattern, f"masks.{op}")[1]
-    return _rows_of_vectors(*stored_levels(pattern, f"masks.{op}"), length, pattern.shape[0])
-
-
-def _rows_of_vectors(
-    blocks: np.ndarray, columns: np.ndarray, length: int, m: int
-) -> list[np.ndarray]:
+    blocks, columns = stored_levels(pattern, f"masks.{op}")
     rows = blocks[:, None] * length + np.arange(length)
-    return [rows[rows < m], np.broadcast_to(columns[:, None], rows.shape)[rows < m]]
+    inside = rows < pattern.shape[0]
+    return [rows[inside], np.broadcast_to(columns[:, None], rows.shape)[inside]]
 
 
 def _levels(
@@ -97,7 +93,7 @@ def _levels(
         length = 1
     found = [entries(op, p) if length == 1 else stored_levels(p, f"masks.{op}") for p in patterns]
     m, k = patterns[0].shape
-    return length, [_matrix(*levels, (-(-m // length), k)) for levels in found], format
+    return length, [_matrix(rows, columns, (-(-m // length), k)) for rows, columns in found], format
 
 
 def _matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
@@ -107,10 +103,10 @@ def _matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> An
     return stored
 
 
-def _mask(op: str, stored: Any, length: int, shape: tuple[int, int], format: Format) -> SparseArray:
+def _mask(op: str, stored: Any, length: int, shape: tuple[int, ...], format: Format) -> SparseArray:
     """The mask that stores the vectors of `length` rows of a SciPy matrix, in `format`."""
-    wanted = rows_of_vectors(op, format)
+    wanted, (m, k) = rows_of_vectors(op, format), shape
     if wanted != length:  # from entries
-        rows = np.repeat(np.arange(shape[0]) // wanted, np.diff(stored.indptr))
-        stored = _matrix(rows, stored.indices, (-(-shape[0] // wanted), shape[1]))
-    return of_block_rows(op, np.diff(stored.indptr), stored.indices, shape, format)
+        rows = np.repeat(np.arange(m) // wanted, np.diff(stored.indptr))
+        stored = _matrix(rows, stored.indices, (-(-m // wanted), k))
+    return of_block_rows(op, np.diff(stored.indptr), stored.indices, (m, k), format)
