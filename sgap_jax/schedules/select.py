@@ -14,11 +14,11 @@ from sgap_jax.schedules.attention import Unfused, default_tile
 from sgap_jax.schedules.cpu import CpuTile, scatter
 from sgap_jax.schedules.families import working
 from sgap_jax.schedules.machine import this_machine
-from sgap_jax.schedules.point import LANES_UNDER_WAY, chunk_of
+from sgap_jax.schedules.point import LANES_UNDER_WAY, WARPS_UNDER_WAY, chunk_of
 from sgap_jax.schedules.problem import TILED, Problem
 from sgap_jax.schedules.schedule import GRID_Y, KERNEL_DTYPES, Reference, Schedule
 from sgap_jax.schedules.subwarp import BYTES, LENGTHS, SubwarpTile, widest_load
-from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_STEP, OctetTile
+from sgap_jax.schedules.tiles import CPU_DEPTH, CPU_STEP, OctetTile, octet_chunk
 
 _SMALL_SDDMM = 1 << 17  # nonzeros: fewer take smaller chunks
 _SMALLER_SDDMM = 1 << 15  # nonzeros, for column vectors: fewer take the smallest chunks
@@ -280,6 +280,8 @@ def _tiles(problem: Problem) -> Iterator[Schedule]:
         octets = _sampled_octets(problem, V) if problem.op == "sddmm" else _octets(problem, V)
         if octets is not None:
             yield octets
+            if octets.chunk is not None:
+                yield dataclasses.replace(octets, chunk=None)
     if V in LENGTHS and problem.n <= _MOST_OF_VECTORS:
         yield _subwarp(problem)
 
@@ -293,14 +295,16 @@ def _octets(problem: Problem, length: int) -> OctetTile | None:
       bandwidth.
     - Four warps share a block row if it has two steps for each of them, and if there are too few
       block rows to fill a device with 16 warps on each of 128 multiprocessors.
+    - Long block rows of a skewed pattern are cut into pieces (`octet_chunk`).
     """
     tile = OctetTile(length, stages=2)
     rows, tiles = -(-problem.shape[0] // length), -(-problem.n // tile.tile_n)
     if tiles > GRID_Y:
         return None
-    few = rows * tiles * problem.batch < 16 * 128
+    few = rows * tiles * problem.batch < WARPS_UNDER_WAY
     long = problem.nnz // length >= 4 * 2 * tile.tile_k * rows
-    return dataclasses.replace(tile, row_warps=4) if few and long else tile
+    tile = dataclasses.replace(tile, row_warps=4) if few and long else tile
+    return dataclasses.replace(tile, chunk=octet_chunk(tile, problem))
 
 
 def _sampled_octets(problem: Problem, length: int) -> OctetTile:
