@@ -24,19 +24,11 @@ def rows_work(problem: Problem, schedule: AttentionTile) -> WorkList | None:
     return _work(problem, schedule, -(-problem.shape[0] // length))
 
 
-def rows_gradient_work(
-    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
-) -> WorkList | None:
-    """As `rows_work`, of the launch by rows of gradients; None for those in octets."""
-    octet = schedule.octet_backward(problem.n, shapes.value_depth)
-    return None if octet else rows_work(problem, schedule)
-
-
 def keys_work(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
 ) -> WorkList | None:
-    """As `rows_gradient_work`, of the transposed structure; `keys_merge_plans` take the further
-    results."""
+    """As `rows_work`, of the transposed structure; None for gradients in octets, which walk whole
+    keys. `keys_merge_plans` take the further results."""
     octet = schedule.octet_backward(problem.n, shapes.value_depth)
     return None if octet else _work(problem, schedule, problem.shape[1])
 
@@ -131,15 +123,17 @@ def rows_backward_plan(
     operand, wide = types(problem)
     reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int")
     pointers = [*(f"const {x}" for x in reads), operand, wide]
+    work = rows_work(problem, schedule)
+    if work is not None:
+        pointers.append(wide)
     if schedule.octet_backward(problem.n, shapes.value_depth):
-        return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers)
-    work = rows_gradient_work(problem, schedule, shapes)
+        return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers, work)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=2)
     return _call(
         "attention_backward.cuh" if work is None else "attention_pieces.cuh",
         "AttentionRowsBackwardKernel" if work is None else "AttentionRowsBackwardPiecesKernel",
         constants,
-        pointers if work is None else [*pointers, wide],
+        pointers,
         groups,
         shapes.heads,
         (
@@ -157,7 +151,7 @@ def rows_merge_plan(
 ) -> KernelCall:
     """The launch that adds partial [B, places, V, heads, d], the further result of the launch by
     rows, into dq (`sum_plan`), for a tile with `rows_work`."""
-    work = rows_gradient_work(problem, schedule, shapes)
+    work = rows_work(problem, schedule)
     assert work is not None
     width, length = shapes.heads * problem.n, problem.vector_length or 1
     size = problem.shape[0] * width

@@ -14,7 +14,6 @@ from sgap_jax.launch.attention import (
     keys_work,
     merge_plan,
     rows_backward_plan,
-    rows_gradient_work,
     rows_merge_plan,
     rows_work,
 )
@@ -110,7 +109,7 @@ def backward(
     dq, dk, dv, dbias = ctx.avals_out
     of_dense = [*named.values()]
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    work = rows_gradient_work(problem, tile, shapes)
+    work = rows_work(problem, tile)
     merges = [] if work is None else [rows_merge_plan(problem, tile, shapes)]
     arrays = (x.row_offsets, x.column_indices), (avals.row_offsets, avals.column_indices)
     sums = (vector_length or 1) * shapes.heads

@@ -21,6 +21,7 @@ from sgap_jax import (
     choose_schedule,
     sparse_attention,
 )
+from sgap_jax.launch import attention_octet
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
 
@@ -167,11 +168,19 @@ def test_lanes_shares_and_widths(tile, length, sizes):
     ids=str,
 )
 def test_octets(tile, length, dtype, sizes, given):
-    """Forward in pieces; gradients walk whole rows."""
+    """By rows in pieces, both ways; gradients by keys walk whole columns."""
     run = compare(OCTETS, tile, length, dtype, sizes=sizes, **given)
-    octets = ["AttentionOctetKeysBackwardKernel", "AttentionOctetRowsBackwardKernel"]
+    by_rows = ["AttentionOctetRowsBackwardPiecesKernel", "SumPiecesKernel"]
     merged = ["AttentionMergeKernel", "AttentionOctetPiecesKernel"]
-    assert sorted(run.kernels) == sorted([*merged, *octets])
+    assert sorted(run.kernels) == sorted([*merged, *by_rows, "AttentionOctetKeysBackwardKernel"])
+
+
+def test_neighbouring_rows_and_heads_that_share_a_block(monkeypatch):
+    """As in large problems: 8 warps of a block have sets of rows and heads of their own."""
+    monkeypatch.setattr(attention_octet, "WARPS_UNDER_WAY", 1)
+    sizes = dict(depth=64, value_depth=64, heads=12, key_heads=2, batch=1)
+    for chunk in (None, 7):
+        compare(OCTETS, AttentionTile(8, octet=True, chunk=chunk), 16, "bfloat16", sizes=sizes)
 
 
 def test_launches():
@@ -244,6 +253,11 @@ def test_wrong_chunks_are_refused(wrong):
         ("attention_pieces.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_pieces.cuh", "p += kShare", "p += 2 * kShare"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
+        (
+            "attention_octet_backward.cuh",
+            "batch * places + unsigned(own.place)) * kLength + part",
+            "batch * places + unsigned(own.place)) * kLength",
+        ),
         ("attention_octet.cuh", "first = valid ? piece.first : 0;", "first = valid ? 0 : 0;"),
         ("attention_pieces.cuh", "part = blockIdx.x % kLength", "part = 0 * kLength"),
         (
