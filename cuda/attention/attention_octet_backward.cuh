@@ -56,12 +56,12 @@ __device__ inline void AddTransposed(const KeyFragments<T, kSteps, kVector>& row
   }
 }
 
-// Merges the sums of the warps that share a tile, and stores them: lanes of even g store row 2t,
-// lanes of odd g row 2t + 1. All threads of the block must call.
-template <bool kVector, int kShare, int kBlock, class Access = Rounded<kVector>, class T,
-          int kCount>
-__device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
-                                       const float (&sums)[kCount][4]) {
+// Merges the sums of the warps that share a tile, and calls put(first feature, features that are
+// left, 8 values) in each lane: lanes of even g have row 2t, lanes of odd g row 2t + 1. All threads
+// of the block must call.
+template <int kShare, int kBlock, int kCount, class Put>
+__device__ inline void TurnSums(unsigned depth, float factor, const float (&sums)[kCount][4],
+                                const Put& put) {
   const unsigned g = threadIdx.x % 32 / 4;
   const bool odd = g % 2;
 #pragma unroll
@@ -78,8 +78,33 @@ __device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, floa
       chunk[j + 1] = (odd ? kept : other) * factor;
     }
     const unsigned at = s * 16 + g / 2 * 8;
-    if (exists && at < depth) Access::Put(row + at, depth - at, chunk);
+    if (at < depth) put(at, depth - at, chunk);
   }
+}
+
+// The same, stored as the values of `row`, rounded, where it exists.
+template <bool kVector, int kShare, int kBlock, class T, int kCount>
+__device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
+                                       const float (&sums)[kCount][4]) {
+  TurnSums<kShare, kBlock>(depth, factor, sums,
+                           [&](unsigned at, unsigned left, const float (&chunk)[8]) {
+                             if (exists) StoreWords<kVector>(row + at, left, chunk);
+                           });
+}
+
+// The same, stored in `row` or, where that is null, as they are in `partial`.
+template <bool kVector, int kShare, int kBlock, class T, int kCount>
+__device__ inline void StorePiece(T* row, float* partial, bool exists, unsigned depth, float factor,
+                                  const float (&sums)[kCount][4]) {
+  TurnSums<kShare, kBlock>(depth, factor, sums,
+                           [&](unsigned at, unsigned left, const float (&chunk)[8]) {
+                             if (!exists) return;
+                             if (row != nullptr) {
+                               StoreWords<kVector>(row + at, left, chunk);
+                             } else {
+                               Store<kVector>(partial + at, left, chunk);
+                             }
+                           });
 }
 
 // dq of the rows of a block, over its vectors: for each tile of 8 rows all threads call
@@ -233,17 +258,10 @@ __global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBack
         const Size part = own.part + tile + row_of_lane;
         const Size row = Size(own.block_row) * kLength + part;
         const bool stored = row < call.m && first;
-        static_assert(kWarps == 1 || kNear == 1, "the warps of a block merge, or store apart");
-        const bool alone = own.place < 0;
         const Size place = (batch * places + unsigned(own.place)) * kLength + part;
-        const Size at = (alone ? (batch * call.m + row) : place) * call.heads + head;
-        if (alone) {
-          StoreTransposed<kVector, kWarps, 32 * kWarps * kNear>(dq + at * depth, stored, depth,
-                                                                scale, sums);
-        } else {
-          StoreTransposed<kVector, kWarps, 32 * kWarps * kNear, Whole<kVector>>(
-              partial + at * depth, stored, depth, scale, sums);
-        }
+        T* to = own.place < 0 ? dq + ((batch * call.m + row) * call.heads + head) * depth : nullptr;
+        StorePiece<kVector, kWarps, 32 * kWarps * kNear>(
+            to, partial + (place * call.heads + head) * depth, stored, depth, scale, sums);
       });
 }
 

@@ -83,31 +83,41 @@ def keys_backward_plan(
     shapes: AttentionShapes,
     scale: float,
     pointers: list[str],
+    work: WorkList | None,
 ) -> KernelCall:
     """As `keys_backward_plan` in launch/attention.py."""
     length = checked(problem, schedule, shapes)
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
-    # Registers for two tiles of keys, values and their sums; for the gathered queries and
-    # cotangents; and for the lists of the keys' entries.
-    registers = (2 * 12 + 8) * (steps + value_steps) + 32
-    tiles = 2 if registers <= _most(problem, shapes) else 1
+    tiles = keys_of_warp(problem, shapes) // 8
     share = min(schedule.share, _MOST_WARPS)
     warps = max(share, _BLOCK_WARPS)
+    sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]
     constants += [_widths(problem, shapes) == (32 * steps, 32 * value_steps)]
     return KernelCall.of(
         "attention_octet_keys.cuh",
-        "AttentionOctetKeysBackwardKernel",
+        "AttentionOctetKeysBackwardKernel"
+        if work is None
+        else "AttentionOctetKeysBackwardPiecesKernel",
         constants,
         pointers,
-        scalars(problem, shapes, scale),
-        blocks=(-(-problem.shape[1] // (8 * tiles * warps // share)), shapes.key_heads),
+        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
+        blocks=(-(-sets // (warps // share)), shapes.key_heads),
         threads=_WARP * warps,
         batch=shapes.batch,
         requires=TENSOR_CORES,
     )
+
+
+def keys_of_warp(problem: Problem, shapes: AttentionShapes) -> int:
+    """How many neighbouring keys a warp of the kernel by keys has, 8 or 16."""
+    steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
+    # Registers for two tiles of keys, values and their sums; for the gathered queries and
+    # cotangents; and for the lists of the keys' entries.
+    registers = (2 * 12 + 8) * (steps + value_steps) + 32
+    return 16 if registers <= _most(problem, shapes) else 8
 
 
 def _tiles(
