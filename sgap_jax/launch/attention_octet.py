@@ -161,7 +161,7 @@ def _by_rows(
     block_rows = -(-problem.shape[0] // length) if work is None else work.pieces
     of_key = max(shapes.heads // max(shapes.key_heads, 1) // heads, 1)
     sets = block_rows * (length // rows) * of_key
-    full_gpu = sets * shapes.key_heads * shapes.batch * warps >= WARPS_UNDER_WAY
+    full_gpu = sets * shapes.key_heads * shapes.batch * warps >= 2 * WARPS_UNDER_WAY
     near = _NEAR if full_gpu and warps == 1 else 1
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full

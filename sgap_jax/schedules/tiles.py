@@ -361,7 +361,7 @@ def neighbours(tile: OctetTile, problem: Problem) -> int:
     if tile.row_warps > 1 or tile.swizzle:
         return 1
     warps = _spmm_warps(tile, problem) * max(-(-problem.n // tile.tile_n), 1) * problem.batch
-    return _NEAR if warps >= WARPS_UNDER_WAY else 1
+    return _NEAR if warps >= 2 * WARPS_UNDER_WAY else 1
 
 
 def _spmm_warps(tile: OctetTile, problem: Problem) -> int:

@@ -216,12 +216,12 @@ def test_explain_says_who_owns_what():
     assert "128 threads: 4 warps, each every 4-th step, for the block row" in text
     assert "16 columns x 8 rows x 16 vectors" in text
     assert "(4 of 8 columns idle)" in OctetTile(4).explain(PROBLEM)
-    large = dataclasses.replace(PROBLEM, shape=(20_000, 90), nnz=8 * 40_000)
+    large = dataclasses.replace(PROBLEM, shape=(40_000, 90), nnz=8 * 40_000)
     large = dataclasses.replace(large, rows=RowStatistics(16.0, 64.0, 4096))
     tile = choose_schedule(large)
     assert str(tile) == "OctetTile(vector_length=8, stages=2, chunk=128)"
     text = tile.explain(large)
-    assert "352 x 1 blocks: block rows, or pieces of up to 128 vectors of one," in text
+    assert "664 x 1 blocks: block rows, or pieces of up to 128 vectors of one," in text
     assert "256 threads: 8 neighbouring block rows, a warp each" in text
     assert "the longest row, of 4096, has 32\n  a second launch adds the sums" in text
 
