@@ -6,8 +6,11 @@
 // kRows     rows of a vector that a warp takes (8, 16 or 32), for kHeads heads of q that share keys
 //           and values: kTiles = kHeads * kRows / 8 tiles of 8 rows, which share what is gathered
 // kSteps    features of q and k, in units of 32; kPanels: features of v, in units of 64
-// kWarps    warps of a block, which share a block row, each taking every kWarps-th step of 16
-//           vectors; merged in a fixed order: deterministic
+// kWarps    warps that share a block row, each taking every kWarps-th step of 16 vectors; merged in
+// a
+//           fixed order: deterministic
+// kNear     such sets of warps in a block: neighbouring block rows, all their parts and all heads
+//           that share keys, so that keys and values which several of them gather are in the L1
 // kVector   both depths are multiples of 8
 // kFull     the depths are 32 * kSteps and 64 * kPanels: the loop has no bounds checks for features
 //
@@ -116,21 +119,22 @@ struct OctetRows {
 
 // The vectors `first` to last - 1 of a block row, and rows `part` to part + kRows - 1 of these,
 // which the warps of a block take.
-template <int kLength, int kRows>
+template <int kLength, int kRows, int kHeads, int kWarps, int kNear>
 struct BlockVectors {
   unsigned block_row, part, first, last;
+  Size first_head;   // of kHeads
   Index place = -1;  // of the block's results among the partial ones, if it has a piece
 
   // All of a block row; none where there are no keys.
   __device__ BlockVectors(const Index* row_offsets, const AttentionCall& call) {
-    block_row = Work();
+    block_row = unsigned(Work(call));
     const bool valid = Size(block_row) * kLength + part < call.m && call.keys > 0;
     first = valid ? row_offsets[block_row] : 0;
     last = valid ? row_offsets[block_row + 1] : 0;
   }
   // A piece of a block row, of a work list (row_pieces.cuh).
   __device__ BlockVectors(const Index* list, Size pieces, const AttentionCall& call) {
-    const Size element = Work();
+    const Size element = Work(call);
     const RowPiece piece = PieceAt(list, element, element < pieces);
     block_row = piece.row;
     const bool valid = Size(block_row) * kLength + part < call.m && call.keys > 0;
@@ -140,10 +144,14 @@ struct BlockVectors {
   }
 
  private:
-  __device__ unsigned Work() {
+  __device__ unsigned Work(const AttentionCall& call) {
     constexpr int kParts = kLength / kRows;
-    part = blockIdx.x % kParts * kRows;
-    return blockIdx.x / kParts;
+    const unsigned shared = unsigned(call.heads / call.key_heads), sets = shared / kHeads;
+    unsigned at = blockIdx.x * kNear + (kNear > 1 ? threadIdx.x / (32 * kWarps) : 0);
+    first_head = Size(blockIdx.y) * shared + at % sets * kHeads;
+    at /= sets;
+    part = at % kParts * kRows;
+    return at / kParts;
   }
 };
 
@@ -164,19 +172,19 @@ __device__ inline AttentionCall CallOf(Size m, Size keys, Size heads, Size key_h
 // The running softmax of the rows of a block, over its vectors; for each row that exists the first
 // warp calls write(batch, head, row of the block's rows, state): a lane has columns 8g to 8g + 7 of
 // each 64.
-template <class T, int kHeads, int kSteps, int kPanels, int kWarps, bool kVector, int kLength,
-          int kRows, class Write>
+template <class T, int kSteps, int kPanels, bool kVector, int kLength, int kRows, int kHeads,
+          int kWarps, int kNear, class Write>
 __device__ __forceinline__ void AttendOctets(
-    const AttentionCall& call, const BlockVectors<kLength, kRows>& own, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
-    const Index* __restrict__ lengths, const Index* __restrict__ column_indices, long long batches,
-    float scale, const Write& write) {
+    const AttentionCall& call, const BlockVectors<kLength, kRows, kHeads, kWarps, kNear>& own,
+    const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+    const float* __restrict__ bias, const Index* __restrict__ lengths,
+    const Index* __restrict__ column_indices, long long batches, float scale, const Write& write) {
   constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8;
   const Size depth = call.depth, value_depth = call.value_depth;
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarps;
+  const unsigned g = lane / 4, t = lane % 4;
   const Size first_row = Size(own.block_row) * kLength + own.part;
-  const Size first_head = Size(blockIdx.y) * kHeads;
-  const Size key_head = first_head / (call.heads / call.key_heads);
+  const Size first_head = own.first_head, key_head = blockIdx.y;
   const unsigned key_bytes = unsigned(call.key_heads * depth * sizeof(T));
   const unsigned value_bytes = unsigned(call.key_heads * value_depth * sizeof(T));
   const unsigned first = own.first, last = own.last, first_part = own.part;
@@ -240,7 +248,7 @@ __device__ __forceinline__ void AttendOctets(
         for (int distance = 4; distance < 32; distance *= 2) {
           state.total() += __shfl_xor_sync(~0u, state.total(), distance);
         }
-        MergeShares<32, kWarps, 32 * kWarps>(state.values, MergeOnline());
+        MergeShares<32, kWarps, 32 * kWarps * kNear>(state.values, MergeOnline());
         const unsigned row = i % kOfHead * 8 + 2 * t + e;  // of those of the warp
         if (first_row + row < call.m && warp == 0)
           write(batch, first_head + i / kOfHead, row, state);
@@ -276,8 +284,8 @@ __device__ inline void WriteOctetRow(const AttentionCall& call, const float* sin
 }
 
 template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
-          bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps, 1)
+          int kNear, bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps * kNear, 1)
     AttentionOctetKernel(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                          const float* __restrict__ bias, const float* __restrict__ sinks,
                          const Index* __restrict__ lengths, const Index* __restrict__ row_offsets,
@@ -289,8 +297,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
   const AttentionCall call = CallOf<kSteps, kPanels, kFull>(m, keys, heads, key_heads, depth,
                                                             value_depth, vectors, unsigned(flags));
-  const BlockVectors<kLength, kRows> own(row_offsets, call);
-  AttendOctets<T, kHeads, kSteps, kPanels, kWarps, kVector>(
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(row_offsets, call);
+  AttendOctets<T, kSteps, kPanels, kVector>(
       call, own, q, k, v, bias, lengths, column_indices, batches,
       float(__longlong_as_double(scale_bits)),
       [&](Size batch, Size head, unsigned row, auto& state) {
@@ -303,8 +311,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 // The same on a work list: what a piece leaves is as in attention_pieces.cuh, whose kernel merges
 // it.
 template <class T, int kLength, int kRows, int kHeads, int kSteps, int kPanels, int kWarps,
-          bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps, 1)
+          int kNear, bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps * kNear, 1)
     AttentionOctetPiecesKernel(const T* __restrict__ q, const T* __restrict__ k,
                                const T* __restrict__ v, const float* __restrict__ bias,
                                const float* __restrict__ sinks, const Index* __restrict__ lengths,
@@ -319,9 +327,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   MoveToStructure(sharing, 4 * elements - 1, list, vectors, column_indices);
   const AttentionCall call = CallOf<kSteps, kPanels, kFull>(m, keys, heads, key_heads, depth,
                                                             value_depth, vectors, unsigned(flags));
-  const BlockVectors<kLength, kRows> own(list, Size(pieces), call);
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), call);
   const unsigned g = threadIdx.x % 32 / 4;
-  AttendOctets<T, kHeads, kSteps, kPanels, kWarps, kVector>(
+  AttendOctets<T, kSteps, kPanels, kVector>(
       call, own, q, k, v, bias, lengths, column_indices, batches,
       float(__longlong_as_double(scale_bits)),
       [&](Size batch, Size head, unsigned row, auto& state) {

@@ -56,11 +56,12 @@ __device__ inline void AddTransposed(const KeyFragments<T, kSteps, kVector>& row
   }
 }
 
-// Merges the sums of the warps that share a tile, and stores them: lanes of even g store row 2t,
-// lanes of odd g row 2t + 1. All threads of the block must call.
-template <bool kVector, int kShare, int kBlock, class T, int kCount>
-__device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
-                                       const float (&sums)[kCount][4]) {
+// Merges the sums of the warps that share a tile, and calls put(first feature, features that are
+// left, 8 values) in each lane: lanes of even g have row 2t, lanes of odd g row 2t + 1. All threads
+// of the block must call.
+template <int kShare, int kBlock, int kCount, class Put>
+__device__ inline void TurnSums(unsigned depth, float factor, const float (&sums)[kCount][4],
+                                const Put& put) {
   const unsigned g = threadIdx.x % 32 / 4;
   const bool odd = g % 2;
 #pragma unroll
@@ -77,40 +78,55 @@ __device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, floa
       chunk[j + 1] = (odd ? kept : other) * factor;
     }
     const unsigned at = s * 16 + g / 2 * 8;
-    if (exists && at < depth) StoreWords<kVector>(row + at, depth - at, chunk);
+    if (at < depth) put(at, depth - at, chunk);
   }
 }
 
-template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
-          bool kVector, bool kFull>
-__global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKernel(
+// The same, stored as the values of `row`, rounded, where it exists.
+template <bool kVector, int kShare, int kBlock, class T, int kCount>
+__device__ inline void StoreTransposed(T* row, bool exists, unsigned depth, float factor,
+                                       const float (&sums)[kCount][4]) {
+  TurnSums<kShare, kBlock>(depth, factor, sums,
+                           [&](unsigned at, unsigned left, const float (&chunk)[8]) {
+                             if (exists) StoreWords<kVector>(row + at, left, chunk);
+                           });
+}
+
+// The same, stored in `row` or, where that is null, as they are in `partial`.
+template <bool kVector, int kShare, int kBlock, class T, int kCount>
+__device__ inline void StorePiece(T* row, float* partial, bool exists, unsigned depth, float factor,
+                                  const float (&sums)[kCount][4]) {
+  TurnSums<kShare, kBlock>(depth, factor, sums,
+                           [&](unsigned at, unsigned left, const float (&chunk)[8]) {
+                             if (!exists) return;
+                             if (row != nullptr) {
+                               StoreWords<kVector>(row + at, left, chunk);
+                             } else {
+                               Store<kVector>(partial + at, left, chunk);
+                             }
+                           });
+}
+
+// dq of the rows of a block, over its vectors: for each tile of 8 rows all threads call
+// write(batch, tile, head, sums), with the sums of their warp before scaling. Writes dbias.
+template <class T, int kSteps, int kValueSteps, bool kVector, int kLength, int kRows, int kHeads,
+          int kWarps, int kNear, class Write>
+__device__ __forceinline__ void DifferentiateOctets(
+    const AttentionCall& call, const BlockVectors<kLength, kRows, kHeads, kWarps, kNear>& vectors,
     const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
     const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
     const Index* __restrict__ lengths, const float* __restrict__ lse,
-    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
-    T* __restrict__ dq, float* __restrict__ dbias, long long m, long long keys, long long heads,
-    long long key_heads, long long depth, long long value_depth, long long vectors,
-    long long batches, long long scale_bits, long long flags, long long wrt_bias,
-    long long sharing) {
-  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
-  constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8, kParts = kLength / kRows;
-  if (kFull) {
-    depth = 32 * kSteps;
-    value_depth = 32 * kValueSteps;
-  }
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const unsigned block_row = blockIdx.x / kParts, first_part = blockIdx.x % kParts * kRows;
-  const Size block_at = Size(block_row) * kLength, first_row = block_at + first_part;
-  const Size first_head = Size(blockIdx.y) * kHeads;
-  const Size key_head = first_head / (call.heads / call.key_heads);
+    const Index* __restrict__ column_indices, float* __restrict__ dbias, long long batches,
+    float scale, long long wrt_bias, const Write& write) {
+  constexpr int kTiles = kHeads * kRows / 8, kOfHead = kRows / 8;
+  const Size depth = call.depth, value_depth = call.value_depth;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarps;
+  const unsigned g = lane / 4, t = lane % 4, first_part = vectors.part;
+  const Size first_row = Size(vectors.block_row) * kLength + first_part;
+  const Size first_head = vectors.first_head, key_head = blockIdx.y;
   const unsigned key_bytes = unsigned(call.key_heads * depth * sizeof(T));
   const unsigned value_bytes = unsigned(call.key_heads * value_depth * sizeof(T));
-  const bool valid = first_row < call.m && keys > 0;
-  const unsigned first = valid ? row_offsets[block_row] : 0;
-  const unsigned last = valid ? row_offsets[block_row + 1] : 0;
-  const float scale = float(__longlong_as_double(scale_bits));
+  const unsigned first = vectors.first, last = vectors.last;
   unsigned below[kOfHead][2];
 #pragma unroll
   for (int i = 0; i < 2 * kOfHead; ++i)
@@ -175,13 +191,78 @@ __global__ void __launch_bounds__(32 * kWarps, 1) AttentionOctetRowsBackwardKern
       AddTransposed(key, turned, sums);
     }
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const Size row = first_row + i % kOfHead * 8 + 2 * t + g % 2;
-      const Size at = (batch * call.m + row) * call.heads + first_head + i / kOfHead;
-      const bool stored = row < call.m && warp == 0;
-      StoreTransposed<kVector, kWarps, 32 * kWarps>(dq + at * depth, stored, depth, scale, sums[i]);
-    }
+    for (int i = 0; i < kTiles; ++i)
+      write(batch, i % kOfHead * 8, first_head + i / kOfHead, warp == 0, sums[i]);
   }
+}
+
+template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
+          int kNear, bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBackwardKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ row_offsets, const Index* __restrict__ column_indices,
+    T* __restrict__ dq, float* __restrict__ dbias, long long m, long long keys, long long heads,
+    long long key_heads, long long depth, long long value_depth, long long vectors,
+    long long batches, long long scale_bits, long long flags, long long wrt_bias,
+    long long sharing) {
+  MoveToStructure(sharing, (m + kLength - 1) / kLength, row_offsets, vectors, column_indices);
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const float scale = float(__longlong_as_double(scale_bits));
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(row_offsets, call);
+  const unsigned row_of_lane = 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2;
+  DifferentiateOctets<T, kSteps, kValueSteps, kVector>(
+      call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
+      wrt_bias, [&](Size batch, unsigned tile, Size head, bool first, const auto& sums) {
+        const Size part = own.part + tile + row_of_lane;
+        const Size row = Size(own.block_row) * kLength + part;
+        const bool stored = row < call.m && first;
+        const Size at = (batch * call.m + row) * call.heads + head;
+        StoreTransposed<kVector, kWarps, 32 * kWarps * kNear>(dq + at * depth, stored, depth, scale,
+                                                              sums);
+      });
+}
+
+// The same on a work list (row_pieces.cuh): partial sums of dq, scaled, are [batch, places,
+// kLength, heads, depth].
+template <class T, int kLength, int kRows, int kHeads, int kSteps, int kValueSteps, int kWarps,
+          int kNear, bool kVector, bool kFull>
+__global__ void __launch_bounds__(32 * kWarps * kNear, 1) AttentionOctetRowsBackwardPiecesKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ list, const Index* __restrict__ column_indices, T* __restrict__ dq,
+    float* __restrict__ dbias, float* __restrict__ partial, long long m, long long keys,
+    long long heads, long long key_heads, long long depth, long long value_depth, long long vectors,
+    long long batches, long long scale_bits, long long flags, long long wrt_bias, long long pieces,
+    long long elements, long long places, long long sharing) {
+  MoveToStructure(sharing, 4 * elements - 1, list, vectors, column_indices);
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const float scale = float(__longlong_as_double(scale_bits));
+  const BlockVectors<kLength, kRows, kHeads, kWarps, kNear> own(list, Size(pieces), call);
+  const unsigned row_of_lane = 2 * (threadIdx.x % 4) + threadIdx.x / 4 % 2;
+  DifferentiateOctets<T, kSteps, kValueSteps, kVector>(
+      call, own, dout, delta, q, k, v, bias, lengths, lse, column_indices, dbias, batches, scale,
+      wrt_bias, [&](Size batch, unsigned tile, Size head, bool first, const auto& sums) {
+        const Size part = own.part + tile + row_of_lane;
+        const Size row = Size(own.block_row) * kLength + part;
+        const bool stored = row < call.m && first;
+        const Size place = (batch * places + unsigned(own.place)) * kLength + part;
+        T* to = own.place < 0 ? dq + ((batch * call.m + row) * call.heads + head) * depth : nullptr;
+        StorePiece<kVector, kWarps, 32 * kWarps * kNear>(
+            to, partial + (place * call.heads + head) * depth, stored, depth, scale, sums);
+      });
 }
 
 }  // namespace sgap

@@ -27,18 +27,47 @@ struct KeyLists {
   // the first such vector.
   unsigned stored[kTiles][2], at[kTiles][2];
 
-  // Starts at key `first`, up to `end`, in range `share` of kShare nearly equal ranges of block
-  // rows.
-  template <int kShare>
-  __device__ void Begin(const Index* column_offsets, const Index* row_indices, Size first, Size end,
-                        unsigned share) {
-    unsigned low = ~0u, high = 0;
+  // Starts at key `first`, up to `end`.
+  __device__ void Begin(const Index* column_offsets, Size first, Size end) {
     stop = ~0u;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const Size key = first + 8 * i + threadIdx.x % 32 / 4;
       next[i] = key < end ? column_offsets[key] : 0;
       last[i] = key < end ? column_offsets[key + 1] : 0;
+    }
+  }
+  // Keeps the block rows of a piece: from that of vector `from` of the key with most vectors, of
+  // all `keys` keys, up to that of its vector `to`. Pieces that follow each other have all block
+  // rows. All lanes of the warp must call.
+  __device__ void Cut(const Index* column_offsets, const Index* row_indices, Size first, Size keys,
+                      unsigned from, unsigned to) {
+    unsigned length = 0, start = 0;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const Size key = first + 8 * i + threadIdx.x % 32 / 4;
+      if (key >= keys) continue;
+      const unsigned begin = column_offsets[key], own = column_offsets[key + 1] - begin;
+      if (own > length) start = begin;
+      length = own > length ? own : length;
+    }
+    const unsigned most = __reduce_max_sync(~0u, length);
+    start = __shfl_sync(~0u, start, __ffs(__ballot_sync(~0u, length == most)) - 1);
+    const Index far = 0x7fffffff;
+    const Index low = from == 0 ? 0 : from < most ? row_indices[start + from] : far;
+    const Index high = to < most ? row_indices[start + to] : far;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      next[i] = FirstFrom(row_indices, next[i], last[i], low);
+      last[i] = FirstFrom(row_indices, next[i], last[i], high);
+    }
+  }
+  // Keeps range `share` of kShare nearly equal ranges of block rows.
+  template <int kShare>
+  __device__ void Share(const Index* row_indices, unsigned share) {
+    unsigned low = ~0u, high = 0;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
       if (kShare == 1 || next[i] >= last[i]) continue;
       const unsigned from = row_indices[next[i]], to = row_indices[last[i] - 1] + 1;
       low = from < low ? from : low;
@@ -221,38 +250,30 @@ struct OctetKeys {
   }
 };
 
-template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
-          bool kVector, bool kFull>
-__global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
-    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
-    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
-    const Index* __restrict__ lengths, const float* __restrict__ lse,
-    const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
-    const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
-    long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
-    long long vectors, long long batches, long long scale_bits, long long flags,
-    long long sharing) {
-  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
+// dk and dv of the keys from `first` on, of which a set of kShare warps has 8 * kTiles. cut(lists)
+// may leave block rows out. For each tile all threads call write(batch, key of the lane, whether to
+// store, sums of dk before scaling, sums of dv).
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, bool kVector,
+          class Cut, class Write>
+__device__ __forceinline__ void DifferentiateKeys(
+    const AttentionCall& call, Size first, const T* __restrict__ dout,
+    const float* __restrict__ delta, const T* __restrict__ q, const T* __restrict__ k,
+    const T* __restrict__ v, const float* __restrict__ bias, const Index* __restrict__ lengths,
+    const float* __restrict__ lse, const Index* __restrict__ column_offsets,
+    const Index* __restrict__ row_indices, const Index* __restrict__ permutation, long long batches,
+    float scale, const Cut& cut, const Write& write) {
   constexpr int kRows = kLength < 16 ? kLength : 16;  // rows of a block row in a step of 16
-  if (kFull) {
-    depth = 32 * kSteps;
-    value_depth = 32 * kValueSteps;
-  }
-  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
-                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const Size warp = (Size(blockIdx.x) * kBlock + threadIdx.x) / 32;
-  const unsigned share = unsigned(warp % kShare);
-  const Size first = warp / kShare * 8 * kTiles, key_head = blockIdx.y;
+  const unsigned share = threadIdx.x / 32 % kShare;
+  const Size key_head = blockIdx.y, depth = call.depth, value_depth = call.value_depth;
   const unsigned heads_of_key = unsigned(call.heads / call.key_heads), rows_end = Indices(call.m);
   const unsigned blocks = (rows_end + kLength - 1) / kLength;
   const Size first_head = key_head * heads_of_key;
   const unsigned row_bytes = unsigned(call.heads * depth * sizeof(T));
   const unsigned value_bytes = unsigned(call.heads * value_depth * sizeof(T));
-  const float scale = float(__longlong_as_double(scale_bits));
   for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    Size end = call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : keys;
-    if (m == 0) end = 0;
+    Size end = call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : call.keys;
+    if (call.m == 0) end = 0;
     const T* queries = call.Rows(q, kManyQ, batch, call.m, call.heads, first_head, depth);
     const T* cotangents =
         call.Rows(dout, kManyOut, batch, call.m, call.heads, first_head, value_depth);
@@ -263,7 +284,9 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     own.Clear(call.Rows(k, kManyK, batch, call.keys, call.key_heads, key_head, depth),
               call.Rows(v, kManyV, batch, call.keys, call.key_heads, key_head, value_depth), call,
               first + g, end, t);
-    own.lists.template Begin<kShare>(column_offsets, row_indices, first, end, share);
+    own.lists.Begin(column_offsets, first, end);
+    cut(own.lists);
+    own.lists.template Share<kShare>(row_indices, share);
 #pragma unroll 1
     while (own.lists.Find(row_indices)) {
 #pragma unroll 1
@@ -297,8 +320,8 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
               const Index row = rows[r] < 0 ? 0 : rows[r];
-              of_lse[r] = TermsUnder(RowAt(all_lse + head, row, unsigned(heads) * 4)[0]);
-              of_delta[r] = RowAt(all_delta + head, row, unsigned(heads) * 4)[0];
+              of_lse[r] = TermsUnder(RowAt(all_lse + head, row, unsigned(call.heads) * 4)[0]);
+              of_delta[r] = RowAt(all_delta + head, row, unsigned(call.heads) * 4)[0];
             }
             own.Add(call, query, cotangent, rows, bit, of_lse, of_delta, scale,
                     call.Bias(bias, batch, first_head + head, kLength), permutation);
@@ -308,15 +331,92 @@ __global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const Size key = first + 2 * t + 8 * i + g % 2;
-      const Size at = (batch * call.keys + key) * call.key_heads + key_head;
-      const bool stored = key < call.keys && share == 0;
-      StoreTransposed<kVector, kShare, kBlock>(dk + at * depth, stored, depth, scale,
-                                               own.of_key[i]);
-      StoreTransposed<kVector, kShare, kBlock>(dv + at * value_depth, stored, value_depth, 1,
-                                               own.of_value[i]);
+      const unsigned of_lane = 2 * t + 8 * i + g % 2;
+      write(batch, of_lane, first + of_lane < call.keys && share == 0, own.of_key[i],
+            own.of_value[i]);
     }
   }
+}
+
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
+          bool kVector, bool kFull>
+__global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ column_offsets, const Index* __restrict__ row_indices,
+    const Index* __restrict__ permutation, T* __restrict__ dk, T* __restrict__ dv, long long m,
+    long long keys, long long heads, long long key_heads, long long depth, long long value_depth,
+    long long vectors, long long batches, long long scale_bits, long long flags,
+    long long sharing) {
+  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const Size set = (Size(blockIdx.x) * kBlock + threadIdx.x) / (32 * kShare);
+  const float scale = float(__longlong_as_double(scale_bits));
+  const Size first = set * 8 * kTiles;
+  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
+      call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
+      permutation, batches, scale, [](auto&) {},
+      [&](Size batch, unsigned key, bool stored, const auto& of_key, const auto& of_value) {
+        const Size at = (batch * call.keys + first + key) * call.key_heads + blockIdx.y;
+        StoreTransposed<kVector, kShare, kBlock>(dk + at * depth, stored, depth, scale, of_key);
+        StoreTransposed<kVector, kShare, kBlock>(dv + at * value_depth, stored, value_depth, 1,
+                                                 of_value);
+      });
+}
+
+// The same on a work list (row_pieces.cuh) whose rows are sets of 8 * kTiles keys, with as many
+// entries as the key that has most vectors. Partial sums, those of dk scaled: [batch, places,
+// 8 * kTiles, key_heads, depth] and [..., value_depth].
+template <class T, int kLength, int kTiles, int kSteps, int kValueSteps, int kShare, int kBlock,
+          bool kVector, bool kFull>
+__global__ void __launch_bounds__(kBlock, 1) AttentionOctetKeysBackwardPiecesKernel(
+    const T* __restrict__ dout, const float* __restrict__ delta, const T* __restrict__ q,
+    const T* __restrict__ k, const T* __restrict__ v, const float* __restrict__ bias,
+    const Index* __restrict__ lengths, const float* __restrict__ lse,
+    const Index* __restrict__ list, const Index* __restrict__ column_offsets,
+    const Index* __restrict__ row_indices, const Index* __restrict__ permutation,
+    T* __restrict__ dk, T* __restrict__ dv, float* __restrict__ partial_dk,
+    float* __restrict__ partial_dv, long long m, long long keys, long long heads,
+    long long key_heads, long long depth, long long value_depth, long long vectors,
+    long long batches, long long scale_bits, long long flags, long long pieces, long long elements,
+    long long places, long long sharing) {
+  MoveToStructure(sharing, keys, column_offsets, vectors, row_indices, permutation);
+  MoveToStructure(sharing, 4 * elements - 1, list);
+  if (kFull) {
+    depth = 32 * kSteps;
+    value_depth = 32 * kValueSteps;
+  }
+  const AttentionCall call{Size(m),     Size(keys),        Size(heads),   Size(key_heads),
+                           Size(depth), Size(value_depth), Size(vectors), unsigned(flags)};
+  const Size set = (Size(blockIdx.x) * kBlock + threadIdx.x) / (32 * kShare);
+  const float scale = float(__longlong_as_double(scale_bits));
+  const RowPiece own = PieceAt(list, set, set < pieces);
+  const Size first = Size(unsigned(own.row)) * 8 * kTiles;
+  DifferentiateKeys<T, kLength, kTiles, kSteps, kValueSteps, kShare, kVector>(
+      call, first, dout, delta, q, k, v, bias, lengths, lse, column_offsets, row_indices,
+      permutation, batches, scale,
+      [&](auto& lists) {
+        if (own.place < 0) return;
+        lists.Cut(column_offsets, row_indices, first, call.keys, own.first, own.last);
+      },
+      [&](Size batch, unsigned key, bool stored, const auto& of_key, const auto& of_value) {
+        const bool all = own.place < 0;
+        const Size at = (batch * call.keys + first + key) * call.key_heads + blockIdx.y;
+        const Size place = (batch * places + unsigned(own.place)) * (8 * kTiles) + key;
+        const Size partial = place * call.key_heads + blockIdx.y;
+        StorePiece<kVector, kShare, kBlock>(all ? dk + at * depth : nullptr,
+                                            partial_dk + partial * depth, stored, depth, scale,
+                                            of_key);
+        StorePiece<kVector, kShare, kBlock>(all ? dv + at * value_depth : nullptr,
+                                            partial_dv + partial * value_depth, stored, value_depth,
+                                            1, of_value);
+      });
 }
 
 }  // namespace sgap

@@ -166,4 +166,13 @@ struct Rounded {
   }
 };
 
+// The store policy that keeps the sums in float32, for another launch that adds to them.
+template <bool kVector>
+struct Whole {
+  template <int kCount>
+  __device__ static void Put(float* row, unsigned left, const float (&sums)[kCount]) {
+    Store<kVector>(row, left, sums);
+  }
+};
+
 }  // namespace sgap

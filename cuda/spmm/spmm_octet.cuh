@@ -5,7 +5,9 @@
 // kPanels  tile_n in panels of 64 columns (32 of float): 8 lanes load 16 bytes each of a row
 // kQuads   tile_k in quads of 16 vectors; a lane loads the rows of four of them
 // kStages  steps of tile_k vectors whose gathered rows are in registers or in flight
-// kWarps   warps of a block, which is one block row by one tile_n: each takes every kWarps-th step
+// kWarps   warps that share a block row by one tile_n: each takes every kWarps-th step
+// kNear    neighbouring block rows of a block, a warp each (1 where kWarps share a block row): the
+//          rows of B that several of them gather are then in the L1
 // kBlocks  blocks that must fit on a multiprocessor: without this bound ptxas spills to fit more
 // kVector  n is a multiple of the columns in 16 bytes
 // kOrdered block rows are taken in the order of `order`; else `order` is not read
@@ -24,12 +26,13 @@
 // A lane ends with 16 bytes of V / 4 rows of C (one, in lanes t < V, where V < 8 leaves columns
 // idle).
 //
-// Grid: x over block rows, y over tiles of columns, z over the batch. A vector that does not exist
-// is a zero times a zero: nothing is loaded for it. Accumulates in float32, in an order that the
-// schedule and the structure fix: deterministic.
+// Grid: x over block rows (or pieces of these), kNear a block, y over tiles of columns, z over the
+// batch. A vector that does not exist is a zero times a zero: nothing is loaded for it. Accumulates
+// in float32, in an order that the schedule and the structure fix: deterministic.
 #pragma once
 
 #include "mma.cuh"
+#include "row_pieces.cuh"
 
 namespace sgap {
 
@@ -258,24 +261,27 @@ __device__ inline void AddWarps(unsigned warp, unsigned lane, float (&sums)[kSum
   }
 }
 
-template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, int kBlocks,
-          bool kVector, bool kOrdered>
-__global__ void __launch_bounds__(32 * kWarps, BlocksAtOnce(kBlocks))
-    SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
-                    const Index* __restrict__ column_indices, const Index* __restrict__ order,
-                    const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
-                    long long values_stride, long long b_stride, long long batches,
-                    long long capacity, long long sharing) {
-  const Size rows = (m + kLength - 1) / kLength;
-  MoveToStructure(sharing, rows, row_offsets);
-  if (kOrdered) order += StructureOfBlock(sharing) * rows;
+// The operands and sizes of a call.
+template <class T>
+struct OctetCall {
+  const T* values;
+  const Index* column_indices;  // of the first structure
+  const T* b;
+  Size n, values_stride, b_stride, batches, capacity;
+  long long sharing;
+};
+
+// Multiplies the vectors `first` to last - 1, a block row or a piece of one, by rows of B; the
+// first of the kWarps warps that share them calls write(batch, column, left, sums) for each member
+// of the batch.
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, bool kVector,
+          class Write>
+__device__ __forceinline__ void MultiplyOctets(const OctetCall<T>& call, unsigned first,
+                                               unsigned last, const Write& write) {
   using O = Octet<T, kLength, kPanels>;
-  if (m == 0) return;
-  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Size block_row = kOrdered ? Size(unsigned(order[blockIdx.x])) : blockIdx.x;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarps;
   const Size column = Size(blockIdx.y) * (kPanels * O::kPanel) + lane / 4 * O::kChunk;
-  const unsigned left = column < n ? unsigned(n - column) : 0;
-  const unsigned first = row_offsets[block_row], last = row_offsets[block_row + 1];
+  const unsigned left = column < call.n ? unsigned(call.n - column) : 0;
   constexpr unsigned kStep = kQuads * O::kQuad;
   const unsigned start = first + warp * kStep;
   const unsigned count = start < last ? last - start : 0;  // of the warp's steps and between them
@@ -283,13 +289,14 @@ __global__ void __launch_bounds__(32 * kWarps, BlocksAtOnce(kBlocks))
   // Steps that have all their vectors, in a block that has all its columns. Only for at most two
   // quads: with more the compiler would issue all loads at once, and spill.
   constexpr bool kFew = kVector && kStages * kQuads <= 2;
-  const bool wide = kFew && Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n;
+  const bool wide = kFew && Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= call.n;
   const int whole = wide ? (count + (kWarps - 1) * kStep) / (kWarps * kStep) : 0;
 
-  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+  for (Size batch = blockIdx.z; batch < call.batches; batch += gridDim.z) {
     OctetLane<T, kLength, kPanels, kQuads, kStages, kWarps, kVector> operands(
-        column_indices + StructureHere(sharing) * capacity, values + batch * values_stride,
-        b + batch * b_stride + column, start, int(count), unsigned(n), left, lane);
+        call.column_indices + StructureHere(call.sharing) * call.capacity,
+        call.values + batch * call.values_stride, call.b + batch * call.b_stride + column, start,
+        int(count), unsigned(call.n), left, lane);
     Quad<T, kLength, kPanels> held[kStages][kQuads];
     float sums[O::kSums][4] = {};
 #pragma unroll
@@ -311,11 +318,73 @@ __global__ void __launch_bounds__(32 * kWarps, BlocksAtOnce(kBlocks))
       }
     }
     AddWarps<kWarps>(warp, lane, sums);
-    if (warp > 0) continue;
-    StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + batch * m * n + column,
-                                                     block_row * kLength, Size(m), unsigned(n),
-                                                     left, lane % 4, sums);
+    if (warp == 0) write(batch, column, left, sums);
   }
+}
+
+// Which of the block rows (or pieces) of the grid a warp has.
+template <int kWarps, int kNear>
+__device__ inline Size OctetWork() {
+  static_assert(kWarps == 1 || kNear == 1, "warps that share a block row have a block");
+  return kNear == 1 ? Size(blockIdx.x) : Size(blockIdx.x) * kNear + threadIdx.x / 32;
+}
+
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, int kNear,
+          int kBlocks, bool kVector, bool kOrdered>
+__global__ void __launch_bounds__(32 * kWarps * kNear, BlocksAtOnce(kBlocks))
+    SpmmOctetKernel(const T* __restrict__ values, const Index* __restrict__ row_offsets,
+                    const Index* __restrict__ column_indices, const Index* __restrict__ order,
+                    const T* __restrict__ b, T* __restrict__ c, long long m, long long n,
+                    long long values_stride, long long b_stride, long long batches,
+                    long long capacity, long long sharing) {
+  const Size rows = (m + kLength - 1) / kLength, work = OctetWork<kWarps, kNear>();
+  MoveToStructure(sharing, rows, row_offsets);
+  if (kOrdered) order += StructureOfBlock(sharing) * rows;
+  if (work >= rows) return;  // the same in all warps that share a block row
+  const Size block_row = kOrdered ? Size(unsigned(order[work])) : work;
+  const OctetCall<T> call{values,        column_indices,      b,
+                          Size(n),       Size(values_stride), Size(b_stride),
+                          Size(batches), Size(capacity),      sharing};
+  MultiplyOctets<T, kLength, kPanels, kQuads, kStages, kWarps, kVector>(
+      call, row_offsets[block_row], row_offsets[block_row + 1],
+      [&](Size batch, Size column, unsigned left, auto& sums) {
+        StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + batch * m * n + column,
+                                                         block_row * kLength, Size(m), unsigned(n),
+                                                         left, threadIdx.x % 4, sums);
+      });
+}
+
+// The same on a work list (row_pieces.cuh) of block rows. Sums of pieces that are all of their
+// block row go to c, others to partial [batch, places, kLength, n], which SumPiecesKernel adds up.
+template <class T, int kLength, int kPanels, int kQuads, int kStages, int kWarps, int kNear,
+          int kBlocks, bool kVector>
+__global__ void __launch_bounds__(32 * kWarps * kNear, BlocksAtOnce(kBlocks))
+    SpmmOctetPiecesKernel(const T* __restrict__ values, const Index* __restrict__ list,
+                          const Index* __restrict__ column_indices, const T* __restrict__ b,
+                          T* __restrict__ c, float* __restrict__ partial, long long m, long long n,
+                          long long values_stride, long long b_stride, long long batches,
+                          long long capacity, long long pieces, long long elements,
+                          long long places, long long sharing) {
+  const Size work = OctetWork<kWarps, kNear>();
+  MoveToStructure(sharing, 4 * elements - 1, list);
+  const RowPiece own = PieceAt(list, work, work < pieces);
+  const Size first_row = Size(unsigned(own.row)) * kLength;
+  if (first_row >= m) return;  // the same in all warps that share a piece
+  const OctetCall<T> call{values,        column_indices,      b,
+                          Size(n),       Size(values_stride), Size(b_stride),
+                          Size(batches), Size(capacity),      sharing};
+  MultiplyOctets<T, kLength, kPanels, kQuads, kStages, kWarps, kVector>(
+      call, own.first, own.last, [&](Size batch, Size column, unsigned left, auto& sums) {
+        const unsigned t = threadIdx.x % 4;
+        if (own.place < 0) {
+          StoreRows<T, kLength, kPanels, Rounded<kVector>>(c + batch * m * n + column, first_row,
+                                                           Size(m), unsigned(n), left, t, sums);
+        } else {
+          const Size place = batch * places + unsigned(own.place);
+          StoreRows<T, kLength, kPanels, Whole<kVector>>(partial + place * kLength * n + column, 0,
+                                                         kLength, unsigned(n), left, t, sums);
+        }
+      });
 }
 
 }  // namespace sgap

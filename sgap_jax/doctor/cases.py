@@ -268,6 +268,7 @@ def cases() -> Iterator[Case]:
     yield _sddmm(SubwarpTile(4, subwarp=8), "float32", 32, CVS(4))
     for dtype in ("float16", "bfloat16"):
         yield _spmm(OctetTile(8, stages=2), dtype, 64, CVS(8))
+        yield _spmm(OctetTile(8, stages=2, chunk=4), dtype, 64, CVS(8))
         yield _sddmm(OctetTile(8, tile_n=16, tile_k=64), dtype, 64, CVS(8))
         yield _attention(AttentionTile(8, octet=True), dtype, CVS(8))
     yield _attention(AttentionTile(8), "float32", CSR)

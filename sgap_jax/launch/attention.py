@@ -24,21 +24,20 @@ def rows_work(problem: Problem, schedule: AttentionTile) -> WorkList | None:
     return _work(problem, schedule, -(-problem.shape[0] // length))
 
 
-def rows_gradient_work(
-    problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
-) -> WorkList | None:
-    """As `rows_work`, of the launch by rows of gradients; None for those in octets."""
-    octet = schedule.octet_backward(problem.n, shapes.value_depth)
-    return None if octet else rows_work(problem, schedule)
-
-
 def keys_work(
     problem: Problem, schedule: AttentionTile, shapes: AttentionShapes
 ) -> WorkList | None:
-    """As `rows_gradient_work`, of the transposed structure; `keys_merge_plans` take the further
-    results."""
+    """As `rows_work`, of the transposed structure, whose rows are keys, or `keys_of_piece` keys
+    with as many entries as the one that has most. `keys_merge_plans` take the further results."""
+    group = keys_of_piece(problem, schedule, shapes)
+    return _work(problem, schedule, -(-problem.shape[1] // group))
+
+
+def keys_of_piece(problem: Problem, schedule: AttentionTile, shapes: AttentionShapes) -> int:
+    """The keys of a row of the list: 1 on CUDA cores. In octets those of a warp, whose launch has
+    the list before the column offsets."""
     octet = schedule.octet_backward(problem.n, shapes.value_depth)
-    return None if octet else _work(problem, schedule, problem.shape[1])
+    return octets.keys_of_warp(problem, shapes) if octet else 1
 
 
 def _work(problem: Problem, schedule: AttentionTile, rows: int) -> WorkList | None:
@@ -131,15 +130,17 @@ def rows_backward_plan(
     operand, wide = types(problem)
     reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int")
     pointers = [*(f"const {x}" for x in reads), operand, wide]
+    work = rows_work(problem, schedule)
+    if work is not None:
+        pointers.append(wide)
     if schedule.octet_backward(problem.n, shapes.value_depth):
-        return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers)
-    work = rows_gradient_work(problem, schedule, shapes)
+        return octets.rows_backward_plan(problem, schedule, shapes, scale, wrt_bias, pointers, work)
     constants, groups = _by_rows(problem, schedule, shapes, work, held=2)
     return _call(
         "attention_backward.cuh" if work is None else "attention_pieces.cuh",
         "AttentionRowsBackwardKernel" if work is None else "AttentionRowsBackwardPiecesKernel",
         constants,
-        pointers if work is None else [*pointers, wide],
+        pointers,
         groups,
         shapes.heads,
         (
@@ -157,7 +158,7 @@ def rows_merge_plan(
 ) -> KernelCall:
     """The launch that adds partial [B, places, V, heads, d], the further result of the launch by
     rows, into dq (`sum_plan`), for a tile with `rows_work`."""
-    work = rows_gradient_work(problem, schedule, shapes)
+    work = rows_work(problem, schedule)
     assert work is not None
     width, length = shapes.heads * problem.n, problem.vector_length or 1
     size = problem.shape[0] * width
@@ -176,20 +177,24 @@ def keys_backward_plan(
     operand, wide = types(problem)
     reads = (operand, wide, operand, operand, operand, wide, "int", wide, "int", "int", "int")
     pointers = [*(f"const {x}" for x in reads), operand, operand]
+    work = keys_work(problem, schedule, shapes)
+    if work is not None:
+        pointers += [wide, wide]
     if schedule.octet_backward(problem.n, shapes.value_depth):
-        return octets.keys_backward_plan(problem, schedule, shapes, scale, pointers)
+        if work is not None:
+            pointers.insert(len(reads), "const int")
+        return octets.keys_backward_plan(problem, schedule, shapes, scale, pointers, work)
     length, steps, value_steps = _steps(problem, schedule, shapes)
     registers = 2 * (steps + value_steps) * _COLUMNS * (2 if operand == "double" else 1)
     at_once = 4 if registers <= 16 else 2 if registers <= 32 else 1
     constants = [operand, length, at_once, schedule.lanes, steps, value_steps, _COLUMNS]
     constants += [schedule.share, BLOCK, _aligned(problem, shapes)]
-    work = keys_work(problem, schedule, shapes)
     columns = problem.shape[1] if work is None else work.pieces
     return _call(
         "attention_backward.cuh" if work is None else "attention_pieces.cuh",
         "AttentionKeysBackwardKernel" if work is None else "AttentionKeysBackwardPiecesKernel",
         constants,
-        pointers if work is None else [*pointers, wide, wide],
+        pointers,
         columns * schedule.share * schedule.lanes,
         shapes.key_heads,
         scalars(problem, shapes, scale) + (() if work is None else work.scalars),
@@ -204,10 +209,10 @@ def keys_merge_plans(
     dv] into dv (`sum_plan`), for a tile with `keys_work`."""
     work = keys_work(problem, schedule, shapes)
     assert work is not None
-    plans = []
+    plans, group = [], keys_of_piece(problem, schedule, shapes)
     for depth in (problem.n, shapes.value_depth):
-        width = shapes.key_heads * depth
-        size = problem.shape[1] * width
+        width = group * shapes.key_heads * depth
+        size = problem.shape[1] * shapes.key_heads * depth
         plans.append(sum_plan(work, problem.dtype, width, size, shapes.batch, _COLUMNS))
     return plans[0], plans[1]
 

@@ -7,12 +7,14 @@ from sgap_jax.launch.attention_shapes import AttentionShapes, checked, scalars, 
 from sgap_jax.launch.kernel_call import TENSOR_CORES, KernelCall
 from sgap_jax.launch.row_pieces import WorkList
 from sgap_jax.schedules.attention import AttentionTile
+from sgap_jax.schedules.point import WARPS_UNDER_WAY
 from sgap_jax.schedules.problem import Problem
 
 _WARP = 32
 _HALF = 128  # registers of a lane: half of the most that it can have
 _BLOCK_WARPS = 4  # warps of a block of the kernel by keys, unless more share keys
 _MOST_WARPS = 8  # warps of a block whose lanes have the most registers
+_NEAR = 8  # warps of a block by rows, of neighbouring block rows
 
 
 def forward_plan(
@@ -37,7 +39,7 @@ def forward_plan(
         pointers,
         scalars(problem, shapes, scale) + (() if work is None else work.scalars),
         full=(32 * steps, 64 * panels),
-        block_rows=None if work is None else work.pieces,
+        work=work,
     )
 
 
@@ -48,6 +50,7 @@ def rows_backward_plan(
     scale: float,
     wrt_bias: bool,
     pointers: list[str],
+    work: WorkList | None,
 ) -> KernelCall:
     """As `rows_backward_plan` in launch/attention.py."""
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
@@ -56,13 +59,20 @@ def rows_backward_plan(
     tiles = _tiles(problem, schedule, shapes, own, gathered, _most(problem, shapes))
     return _by_rows(
         "attention_octet_backward.cuh",
-        "AttentionOctetRowsBackwardKernel",
+        "AttentionOctetRowsBackwardKernel"
+        if work is None
+        else "AttentionOctetRowsBackwardPiecesKernel",
         problem,
         shapes,
         (*tiles, steps, value_steps, min(schedule.share, _MOST_WARPS)),
         pointers,
-        (*scalars(problem, shapes, scale), int(wrt_bias)),
+        (
+            *scalars(problem, shapes, scale),
+            int(wrt_bias),
+            *(() if work is None else work.scalars),
+        ),
         full=(32 * steps, 32 * value_steps),
+        work=work,
         zero=(1,) if wrt_bias else (),
     )
 
@@ -73,31 +83,41 @@ def keys_backward_plan(
     shapes: AttentionShapes,
     scale: float,
     pointers: list[str],
+    work: WorkList | None,
 ) -> KernelCall:
     """As `keys_backward_plan` in launch/attention.py."""
     length = checked(problem, schedule, shapes)
     steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
-    # Registers for two tiles of keys, values and their sums; for the gathered queries and
-    # cotangents; and for the lists of the keys' entries.
-    registers = (2 * 12 + 8) * (steps + value_steps) + 32
-    tiles = 2 if registers <= _most(problem, shapes) else 1
+    tiles = keys_of_warp(problem, shapes) // 8
     share = min(schedule.share, _MOST_WARPS)
     warps = max(share, _BLOCK_WARPS)
+    sets = -(-problem.shape[1] // (8 * tiles)) if work is None else work.pieces
     operand, _ = types(problem)
     constants: list = [operand, length, tiles, steps, value_steps, share, _WARP * warps]
     constants += [_aligned(problem, shapes)]
     constants += [_widths(problem, shapes) == (32 * steps, 32 * value_steps)]
     return KernelCall.of(
         "attention_octet_keys.cuh",
-        "AttentionOctetKeysBackwardKernel",
+        "AttentionOctetKeysBackwardKernel"
+        if work is None
+        else "AttentionOctetKeysBackwardPiecesKernel",
         constants,
         pointers,
-        scalars(problem, shapes, scale),
-        blocks=(-(-problem.shape[1] // (8 * tiles * warps // share)), shapes.key_heads),
+        scalars(problem, shapes, scale) + (() if work is None else work.scalars),
+        blocks=(-(-sets // (warps // share)), shapes.key_heads),
         threads=_WARP * warps,
         batch=shapes.batch,
         requires=TENSOR_CORES,
     )
+
+
+def keys_of_warp(problem: Problem, shapes: AttentionShapes) -> int:
+    """How many neighbouring keys a warp of the kernel by keys has, 8 or 16."""
+    steps, value_steps = _pieces(problem.n, 32), _pieces(shapes.value_depth, 32)
+    # Registers for two tiles of keys, values and their sums; for the gathered queries and
+    # cotangents; and for the lists of the keys' entries.
+    registers = (2 * 12 + 8) * (steps + value_steps) + 32
+    return 16 if registers <= _most(problem, shapes) else 8
 
 
 def _tiles(
@@ -128,27 +148,32 @@ def _by_rows(
     pointers: list[str],
     numbers: tuple[int, ...],
     full: tuple[int, int],
+    work: WorkList | None,
     zero: tuple[int, ...] = (),
-    block_rows: int | None = None,
 ) -> KernelCall:
-    """A launch of a kernel whose warps take rows, of all block rows or of `block_rows` pieces.
+    """A launch of a kernel whose warps take rows, of all block rows or of the pieces of a list.
 
-    `constants`: V, rows, heads, steps of q and of v, and last the warps of a block. `full`: the
-    features of q and of v that fill all steps.
+    `constants`: V, rows, heads, steps of q and of v, and last the warps that share rows. `full`:
+    the features of q and of v that fill all steps. Where there are enough to fill a GPU, warps of
+    neighbouring block rows, which gather the same keys in a band, share a block.
     """
     length, rows, heads, *_, warps = constants
-    block_rows = -(-problem.shape[0] // length) if block_rows is None else block_rows
+    block_rows = -(-problem.shape[0] // length) if work is None else work.pieces
+    of_key = max(shapes.heads // max(shapes.key_heads, 1) // heads, 1)
+    sets = block_rows * (length // rows) * of_key
+    full_gpu = sets * shapes.key_heads * shapes.batch * warps >= 2 * WARPS_UNDER_WAY
+    near = _NEAR if full_gpu and warps == 1 else 1
     operand, _ = types(problem)
     widths = _aligned(problem, shapes), _widths(problem, shapes) == full
-    all_constants: list = [operand, *constants, *widths]
+    all_constants: list = [operand, *constants, near, *widths]
     return KernelCall.of(
         header,
         kernel,
         all_constants,
         pointers,
         numbers,
-        blocks=(block_rows * (length // rows), shapes.heads // heads),
-        threads=_WARP * warps,
+        blocks=(-(-sets // near), shapes.key_heads),
+        threads=_WARP * warps * near,
         batch=shapes.batch,
         requires=TENSOR_CORES,
         zero=zero,

@@ -16,7 +16,13 @@ from sgap_jax.schedules.point import algorithm, for_kernels
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule
 from sgap_jax.schedules.subwarp import BYTES, SubwarpTile
-from sgap_jax.schedules.tiles import QUAD, OctetTile, blocks_of_multiprocessor, spmm_grid
+from sgap_jax.schedules.tiles import (
+    QUAD,
+    OctetTile,
+    blocks_of_multiprocessor,
+    neighbours,
+    spmm_grid,
+)
 
 
 def launch_plan(
@@ -47,21 +53,24 @@ def output_dtype(schedule: AtomicParallelism, dtype: str) -> str:
 
 
 def work_of(problem: Problem, schedule: Schedule) -> WorkList | None:
-    """The sizes of the work list, for a schedule that cuts long rows; None for one that does not,
-    or if no row can be longer than its chunk. With a list the launch has it in the place of the row
-    offsets, and a second result, partial [batch, places, n] in the accumulator's dtype, which
-    `merge_plan` adds up."""
-    if not isinstance(schedule, AtomicParallelism) or schedule.chunk is None:
+    """The sizes of the work list, for a schedule that cuts long rows (or block rows); None for one
+    that does not, or if no row can be longer than its chunk. With a list the launch has it in the
+    place of the row offsets, and a second result, partial [batch, places, V, n] in the
+    accumulator's dtype, which `merge_plan` adds up."""
+    if not isinstance(schedule, AtomicParallelism | OctetTile) or schedule.chunk is None:
         return None
-    work = WorkList(problem.shape[0], problem.nnz, schedule.chunk)
+    length = problem.vector_length or 1
+    work = WorkList(-(-problem.shape[0] // length), problem.nnz // length, schedule.chunk)
     return work if work.merged else None
 
 
-def merge_plan(problem: Problem, schedule: AtomicParallelism) -> KernelCall:
+def merge_plan(problem: Problem, schedule: Schedule) -> KernelCall:
     """The launch that adds the partial sums of rows of several pieces into C (`sum_plan`)."""
     work, n, m = work_of(problem, schedule), problem.n, problem.shape[0]
     assert work is not None
-    return sum_plan(work, problem.dtype, n, m * n, problem.batch, int(schedule.col))
+    columns = int(schedule.col) if isinstance(schedule, AtomicParallelism) else 4
+    width = (problem.vector_length or 1) * n
+    return sum_plan(work, problem.dtype, width, m * n, problem.batch, columns)
 
 
 def _point_plan(
@@ -148,7 +157,8 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
 
     Inputs: values [Bv, vectors, V], row_offsets [ceil(m / V) + 1], column_indices [vectors], order
     [ceil(m / V)] of the block rows (of any size if the tile does not swizzle; then it is not read),
-    B [Bb, k, n]. Output: C [batch, m, n].
+    B [Bb, k, n]. Output: C [batch, m, n]. With a work list (`work_of`): values, the list,
+    column_indices, B; C and the partial sums.
 
     Args:
       problem: op "spmm" on "cuda" with format CVS(V); `nnz` counts values, V for each vector, and
@@ -156,14 +166,19 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
       tile: a tile with a kernel that `OctetTile.check` accepts.
       batches: (Bv, Bb), each 1 or the batch.
     """
-    (m, k), n, kernel = problem.shape, problem.n, "SpmmOctetKernel"
+    (m, k), n = problem.shape, problem.n
+    work, near = work_of(problem, tile), neighbours(tile, problem)
     operand, chunk = TYPES[problem.dtype], 4 if problem.dtype == "float32" else 8
     panels, quads = tile.tile_n // (8 * chunk), tile.tile_k // QUAD
     constants: list = [operand, tile.vector_length, panels, quads, tile.stages, tile.row_warps]
-    constants += [blocks_of_multiprocessor(tile, problem.dtype), n % chunk == 0, tile.swizzle]
+    constants += [near, blocks_of_multiprocessor(tile, problem), n % chunk == 0]
     index, reads = "const int", f"const {operand}"
     pointers = [reads, index, index, index, reads, operand]
-    scalars = (
+    if work is None:
+        constants.append(tile.swizzle)
+    else:
+        pointers = [reads, index, index, reads, operand, "float"]
+    scalars: tuple[int, ...] = (
         m,
         n,
         problem.nnz if batches[0] > 1 else 0,
@@ -173,12 +188,12 @@ def _octet_plan(problem: Problem, tile: OctetTile, batches: tuple[int, int]) -> 
     )
     return KernelCall.of(
         "spmm_octet.cuh",
-        kernel,
+        "SpmmOctetKernel" if work is None else "SpmmOctetPiecesKernel",
         constants,
         pointers,
-        scalars,
+        scalars + (() if work is None else work.scalars),
         blocks=spmm_grid(tile, problem),
-        threads=32 * tile.row_warps,
+        threads=32 * tile.row_warps * near,
         batch=problem.batch,
         requires=TENSOR_CORES,
     )

@@ -15,7 +15,7 @@ from sgap_jax.primitives._batch import structures_of_lowering
 from sgap_jax.primitives._define import jax_lowering
 
 
-def work_list(work: WorkList, offsets: Any) -> jax.Array:
+def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
     """int32 [whole + rows + merged, 4], each (row, first, last, place): the chunks that are full,
     in the order of the entries; what is left of each row, which is all of most rows; and for each
     row of several pieces the first and last place of its sums. The place of a piece that is all of
@@ -27,13 +27,20 @@ def work_list(work: WorkList, offsets: Any) -> jax.Array:
     Args:
       work: the sizes.
       offsets: [rows + 1], non-decreasing, from 0 to at most `work.capacity`.
+      group: the rows of the list are sets of so many rows of the offsets, the last may have fewer;
+        their entries are counted from 0 on, as many as the longest row of the set has.
     """
     offsets = unfolded(offsets)
     rows, chunk = positions(work.rows), work.chunk
     starts, lengths = offsets[:-1], jnp.diff(offsets)
+    if group > 1:
+        each = jnp.pad(lengths, (0, work.rows * group - lengths.shape[0]))
+        lengths = each.reshape(work.rows, group).max(axis=1)
+        starts = jnp.zeros_like(lengths)
     counts = lengths // chunk  # full chunks
     rest = starts + counts * chunk
-    left = offsets[1:] - rest
+    ends = starts + lengths
+    left = ends - rest
     before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
     parts = counts + (left > 0).astype(jnp.int32)
     several = parts > 1
@@ -46,7 +53,7 @@ def work_list(work: WorkList, offsets: Any) -> jax.Array:
     full = _elements(work, at < before[-1], row, first, first + chunk, place)
 
     own = (left > 0) | (counts == 0)  # an empty row has an empty piece
-    tails = _elements(work, own, rows, rest, offsets[1:], jnp.where(several, places + counts, -1))
+    tails = _elements(work, own, rows, rest, ends, jnp.where(several, places + counts, -1))
 
     merged = jnp.broadcast_to(_elements(work, False, 0, 0, 0, 0), (work.merged, FIELDS))
     target = jnp.where(several, jnp.cumsum(several, dtype=jnp.int32) - 1, work.merged)
@@ -61,16 +68,18 @@ def _elements(work: WorkList, exist: Any, *fields: Any) -> jax.Array:
     return jnp.stack([jnp.where(exist, x, none).astype(jnp.int32) for x, none in pairs], axis=-1)
 
 
-def lowered_work_list(ctx: Any, work: WorkList, offsets: Any, aval: Any) -> tuple[Any, Any]:
+def lowered_work_list(
+    ctx: Any, work: WorkList, offsets: Any, aval: Any, group: int = 1
+) -> tuple[Any, Any]:
     """The work list as a lowered value, and its aval; `offsets` is lowered already. For several
     structures the value has the lists of all, which follow each other, as `launch_lowering` wants
     them."""
     count = structures_of_lowering()
 
     def every(offsets: Any) -> Any:
-        each = offsets.reshape(count, work.rows + 1)
-        return jax.vmap(partial(work_list, work))(each).reshape(-1, FIELDS)
+        each = offsets.reshape(count, -1)
+        return jax.vmap(partial(work_list, work, group=group))(each).reshape(-1, FIELDS)
 
-    given = aval.update(shape=(count * (work.rows + 1),))
+    given = aval.update(shape=(count * aval.shape[0],))
     (value,) = jax_lowering(ctx, every, [offsets], [given])
     return value, aval.update(shape=(work.elements, FIELDS))

@@ -11,10 +11,10 @@ from sgap_jax.launch.attention import (
     forward_plan,
     keys_backward_plan,
     keys_merge_plans,
+    keys_of_piece,
     keys_work,
     merge_plan,
     rows_backward_plan,
-    rows_gradient_work,
     rows_merge_plan,
     rows_work,
 )
@@ -110,7 +110,7 @@ def backward(
     dq, dk, dv, dbias = ctx.avals_out
     of_dense = [*named.values()]
     call = rows_backward_plan(problem, tile, shapes, scale, wrt_bias)
-    work = rows_gradient_work(problem, tile, shapes)
+    work = rows_work(problem, tile)
     merges = [] if work is None else [rows_merge_plan(problem, tile, shapes)]
     arrays = (x.row_offsets, x.column_indices), (avals.row_offsets, avals.column_indices)
     sums = (vector_length or 1) * shapes.heads
@@ -124,8 +124,9 @@ def backward(
         (x.column_offsets, x.row_indices, x.permutation),
         (avals.column_offsets, avals.row_indices, avals.permutation),
     )
-    of_sums = [(shapes.key_heads, depth) for depth in (problem.n, shapes.value_depth)]
-    keys = _merged(ctx, call, (dense, of_dense), transposed, [dk, dv], work, plans, of_sums)
+    group = keys_of_piece(problem, by_keys, shapes)
+    of_sums = [(group * shapes.key_heads, depth) for depth in (problem.n, shapes.value_depth)]
+    keys = _merged(ctx, call, (dense, of_dense), transposed, [dk, dv], work, plans, of_sums, group)
     return [rows[0], *keys, rows[1]]
 
 
@@ -138,15 +139,19 @@ def _merged(
     work: WorkList | None,
     merges: Sequence[KernelCall],
     of_sums: Sequence[tuple[int, ...]],
+    group: int = 1,
 ) -> list:
     """The launch of a gradient, and with a work list those that add its partial sums, of the shapes
     [batch, places, *of_sums], to its first results. `dense` and `arrays` are operands and avals;
-    the first of the arrays are the offsets, in whose place the list is launched."""
+    the first of the arrays are the offsets, in whose place the list is launched; where rows of the
+    list are `group` > 1 rows of the structure, it is launched before the offsets."""
     (given, types), ((offsets, *rest), (of_offsets, *of_rest)) = dense, arrays
     if work is None:
         operands, avals = [*given, offsets, *rest], [*types, of_offsets, *of_rest]
         return list(launch_lowering(ctx, call, operands, avals, results))
-    made, of_made = lowered_work_list(ctx, work, offsets, of_offsets)
+    made, of_made = lowered_work_list(ctx, work, offsets, of_offsets, group)
+    if group > 1:
+        rest, of_rest = [offsets, *rest], [of_offsets, *of_rest]
     batch, wide = results[0].shape[0], results[0].update(dtype=accumulator(results[0].dtype))
     partial = [wide.update(shape=(batch, work.places, *shape)) for shape in of_sums]
     operands, avals = [*given, made, *rest], [*types, of_made, *of_rest]

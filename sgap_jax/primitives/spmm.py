@@ -354,17 +354,9 @@ def _cuda(
     if isinstance(found, AtomicParallelism) and vector_length is not None:
         return None  # AtomicParallelism has kernels for entries only
     batches = (avals[0].shape[0], avals[-1].shape[0])
+    if work_of(problem, found) is not None:
+        return _in_pieces(ctx, problem, found, operands, avals)
     call = launch_plan(problem, found, batches, structures_of_lowering())
-    if (work := work_of(problem, found)) is not None:
-        assert isinstance(found, AtomicParallelism)
-        (values, offsets, *rest), (of_values, of_offsets, *of_rest) = operands, avals
-        list_, of_list = lowered_work_list(ctx, work, offsets, of_offsets)
-        return _in_pieces(
-            ctx,
-            (call, merge_plan(problem, found)),
-            ((values, list_, *rest), (of_values, of_list, *of_rest)),
-            (problem.batch, work.places, problem.n),
-        )
     if not isinstance(found, AtomicParallelism):
         operands, avals = _operands_of(found, ctx, operands, avals)
         return launch_lowering(ctx, call, operands, avals)
@@ -421,18 +413,32 @@ def _transposed_blocks(
         none_aval,
         x_aval,
     )
+    if work_of(asked, found) is not None:
+        return _in_pieces(ctx, asked, found, operands, avals)
     call = launch_plan(asked, found, (batch, x_aval.shape[0]))
     operands, avals = _operands_of(found, ctx, operands, avals)
     return launch_lowering(ctx, call, operands, avals)
 
 
-def _in_pieces(ctx: Any, calls: tuple, given: tuple, partial_shape: tuple) -> Any:
+def _in_pieces(
+    ctx: Any, problem: Problem, schedule: Schedule, operands: tuple, avals: tuple
+) -> Any:
     """A product whose long rows are cut: the launch over pieces, and the one that adds their sums
-    to its result."""
-    (operands, avals), (out,) = given, ctx.avals_out
-    of_sums = out.update(shape=partial_shape, dtype=jnp.dtype(accumulator(out.dtype)))
-    C, sums = launch_lowering(ctx, calls[0], operands, avals, [out, of_sums])
-    return launch_lowering(ctx, calls[1], (sums, operands[1], C), (of_sums, avals[1], out), [out])
+    to its result. The operands are those of `kernel_operands`."""
+    work, (out,) = work_of(problem, schedule), ctx.avals_out
+    assert work is not None
+    batches = (avals[0].shape[0], avals[-1].shape[0])
+    call = launch_plan(problem, schedule, batches, structures_of_lowering())
+    (values, offsets, indices, permutation, x), (of_values, of_offsets, *of_rest) = operands, avals
+    made, of_made = lowered_work_list(ctx, work, offsets, of_offsets)
+    operands, avals = (values, made, indices, permutation, x), (of_values, of_made, *of_rest)
+    if isinstance(schedule, OctetTile):  # which has no permutation
+        operands, avals = (*operands[:3], x), (*avals[:3], avals[4])
+    shape = (problem.batch, work.places, (problem.vector_length or 1) * problem.n)
+    of_sums = out.update(shape=shape, dtype=jnp.dtype(accumulator(out.dtype)))
+    C, sums = launch_lowering(ctx, call, operands, avals, [out, of_sums])
+    merge = merge_plan(problem, schedule)
+    return launch_lowering(ctx, merge, (sums, made, C), (of_sums, of_made, out), [out])
 
 
 def _operands_of(tile: Schedule, ctx: Any, operands: tuple, avals: tuple) -> tuple[tuple, tuple]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sgap_jax.schedules.point import LANES_UNDER_WAY, chunk_of
+from sgap_jax.schedules.point import LANES_UNDER_WAY, WARPS_UNDER_WAY, check_chunk, chunk_of
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import Schedule, ScheduleError
 
@@ -42,8 +42,8 @@ class AttentionTile(Schedule):
         computed on CUDA cores, as without `octet`.
       chunk: cut rows of more than so many vectors (keys, for CSR) into pieces of so many, for
         groups of their own; a second launch merges the results of a row's pieces by their
-        log-sum-exp, in their order. So are gradients on CUDA cores; those in octets walk whole
-        rows. None walks each row whole.
+        log-sum-exp, in their order. Gradients are cut likewise; by keys in octets, where the
+        longest of the keys of a warp has more than so many vectors. None walks each row whole.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -71,11 +71,7 @@ class AttentionTile(Schedule):
                 f"AttentionTile: {self.share} groups of {self.lanes} lanes are more than the "
                 f"{BLOCK} threads of a block"
             )
-        if self.chunk is not None:
-            if type(self.chunk) is not int or not 1 <= self.chunk < 2**31:
-                raise ScheduleError(
-                    f"AttentionTile: chunk must be a positive int or None, got {self.chunk!r}"
-                )
+        check_chunk("AttentionTile", self.chunk)
 
     @property
     def deterministic(self) -> bool:
@@ -212,7 +208,7 @@ def default_tile(problem: Problem) -> AttentionTile | None:
     if problem.rows is not None and octet:
         # A warp has up to 32 rows, and registers for a quarter of those that run at once. What a
         # piece leaves is V rows, so it has twice as many vectors.
-        steps = problem.nnz // length * problem.batch / (LANES_UNDER_WAY // 32 // 4)
+        steps = problem.nnz // length * problem.batch / WARPS_UNDER_WAY
         chunk = chunk_of(steps / 2, 2 * share, problem.rows.longest)
     elif problem.rows is not None:
         sets = max(length // 8, 1)  # of rows of a vector, which groups have

@@ -25,7 +25,7 @@ def family(op: str, schedule: Schedule) -> str | None:
         case AtomicParallelism():
             kind = algorithm(schedule, op)
         case OctetTile():
-            kind = "octet"
+            kind = "octet" if schedule.chunk is None else "octet_pieces"
         case SubwarpTile():
             kind = "subwarp"
         case AttentionTile():

@@ -221,6 +221,7 @@ def pieces_of_rows(rows: int, capacity: int, chunk: int) -> int:
 
 
 LANES_UNDER_WAY = 1 << 18  # an H100 or H200 runs 132 multiprocessors with 2048 lanes each
+WARPS_UNDER_WAY = LANES_UNDER_WAY // 32 // 4  # of lanes with 128 registers
 _PIECES = (64, 256)  # the least and the most entries of each lane of a piece of a row
 
 
@@ -240,6 +241,12 @@ def chunk_of(steps: float, lanes: int, longest: int) -> int | None:
     least, most = _PIECES
     chunk = min(max(1 << max(int(steps / 6), 1).bit_length() - 1, least), most) * lanes
     return chunk if longest >= 2 * max(chunk, steps * lanes) else None
+
+
+def check_chunk(name: str, chunk: int | None) -> None:
+    """Raises ScheduleError unless the field `chunk` of a tile is a positive int or None."""
+    if chunk is not None and (type(chunk) is not int or not 1 <= chunk < 2**31):
+        raise ScheduleError(f"{name}: chunk must be a positive int or None, got {chunk!r}")
 
 
 def _is_power_of_two(value: Fraction) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sgap_jax.schedules.explain import notes
+from sgap_jax.schedules.point import WARPS_UNDER_WAY, check_chunk, chunk_of, pieces_of_rows
 from sgap_jax.schedules.problem import Problem
 from sgap_jax.schedules.schedule import GRID_Y, Schedule, ScheduleError
 
@@ -92,6 +93,7 @@ _OF_LANE = 255  # the most registers of a lane
 _OF_QUAD = {"float16": (26, 2), "bfloat16": (26, 2), "float32": (54, 8)}
 _OTHERS = 40
 _SHARED_BYTES = 48 << 10  # the most shared memory of a block
+_NEAR = 8  # neighbouring block rows that share a block
 # sddmm: a warp takes a window of vectors (cuda/sddmm/sddmm_octet.cuh).
 WARPS = 4  # warps of a block: consecutive windows read the same rows of X
 _WARP_WINDOW = 128  # the most vectors of a window
@@ -130,6 +132,10 @@ class OctetTile(VectorTile):
       swizzle: take block rows longest first (spmm), for patterns with a few long ones; costs a sort
         of the block rows at each call, and changes no bit of the result.
       tf32: float32 operands may be rounded to 10 bits of mantissa; without it float32 is refused.
+      chunk: cut block rows of more than so many vectors into pieces of so many (spmm), each for
+        warps of its own; a second launch adds the float32 sums of a block row's pieces, in their
+        order. Pieces of full length start first, so it goes without `swizzle`. None walks each
+        block row whole.
 
     Raises:
       ScheduleError: a field is out of its range.
@@ -144,6 +150,7 @@ class OctetTile(VectorTile):
     row_warps: int = 1
     swizzle: bool = False
     tf32: bool = False
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -158,6 +165,9 @@ class OctetTile(VectorTile):
             value = getattr(self, name)
             if type(value) is not bool:
                 raise ScheduleError(f"OctetTile: {name} must be a bool, got {value!r}")
+        check_chunk("OctetTile", self.chunk)
+        if self.chunk is not None and self.swizzle:
+            raise ScheduleError("OctetTile: with chunk, full pieces start first; leave swizzle out")
 
     def check(self, problem: Problem) -> None:
         if problem.platform == "cpu":
@@ -176,6 +186,9 @@ class OctetTile(VectorTile):
             )
         check = _check_sddmm if problem.op == "sddmm" else _check_spmm
         check(self, problem)
+
+    def __repr__(self) -> str:
+        return self._repr_without("chunk")
 
     def transposed(self) -> None:
         """The transpose of column vectors is row vectors, which share no gathered row."""
@@ -203,7 +216,7 @@ def _check_cpu(tile: OctetTile, problem: Problem) -> None:
             f"{problem.op}: {tile}: matrix tiles of the CPU multiply bfloat16, got "
             f"{problem.dtype}; cast, or leave the schedule out"
         )
-    for name in ("stages", "row_warps", "swizzle", "tf32"):
+    for name in ("stages", "row_warps", "swizzle", "tf32", "chunk"):
         tile.check_default(problem, name, "is of tensor cores, not of the CPU's tiles")
     if problem.op != "spmm":
         if (tile.tile_n, tile.tile_k) != CPU_STEP or tile.vector_length < 4:
@@ -310,6 +323,8 @@ def _check_spmm(tile: OctetTile, problem: Problem) -> None:
             f"spmm: {tile} sums through {shared} bytes of shared memory, of which there are "
             f"{_SHARED_BYTES}; give fewer row_warps or a smaller tile_n"
         )
+    if tile.chunk is not None and problem.nnz // tile.vector_length // tile.chunk >= 2**30:
+        raise ScheduleError(f"spmm: {tile}: more sums than 2^31; give a larger chunk")
     if -(-problem.n // tile.tile_n) > GRID_Y:
         raise ScheduleError(
             f"spmm: {tile}: n = {problem.n} in tiles of {tile.tile_n} columns exceeds the "
@@ -330,11 +345,31 @@ def spmm_registers(tile: OctetTile, dtype: str) -> int:
     return _sums(tile) + quads * of_quad + _OTHERS
 
 
-def blocks_of_multiprocessor(tile: OctetTile, dtype: str) -> int:
+def blocks_of_multiprocessor(tile: OctetTile, problem: Problem) -> int:
     """How many blocks the compiler must let a multiprocessor run at once: as many as have 16 warps,
     if their registers suffice without spills, else 1."""
-    most = _REGISTERS // (32 * 16)
-    return 16 // tile.row_warps if spmm_registers(tile, dtype) <= most else 1
+    most, warps = _REGISTERS // (32 * 16), tile.row_warps * neighbours(tile, problem)
+    return 16 // warps if spmm_registers(tile, problem.dtype) <= most else 1
+
+
+def neighbours(tile: OctetTile, problem: Problem) -> int:
+    """How many neighbouring block rows (or pieces) share a thread block of spmm, a warp each, so
+    that a row of B that several of them gather, as those of a band do, comes from the L1; 1 where
+    warps share block rows, which neighbours are not if sorted, or where there are so few that they
+    are better spread.
+    """
+    if tile.row_warps > 1 or tile.swizzle:
+        return 1
+    warps = _spmm_warps(tile, problem) * max(-(-problem.n // tile.tile_n), 1) * problem.batch
+    return _NEAR if warps >= 2 * WARPS_UNDER_WAY else 1
+
+
+def _spmm_warps(tile: OctetTile, problem: Problem) -> int:
+    """Sets of warps along the block rows, one for each of these or for each piece."""
+    rows = -(-problem.shape[0] // tile.vector_length)
+    if tile.chunk is None or problem.nnz // tile.vector_length <= tile.chunk:
+        return rows
+    return pieces_of_rows(rows, problem.nnz // tile.vector_length, tile.chunk)
 
 
 def shared_bytes(tile: OctetTile) -> int:
@@ -344,15 +379,26 @@ def shared_bytes(tile: OctetTile) -> int:
 
 
 def spmm_grid(tile: OctetTile, problem: Problem) -> tuple[int, int]:
-    """The grid (x, y): block rows, and tiles of dense columns."""
-    rows = -(-problem.shape[0] // tile.vector_length)
-    return max(rows, 1), max(-(-problem.n // tile.tile_n), 1)
+    """The grid (x, y): sets of neighbouring block rows or pieces, and tiles of dense columns."""
+    sets = -(-_spmm_warps(tile, problem) // neighbours(tile, problem))
+    return max(sets, 1), max(-(-problem.n // tile.tile_n), 1)
+
+
+def octet_chunk(tile: OctetTile, problem: Problem) -> int | None:
+    """The `chunk` for a pattern with skewed block rows, whose statistics the problem has; else
+    None. What a piece leaves is V rows, so it has twice the vectors of `chunk_of`."""
+    if problem.rows is None:
+        return None
+    tiles = max(-(-problem.n // tile.tile_n), 1)
+    steps = problem.nnz // tile.vector_length * tiles * problem.batch / WARPS_UNDER_WAY
+    return chunk_of(steps / 2, 2 * tile.row_warps, problem.rows.longest)
 
 
 def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
     """What a block, a warp and a lane own, who writes, and the equivalent loops."""
     (m, k), n, length = problem.shape, problem.n, tile.vector_length
-    rows, tiles = spmm_grid(tile, problem)
+    sets, tiles = spmm_grid(tile, problem)
+    rows, near = max(-(-m // length), 1), neighbours(tile, problem)
     chunk, depth = (4, 8) if problem.dtype == "float32" else (8, 16)
     panels = tile.tile_n // (8 * chunk)
     batch = f", for each of {problem.batch} products" if problem.batch > 1 else ""
@@ -360,6 +406,9 @@ def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
     idle = f" ({8 - length} of 8 columns idle)" if length < 8 else ""
     shared = tile.row_warps > 1
     warps = f"{tile.row_warps} warps, each every {tile.row_warps}-th step," if shared else "a warp"
+    of_block = f"{near} neighbouring block rows, a warp each" if near > 1 else ""
+    of_block = of_block or f"{warps} for the block row"
+    cut = "" if tile.chunk is None else f", or pieces of up to {tile.chunk} vectors of one,"
     ahead = f", {tile.stages} such steps under way" if tile.stages > 1 else ""
     writer = "the first warp, after a sum over the warps" if shared else "every warp"
     step = tile.row_warps * tile.tile_k
@@ -367,9 +416,9 @@ def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
     return "\n".join(
         [
             f"{tile}: spmm of [{m}, {k}] with {problem.nnz // length} vectors of {length}, n = {n}",
-            f"grid:  {rows} x {tiles} blocks: block rows{order} x tiles of {tile.tile_n} columns"
-            f"{batch}",
-            f"block: {32 * tile.row_warps} threads: {warps} for the block row",
+            f"grid:  {sets} x {tiles} blocks: block rows{order}{cut} x tiles of {tile.tile_n} "
+            f"columns{batch}",
+            f"block: {32 * tile.row_warps * near} threads: {of_block}",
             f"warp:  steps of {tile.tile_k} vectors; an mma is 16 columns x {min(length, 8)} rows "
             f"x {depth} vectors{idle}",
             f"lane:  {chunk} columns of each of {panels} panels, 2 of them an mma, of the rows of "
@@ -384,17 +433,25 @@ def _explain_spmm(tile: OctetTile, problem: Problem) -> str:
             f"        for p in range(p0, min(p0 + {tile.tile_k}, row_offsets[b + 1])):  # mma",
             "          acc[w, v, j] += values[p, v] * B[column_indices[p], j]",
             f"    C[{length} * b + v, j] = sum over w of acc[w, v, j]",
+            *(() if tile.chunk is None else (_explain_pieces(tile, problem),)),
         ]
     )
+
+
+def _explain_pieces(tile: OctetTile, problem: Problem) -> str:
+    text = f"pieces: of up to {tile.chunk} vectors of a block row, each as a block row above"
+    if (rows := problem.rows) is not None and tile.chunk is not None:
+        text += f"; the longest row, of {rows.longest}, has {-(-rows.longest // tile.chunk)}"
+    return text + "\n  a second launch adds the sums of a block row's pieces, in order"
 
 
 def _check_sddmm(tile: OctetTile, problem: Problem) -> None:
     """Raises ScheduleError if sddmm has no kernel for the tile; vectors and dtype were checked
     before."""
-    if tile.row_warps != 1 or tile.swizzle:
+    if tile.row_warps != 1 or tile.swizzle or tile.chunk is not None:
         raise ScheduleError(
-            f"sddmm: {tile}: row_warps and swizzle are of spmm; a warp has tile_n vectors here, "
-            "whatever their block rows"
+            f"sddmm: {tile}: row_warps, swizzle and chunk are of spmm; a warp has tile_n vectors "
+            "here, whatever their block rows"
         )
     if tile.tile_n > _WARP_WINDOW:
         raise ScheduleError(

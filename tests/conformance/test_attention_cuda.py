@@ -71,7 +71,10 @@ def test_pieces_of_rows_compile_without_spills_or_local_memory(arch):
             about = dict(dtype=dtype, format=str(CVS(length)), n=depth)
             problem = dataclasses.replace(PROBLEM, **about)
             shapes = dataclasses.replace(SHAPES, value_depth=depth)
-            calls = forward_plan(problem, tile, shapes, 0.1), merge_plan(problem, tile, shapes, 0.1)
+            calls = *plans(problem, tile, shapes), merge_plan(problem, tile, shapes, 0.1)
+            assert (
+                sum("OctetPieces" in c.kernel or "BackwardPieces" in c.kernel for c in calls) == 3
+            )
             sources |= {call.source: call.kernel for call in calls}
     turn = ["sm_75", "sm_86", "sm_89", "sm_100"]  # a quarter of the kernels each
     if arch in turn:

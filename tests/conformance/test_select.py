@@ -150,7 +150,7 @@ def test_columns_beyond_the_tiles_of_a_grid_are_refused_by_name():
 # How many kernels the defaults need, except dtypes and permutations: a wheel has them compiled.
 @pytest.mark.parametrize(
     ("op", "count"),
-    {**dict.fromkeys(TILED, 27), "sddmm": 11, **dict.fromkeys(ROW_OPS, 4)}.items(),
+    {**dict.fromkeys(TILED, 27), "spmm": 31, "sddmm": 11, **dict.fromkeys(ROW_OPS, 4)}.items(),
 )
 def test_the_defaults_are_few(op, count):
     kernels = set()
@@ -170,8 +170,9 @@ GOLDEN = {
     ("spmm", 5, 4): "{<1/4 row, 4 col>, 4}",
     ("spmm", 20, 4): "{<1/8 row, 4 col>, 8}",
     ("spmm", 2, 2): "{<1 row, 2 col>, 1}",
-    ("spmm", 20, 16): "{<1/8 row, 4 col>, 8} tile_size=8 worker_dim_r=1/2",
-    ("spmm", 3, 32): "{<1/4 row, 4 col>, 4} tile_size=8 worker_dim_r=1/2",
+    ("spmm", 20, 16): "{<1/2 row, 4 col>, 2}",
+    ("spmm", 3, 32): "{<1/2 row, 4 col>, 2}",
+    ("spmm", 40, 32): "{<1/4 row, 4 col>, 4}",
     ("spmm", 20, 7): "{<1/8 row, 1 col>, 8} tile_size=8 worker_dim_r=1/2",
     ("spmm", 20, 64): "{<1 row, 4 col>, 1}",
     ("spmm", 1000, 128): "{<1 row, 4 col>, 1}",

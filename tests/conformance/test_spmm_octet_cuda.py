@@ -47,7 +47,8 @@ def test_tiles_compile_without_spills_or_local_memory(dtype, arch):
         tiles.sort(key=lambda tile: spmm_registers(tile, problem.dtype) * tile.row_warps ** (1 / 2))
         drawn = zlib.crc32(f"{length} {dtype} {arch}".encode())
         chosen = [tiles[-1]] if drawn % 3 else [tiles[-1], tiles[drawn % len(tiles)]]
-        for tile, n in zip(chosen, (128, 127), strict=False):
+        cut = dataclasses.replace(chosen[-1], chunk=64)  # in pieces
+        for tile, n in zip([*chosen, cut], (128, 127, 128), strict=False):
             source = launch_plan(dataclasses.replace(problem, n=n), tile).source
             found, stack, spills = resources(source, arch)
             assert (stack, spills) == (0, 0), f"{tile} for {problem}"

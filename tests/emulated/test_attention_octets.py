@@ -199,10 +199,10 @@ TALL = dict(name="tall", tile=ONE)
         ("rows[j / 2] >= from", "rows[j / 2] > from", {}),
         ("__popc(stored & ((1u << bit) - 1))", "0", {}),
         ("permutation[at]", "at", {}),
-        ("first + 2 * t + 8 * i + g % 2", "first + 2 * t + 8 * i", {}),
+        ("2 * t + 8 * i + g % 2", "2 * t + 8 * i", {}),
         ("first + 8 * i + j % 2 : 0", "first + j % 2 : 0", {}),
         (
-            "call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : keys",
+            "call.End(lengths, batch) < call.keys ? call.End(lengths, batch) : call.keys",
             "call.End(lengths, batch)",
             dict(lengths=True, batch=2),
         ),

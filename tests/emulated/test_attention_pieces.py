@@ -21,6 +21,7 @@ from sgap_jax import (
     choose_schedule,
     sparse_attention,
 )
+from sgap_jax.launch import attention_octet
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
 
@@ -39,7 +40,7 @@ GLOBAL = from_row_lengths("global", 41, [41, 2, 1, 3, 0, 41, 2, 1, 1, 4, 0])
 
 
 # Block rows of 8, 16 and 32 rows of which one sees everything.
-OCTETS = from_row_lengths("octets", 90, [2] * 33 + [90] + [1] * 60)
+OCTETS = from_row_lengths("octets", 90, [2] * 33 + [90] + [1] * 210)
 
 
 def case_of(name):
@@ -148,13 +149,13 @@ def test_lanes_shares_and_widths(tile, length, sizes):
 @pytest.mark.parametrize(
     ("tile", "length", "dtype", "sizes", "given"),
     [
-        (AttentionTile(8, octet=True, chunk=8), 8, "bfloat16", {}, {}),
+        (AttentionTile(8, octet=True, chunk=3), 8, "bfloat16", {}, {}),
         (
             AttentionTile(8, 2, octet=True, chunk=5),
             16,
             "float16",
             dict(depth=7, value_depth=70),
-            {},
+            dict(bias=True),
         ),
         (
             AttentionTile(16, 4, octet=True, chunk=17),
@@ -167,11 +168,20 @@ def test_lanes_shares_and_widths(tile, length, sizes):
     ids=str,
 )
 def test_octets(tile, length, dtype, sizes, given):
-    """Forward in pieces; gradients walk whole rows."""
+    """By rows in pieces, both ways, and by sets of 8 or 16 keys."""
     run = compare(OCTETS, tile, length, dtype, sizes=sizes, **given)
-    octets = ["AttentionOctetKeysBackwardKernel", "AttentionOctetRowsBackwardKernel"]
+    by_rows = ["AttentionOctetRowsBackwardPiecesKernel", "SumPiecesKernel"]
     merged = ["AttentionMergeKernel", "AttentionOctetPiecesKernel"]
-    assert sorted(run.kernels) == sorted([*merged, *octets])
+    by_keys = ["AttentionOctetKeysBackwardPiecesKernel", "SumPiecesKernel", "SumPiecesKernel"]
+    assert sorted(run.kernels) == sorted([*merged, *by_rows, *by_keys])
+
+
+def test_neighbouring_rows_and_heads_that_share_a_block(monkeypatch):
+    """As in large problems: 8 warps of a block have sets of rows and heads of their own."""
+    monkeypatch.setattr(attention_octet, "WARPS_UNDER_WAY", 1)
+    sizes = dict(depth=64, value_depth=64, heads=12, key_heads=2, batch=1)
+    for chunk in (None, 7):
+        compare(OCTETS, AttentionTile(8, octet=True, chunk=chunk), 16, "bfloat16", sizes=sizes)
 
 
 def test_launches():
@@ -244,6 +254,12 @@ def test_wrong_chunks_are_refused(wrong):
         ("attention_pieces.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
         ("attention_pieces.cuh", "p += kShare", "p += 2 * kShare"),
         ("attention_octet.cuh", "states[2 * at + 1] = state.peak();", "states[2 * at + 1] = 0;"),
+        ("attention_octet_keys.cuh", "to < most ? row_indices[start + to] : far", "far"),
+        (
+            "attention_octet_backward.cuh",
+            "batch * places + unsigned(own.place)) * kLength + part",
+            "batch * places + unsigned(own.place)) * kLength",
+        ),
         ("attention_octet.cuh", "first = valid ? piece.first : 0;", "first = valid ? 0 : 0;"),
         ("attention_pieces.cuh", "part = blockIdx.x % kLength", "part = 0 * kLength"),
         (

@@ -16,6 +16,7 @@ from vector_cases import encoded
 
 from sgap_jax import OctetTile, Problem
 from sgap_jax.launch.spmm import launch_plan
+from sgap_jax.schedules import tiles
 
 DTYPES = ("bfloat16", "float16", "float32")
 LENGTHS = (2, 4, 8, 16, 32)
@@ -32,6 +33,8 @@ TILES = [
     OctetTile(16, tile_n=128, tf32=True),
     OctetTile(32, stages=2, row_warps=4),
     OctetTile(2, stages=4, swizzle=True),
+    OctetTile(8, stages=2, chunk=5),
+    OctetTile(16, tf32=True, row_warps=2, chunk=17),
 ]
 
 
@@ -145,6 +148,20 @@ def test_blocks_in_other_orders_and_swizzled_give_the_same_bits(tile):
         np.testing.assert_array_equal(again, first)
 
 
+@pytest.mark.parametrize("tile", [TILES[3], TILES[10]], ids=str)
+def test_neighbouring_block_rows_that_share_a_block_give_the_same_bits(tile, monkeypatch):
+    """As in large products: a block has 8 block rows or pieces, the last block not all of them."""
+    arrays, case, _ = encoded(BATTERY["every_length"], tile.vector_length)
+    B = dense_operand(case, 72)[None]
+    apart = octet_product(arrays, case, tile, "bfloat16", B)
+    monkeypatch.setattr(tiles, "WARPS_UNDER_WAY", 1)
+    near = lambda call: (near_blocks.append(call.block[0]), call)[1]
+    near_blocks = []
+    together = octet_product(arrays, case, tile, "bfloat16", B, change=near)
+    assert near_blocks == [256]
+    np.testing.assert_array_equal(together, apart)
+
+
 def test_offsets_in_any_order_end_and_stay_within_bounds():
     m, k, n, count = 52, 5, 8, 90
     problem = Problem("spmm", (m, k), 8 * count, n, 1, "float16", "CVS(8)", "cuda")
@@ -173,6 +190,7 @@ def test_a_far_row_of_b_is_not_a_near_one():
 
 
 PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_warps=4)
+PIECES = OctetTile(8, chunk=3)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +209,7 @@ PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_w
         ("if (rows_left > at) ", "", PLAIN),
         ("|| values_left > at;", "|| true;", PLAIN),
         ("idle = row >= kLength ||", "idle = false ||", OctetTile(2)),
-        ("&& Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= n", "", PLAIN),
+        ("&& Size(blockIdx.y + 1) * (kPanels * O::kPanel) <= call.n", "", PLAIN),
         ("wide ? (count + (kWarps - 1)", "wide ? (count + kWarps", PLAIN),
         ("|| row >= m", "", PLAIN),
         ("if (left <= at) continue;", "", PLAIN),
@@ -205,9 +223,14 @@ PLAIN, FLOATS, WARPS = OctetTile(8), OctetTile(8, tf32=True), OctetTile(8, row_w
         ("if (i + s >= own) break;", "if (i + s + 1 >= own) break;", PLAIN),
         ("first + warp * kStep", "first", WARPS),
         ("(warp + half) % kHalf", "warp % kHalf", WARPS),
-        ("if (warp > 0) continue;", "", WARPS),
+        ("if (warp == 0) write", "write", WARPS),
         ("      __syncthreads();\n      if", "      if", WARPS),
-        ("order[blockIdx.x]", "blockIdx.x / 2", OctetTile(8, swizzle=True)),
+        ("order[work]", "work / 2", OctetTile(8, swizzle=True)),
+        # pieces
+        ("own.first, own.last, [&]", "own.first + 1, own.last, [&]", PIECES),
+        ("partial + place * kLength * n", "partial + place * n", PIECES),
+        ("work < pieces", "work + 1 < pieces", PIECES),
+        ("own.place < 0", "true", PIECES),
     ],
 )
 def test_planted_bugs_are_caught(right, wrong, tile, planted):

@@ -16,6 +16,7 @@ from sgap_jax import (
     CVS,
     OctetTile,
     Problem,
+    RowStatistics,
     Schedule,
     ScheduleError,
     choose_schedule,
@@ -67,6 +68,23 @@ def test_a_launch_gets_the_operands_that_its_kernel_takes(tile, dtype):
     values = jnp.stack([A.values, 2 * A.values])
     C = jax.vmap(lambda v: spmm(A.with_values(v), B[0], schedule=schedule))(values)
     np.testing.assert_array_equal(C[1], spmm(A, 2 * B[0]))
+
+
+def test_long_block_rows_in_pieces_are_two_launches():
+    """One structure and several, a batch, and block rows that are all short."""
+    A, used = integer_vectors("bfloat16", name="one_heavy_row"), []
+    B = integers("bfloat16", 2, A.shape[1], 8)
+    tile = Emulated(noting(used), OctetTile(8, chunk=3))
+    product = jax.vmap(lambda A, B, s: spmm(A, B, schedule=s), (None, 0, None))
+    np.testing.assert_array_equal(product(A, B, tile), product(A, B, None))
+    assert used == ["SpmmOctetPiecesKernel", "SumPiecesKernel"]
+    both = jax.tree.map(lambda *x: jnp.stack(x), A, A.with_values(2 * A.values))
+    each = jax.vmap(lambda A, B, s: spmm(A, B, schedule=s), (0, 0, None))
+    np.testing.assert_array_equal(each(both, B, tile), each(both, B, None))
+    assert used == 2 * ["SpmmOctetPiecesKernel", "SumPiecesKernel"]
+    used.clear()
+    spmm(A, B[0], schedule=Emulated(noting(used), OctetTile(8, chunk=10_000)))
+    assert used == ["SpmmOctetKernel"]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -133,6 +151,8 @@ PROBLEM = Problem("spmm", (100, 90), 800, 64, 1, "bfloat16", "CVS(8)", "cuda")
         (OctetTile(8, tile_n=512), {}, ScheduleError, "takes some .* registers .* tile_n"),
         (OctetTile(8, row_warps=16, stages=4), {}, ScheduleError, "of which there are 128"),
         (OctetTile(8), {"n": 64 * 65535 + 1}, ScheduleError, "exceeds the 65535 tiles"),
+        (OctetTile(8, chunk=1), {"nnz": 2**33}, ScheduleError, "more sums than 2.31"),
+        (OctetTile(8, chunk=9), {"op": "sddmm"}, ScheduleError, "chunk are of spmm"),
     ],
 )
 def test_what_no_kernel_obeys_is_refused(tile, changes, kind, says):
@@ -159,6 +179,8 @@ def test_shared_memory_is_bounded():
         ({"row_warps": True}, "row_warps must be one of 1, 2, 4, 8, 16, got True"),
         ({"swizzle": 1}, "swizzle must be a bool, got 1"),
         ({"tf32": None}, "tf32 must be a bool, got None"),
+        ({"chunk": 0}, "chunk must be a positive int or None, got 0"),
+        ({"chunk": 8, "swizzle": True}, "with chunk, full pieces start first; leave swizzle out"),
     ],
 )
 def test_fields_out_of_range_say_so(fields, says):
@@ -179,7 +201,7 @@ def test_the_operations_say_what_they_take():
 
 @pytest.mark.parametrize(
     "tile",
-    [*TILES[1:], OctetTile(32, tile_n=128, tile_k=32, stages=3, tf32=True)],
+    [*TILES[1:], OctetTile(32, tile_n=128, tile_k=32, stages=3, tf32=True, chunk=256)],
     ids=str,
 )
 def test_schedules_are_text(tile):
@@ -194,6 +216,14 @@ def test_explain_says_who_owns_what():
     assert "128 threads: 4 warps, each every 4-th step, for the block row" in text
     assert "16 columns x 8 rows x 16 vectors" in text
     assert "(4 of 8 columns idle)" in OctetTile(4).explain(PROBLEM)
+    large = dataclasses.replace(PROBLEM, shape=(40_000, 90), nnz=8 * 40_000)
+    large = dataclasses.replace(large, rows=RowStatistics(16.0, 64.0, 4096))
+    tile = choose_schedule(large)
+    assert str(tile) == "OctetTile(vector_length=8, stages=2, chunk=128)"
+    text = tile.explain(large)
+    assert "664 x 1 blocks: block rows, or pieces of up to 128 vectors of one," in text
+    assert "256 threads: 8 neighbouring block rows, a warp each" in text
+    assert "the longest row, of 4096, has 32\n  a second launch adds the sums" in text
 
 
 def test_the_derivative_in_the_values_is_the_sddmm_of_the_default():

@@ -1,5 +1,6 @@
 """SpMM with column vectors on tensor cores: operands, kernel runs and the oracle."""
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from battery import cast
@@ -7,7 +8,8 @@ from emulated_launch import emulate
 from spmm_oracle import oracle
 
 from sgap_jax import Problem
-from sgap_jax.launch.spmm import launch_plan
+from sgap_jax.launch.spmm import launch_plan, merge_plan, work_of
+from sgap_jax.primitives._row_pieces import work_list
 
 
 def tf32(x):
@@ -48,8 +50,12 @@ def octet_product(arrays, case, tile, dtype, B, values=None, change=None, **wher
     )
     call = launch_plan(problem, tile, (values.shape[0], B.shape[0]))
     call = call if change is None else change(call)
-    order = longest_first(offsets) if tile.swizzle else np.zeros(0, np.int32)
     out = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    inputs = (values, offsets, indices, order, B)
-    (C,) = emulate(call, inputs, [((batch, case.shape[0], B.shape[2]), out)], **where)
-    return C
+    results = [((batch, case.shape[0], B.shape[2]), out)]
+    if (work := work_of(problem, tile)) is not None:
+        made = np.asarray(work_list(work, jnp.asarray(offsets)))
+        sums = (batch, work.places, tile.vector_length, B.shape[2]), np.float32
+        C, sums = emulate(call, (values, made, indices, B), [*results, sums], **where)
+        return emulate(merge_plan(problem, tile), (sums, made, C), results)[0]
+    order = longest_first(offsets) if tile.swizzle else np.zeros(0, np.int32)
+    return emulate(call, (values, offsets, indices, order, B), results, **where)[0]
