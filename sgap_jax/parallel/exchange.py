@@ -136,6 +136,21 @@ class Exchange:
         return jnp.concatenate(found, axis=dimension) if found else x
 
 
+def swapped(exchange: Exchange, sent: list[np.ndarray]) -> list[np.ndarray]:
+    """`swap` along the first axis of NumPy arrays, those of all parts: a plan that one process
+    makes needs no program for its messages."""
+    if exchange.width:
+        shape = (exchange.parts, exchange.width, *sent[0].shape[1:])
+        blocks = np.stack([x.reshape(shape) for x in sent]).swapaxes(0, 1)
+        return [x.reshape(sent[0].shape) for x in blocks]
+    received, begin = [np.zeros_like(x) for x in sent], 0
+    for rows, pairs in exchange.rounds:
+        for sender, receiver in pairs:
+            received[receiver][begin : begin + rows] = sent[sender][begin : begin + rows]
+        begin += rows
+    return received
+
+
 # Pairs share a round if the padding of the smaller one is at most this share of it.
 _PADDING = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, np.inf)
 

@@ -18,7 +18,7 @@ from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
-from sgap_jax.parallel.exchange import Exchange
+from sgap_jax.parallel.exchange import Exchange, swapped
 from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.partitioned import Cover, PartitionedArray
 from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece
@@ -320,8 +320,12 @@ def _spread(
     def of_rows(name: str, columns: int) -> SparseArray:
         return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
 
-    def told(exchange: Exchange, arrays: Mapping[int, np.ndarray], dimension: int = 0) -> jax.Array:
-        return _told(exchange, stacked(arrays), mesh, axis, dimension)
+    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """What the parts here are sent of the plan, by whom it concerns."""
+        if jax.process_count() == 1:
+            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
+        over_devices = _told(exchange, stacked(mine), mesh, axis)
+        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
 
     whole = PartitionedArray(
         own=of_rows("own", sizes.columns),
@@ -329,7 +333,7 @@ def _spread(
         merged=of_rows("merged", sizes.table),
         table_places=stacked({p: arrays.table for p, arrays in local.items()}),
         table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=told(exchange.back, {p: x.requests for p, x in local.items()}),
+        sends=stacked(told(exchange.back, {p: x.requests for p, x in local.items()})),
         row_places=_places(row_bounds, sizes.rows, permutation, mesh),
         column_places=_places(column_bounds, sizes.columns, permutation if m == k else None, mesh),
         shape=(m, k),
@@ -343,15 +347,20 @@ def _spread(
     if plan is None:
         return whole
     # What a part sends it knows from the others.
-    entries = told(plan.entries, {p: x.entries for p, x in halves.items()}, 1)
-    out = {}
-    for shard in entries.addressable_shards:
-        p = _start(shard.index)
-        out[p] = out_of(p, plan, np.asarray(shard.data)[0])
+    entries = told(plan.entries, {p: x.entries.T for p, x in halves.items()})
+    out = {p: out_of(p, plan, x.T) for p, x in entries.items()}
     places = {p: x.values for p, x in out.items()}
-    ones = {p: x._replace(values=np.ones(x.values.shape, dtype)) for p, x in out.items()}
+    travel = {}
+    for p, half in halves.items():
+        values = np.append(local[p].foreign.values, np.zeros(1, dtype))
+        travel[p] = values[np.minimum(half.value_sends, len(values) - 1)]
+    received = {p: np.append(x, np.ones(1, dtype)) for p, x in told(plan.values, travel).items()}
+    multiplied = {
+        p: x._replace(values=received[p][np.minimum(x.values, len(received[p]) - 1)])
+        for p, x in out.items()
+    }
     halved = Cover(
-        out=matrices(ones, max(plan.exchange.received, 1), sizes.columns),
+        out=matrices(multiplied, max(plan.exchange.received, 1), sizes.columns),
         out_places=stacked(places),
         into=matrices(
             {p: x.into for p, x in halves.items()}, sizes.rows, max(plan.exchange.received, 1)
@@ -360,23 +369,20 @@ def _spread(
         exchange=plan.exchange,
         values=plan.values,
     )
-    whole = replace(whole, cover=halved)
-    return whole.with_values(whole.values)
+    return replace(whole, cover=halved)
 
 
-def _told(
-    exchange: Exchange, messages: jax.Array, mesh: Mesh, axis: str, dimension: int
-) -> jax.Array:
-    """What the parts send each other of the plan: it travels as the exchange does."""
+def _told(exchange: Exchange, messages: jax.Array, mesh: Mesh, axis: str) -> jax.Array:
+    """What the parts of several processes send each other: it travels as the exchange does."""
 
     def local(x: jax.Array) -> jax.Array:
-        return exchange.swap(axis, x[0], dimension)[None]
+        return exchange.swap(axis, x[0])[None]
 
     spec = jax.P(axis)
-    found: jax.Array = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(
+    over: jax.Array = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(
         messages
     )
-    return found
+    return over
 
 
 def _places(bounds: np.ndarray, padded: int, permutation: Any, mesh: Mesh) -> jax.Array:
