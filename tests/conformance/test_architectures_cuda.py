@@ -78,9 +78,9 @@ def besides_the_defaults():
         tile = AttentionTile(16, octet=octet, chunk=64)
         yield attention.forward_plan(problem, tile, shapes, 0.1)
         yield attention.merge_plan(problem, tile, shapes, 0.1)
-        if not octet:
-            yield attention.rows_backward_plan(problem, tile, shapes, 0.1, False)
-            yield attention.keys_backward_plan(problem, tile, shapes, 0.1)
+        yield attention.rows_backward_plan(problem, tile, shapes, 0.1, False)
+        yield attention.keys_backward_plan(problem, tile, shapes, 0.1)
+    yield spmm_plan(OCTETS, OctetTile(8, chunk=64))
 
 
 @functools.cache

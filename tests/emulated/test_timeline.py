@@ -111,6 +111,21 @@ def test_instructions_are_counted_by_warps(launch):
     assert issued(5, block=96) == [3 * five] and issued(5, grid=3) == [five] * 3
 
 
+def test_copies_of_an_inlined_line_are_counted_together(launch):
+    """As the disassembler names them: the model compares the two, line by line."""
+    source = """__device__ __forceinline__ float root(float a) {
+        return sqrtf(a);
+    }
+    extern "C" __global__ void k(float* y) {
+        float a = root(y[threadIdx.x]);
+        y[threadIdx.x] = root(a + 1);
+    }"""
+    timeline = Timeline()
+    launch(source, 1, 32, numbers(32), timeline=timeline)
+    lines = timeline.lines()
+    assert lines["kernel.cu:2"] == (2, 2) and not any("inlined" in line for line in lines)
+
+
 def test_half_of_the_warps_in_a_branch(launch):
     body = f"{INDEX} float v = t; if (t % 64 < 32) {{ v = x[t]; v = v * v; }} y[t] = v;"
     found = timed(launch, "const float* x, float* y", body, numbers(128), numbers(128), block=128)

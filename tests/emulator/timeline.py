@@ -82,11 +82,13 @@ class Timeline:
         return dict(found)
 
     def lines(self):
-        """{"file:line": (PTX instructions, times that a warp issued one of these)}."""
+        """{"file:line": (PTX instructions, times that a warp issued one of these)}, of a line with
+        all its inlined copies, as a disassembler names it."""
         found = {}
         for pc, instruction in enumerate(self._entry.instructions):
-            many, times = found.get(instruction.source, (0, 0))
-            found[instruction.source] = many + 1, times + self.executions[pc]
+            line = instruction.source.split(", inlined at")[0]
+            many, times = found.get(line, (0, 0))
+            found[line] = many + 1, times + self.executions[pc]
         return found
 
     def begin(self, blocks):
