@@ -77,8 +77,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 ROW_LENGTHS = (1, 2, 4, 8, 16, 32)  # a group has at most as many lanes as a row has entries
 VECTOR_LENGTHS = (2, 4, 8, 16)
 VECTOR_COLUMNS = {"spmm": (1, 256), "sddmm": (256,)}
-# (rows, values in a row): many block rows and few, which several warps then share; or short ones.
-VECTOR_ROWS = {"spmm": ((10_000, 512), (1000, 512)), "sddmm": ((10_000, 512), (10_000, 8))}
+# (rows, values in a row): of spmm many block rows, which share blocks, fewer (of 4, 8 and 16 rows
+# each), and few, which several warps share; of sddmm long rows and short ones.
+VECTOR_ROWS = {
+    "spmm": tuple((rows, 512) for rows in (20_000, 12_000, 6_000, 3_000, 1_000)),
+    "sddmm": ((10_000, 512), (10_000, 8)),
+}
 ATTENTION_FORMATS = (CSR, CVS(8), CVS(16))
 ATTENTION_DEPTHS = (64, 128)
 _ROWS = 10_000
