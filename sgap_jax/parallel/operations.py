@@ -104,10 +104,16 @@ def _product(
 
     def local(part: Part, B: jax.Array) -> jax.Array:
         C = local_spmm(part.own, B, schedule=schedule)
-        if not part.alone:
-            C = C + local_spmm(part.foreign, part.received(B), schedule=schedule)
-        return C
+        if part.alone:
+            return C
+        if not covered:
+            return C + local_spmm(part.foreign, part.received(B), schedule=schedule)
+        assert part.cover is not None
+        sent = local_spmm(part.cover.out, B, schedule=schedule)
+        received = part.cover.exchange.swap(part.axis, sent)
+        return C + local_spmm(part.into(), received, schedule=schedule)
 
+    covered = A._covered(B.shape[2], B.dtype)
     product = partial(A._on_each, local)
     if not transpose:
         return product(B)
@@ -284,7 +290,7 @@ def gspmm(
 
 
 def _ones(A: PartitionedArray, dtype: Any) -> PartitionedArray:
-    return A.with_values(tuple(jnp.ones_like(x, dtype) for x in A.values))  # type: ignore[arg-type]
+    return A._filled(lambda x: jnp.ones_like(x, dtype))
 
 
 def _messages_back(

@@ -14,13 +14,41 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.structure import whole
-from sgap_jax.parallel.exchange import Exchange, send
+from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.plan import explanation
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("own", "foreign", "merged", "table_places", "table_names", "sends"),
+    data_fields=("out", "out_places", "into", "value_sends"),
+    meta_fields=("exchange", "values"),
+)
+@dataclasses.dataclass(frozen=True)
+class Cover:
+    """The foreign matrix as a product, `into` times what a part receives of the others' `out`: of
+    an entry either the row of B travels, or its part of a row of the result (cover.py).
+
+    Attributes:
+      out: [rows that a part sends, own columns]: a one for each row of B, and the entries that
+        others have in its columns for the partial rows.
+      out_places: where the values of `out` are among those that were received; beyond them ones.
+      into: the structure of [rows, rows that a part receives]; its values say where an entry is
+        among those of the foreign matrix; beyond them ones, which add partial rows.
+      value_sends: which foreign values travel, when they change.
+      exchange, values: of rows, and of those values.
+    """
+
+    out: SparseArray
+    out_places: jax.Array
+    into: SparseArray
+    value_sends: jax.Array
+    exchange: Exchange
+    values: Exchange
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("own", "foreign", "merged", "table_places", "table_names", "sends", "cover"),
     meta_fields=("axis", "exchange"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +61,34 @@ class Part:
     merged: SparseArray
     table_places: jax.Array
     table_names: jax.Array
-    sends: tuple[jax.Array, ...]
+    sends: jax.Array
+    cover: Cover | None
     axis: str
     exchange: Exchange
 
     @property
     def alone(self) -> bool:
         """Whether nothing travels between any parts."""
-        return not self.sends
+        return self.exchange.received == 0
 
     def received(self, x: jax.Array, dimension: int = 0) -> jax.Array:
         """The rows of a dense operand that foreign columns name; its rows are along `dimension`."""
-        return send(self.exchange, self.axis, self.sends, x, dimension)
+        return self.exchange.swap(
+            self.axis, x[(slice(None),) * dimension + (self.sends,)], dimension
+        )
+
+    def values_of_others(self, foreign: jax.Array) -> jax.Array:
+        """The values of `cover.out`, from the foreign ones of all parts."""
+        assert self.cover is not None
+        sent = foreign.at[self.cover.value_sends].get(mode="fill", fill_value=0)
+        received = self.cover.values.swap(self.axis, sent)
+        return received.at[self.cover.out_places].get(mode="fill", fill_value=1)
+
+    def into(self) -> SparseArray:
+        """`cover.into` with the values of the foreign matrix."""
+        assert self.cover is not None
+        into = self.cover.into
+        return into.with_values(self.foreign.values.at[into.values].get(mode="fill", fill_value=1))
 
     def table(self, x: jax.Array, dimension: int = 0) -> jax.Array:
         """Own and received rows of a dense operand, in the order of the columns of `matrix`."""
@@ -80,6 +124,7 @@ class Part:
         "sends",
         "row_places",
         "column_places",
+        "cover",
     ),
     meta_fields=("shape", "mesh", "axis", "exchange", "entries", "row_bounds", "given"),
 )
@@ -100,7 +145,7 @@ class PartitionedArray:
         entry is among those of `own` and then of `foreign`.
       table_places, table_names: for each column of `merged` its place among own and then received
         rows of a dense operand, and its column in the order of the parts.
-      sends: for each message, which of its rows a part sends.
+      sends: which of its rows a part sends, message after message.
       row_places, column_places: where row i of the result, or of a dense operand, is among the
         rows of all parts.
       shape, mesh, axis: of the matrix, and what it is spread over.
@@ -108,6 +153,7 @@ class PartitionedArray:
       entries: stored entries of each part.
       row_bounds: where the rows of each part begin, and where those of the last one end.
       given: whether the rows are in the given order.
+      cover: what travels for products instead of `exchange` where that is less; else None.
     """
 
     own: SparseArray
@@ -115,7 +161,7 @@ class PartitionedArray:
     merged: SparseArray
     table_places: jax.Array
     table_names: jax.Array
-    sends: tuple[jax.Array, ...]
+    sends: jax.Array
     row_places: jax.Array
     column_places: jax.Array
     shape: tuple[int, int]
@@ -125,6 +171,7 @@ class PartitionedArray:
     entries: tuple[int, ...]
     row_bounds: tuple[int, ...]
     given: bool
+    cover: Cover | None = None
 
     # Set by operations.py, which imports this file.
     _products: ClassVar[Callable[..., jax.Array]]
@@ -143,7 +190,8 @@ class PartitionedArray:
         return self.own.values, self.foreign.values
 
     def with_values(self, values: tuple[Any, Any]) -> PartitionedArray:
-        """The same structure with other `values`."""
+        """The same structure with other `values`. Those that other parts multiply (`cover`) travel
+        to them, once: one number for each such entry."""
         own, foreign = (
             dataclasses.replace(A, values=jnp.asarray(x))
             for A, x in zip((self.own, self.foreign), values, strict=True)
@@ -158,7 +206,26 @@ class PartitionedArray:
                 f"PartitionedArray.with_values: expected {self.foreign.values.shape} of foreign "
                 f"columns, got {foreign.values.shape}"
             )
-        return dataclasses.replace(self, own=own, foreign=foreign)
+        found = dataclasses.replace(self, own=own, foreign=foreign)
+        if self.cover is None:
+            return found
+        of_others = found._on_each(lambda part: part.values_of_others(part.foreign.values))
+        return found._with_values_of_others(of_others)
+
+    def _filled(self, fill: Callable[[jax.Array], jax.Array]) -> PartitionedArray:
+        """With fill(values) as the values: of ones ones, and the same wherever an entry is."""
+        own, foreign = (
+            dataclasses.replace(A, values=fill(A.values)) for A in (self.own, self.foreign)
+        )
+        found = dataclasses.replace(self, own=own, foreign=foreign)
+        if self.cover is None:
+            return found
+        return found._with_values_of_others(fill(self.cover.out.values))
+
+    def _with_values_of_others(self, values: jax.Array) -> PartitionedArray:
+        assert self.cover is not None
+        out = dataclasses.replace(self.cover.out, values=values)
+        return dataclasses.replace(self, cover=dataclasses.replace(self.cover, out=out))
 
     def to_parts(self, B: Any, *, transpose: bool = False) -> jax.Array:
         """[k, ...] -> [parts, rows, ...], split over the axis: the dense operand of a product, or
@@ -198,8 +265,24 @@ class PartitionedArray:
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
         dense operand would. A gradient with respect to the operand sends as much, the other way."""
-        size = np.dtype(dtype).itemsize
-        return explanation(self.exchange, self.entries, self.shape[1], n, size)
+        exchange, size, notes = self.exchange, np.dtype(dtype).itemsize, []
+        if self.cover is not None:
+            alone = f"of rows of B alone        {exchange.sent * n * size:>14,} bytes"
+            if self._covered(n, dtype):
+                exchange, size = self.cover.exchange, jnp.result_type(self.dtype, dtype).itemsize
+                values = self.cover.values.sent * np.dtype(self.dtype).itemsize
+                notes = [alone, f"and when values change     {values:>13,} bytes"]
+        return explanation(exchange, self.entries, self.shape[1], n, size, notes)
+
+    def _covered(self, n: int, dtype: Any) -> bool:
+        """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less,
+        the values included that travel when they change."""
+        if self.cover is None:
+            return False
+        result = jnp.result_type(self.dtype, dtype).itemsize
+        rows = self.cover.exchange.sent * n * result
+        values = self.cover.values.sent * np.dtype(self.dtype).itemsize
+        return rows + values < self.exchange.sent * n * np.dtype(dtype).itemsize
 
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""

@@ -124,7 +124,7 @@ class Padded(NamedTuple):
         of foreign columns.
       table: [table] for each row of that table its place among own and then received rows.
       names: [table] its column in the order of the parts; of padding, the largest int32.
-      requests: what the part asks for (`Exchange.requests`).
+      requests: which row of its owner each row of the buffer that the part receives is.
     """
 
     own: Compressed
@@ -132,23 +132,20 @@ class Padded(NamedTuple):
     merged: Compressed
     table: np.ndarray
     names: np.ndarray
-    requests: tuple[np.ndarray, ...]
+    requests: np.ndarray
 
 
 def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.ndarray) -> Padded:
     part, (values, offsets, columns), near = found.part, found.matrix, found.near
     begin, end = (int(x) for x in column_bounds[part : part + 2])
     row = np.repeat(np.arange(found.rows), np.diff(offsets))
-    spans = [slice(*found.ends[q : q + 2]) for q in range(exchange.parts)]
-    buffer = np.zeros(len(found.wanted), np.int64)  # where each wanted column is received
-    for q, span in enumerate(spans):
-        if span.start < span.stop:
-            count = span.stop - span.start
-            buffer[span] = exchange.begin(part, q) + np.arange(count)
+    owner = np.repeat(np.arange(exchange.parts), np.diff(found.ends))  # of each wanted column
+    # Where each wanted column is received.
+    buffer = exchange.received_at(part)[owner] + np.arange(len(owner)) - found.ends[owner]
     there = buffer[np.searchsorted(found.wanted, columns[~near])]
     order = np.lexsort((there, row[~near]))
-    own = _compressed(row[near], columns[near] - begin, values[near], sizes.rows)
-    foreign = _compressed(row[~near][order], there[order], values[~near][order], sizes.rows)
+    own = compressed(row[near], columns[near] - begin, values[near], sizes.rows)
+    foreign = compressed(row[~near][order], there[order], values[~near][order], sizes.rows)
     place = np.zeros(len(columns), np.int64)  # of each entry among those of own and foreign columns
     place[near] = np.arange(near.sum())
     place[np.flatnonzero(~near)[order]] = sizes.own + np.arange(len(order))
@@ -156,55 +153,59 @@ def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.nda
     table = np.concatenate([sizes.columns + buffer, np.arange(end - begin)])
     by_name = np.argsort(names)
     names, table = names[by_name], table[by_name]
-    merged = _compressed(row, np.searchsorted(names, columns), place, sizes.rows)
+    merged = compressed(row, np.searchsorted(names, columns), place, sizes.rows)
     # Padding is behind all places, each somewhere else: a scatter drops it.
     beyond = sizes.own + sizes.foreign + np.arange(sizes.entries - len(place))
     rest = sizes.table - len(names)
-    mine = [found.wanted[span] - column_bounds[q] for q, span in enumerate(spans)]
+    requests = np.zeros(exchange.received, np.int32)
+    requests[buffer] = found.wanted - column_bounds[owner]
     return Padded(
-        _enlarged(own, sizes.own),
-        _enlarged(foreign, sizes.foreign),
+        enlarged(own, sizes.own),
+        enlarged(foreign, sizes.foreign),
         Compressed(
             np.concatenate([place, beyond]).astype(np.int32),
-            *_enlarged(merged, sizes.entries)[1:],
+            *enlarged(merged, sizes.entries)[1:],
         ),
         np.concatenate([table, np.zeros(rest)]).astype(np.int32),
         np.concatenate([names, np.full(rest, np.iinfo(np.int32).max)]).astype(np.int32),
-        exchange.requests(part, mine),
+        requests,
     )
 
 
-def _compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> Compressed:
+def compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> Compressed:
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=size))])
     return Compressed(values, offsets.astype(np.int32), columns.astype(np.int32))
 
 
-def _enlarged(matrix: Compressed, entries: int) -> Compressed:
+def enlarged(matrix: Compressed, entries: int, value: int = 0) -> Compressed:
     """With padding after its entries."""
     values, offsets, indices = matrix
+    rest = entries - len(values)
+    return Compressed(
+        np.concatenate([values, np.full(rest, value, values.dtype)]),
+        offsets,
+        np.concatenate([indices, np.zeros(rest, indices.dtype)]),
+    )
 
-    def grown(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([x, np.zeros(entries - len(x), x.dtype)])
 
-    return Compressed(grown(values), offsets, grown(indices))
-
-
-def explanation(exchange: Exchange, entries: Sequence[int], k: int, n: int, size: int) -> str:
+def explanation(
+    exchange: Exchange, entries: Sequence[int], k: int, n: int, size: int, notes: Sequence[str] = ()
+) -> str:
     """What one product with n columns of `size` bytes sends, as text; an all-gather would send all
     k rows of the dense operand, split evenly."""
     parts, row = exchange.parts, n * size
-    useful = [sum(exchange.needed[p][q] for p in range(parts)) for q in range(parts)]
+    useful = exchange.needed.sum(0).tolist()
     sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
-    how = "all_to_all" if exchange.width else f"{len(exchange.shifts)} rounds of ppermute"
     balance = max(entries) * parts / max(sum(entries), 1)
     share = 0.0 if sum(sent) == 0 else 1 - sum(useful) / sum(sent)
     lines = [
-        f"{parts} parts, {how if sum(sent) else 'nothing travels'}, {n} columns",
+        f"{parts} parts, {exchange.how}, {n} columns",
         f"sent by a device, at most {max(sent) * row:>14,} bytes",
         f"  on the mean             {sum(sent) * row // parts:>14,} bytes",
         f"  padding                 {share:>14.0%}",
         f"by an all-gather          {everything * row:>14,} bytes",
         f"largest part              {balance:>14.2f} times the mean of the entries",
+        *notes,
         "",
         "part        entries    needed by others          sent",
     ]

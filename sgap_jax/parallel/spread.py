@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,10 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 from sgap_jax.formats import checks, io
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.levels import CSR
-from sgap_jax.parallel.exchange import Exchange, ask
+from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
+from sgap_jax.parallel.exchange import Exchange, swapped
 from sgap_jax.parallel.metis import by_metis
-from sgap_jax.parallel.partitioned import PartitionedArray
-from sgap_jax.parallel.plan import Compressed, Padded, Sizes, bounds_of, padded, piece
+from sgap_jax.parallel.partitioned import Cover, PartitionedArray
+from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece
 
 
 def partition(
@@ -271,16 +273,29 @@ def _spread(
     """The array of parts whose CSR rows, in SciPy, `rows_of` gives."""
     m, parts = int(row_bounds[-1]), len(row_bounds) - 1
     column_bounds = row_bounds if m == k else bounds_of("even", np.zeros(k), parts)
-    pieces = {}
+    pieces, covers = {}, {}
     for p in _local_parts(mesh, axis):
         matrix = rows_of(p)
         arrays = Compressed(matrix.data.astype(dtype), matrix.indptr, matrix.indices)
         pieces[p] = piece(p, arrays, column_bounds)
-    counts = _from_all({p: x.counts(column_bounds) for p, x in pieces.items()}, parts)
+        covers[p] = cover(pieces[p], column_bounds)
+    counts = _from_all(
+        {
+            p: np.concatenate([x.counts(column_bounds), covers[p].counts()])
+            for p, x in pieces.items()
+        },
+        parts,
+    )
+    counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
     sizes, exchange = Sizes.of(counts, column_bounds), Exchange.of(counts[:, 4:])
-    local = {}
+    covering = CoverPlan.of(of_covers, counts[:, 1])
+    plan = covering if covering.exchange.sent < exchange.sent else None
+    local, halves = {}, {}
     for p in list(pieces):
-        local[p] = padded(pieces.pop(p), sizes, exchange, column_bounds)
+        found = pieces.pop(p)
+        local[p] = padded(found, sizes, exchange, column_bounds)
+        if plan is not None:
+            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
     over = NamedSharding(mesh, jax.P(axis))
 
     def stacked(each: Mapping[int, Any]) -> Any:
@@ -296,22 +311,29 @@ def _spread(
 
         return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
 
-    def matrices(name: str, columns: int) -> SparseArray:
-        shape = (sizes.rows, columns)
+    def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
+        def made(x: Compressed) -> SparseArray:
+            return SparseArray.from_arrays(*x, shape=(rows, columns), format=CSR)
 
-        def made(arrays: Padded) -> SparseArray:
-            return SparseArray.from_arrays(*getattr(arrays, name), shape=shape, format=CSR)
+        return stacked({p: made(x) for p, x in arrays.items()})
 
-        return stacked({p: made(arrays) for p, arrays in local.items()})
+    def of_rows(name: str, columns: int) -> SparseArray:
+        return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
 
-    requests = stacked({p: arrays.requests for p, arrays in local.items()})
-    return PartitionedArray(
-        own=matrices("own", sizes.columns),
-        foreign=matrices("foreign", max(exchange.received, 1)),
-        merged=matrices("merged", sizes.table),
+    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """What the parts here are sent of the plan, by whom it concerns."""
+        if jax.process_count() == 1:
+            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
+        over_devices = _told(exchange, stacked(mine), mesh, axis)
+        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
+
+    whole = PartitionedArray(
+        own=of_rows("own", sizes.columns),
+        foreign=of_rows("foreign", max(exchange.received, 1)),
+        merged=of_rows("merged", sizes.table),
         table_places=stacked({p: arrays.table for p, arrays in local.items()}),
         table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=_asked(requests, exchange, mesh, axis),
+        sends=stacked(told(exchange.back, {p: x.requests for p, x in local.items()})),
         row_places=_places(row_bounds, sizes.rows, permutation, mesh),
         column_places=_places(column_bounds, sizes.columns, permutation if m == k else None, mesh),
         shape=(m, k),
@@ -322,17 +344,44 @@ def _spread(
         row_bounds=tuple(row_bounds.tolist()),
         given=permutation is None,
     )
+    if plan is None:
+        return whole
+    # What a part sends it knows from the others.
+    entries = told(plan.entries, {p: x.entries.T for p, x in halves.items()})
+    out = {p: out_of(p, plan, x.T) for p, x in entries.items()}
+    places = {p: x.values for p, x in out.items()}
+    travel = {}
+    for p, half in halves.items():
+        values = np.append(local[p].foreign.values, np.zeros(1, dtype))
+        travel[p] = values[np.minimum(half.value_sends, len(values) - 1)]
+    received = {p: np.append(x, np.ones(1, dtype)) for p, x in told(plan.values, travel).items()}
+    multiplied = {
+        p: x._replace(values=received[p][np.minimum(x.values, len(received[p]) - 1)])
+        for p, x in out.items()
+    }
+    halved = Cover(
+        out=matrices(multiplied, max(plan.exchange.received, 1), sizes.columns),
+        out_places=stacked(places),
+        into=matrices(
+            {p: x.into for p, x in halves.items()}, sizes.rows, max(plan.exchange.received, 1)
+        ),
+        value_sends=stacked({p: x.value_sends for p, x in halves.items()}),
+        exchange=plan.exchange,
+        values=plan.values,
+    )
+    return replace(whole, cover=halved)
 
 
-def _asked(requests: tuple, exchange: Exchange, mesh: Mesh, axis: str) -> tuple:
-    """What each part is asked for, on its device: the requests travel there by themselves."""
+def _told(exchange: Exchange, messages: jax.Array, mesh: Mesh, axis: str) -> jax.Array:
+    """What the parts of several processes send each other: it travels as the exchange does."""
 
-    def local(requests: tuple) -> tuple:
-        sends = ask(exchange, axis, jax.tree.map(lambda x: x[0], requests))
-        return jax.tree.map(lambda x: x[None], sends)
+    def local(x: jax.Array) -> jax.Array:
+        return exchange.swap(axis, x[0])[None]
 
     spec = jax.P(axis)
-    over: tuple = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(requests)
+    over: jax.Array = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(
+        messages
+    )
     return over
 
 

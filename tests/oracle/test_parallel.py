@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import sgap_jax
 from sgap_jax import CVS, SparseArray, parallel
+from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover, smallest_vertex_cover
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, explanation, padded, piece
@@ -49,40 +50,72 @@ def cut_arrays(offsets, indices, values, row_bounds, column_bounds):
     counts = np.stack([each.counts(column_bounds) for each in pieces])
     sizes, exchange = Sizes.of(counts, column_bounds), Exchange.of(counts[:, 4:])
     arrays = [padded(each, sizes, exchange, column_bounds) for each in pieces]
-    return arrays, sizes, exchange
+    covers = [cover(each, column_bounds) for each in pieces]
+    plan = CoverPlan.of(np.stack([each.counts() for each in covers]), counts[:, 1])
+    halves = [
+        padded_cover(found, x, each, plan, sizes, column_bounds)
+        for found, x, each in zip(pieces, arrays, covers, strict=True)
+    ]
+    return arrays, sizes, exchange, halves, plan
+
+
+def swapped(exchange, sent):
+    """What each part receives, in loops, of what each sends along the first axis."""
+    received = [np.zeros_like(x) for x in sent]
+    for p in range(exchange.parts):
+        for q in range(exchange.parts):
+            a, b = (slice(x * exchange.width, (x + 1) * exchange.width) for x in (p, q))
+            received[p][b] = sent[q][a]
+    begin = 0
+    for rows, pairs in exchange.rounds:
+        assert len({q for q, _ in pairs}) == len({p for _, p in pairs}) == len(pairs)
+        span = slice(begin, begin + rows)
+        for q, p in pairs:
+            received[p][span] = sent[q][span]
+        begin += rows
+    return received
 
 
 def product_by_plan(D, B, parts, rows):
     """What the devices do, in loops: gathers, messages, and the products of own and foreign
-    columns, which must be that of all columns in order."""
-    arrays, sizes, exchange, row_bounds, column_bounds = cut(D, parts, rows)
+    columns, which must be that of all columns in order, and that of the covers."""
+    arrays, sizes, exchange, halves, plan, row_bounds, column_bounds = cut(D, parts, rows)
     mine = np.zeros((parts, sizes.columns, B.shape[1]))
     for p in range(parts):
         a, b = column_bounds[p : p + 2]
         mine[p, : b - a] = B[a:b]
+    sends = swapped(exchange.back, [part.requests for part in arrays])
+    buffers = swapped(exchange, [mine[p][sends[p]] for p in range(parts)])
+    told = swapped(plan.entries, [half.entries.T for half in halves])
+    outs = [out_of(p, plan, told[p].T) for p in range(parts)]
+    far = [np.append(part.foreign.values, [np.nan]) for part in arrays]
+    sent = [x[np.minimum(h.value_sends, len(x) - 1)] for x, h in zip(far, halves, strict=True)]
+    values = [np.append(x, 1) for x in swapped(plan.values, sent)]
+    values = [x[np.minimum(out.values, len(x) - 1)] for x, out in zip(values, outs, strict=True)]
+    partial = [rows_times(*x) for x in zip(outs, values, mine, strict=True)]
+    covered = swapped(plan.exchange, [x[: plan.exchange.received] for x in partial])
     out = []
     for p, part in enumerate(arrays):
-        if exchange.width:
-            buffer = [mine[q][part.requests[0][q]] for q in range(parts)]
-        else:
-            buffer = [
-                mine[(p - shift) % parts][asked] * (exchange.needed[p][(p - shift) % parts] > 0)
-                for (shift, _), asked in zip(exchange.shifts, part.requests, strict=True)
-            ]
-        received = np.concatenate([*buffer, np.zeros((0, B.shape[1]))])
+        received = buffers[p]
         assert len(received) == exchange.received
         table = np.concatenate([mine[p], received])[part.table]
         values = np.concatenate([part.own.values, part.foreign.values, [np.nan]])
         in_order = values[np.minimum(part.merged.values, len(values) - 1)]
+        into = np.append(part.foreign.values, 1)
+        into = into[np.minimum(halves[p].into.values, len(into) - 1)]
         results = [
             rows_times(part.own, part.own.values, mine[p])
             + rows_times(part.foreign, part.foreign.values, received),
             rows_times(part.merged, in_order, table),
+            rows_times(part.own, part.own.values, mine[p])
+            + rows_times(halves[p].into, into, covered[p]),
         ]
-        np.testing.assert_allclose(*results, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(*results[:2], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(*results[1:], rtol=1e-12, atol=1e-12)
         names = part.names[part.names < np.iinfo(np.int32).max].astype(np.int64)
         assert (np.diff(names) > 0).all()
         out.append(results[0][: row_bounds[p + 1] - row_bounds[p]])
+    assert (plan.exchange.needed <= exchange.needed).all()
     return np.concatenate(out), exchange, sizes
 
 
@@ -114,7 +147,31 @@ def test_the_plan_moves_what_is_needed(name, parts):
 def test_a_band_sends_the_rows_at_its_edges_alone():
     D = np.eye(64) + np.eye(64, k=1) + np.eye(64, k=-1)
     _, exchange, _ = product_by_plan(D, np.ones((64, 1)), 8, "even")
-    assert exchange.shifts == ((1, 1), (7, 1)) and exchange.sent_by == [1, 2, 2, 2, 2, 2, 2, 1]
+    assert exchange.sent_by == [1, 2, 2, 2, 2, 2, 2, 1] and len(exchange.rounds) <= 3
+    assert all(rows == 1 for rows, _ in exchange.rounds)
+
+
+def test_a_cover_is_a_smallest_one():
+    """Against all sets of vertices; and of a row and a column that are full, two rows travel
+    instead of six."""
+    rng = np.random.default_rng(0)
+    for lefts, rights in [(1, 1), (4, 3), (3, 5), (5, 5)] * 5:
+        edges = rng.random((lefts, rights)) < 0.4
+        edges[:, edges.sum(0) == 0] = True
+        by_left, by_right = smallest_vertex_cover(*np.nonzero(edges), lefts, rights)
+        assert (by_left[:, None] | by_right)[edges].all()
+        subsets = (np.arange(2**lefts)[:, None] >> np.arange(lefts)) & 1 > 0
+        # With these on the left, the right needs the neighbours of all others.
+        sizes = subsets.sum(1) + (~subsets[:, :, None] & edges).any(1).sum(1)
+        assert by_left.sum() + by_right.sum() == sizes.min()
+        best = subsets[sizes == sizes.min()]
+        assert by_left.sum() == best.sum(1).min()
+    D = np.zeros((12, 12))
+    D[1] = D[:, 10] = 1
+    *_, exchange, halves, plan, _, _ = cut(D, 2, "even")
+    assert exchange.needed.tolist() == [[0, 6], [0, 0]]
+    assert plan.exchange.needed.tolist() == [[0, 2], [0, 0]]
+    assert plan.partial_rows.tolist() == [[0, 1], [0, 0]] and plan.values.needed[1, 0] == 5
 
 
 def test_all_to_all_where_every_pair_exchanges_as_much():
@@ -125,27 +182,18 @@ def test_all_to_all_where_every_pair_exchanges_as_much():
 @pytest.mark.parametrize("parts", [2, 8])
 def test_explain_counts_the_bytes(parts):
     """Against loops over the entries: a row travels once to each part that has an entry in its
-    column and does not own it; and padding is what messages have more than the longest of a kind
-    needs."""
+    column and does not own it; the rest of what is sent is padding."""
     D = graph(40, 40, seed=parts)
-    _, sizes, exchange, row_bounds, column_bounds = cut(D, parts, "balanced")
+    _, sizes, exchange, _, _, row_bounds, column_bounds = cut(D, parts, "balanced")
     part_of = lambda bounds, i: int(np.searchsorted(bounds, i, side="right")) - 1
     rows = {(part_of(row_bounds, i), j) for i, j in zip(*np.nonzero(D), strict=True)}
     owner = [part_of(column_bounds, j) for j in range(40)]
     needed = [sum(owner[j] == q != p for p, j in rows) for q in range(parts)]
-    messages = {q: {} for q in range(parts)}
-    for p, j in rows:
-        if owner[j] != p:
-            messages[owner[j]].setdefault(p, set()).add(j)
-    longest = {}
-    for q, to in messages.items():
-        for p, sent in to.items():
-            shift = 0 if exchange.width else (p - q) % parts
-            longest[shift] = max(longest.get(shift, 0), len(sent))
     if exchange.width:
-        sent = [longest[0] * (parts - 1)] * parts
+        sent = [exchange.width * (parts - 1)] * parts
     else:
-        sent = [sum(longest[(p - q) % parts] for p in messages[q]) for q in range(parts)]
+        sent = [sum(rows for rows, to in exchange.rounds if q in dict(to)) for q in range(parts)]
+    assert all(x <= y for x, y in zip(needed, sent, strict=True)) and sum(sent) < 2 * sum(needed)
     entries = np.add.reduceat(np.count_nonzero(D, 1), row_bounds[:-1]).tolist()
     text = explanation(exchange, entries, 40, 10, 4).splitlines()
     number = lambda line: int(line.replace(",", "").split()[-2])
@@ -278,7 +326,7 @@ def test_metis_finds_the_parts_of_a_graph(mesh):
     D = (side[:, None] == side[None, :]).astype(float)
     D[2, 5] = D[5, 2] = 1
     A = parallel.partition(SparseArray.from_dense(D), mesh, "x", order="metis")
-    assert A.exchange.needed == ((0, 1), (1, 0)) and set(A.entries) == {145}
+    assert A.exchange.needed.tolist() == [[0, 1], [1, 0]] and set(A.entries) == {145}
     B = np.random.default_rng(0).standard_normal((24, 3))
     np.testing.assert_allclose(A @ B, D @ B, rtol=1e-12, atol=1e-12)
     for D in (np.zeros((5, 5)), np.eye(5), np.ones((1, 1)), np.zeros((0, 0))):  # nothing to cut
@@ -287,9 +335,10 @@ def test_metis_finds_the_parts_of_a_graph(mesh):
 
 
 @pytest.mark.parametrize("order", ["given", "metis"])
-@pytest.mark.parametrize("name, most", [("delaunay_n15", 0.01), ("coauthor_cs", 0.17)])
+@pytest.mark.parametrize("name, most", [("delaunay_n15", 0.003), ("coauthor_cs", 0.04)])
 def test_what_graphs_send(data_dir, name, most, order):
-    """Never more than an all-gather of evenly split rows, and with METIS at most a quarter."""
+    """Never more than an all-gather of evenly split rows; with METIS little of it. With its
+    padding at most 1.15 times the smallest covers."""
     A = sgap_jax.read(data_dir / "graphs" / f"{name}.npz").to_scipy().tocsr()
     A, parts, rows = (A + A.T).tocsr(), 64, "balanced"
     if order == "metis":
@@ -298,6 +347,7 @@ def test_what_graphs_send(data_dir, name, most, order):
         A, rows = A[permutation][:, permutation].tocsr(), counts.tolist()
     A.sum_duplicates()
     bounds = bounds_of(rows, np.diff(A.indptr), parts)
-    _, _, exchange = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
-    share = exchange.sent / ((parts - 1) * -(-A.shape[0] // parts))
-    assert share <= (most if order == "metis" else 1)
+    _, _, exchange, _, plan = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
+    everything = (parts - 1) * -(-A.shape[0] // parts)
+    assert plan.exchange.sent / everything <= (most if order == "metis" else 1)
+    assert plan.exchange.sent <= min(exchange.sent, 1.15 * max(plan.exchange.needed.sum(0)))
