@@ -308,6 +308,34 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype):
     np.testing.assert_array_equal(tie(parallel, apart), tie(sgap_jax, A))
 
 
+def test_a_new_mesh_compiles_one_program_and_new_values_none(mesh):
+    """Parts are cut and planned without the compiler, and a plan of the same contents finds the
+    program of the one before."""
+    D, B = graph(), np.random.default_rng(1).standard_normal((23, 4))
+    alone = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1], axis_types=(AxisType.Auto,))
+    step = jax.jit(jax.grad(lambda v, A, B: jnp.sum((A.with_values(v) @ B) ** 2)))
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+    )
+    for over, scale, programs in (
+        (alone, 1, 1),
+        (mesh, 1, 1),
+        (mesh, 2, 0),
+        (alone, 3, 0),
+    ):
+        A = parallel.partition(SparseArray.from_dense(scale * D), over, "x")
+        assert not compiled, "partition compiled something"
+        gradient = step(A.values, A, B)
+        assert len(compiled) == programs
+        compiled.clear()
+        slope = SparseArray.from_dense(np.where(D, 2 * scale * D @ B @ B.T, 0))
+        expected = parallel.partition(slope, over, "x").values
+        close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+        jax.tree.map(close, gradient, expected)
+        compiled.clear()
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.mtx"])
 @pytest.mark.parametrize("rows", ["balanced", "even", [4, 19]])
 def test_a_matrix_from_a_file(mesh, tmp_path, name, rows):

@@ -1,0 +1,122 @@
+"""The GCN over several processes: losses of one device, a process that dies, and a resumed run."""
+
+import importlib.util
+import io
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse
+
+from sgap_jax import SparseArray, parallel
+
+for package in ("optax", "orbax.checkpoint"):
+    pytest.importorskip(package)
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "distributed_gcn"
+sys.path.insert(0, str(FOLDER))  # train.py imports graphs.py
+
+
+def _module(name):
+    # Under names of their own: other examples have a train.py, too.
+    spec = importlib.util.spec_from_file_location(f"distributed_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+graphs, launch, train = _module("graphs"), _module("launch"), _module("train")
+
+
+def metrics(run):
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def of_one_device(recipe, scale, epochs):
+    """The metrics of each epoch, with a SparseArray of the matrix that SciPy has normalized."""
+    size, rows = graphs.rmat(scale)
+    matrix = (rows(0, size) + scipy.sparse.eye_array(size)).tocsr()
+    matrix.data[:] = 1
+    factor = scipy.sparse.diags_array(matrix.sum(1) ** -0.5)
+    graph = SparseArray.from_scipy((factor @ matrix @ factor).tocsr().astype(np.float32))
+    mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+    data = train.inputs(recipe, parallel.partition(graph, mesh, "x"))
+    data = jax.tree.map(lambda x: np.asarray(x)[0], data)
+    state, found = train.started(recipe), []
+    for _ in range(epochs):
+        state, line = train.step(state, graph, data, recipe=recipe)
+        found.append({name: float(x) for name, x in line.items()})
+    return found
+
+
+def test_one_of_four_dies_the_others_say_so_and_two_go_on_with_the_losses_of_one_device(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    recipe, scale = train.Recipe(features=16, classes=4), 8
+    options = ["--rmat", str(scale), "--features", "16", "--classes", "4", "--every", "2"]
+    options += ["--run", str(tmp_path), "--timeout", "20"]
+    four, out = launch.start(4, 1, [*options, "--epochs", "1000"]), io.StringIO()
+    statuses = []
+    waiting = threading.Thread(target=lambda: statuses.extend(launch.wait(four, 60, out)))
+    waiting.start()
+    until = time.monotonic() + 120
+    # The second checkpoint begins when the first is on disk.
+    while len(metrics(tmp_path)) < 5 and waiting.is_alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    four[2].kill()
+    killed = time.monotonic()
+    waiting.join(timeout=120)
+    assert not waiting.is_alive() and time.monotonic() - killed < 40
+    assert [bool(status) for status in statuses] == [True] * 4, (statuses, out.getvalue())
+    assert launch.ended(statuses[2]) == "ended by SIGKILL", out.getvalue()
+    assert statuses[0] == statuses[1] == statuses[3] == train.LOST, (statuses, out.getvalue())
+    assert out.getvalue().count("another process has ended") == 3, out.getvalue()
+    before = metrics(tmp_path)
+    assert [line["epoch"] for line in before] == list(range(1, len(before) + 1))
+
+    epochs = len(before) + 2
+    two, out = launch.start(2, 1, [*options, "--epochs", str(epochs)]), io.StringIO()
+    assert launch.wait(two, 60, out) == [0, 0], out.getvalue()
+    after = metrics(tmp_path)[len(before) :]
+    first = after[0]["epoch"]
+    assert f"epoch {first - 1}: resumed" in out.getvalue()
+    assert 2 < first <= len(before) + 1 and first % 2 == 1
+    assert [line["epoch"] for line in after] == list(range(first, epochs + 1))
+    expected = of_one_device(recipe, scale, epochs)
+    for line in before + after:
+        for name, value in expected[line["epoch"] - 1].items():
+            bound = dict(rtol=1e-4) if name == "loss" else dict(atol=2 / 2**scale)
+            np.testing.assert_allclose(line[name], value, **bound, err_msg=str(line))
+    assert expected[-1]["loss"] < expected[0]["loss"]
+
+
+def test_rows_of_graphs_are_those_of_the_whole(tmp_path):
+    size, rows = graphs.rmat(6)
+    whole = rows(0, size)
+    assert size == 64 and (whole != whole.T).nnz == 0 and whole.nnz > 4 * size
+    assert (rows(10, 30) != whole[10:30]).nnz == 0
+    scipy.sparse.save_npz(tmp_path / "a.npz", whole)
+    count, stored = graphs.stored(tmp_path / "a.npz")
+    assert count == size and (stored(10, 30) != whole[10:30]).nnz == 0
+    vertices = np.arange(2**9, dtype=np.int32)
+    assert len(set(graphs._scattered(vertices, 9).tolist())) == 2**9
+
+
+def test_command_line_errors_are_sentences(tmp_path, capsys):
+    scipy.sparse.save_npz(tmp_path / "wide.npz", scipy.sparse.csr_array((2, 3)))
+    for name, words in (
+        ("wide.npz", "expected a square matrix, got [2, 3]"),
+        ("absent.npz", "No such file"),
+    ):
+        with pytest.raises(SystemExit):
+            train.main(["--graph", str(tmp_path / name)])
+        assert words in capsys.readouterr().err
