@@ -1,4 +1,5 @@
-"""einsum with one sparse operand: SpMM, SDDMM, TTV, TTM, MTTKRP and other index expressions."""
+"""einsum with a sparse operand, or several of the same indices: SpMM, SDDMM, TTV, TTM, MTTKRP and
+other index expressions."""
 
 import contextlib
 import dataclasses
@@ -28,7 +29,14 @@ from sgap_jax.primitives._define import (
     out_aval,
 )
 from sgap_jax.primitives._partition import Axes
-from sgap_jax.primitives.einsum_expression import ENTRY, Expression, by_fibers, joined, parse
+from sgap_jax.primitives.einsum_expression import (
+    ENTRY,
+    Expression,
+    by_fibers,
+    joined,
+    multiplied,
+    parse,
+)
 from sgap_jax.primitives.einsum_plain import plain, tangents_of_extremum
 from sgap_jax.primitives.sddmm import sddmm
 from sgap_jax.primitives.spmm import spmm, spmv
@@ -45,7 +53,8 @@ def einsum(
     schedule: Schedule | None = None,
     fibers: bool = False,
 ) -> Any:
-    """Einstein summation over tensors of which one is sparse; or the maximum, or the minimum.
+    """Einstein summation over tensors of which one is sparse, or several with the same indices are;
+    or the maximum, or the minimum.
 
         einsum("ij,jk->ik", A, B)         C[i, k] = sum_j A[i, j] B[j, k]              (SpMM)
         einsum("ij,ik,jk->ij", A, X, Y)   C[i, j] = A[i, j] sum_k X[i, k] Y[j, k]      (SDDMM)
@@ -75,8 +84,10 @@ def einsum(
       subscripts: as for `jnp.einsum`, with no index twice in one operand. Without "->" the output
         has the indices that occur once, in alphabetical order. An ellipsis stands for any
         dimensions, of the same sizes in all operands that have one: "ij,...jk->...ik".
-      operands: numeric arrays, exactly one of them a SparseArray of any format. In vectors and
-        blocks every element is a stored entry, zeros too.
+      operands: numeric arrays, one of them a SparseArray of any format. In vectors and
+        blocks every element is a stored entry, zeros too. In sums several may be SparseArrays, of
+        the same indices in the same order: they are multiplied first, as by `A * B`, in their own
+        dtype, and the product counts as the one (inside jit where structures are traced: matrices).
       reduction: "sum", "max" or "min", over the indices that the output lacks.
       fibers: store the result only at the fibers of the outer levels of a CSF operand: the output
         lists their indices in the order of the levels, then indices that the operand lacks.
@@ -99,8 +110,9 @@ def einsum(
       TypeError: schedule is not a Schedule.
       ScheduleError: a schedule of another expression or format, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
-      ValueError: subscripts that do not fit the operands, not exactly one SparseArray, another
-        reduction, a maximum or minimum of complex numbers, or operands of which all are bool.
+      ValueError: subscripts that do not fit the operands, no SparseArray, several of different
+        indices or shapes or not summed, another reduction, a maximum or minimum of complex
+        numbers, or operands of which all are bool.
       NotImplementedError: an index twice in one operand, ellipses of sizes that broadcast, a
         schedule without a kernel for the expression or the dtype, or fibers of a format or of an
         output that has none.
@@ -196,6 +208,8 @@ class _Asked(NamedTuple):
             raise ValueError(
                 f"einsum: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
             )
+        if reduction == "sum":
+            subscripts, operands = multiplied(subscripts, operands)
         place, factors, output = parse(subscripts, operands)
         A, sparse = operands[place], factors[place]
         arrays = [A.values if i == place else jnp.asarray(x) for i, x in enumerate(operands)]

@@ -61,11 +61,44 @@ def parse(subscripts: str, operands: Sequence) -> tuple[int, tuple[str, ...], st
     sparse = [i for i, x in enumerate(operands) if isinstance(x, SparseArray)]
     if len(sparse) != 1:
         raise ValueError(
-            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; "
+            f"einsum: expected one SparseArray among the operands, got {len(sparse)}; several are "
+            "for sums, and of the same indices in the same order (A @ B multiplies two matrices); "
             "jnp.einsum is for none, A.todense() for all but one"
         )
     require_unbatched(operands[sparse[0]], f"einsum: {factors[sparse[0]]!r}")
     return sparse[0], factors, output
+
+
+def multiplied(subscripts: str, operands: Sequence) -> tuple[str, Sequence]:
+    """The subscripts and operands with one SparseArray, A * B, in place of those that have the same
+    indices in the same order.
+
+    Without "->" the output is said here: an index that occurs in both is summed.
+    """
+    if not isinstance(subscripts, str):
+        return subscripts, operands
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    words = inputs.split(",")
+    sparse = [i for i, x in enumerate(operands) if isinstance(x, SparseArray)]
+    if len(words) != len(operands) or len(sparse) < 2:
+        return subscripts, operands
+    first = sparse[0]
+    word, A = words[first], operands[first]
+    alike = len(set(word)) == len(word) == A.ndim and all(words[i] == word for i in sparse)
+    if not alike or (not arrow and "." in inputs):
+        return subscripts, operands
+    for i in sparse[1:]:
+        if operands[i].shape != A.shape:
+            raise ValueError(
+                f"einsum: {word!r} of {subscripts!r} has shapes {A.shape} and {operands[i].shape}"
+            )
+        require_unbatched(operands[i], f"einsum: {word!r}")
+        A = A * operands[i]
+    if not arrow:
+        output = "".join(sorted(c for c in set(inputs) - {","} if inputs.count(c) == 1))
+    kept = [i for i in range(len(operands)) if i == first or i not in sparse]
+    rest = [A if i == first else operands[i] for i in kept]
+    return f"{','.join(words[i] for i in kept)}->{output}", rest
 
 
 def _with_letters(text: str, operands: Sequence) -> str:

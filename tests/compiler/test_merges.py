@@ -289,8 +289,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("change,reason", REFUSED, ids=[reason for _, reason in REFUSED])
 def test_refused_schedules(change, reason):
-    with pytest.raises((ScheduleError, NotImplementedError), match=re.escape(reason)):
+    with pytest.raises((ScheduleError, NotImplementedError), match=re.escape(reason)) as refusal:
         change(Schedule(EXPRESSIONS["sum"]))
+    message, _ = str(refusal.value).split("\nin ")
+    transformation = message[: message.index("(") + 1]
+    assert message.count(transformation) == 1, "the call is named once, in front of the reason"
 
 
 def test_refused_expressions():

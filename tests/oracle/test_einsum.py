@@ -1,5 +1,7 @@
 """einsum with a sparse operand against np.einsum on the dense arrays, in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from battery import BATTERY, array, cast, rounded
 from tolerance import DTYPES, assert_within, sum_bound
 
-from sgap_jax import BCSR, COO, CSC, CSR, CVS, CpuTile, Reference, SparseArray, einsum, spmm
+from sgap_jax import BCSR, COO, CSC, CSF, CSR, CVS, CpuTile, Reference, SparseArray, einsum, spmm
 
 SIZES = {"i": 6, "j": 5, "k": 4, "l": 3, "r": 7, "s": 2}
 MATRIX = [
@@ -248,3 +250,47 @@ def test_the_gradient_of_a_scalar_factor(subscripts):
     given, whole, _ = operands("ij,->ij")
     total = lambda s: jnp.sum(getattr(out := einsum(subscripts, given[0], s), "values", out))
     np.testing.assert_allclose(jax.grad(total)(given[1]), whole[0].sum(), rtol=1e-12)
+
+
+def test_several_sparse_operands_of_the_same_indices():
+    """They are multiplied where all are stored; values, derivatives to order 2, jit and vmap."""
+    r = np.random.default_rng(5)
+
+    def sparse(x, format):
+        return SparseArray.from_dense(x, format=format)
+
+    dense = [np.float32(r.integers(-3, 4, (5, 6)) * (r.random((5, 6)) < 0.6)) for _ in range(3)]
+    A, B, D = map(sparse, dense, (CSR, CSC, CSR))
+    x = np.float32(r.integers(-3, 4, 6))
+    want = np.einsum("ij,ij,j,ij->i", *dense[:2], x, dense[2])
+    np.testing.assert_array_equal(einsum("ij,ij,j,ij->i", A, B, x, D), want)
+    total = jnp.einsum("ij,ij,j->i", *dense[:2], x)
+    np.testing.assert_array_equal(jax.jit(partial(einsum, "ij,ij,j->i"))(A, B, x), total)
+    np.testing.assert_array_equal(einsum("ij,ij", A, B), np.einsum("ij,ij", *dense[:2]))
+    tensors = [np.float32(r.integers(-1, 2, (3, 4, 5))) for _ in range(2)]
+    found = einsum("ijk,ijk,k->ij", *(sparse(x, CSF(3)) for x in tensors), x[:5])
+    np.testing.assert_array_equal(found, np.einsum("ijk,ijk,k->ij", *tensors, x[:5]))
+    each = einsum("ij,ij->ij", A, B)
+    np.testing.assert_array_equal(each.todense(), dense[0] * dense[1])
+
+    def loss(a, b):
+        return (einsum("ij,ij,j->i", A.with_values(a), B.with_values(b), x) ** 2).sum()
+
+    def of_dense(a, b):
+        a, b = A.with_values(a).todense(), B.with_values(b).todense()
+        return (jnp.einsum("ij,ij,j->i", a, b, x) ** 2).sum()
+
+    for derivative in (jax.grad, jax.hessian):
+        found = jax.jit(derivative(loss, (0, 1)))(A.values, B.values)
+        jax.tree.map(
+            np.testing.assert_array_equal, found, derivative(of_dense, (0, 1))(A.values, B.values)
+        )
+    batch = jnp.stack([A.values, 2 * A.values])
+    found = jax.vmap(lambda a: einsum("ij,ij,j->i", A.with_values(a), B, x))(batch)
+    np.testing.assert_array_equal(found, np.stack([total, 2 * total]))
+    with pytest.raises(ValueError, match="of the same indices in the same order"):
+        einsum("ij,jk->ik", A, sparse(dense[0].T, CSR))
+    with pytest.raises(ValueError, match="several are for sums"):
+        einsum("ij,ij->i", A, B, reduction="max")
+    with pytest.raises(ValueError, match="has shapes"):
+        einsum("ij,ij->i", A, sparse(dense[0].T, CSR))

@@ -67,11 +67,11 @@ def check_merges(expression: Assign, statement: SuchThat) -> None:
         index = merged[0]
         if index in tiles:
             raise NotImplementedError(
-                f"{relation}: {index} is a tile of merged coordinates, or their positions, already"
+                f"{index} is a tile of merged coordinates, or their positions, already"
             )
         if not isinstance(relation, cin.Split):
             raise NotImplementedError(
-                f"{relation}: the coordinates of {index} are merged from what "
+                f"the coordinates of {index} are merged from what "
                 f"{space_of(expression.products, index)} stores; split tiles them, and the outer "
                 "part can be transformed further"
             )
@@ -105,8 +105,7 @@ def _check_leader(expression: Assign, statement: SuchThat, pos: cin.Pos) -> None
     that its terms need: those of the others are searched for."""
     if pos.coordinate not in stored_indices(expression):
         raise NotImplementedError(
-            f"{pos}: {pos.coordinate} is a tile of merged coordinates; take positions of all of an "
-            "index"
+            f"{pos.coordinate} is a tile of merged coordinates; take positions of all of an index"
         )
     loop = find(statement.body, pos.position)
     leaves = () if loop is None else paths(loop.body)
