@@ -40,7 +40,7 @@ RESULTS ?= benchmarks/results
 
 .PHONY: help demo check test test-all test-gpu-compile xla-gpu lint lint-python lint-types lint-layers lint-cpp lint-text format bench docs sanitize \
   sanitize-address sanitize-thread sanitized-address sanitized-thread fuzz fuzz-address mutants gpu gpu-install gpu-test gpu-bench gpu-octets gpu-attention \
-  gpu-figures gpu-tables gpu-tuned gpu-doctor predict clean moved-modules
+  gpu-figures gpu-tables gpu-tuned gpu-taco gpu-doctor predict clean moved-modules
 
 help:
 	@echo "make demo      train the sparse transformer and compare it with dense attention"
@@ -63,6 +63,7 @@ help:
 	@echo "make gpu-figures on an NVIDIA GPU: Figures 17 and 19 of vectorSparse; RESULTS=folder"
 	@echo "make gpu-tables on an NVIDIA GPU: Tables 1 to 3 of Sgap, compiled loops; RESULTS=folder"
 	@echo "make gpu-tuned on an NVIDIA GPU: Tables 4 and 5 and Figure 11 of Sgap; RESULTS=folder"
+	@echo "make gpu-taco on an NVIDIA GPU: Figures 16, 18, 20 and section 8.3 of TACO; RESULTS=folder"
 	@echo "make predict   times of the default kernels on an H100 and an A100, predicted without a GPU"
 	@echo "make clean     remove build products (keeps $(VENV))"
 
@@ -236,6 +237,9 @@ gpu-tables: gpu-install
 
 gpu-tuned: gpu-install
 	$(GPU_RUN) -m benchmarks.gpu.tuned --results "$(abspath $(RESULTS))" $(GPU_ARGS)
+
+gpu-taco: gpu-install
+	$(GPU_RUN) -m benchmarks.gpu.taco --results "$(abspath $(RESULTS))" $(GPU_ARGS)
 
 clean:
 	rm -rf build dist docs/_build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -33,6 +33,7 @@ PARTS = {
     "gpu-figures": "Figures 17 and 19 of vectorSparse",
     "gpu-tables": "Tables 1 to 3 of Sgap",
     "gpu-tuned": "Tables 4 and 5 and Figure 11 of Sgap",
+    "gpu-taco": "Figures 16, 18 and 20 of TACO and the study of its section 8.3",
 }
 # Layers of the doctor without which no later part can run.
 NEEDED = ("driver", "architecture", "XLA")

@@ -9,7 +9,7 @@ from cuda_sources import require_nvrtc
 from gpu_results import read, timed
 
 from benchmarks import problems
-from benchmarks.gpu import figures, octets, octets_sddmm, tables, timing, tuned
+from benchmarks.gpu import figures, octets, octets_sddmm, tables, taco, timing, tuned
 from sgap_jax import CVS, Problem, SparseArray, sddmm
 
 
@@ -238,3 +238,36 @@ def test_a_matrix_without_vectors_has_no_figure():
     A = problems.uniform(40, 30, 0.2)
     with pytest.raises(ValueError, match="figures: the matrix has no column vectors"):
         figures.Case("spmm", A, 4, timing.DryRun(), 1e10, "sm_90")
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_tacos_schedules_run_and_wrong_results_end_them(wrong, tmp_path, monkeypatch):
+    require_nvrtc()
+    monkeypatch.setattr(timing.DryRun, "get", lambda self, array: np.asarray(array) + wrong)
+    names = ["small_weights", "random_small"]
+    command = ["--dry-run", "--problems", *names, "--results", str(tmp_path)]
+    if wrong:
+        with pytest.raises(SystemExit, match="10 results of ours are wrong"):
+            taco.main(command)
+        return
+    taco.main(command)
+    (folder,) = tmp_path.iterdir()
+    own = {taco.DEFAULT, taco.COMPILED}
+    for name, (_, n) in taco.FIGURES.items():
+        rows = read(folder / f"{name}.csv")
+        assert {row["n"] for row in rows} == {str(n)}
+        assert own <= timed(rows), name
+    assert timed(read(folder / "study83.csv")) == set(taco.STUDY)
+    text = (folder / "taco.md").read_text()
+    assert "no figure here says anything about a GPU" in text and "not measured" in text
+
+
+def test_tacos_speedups_are_means_of_the_best_of_each_side():
+    times = {"a": {"x": 8.0, "y": 6.0, "ours": 2.0}, "b": {"x": 4.0, "ours": 1.0}, "c": {"x": 1.0}}
+    rows = [
+        {"problem": name, "contender": contender, "us": us}
+        for name, of in times.items()
+        for contender, us in of.items()
+    ]
+    rows.append({"problem": "c", "contender": "ours", "notes": "failed"})
+    assert taco.ratios(rows, taco.is_a("x", "y"), taco.is_a("ours")) == [3.0, 4.0]

@@ -71,7 +71,7 @@ def test_the_runs_of_a_target_share_its_time(make):
     ]
 
 
-BENCHMARKS = ("run", "octets", "attention", "figures", "tables", "tuned")
+BENCHMARKS = ("run", "octets", "attention", "figures", "tables", "tuned", "taco")
 DOCTOR = """case "$*" in *"sgap_jax doctor"*)
   for file; do :; done; echo "$STANDIN_DOCTOR" > "$file"; grep -q '"ok": true' "$file" || exit 1 ;;
 esac
@@ -108,7 +108,7 @@ def test_all_of_them_whatever_one_does_and_none_twice(everything):
     done, parts, report, text = everything(WORKS, STANDIN_FAILS="benchmarks.gpu.octets ")
     every = ["doctor", "tests/gpu", *(f"benchmarks.gpu.{name}" for name in BENCHMARKS)]
     assert done.returncode != 0 and parts == every, done.stdout + done.stderr
-    assert [part["state"] for part in report.values()].count("done") == 7
+    assert [part["state"] for part in report.values()].count("done") == 8
     assert report["gpu-octets"]["state"] == "failed" and report["gpu-octets"]["output"]
     assert "The first part that failed is gpu-octets" in text and "All layers work." in text
     done, parts, report, text = everything(WORKS)  # goes on where it ended
@@ -126,7 +126,7 @@ def test_what_the_doctor_finds_decides_what_starts(everything):
     assert "The first part that failed is gpu-doctor" in text and "No driver." in text
     one_kernel = broken | {"first_failed": "kernels", "kernels": [{"family": "spmm octet"}]}
     _, parts, report, text = everything(one_kernel)
-    assert len(parts) == 9 and "| spmm octet | - |" in text
+    assert len(parts) == 10 and "| spmm octet | - |" in text
     assert report["gpu-bench"]["state"] == "done"
 
 
