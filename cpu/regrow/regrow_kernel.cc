@@ -8,6 +8,10 @@ namespace {
 
 constexpr int64_t kSampled = 8192;  // cells
 
+// The key of the greatest finite number: infinity counts as that.
+template <typename Acc>
+const Key<Acc> kGreatest = BitCast<Key<Acc>>(Acc(__builtin_inf())) - 1;
+
 template <typename Acc, int N>
 Vector<Acc, N> Magnitude(Vector<Acc, N> x) {
   using Keys = Vector<Key<Acc>, N>;
@@ -190,7 +194,8 @@ struct OfScores {
       if (Marked(of.marks + row * args.mark_bytes, column)) continue;
       Vector<Acc, N> x = {};
       x[0] = LoadScalar(scores + cell);
-      keys[sampled++] = KeysOf<Acc, N>(Magnitude<Acc, N>(x))[0];
+      const K key = KeysOf<Acc, N>(Magnitude<Acc, N>(x))[0];
+      keys[sampled++] = key < kGreatest<Acc> ? key : kGreatest<Acc>;
     }
     const double expected = double(sampled) * double(of.grow) / double(empty);
     const auto rank = int64_t(expected + 3 * __builtin_sqrt(expected) + 2);
@@ -228,7 +233,7 @@ struct OfScores {
       }
       of.candidates[r] = int32_t(count - before);
     }
-    const Vector<K, N> greatest = Vector<K, N>{} + (BitCast<K>(Acc(__builtin_inf())) - 1);
+    const Vector<K, N> greatest = Vector<K, N>{} + kGreatest<Acc>;
     for (int64_t i = 0; i < count; i += N) {
       Vector<Acc, N> x;
       __builtin_memcpy(&x, found + i, sizeof(x));

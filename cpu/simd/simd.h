@@ -541,18 +541,27 @@ inline Vector<Accumulator<T>, N> GatherByPairs(const T* source, const int32_t* i
   }
 }
 
+#if defined(__AVX512DQ__)
+// A mask of lanes as an integer. GCC 12 may keep a __mmask8 in one byte of the stack and read four
+// where it was converted to an integer; not one that it must have in a register.
+inline uint32_t InRegister(uint32_t mask) {
+  asm("" : "+r"(mask));
+  return mask;
+}
+#endif
+
 // Bit i: whether lane i of x is at least `least`.
 template <typename T, int N>
 inline uint32_t LanesFrom(Vector<T, N> x, T least) {
 #if defined(__AVX512DQ__)
   if constexpr (std::is_same_v<T, float> && N == 16) {
-    return _mm512_cmp_ps_mask(BitCast<__m512>(x), _mm512_set1_ps(least), _CMP_GE_OQ);
+    return InRegister(_mm512_cmp_ps_mask(BitCast<__m512>(x), _mm512_set1_ps(least), _CMP_GE_OQ));
   } else if constexpr (std::is_same_v<T, int32_t> && N == 16) {
-    return _mm512_cmpge_epi32_mask(BitCast<__m512i>(x), _mm512_set1_epi32(least));
+    return InRegister(_mm512_cmpge_epi32_mask(BitCast<__m512i>(x), _mm512_set1_epi32(least)));
   } else if constexpr (std::is_same_v<T, double> && N == 8) {
-    return _mm512_cmp_pd_mask(BitCast<__m512d>(x), _mm512_set1_pd(least), _CMP_GE_OQ);
+    return InRegister(_mm512_cmp_pd_mask(BitCast<__m512d>(x), _mm512_set1_pd(least), _CMP_GE_OQ));
   } else if constexpr (std::is_same_v<T, int64_t> && N == 8) {
-    return _mm512_cmpge_epi64_mask(BitCast<__m512i>(x), _mm512_set1_epi64(least));
+    return InRegister(_mm512_cmpge_epi64_mask(BitCast<__m512i>(x), _mm512_set1_epi64(least)));
   }
 #endif
 #if defined(__AVX2__)

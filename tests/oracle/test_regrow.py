@@ -87,6 +87,10 @@ def cases():
         arrays = structure(rng, 40, 2000, 20_000, False)
         norms = numbers(rng, "normal", 20_000).astype(dtype)
         made.append((*arrays, norms, misleading.reshape(40, 2000).astype(dtype), 1.0))
+    # Infinity counts as the greatest number, of which there are some too.
+    arrays, scores = structure(rng, 200, 200, 100, False), np.full((200, 200), np.inf, np.float32)
+    scores[0] = np.finfo(np.float32).max
+    made.append((*arrays, numbers(rng, "normal", 100).astype(np.float32), scores, 1.0))
     return [
         ((offsets.astype(np.int32), indices.astype(np.int32), *rest), by_sorting(*given))
         for given in made
