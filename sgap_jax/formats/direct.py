@@ -26,29 +26,35 @@ Rows = tuple[Any, Any, Any]
 
 def product(a: Rows, b: Rows, columns: int) -> Rows | None:
     """A B for values of one dtype; columns ascend. ValueError for 2^31 - 1 entries or more."""
-    if not _applies(*a, *b) or a[2].dtype != b[2].dtype:
+    if not _applies(a, b):
         return None
     from sgap_jax.runtime.native import native, threads
 
     dtype = a[2].dtype
-    found = native.product(*_bytes(a), *_bytes(b), columns, dtype.name, threads())
+    try:
+        found = native.product(*_with_bytes(a), *_with_bytes(b), columns, dtype.name, threads())
+    except MemoryError:  # it reserves a bound for each thread
+        return None
     if found is None:
         raise ValueError(
             f"spgemm: A B has {checks.INT32_MAX} entries or more; index arrays are int32"
         )
-    return _placed(*found[:2], found[2].view(dtype))
+    return _placed((*found[:2], found[2].view(dtype)), (*a, *b))
 
 
 def merged(a: Rows, b: Rows, columns: int, sign: str) -> Rows | None:
     """A + B, A - B or A * B (`sign`) for values of one dtype; None also where a row of one of them
     does not ascend."""
-    if not _applies(*a, *b) or a[2].dtype != b[2].dtype:
+    if not _applies(a, b):
         return None
     from sgap_jax.runtime.native import native, threads
 
     dtype = a[2].dtype
-    found = native.merge(*_bytes(a), *_bytes(b), columns, sign, dtype.name, threads())
-    return found and _placed(*found[:2], found[2].view(dtype))
+    try:
+        found = native.merge(*_with_bytes(a), *_with_bytes(b), columns, sign, dtype.name, threads())
+    except MemoryError:
+        return None
+    return found and _placed((*found[:2], found[2].view(dtype)), (*a, *b))
 
 
 def places(
@@ -75,22 +81,30 @@ def _transpose(offsets: Any, indices: Any, size: int) -> tuple[Any, Any, Any]:
         return tuple(structure.transpose_structure(offsets, indices, size))
 
 
-def _applies(*arrays: Any) -> bool:
-    if checks.is_traced(*arrays) or jax.default_backend() != "cpu":
+def _applies(a: Rows, b: Rows) -> bool:
+    if checks.is_traced(*a, *b) or jax.default_backend() != "cpu":
         return False
-    first = {jax.devices()[0]}
-    for x in arrays:
-        floating = x.dtype == np.int32 or x.dtype.name in KERNEL_DTYPES
-        if x.ndim != 1 or not floating or (isinstance(x, jax.Array) and x.devices() != first):
-            return False
+    dtype, first = a[2].dtype, {jax.devices()[0]}
+    if dtype.name not in KERNEL_DTYPES:
+        return False
+    for arrays in (a, b):
+        for x, expected in zip(arrays, (np.int32, np.int32, dtype), strict=True):
+            if x.ndim != 1 or x.dtype != expected:
+                return False
+            if isinstance(x, jax.Array) and x.devices() != first:
+                return False
     return True
 
 
-def _bytes(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _with_bytes(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays of a matrix in NumPy, its values as bytes."""
     offsets, indices, values = (np.ascontiguousarray(x) for x in rows)
     return offsets, indices, values.view(np.uint8)
 
 
-def _placed(*arrays: np.ndarray) -> Any:
-    with structure.concrete():
-        return tuple(jax.device_put(x) for x in arrays)  # does not copy
+def _placed(arrays: Sequence[np.ndarray], operands: Sequence[Any]) -> Any:
+    """The arrays of a result on the device of the operands, committed if one of these is."""
+    device = jax.devices()[0]
+    where = device if any(getattr(x, "committed", False) for x in operands) else None
+    with structure.concrete(), jax.default_device(device):
+        return tuple(jax.device_put(x, where) for x in arrays)  # does not copy

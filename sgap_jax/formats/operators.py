@@ -433,16 +433,24 @@ def _union_of(A: Array, B: Array, combine: Callable, what: str, alike: bool) -> 
     if found is not None:
         return found
     levels, of_a, of_b = _places(A, B, what)
-    values = _filled(A.values, B.values, of_a, of_b, combine=combine, count=len(levels[0]))
+    once, count = A.is_checked and B.is_checked, len(levels[0])
+    values = _filled(A.values, B.values, of_a, of_b, combine=combine, count=count, once=once)
     return _stored(A, levels, values)
 
 
-@partial(jax.jit, static_argnames=("combine", "count"))
-def _filled(a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: int) -> jax.Array:
+@partial(jax.jit, static_argnames=("combine", "count", "once"))
+def _filled(
+    a: Any, b: Any, of_a: Any, of_b: Any, *, combine: Callable, count: int, once: bool
+) -> jax.Array:
+    """`combine` of the values of two matrices, each spread over the entries of both. Entries with
+    equal coordinates add up, unless each has coordinates of its own (`once`)."""
+
     def spread(x: Any, place: Any) -> jax.Array:
         zeros = jnp.zeros((count, *x.shape[1:]), x.dtype)
         own = structure.whole(x)[: place.shape[0]]  # without padding
-        return zeros.at[place].set(own, unique_indices=True, indices_are_sorted=True)
+        if once:
+            return zeros.at[place].set(own, unique_indices=True, indices_are_sorted=True)
+        return zeros.at[place].add(own)
 
     return combine(spread(a, of_a), spread(b, of_b))
 

@@ -54,10 +54,19 @@ class MadeTranspose(NamedTuple):
 
 
 class LaterTranspose:
-    """A `CheckedTranspose` that is made when something needs it."""
+    """A `CheckedTranspose` that is made when something needs it, once for all arrays that share
+    the structure."""
 
     def __init__(self, make: Callable[[], tuple[Any, Any, Any]]) -> None:
-        self.make = make
+        self._make: Callable[[], tuple[Any, Any, Any]] | None = make
+        self._made: CheckedTranspose | None = None
+
+    def made(self) -> CheckedTranspose:
+        make = self._make
+        if self._made is None and make is not None:
+            self._made, self._make = CheckedTranspose(*make()), None
+        assert self._made is not None
+        return self._made
 
 
 class _Transposed:
@@ -69,7 +78,7 @@ class _Transposed:
             return self
         found = of.__dict__["transposed"]
         if isinstance(found, LaterTranspose):
-            found = of.__dict__["transposed"] = CheckedTranspose(*found.make())
+            found = of.__dict__["transposed"] = found.made()
         return found
 
     def __set__(self, of: Any, value: Any) -> None:

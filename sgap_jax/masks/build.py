@@ -14,11 +14,15 @@ TRACED_MASK = (
     "is traced goes to sparse_attention beside it: key_value_seq_lengths, or a bias of -inf"
 )
 
+_LARGEST = 1 << 62  # sums of two fit in int64
+
 
 def check_size(op: str, name: str, size: Any, least: int = 0) -> int:
     check_concrete(size, name, f"masks.{op}", TRACED_MASK)
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < least:
         raise ValueError(f"masks.{op}: {name} must be an integer of at least {least}, got {size!r}")
+    if size > _LARGEST:
+        raise ValueError(f"masks.{op}: {name} must be at most 2^62, got {size}")
     return int(size)
 
 

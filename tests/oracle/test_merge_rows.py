@@ -7,7 +7,7 @@ from battery import cast, from_row_lengths, rounded
 from native_call import kernel_isas
 from tolerance import DTYPES
 
-from sgap_jax import CSC, SparseArray
+from sgap_jax import CSC, CSR, SparseArray
 from sgap_jax.runtime.native import native
 
 SIGNS = {"+": np.add, "-": np.subtract, "*": np.multiply}
@@ -94,6 +94,48 @@ def test_operators_take_them():
             got.checked()
         with jax.numpy_dtype_promotion("standard"):
             assert (A.astype(np.float32) + B).dtype == np.float64
+
+
+def test_dtypes_without_kernels_go_the_general_way():
+    a, b = np.array([[1, 0], [0, 2]]), np.array([[0, 3], [0, 4]])
+    for first, second in (("int32", "int32"), ("int8", "int8"), ("complex64", "complex64")):
+        A, B = SparseArray.from_dense(a.astype(first)), SparseArray.from_dense(b.astype(second))
+        for got, want in ((A + B, a + b), (A - B, a - b), (A * B, a * b)):
+            assert got.dtype == first
+            np.testing.assert_array_equal(got.todense(), want)
+
+
+def test_unchecked_duplicates_add_up():
+    offsets, indices = np.int32([0, 2, 3]), np.int32([0, 0, 1])
+    twice = SparseArray(
+        values=jax.numpy.asarray([1.0, 2.0, 5.0]),
+        index_arrays=((), (jax.numpy.asarray(offsets), jax.numpy.asarray(indices))),
+        transposed=None,
+        shape=(2, 2),
+        format=CSR,
+    )
+    other, dense = SparseArray.from_dense(np.array([[10.0, 0], [4, 0]])), np.diag([3.0, 5.0])
+    np.testing.assert_array_equal((twice + other).todense(), dense + other.todense())
+    np.testing.assert_array_equal((twice - other).todense(), dense - other.todense())
+
+
+def test_where_memory_does_not_suffice_for_a_bound(monkeypatch):
+    def none_left(*_):
+        raise MemoryError
+
+    A = SparseArray.from_dense(np.eye(4))
+    for name in ("merge", "product"):
+        monkeypatch.setattr(native, name, none_left)
+    B = SparseArray.from_dense(np.tri(4))
+    np.testing.assert_array_equal((A + B).todense(), np.eye(4) + np.tri(4))
+    np.testing.assert_array_equal((A @ B).todense(), np.tri(4))
+
+
+def test_the_structure_of_the_transpose_is_made_once_for_all_who_share_it():
+    A = SparseArray.from_dense(np.tri(5))
+    product = A @ A
+    first, second = product.with_values(product.values), product.astype(np.float32)
+    assert first.transposed is second.transposed
 
 
 def test_what_is_refused():

@@ -186,6 +186,7 @@ def test_band_and_random(length):
         (lambda: masks.band_and_random(256, 4, 0.9), "leaves out the diagonal of 8 x 1"),
         (lambda: masks.band_and_random(256, 16, 1.0), "sparsity"),
         (lambda: masks.fixed(8, 4, 5), "c must be at most the stride of 4, got 5"),
+        (lambda: masks.strided(8, 2**70), r"stride must be at most 2\^62"),
         (lambda: masks.longformer(8, 3, [8]), "global_tokens must be below 8, got 8"),
         (lambda: masks.block_diagonal([[1]]), "segment_ids must be integers of one dimension"),
         (lambda: masks.from_function(lambda i, j: i + j, 4), "f must give booleans, got int64"),
