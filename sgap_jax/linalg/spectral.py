@@ -93,7 +93,7 @@ def power_iteration(
       symmetric: A is Hermitian, so that u = x; otherwise A^H is iterated too.
 
     Returns (value [], x [n] of norm 1), floating. TypeError, ValueError for an A that is not a
-    square SparseArray, and a v0 of another shape.
+    square SparseArray, and a v0 of another shape or of zeros.
 
     Source: Golub and Van Loan, Matrix Computations, section 7.3.1.
     """
@@ -107,6 +107,8 @@ def power_iteration(
     v0 = jnp.asarray(v0)
     if v0.shape != A.shape[:1]:
         raise ValueError(f"{op}: v0: expected shape {list(A.shape[:1])}, got {list(v0.shape)}")
+    if v0.size and not checks.is_traced(v0) and not np.any(np.asarray(v0)):
+        raise ValueError(f"{op}: v0: expected a vector that is not zero")
     return _dominant(A.astype(dtype), v0.astype(dtype), tol, maxiter, symmetric)
 
 

@@ -72,7 +72,7 @@ def partition(
         permutation, counts = by_metis(matrix, parts, rows)
         rows = counts.tolist()
     elif not (isinstance(order, str) and order == "given"):
-        if isinstance(order, str):
+        if not callable(order):
             raise ValueError(
                 f"partition: order: expected 'given', 'metis' or a function, got {order!r}"
             )
@@ -109,7 +109,7 @@ def from_parts(
       they are spread evenly, as in `partition`.
 
     Raises:
-      TypeError: a part is not a sparse matrix, or mesh not a Mesh.
+      TypeError: `parts` is no mapping and no function, a part no sparse matrix, or mesh no Mesh.
       ValueError: no such axis, a part that is missing, or parts with different numbers of columns.
     """
     count = _parts_of("from_parts", mesh, axis)
@@ -117,6 +117,11 @@ def from_parts(
     found: dict[int, SparseArray] = {}
     try:
         for p in mine:
+            if not (callable(parts) or isinstance(parts, Mapping)):
+                raise TypeError(
+                    "from_parts: parts: expected a mapping from the number of a part, such as "
+                    f"dict(enumerate(parts)), or a function of it, got a {type(parts).__name__}"
+                )
             found[p] = _checked_part(p, parts(p) if callable(parts) else parts.get(p), mine)
         table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
     except Exception:

@@ -32,6 +32,7 @@ def A():
         (dict(rows=[3, 4]), "expected 6 in all"),
         (dict(rows=[7, -1]), "expected 6 in all"),
         (dict(order="random"), "expected 'given', 'metis' or a function"),
+        (dict(order=None), "expected 'given', 'metis' or a function, got None"),
         (dict(order="metis", rows="even"), "balances the parts by itself"),
         (dict(order=lambda A: [0, 1, 2, 3, 4, 4]), "a permutation of 0 .. 5"),
     ],
@@ -47,6 +48,8 @@ def test_what_is_no_array_no_mesh_and_no_concrete_matrix(A, mesh):
         parallel.partition(np.eye(6), mesh, "x")
     with pytest.raises(TypeError, match="mesh must be"):
         parallel.partition(A, "x", "x")
+    with pytest.raises(TypeError, match=r"expected a mapping .* got a list"):
+        parallel.from_parts([A, A], mesh, "x")
     with pytest.raises(ValueError, match="outside jit"):
         jax.jit(lambda v: parallel.partition(A.with_values(v), mesh, "x").values)(A.values)
 

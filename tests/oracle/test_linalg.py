@@ -232,6 +232,7 @@ A, WIDE = of(SYMMETRIC), of(integers(3, 4))
         (lambda: linalg.norm(A, "nuc"), ValueError, ["ord", "'nuc'"]),
         (lambda: linalg.norm(A, axis=2), ValueError, ["axis", "got 2"]),
         (lambda: linalg.power_iteration(A, v0=b[1:]), ValueError, ["v0", "[12]", "[11]"]),
+        (lambda: linalg.power_iteration(A, v0=0 * b), ValueError, ["v0", "not zero"]),
         (lambda: linalg.power_iteration(A, maxiter=0), ValueError, ["maxiter", "0"]),
         (lambda: linalg.expm_multiply(A, b[1:]), ValueError, ["B", "[11]"]),
         (lambda: linalg.matrix_power(WIDE, 2), ValueError, ["matrix_power", "square"]),

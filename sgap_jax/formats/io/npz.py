@@ -58,8 +58,9 @@ def _row_offsets(
     offsets = checks.check_indices(_array(path, archive, "indptr"), "indptr", 1, path)
     entries = _length(path, archive, "indices")
     checks.check_offsets(offsets, m, entries, "indptr", path)
-    if not entries == _length(path, archive, "data") == int(offsets[-1]):
-        _fail(path, f"data and indptr[-1] of {entries} entries as in indices", int(offsets[-1]))
+    for what, count in (("data", _length(path, archive, "data")), ("indptr[-1]", int(offsets[-1]))):
+        if count != entries:
+            _fail(path, f"{what} of {entries} entries as in indices", count)
     return (m, k), offsets.astype(np.int64), rest
 
 
