@@ -274,6 +274,30 @@ class PartitionedArray:
                 notes = [alone, f"and when values change     {values:>13,} bytes"]
         return explanation(exchange, self.entries, self.shape[1], n, size, notes)
 
+    def plot(self, n: int = 1, dtype: Any = jnp.float32, ax: Any = None) -> Any:
+        """A picture of what one product with n columns sends: from each device (down) to each
+        other (across), in bytes without padding.
+
+        Args:
+          ax: Matplotlib axes; None makes a new figure.
+
+        Returns:
+          The axes. Raises ImportError without Matplotlib.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            what = "PartitionedArray.plot needs Matplotlib: pip install matplotlib"
+            raise ImportError(what) from error
+        exchange, size = self.exchange, np.dtype(dtype).itemsize
+        if self.cover is not None and self._covered(n, dtype):
+            exchange, size = self.cover.exchange, jnp.result_type(self.dtype, dtype).itemsize
+        ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
+        image = ax.imshow(exchange.needed.T * n * size, vmin=0, interpolation="nearest")
+        ax.figure.colorbar(image, ax=ax, label="bytes")
+        ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {n} columns")
+        return ax
+
     def _covered(self, n: int, dtype: Any) -> bool:
         """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less,
         the values included that travel when they change."""

@@ -379,3 +379,14 @@ def test_what_graphs_send(data_dir, name, most, order):
     everything = (parts - 1) * -(-A.shape[0] // parts)
     assert plan.exchange.sent / everything <= (most if order == "metis" else 1)
     assert plan.exchange.sent <= min(exchange.sent, 1.15 * max(plan.exchange.needed.sum(0)))
+
+
+def test_a_picture_of_what_travels(mesh):
+    """Rows 0 to 2 are of part 0, which needs rows 3 and 5 of B; part 1 needs row 1."""
+    pytest.importorskip("matplotlib")
+    D = np.eye(6)
+    D[0, 3] = D[1, 3] = D[2, 5] = D[4, 1] = 1
+    A = parallel.partition(SparseArray.from_dense(D), mesh, "x", rows="even")
+    ax = A.plot(10, jnp.float32)
+    np.testing.assert_array_equal(ax.images[0].get_array(), [[0, 1 * 40], [2 * 40, 0]])
+    assert ax is A.plot(ax=ax) and ax.get_xlabel() == "to device"
