@@ -26,11 +26,12 @@ def work_list(work: WorkList, offsets: Any, group: int = 1) -> jax.Array:
 
     Args:
       work: the sizes.
-      offsets: [rows + 1], non-decreasing, from 0 to at most `work.capacity`.
+      offsets: [rows + 1], non-decreasing, from 0 to at most `work.capacity`; made so if they are
+        not, since the kernels trust the list.
       group: the rows of the list are sets of so many rows of the offsets, the last may have fewer;
         their entries are counted from 0 on, as many as the longest row of the set has.
     """
-    offsets = unfolded(offsets)
+    offsets = jax.lax.cummax(jnp.clip(unfolded(offsets), 0, work.capacity))
     rows, chunk = positions(work.rows), work.chunk
     starts, lengths = offsets[:-1], jnp.diff(offsets)
     if group > 1:

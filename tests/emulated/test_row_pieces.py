@@ -76,6 +76,16 @@ def test_the_work_list_is_that_of_plain_loops(chunk):
         assert (own[:, 2] - own[:, 1]).max() <= chunk
 
 
+def test_the_list_stays_in_bounds_whatever_the_offsets_hold():
+    """A checked structure may have been changed since; the kernels trust the list."""
+    work = WorkList(7, 90, 7)
+    for offsets in ([90, 75, 60, 45, 30, 15, 0, 90], [-5, 2**31 - 1, -(2**31), 9, 8, 7, 200, 3]):
+        found = np.asarray(work_list(work, jnp.asarray(offsets, jnp.int32)))
+        own, rows = found[: work.pieces], found[work.pieces :]
+        assert own[:, 1:3].min() >= 0 and own[:, 1:3].max() <= 90
+        assert own[:, 3].max() < work.places and rows[:, 2].max() <= work.places
+
+
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_battery(point, dtype):
