@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
-from scipy.sparse import csgraph
 
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.plan import Compressed, Padded, Piece, Sizes, compressed, enlarged
@@ -78,6 +77,8 @@ def smallest_vertex_cover(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which vertices on the left and on the right cover all edges (left[e], right[e]): of the
     smallest covers the one of most vertices on the right that have an edge."""
+    from scipy.sparse import csgraph  # takes long to import
+
     if len(left) == 0:
         return np.zeros(lefts, bool), np.zeros(rights, bool)
     ones = np.ones(len(left), np.int8)
