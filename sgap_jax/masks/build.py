@@ -54,10 +54,11 @@ def of_slices(
     format: Format,
     table: np.ndarray | None = None,
 ) -> SparseArray:
-    """The mask whose row i stores the columns `table[first[i]:stop[i]]` of each pair (first, stop)
-    of `slices`, in any order, repeats allowed. Without a table, the integers themselves.
+    """The mask whose row i stores the columns that its slices of a table hold: `table[a[i]:b[i]]`
+    for each pair of arrays (a, b) of `slices`. Without a table a slice is the columns from a[i] on,
+    below b[i]. Slices may be empty, in any order, and hold a column twice.
 
-    Linear in the entries where the slices of a row follow each other; sorts them otherwise.
+    Linear in the entries where the columns of each row ascend from slice to slice; else it sorts.
     """
     length, (m, k) = rows_of_vectors(op, format), shape
     pairs = [np.broadcast_arrays(first, stop, np.arange(m))[:2] for first, stop in slices]

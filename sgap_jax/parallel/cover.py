@@ -50,6 +50,8 @@ class CoverOfPart:
 
 
 def cover(found: Piece, column_bounds: np.ndarray) -> CoverOfPart:
+    """The fewest rows that others must send to the part `found`; part q owns the columns from
+    column_bounds[q] to column_bounds[q + 1]."""
     columns = found.matrix.indices[~found.near]
     row = np.repeat(np.arange(found.rows), np.diff(found.matrix.offsets))[~found.near]
     owner = np.searchsorted(column_bounds, columns, side="right") - 1
@@ -159,6 +161,8 @@ def padded_cover(
     sizes: Sizes,
     column_bounds: np.ndarray,
 ) -> PaddedCover:
+    """What the part `found` computes with and sends, in the sizes of `plan`; `arrays` are its own
+    and foreign matrices, `cover` what it receives."""
     columns = found.matrix.indices[~found.near]
     row = np.repeat(np.arange(found.rows), np.diff(found.matrix.offsets))[~found.near]
     place = arrays.merged.values[: len(found.near)][~found.near] - sizes.own

@@ -265,13 +265,13 @@ class PartitionedArray:
     def explain(self, n: int = 1, dtype: Any = jnp.float32) -> str:
         """What one product with n columns sends between devices, and what an all-gather of the
         dense operand would. A gradient with respect to the operand sends as much, the other way."""
-        exchange, size, notes = self.exchange, np.dtype(dtype).itemsize, []
-        if self.cover is not None:
-            alone = f"of rows of B alone        {exchange.sent * n * size:>14,} bytes"
-            if self._covered(n, dtype):
-                exchange, size = self.cover.exchange, jnp.result_type(self.dtype, dtype).itemsize
-                values = self.cover.values.sent * np.dtype(self.dtype).itemsize
-                notes = [alone, f"and when values change     {values:>13,} bytes"]
+        exchange, size = self._sends_of(n, dtype)
+        notes = []
+        if self.cover is not None and exchange is self.cover.exchange:
+            alone = self.exchange.sent * n * np.dtype(dtype).itemsize
+            values = self.cover.values.sent * np.dtype(self.dtype).itemsize
+            notes += [f"of rows of B alone        {alone:>14,} bytes"]
+            notes += [f"and when values change     {values:>13,} bytes"]
         return explanation(exchange, self.entries, self.shape[1], n, size, notes)
 
     def plot(self, n: int = 1, dtype: Any = jnp.float32, ax: Any = None) -> Any:
@@ -289,14 +289,18 @@ class PartitionedArray:
         except ImportError as error:
             what = "PartitionedArray.plot needs Matplotlib: pip install matplotlib"
             raise ImportError(what) from error
-        exchange, size = self.exchange, np.dtype(dtype).itemsize
-        if self.cover is not None and self._covered(n, dtype):
-            exchange, size = self.cover.exchange, jnp.result_type(self.dtype, dtype).itemsize
+        exchange, size = self._sends_of(n, dtype)
         ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
         image = ax.imshow(exchange.needed.T * n * size, vmin=0, interpolation="nearest")
         ax.figure.colorbar(image, ax=ax, label="bytes")
         ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {n} columns")
         return ax
+
+    def _sends_of(self, n: int, dtype: Any) -> tuple[Exchange, int]:
+        """What a product with n columns of a dtype sends, and the bytes of a number of it."""
+        if self.cover is not None and self._covered(n, dtype):
+            return self.cover.exchange, jnp.result_type(self.dtype, dtype).itemsize
+        return self.exchange, np.dtype(dtype).itemsize
 
     def _covered(self, n: int, dtype: Any) -> bool:
         """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less,

@@ -116,12 +116,12 @@ def from_parts(
     mine = _local_parts(mesh, axis)
     found: dict[int, SparseArray] = {}
     try:
+        if not (callable(parts) or isinstance(parts, Mapping)):
+            raise TypeError(
+                "from_parts: parts: expected a mapping from the number of a part, such as "
+                f"dict(enumerate(parts)), or a function of it, got a {type(parts).__name__}"
+            )
         for p in mine:
-            if not (callable(parts) or isinstance(parts, Mapping)):
-                raise TypeError(
-                    "from_parts: parts: expected a mapping from the number of a part, such as "
-                    f"dict(enumerate(parts)), or a function of it, got a {type(parts).__name__}"
-                )
             found[p] = _checked_part(p, parts(p) if callable(parts) else parts.get(p), mine)
         table = {p: np.array([*part.shape, _code(part.dtype)]) for p, part in found.items()}
     except Exception:

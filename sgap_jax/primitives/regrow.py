@@ -23,7 +23,8 @@ def regrow(
         drop   the round(fraction stored) stored groups of smallest |norm|
         grow   cells of greatest |score| that hold no group that is kept, until `groups` are stored
 
-    source is where a kept group was, -1 for others. Of equal ones the first in row-major order are
+    source[p] is the position in the old `indices` of the group that position p of the new ones
+    keeps, -1 for one that grew and for padding. Of equal ones the first in row-major order are
     kept and grown; NaN is less than every number, and an infinite score the greatest finite one.
 
     Args:
