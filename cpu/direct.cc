@@ -10,8 +10,8 @@
 #include "cpu/common/dtype.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/row_pieces.h"
-#include "cpu/merge_rows/merge_rows_direct.h"
-#include "cpu/spgemm/spgemm_direct.h"
+#include "cpu/merge_rows/merge_rows.h"
+#include "cpu/spgemm/spgemm.h"
 
 namespace sgap {
 namespace {

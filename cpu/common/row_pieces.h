@@ -56,6 +56,34 @@ struct RowResult {
   std::vector<ResultArray> arrays;
 };
 
+// First rows of about `tasks` tasks of like work, and after them the number of rows. `work(row)` is
+// that of all rows before it; each row costs something.
+template <typename Work>
+std::vector<int32_t> FirstRows(int64_t rows, int64_t tasks, Work work) {
+  std::vector<int32_t> first = {0};
+  for (int64_t task = 1; task < tasks; ++task) {
+    int64_t low = first.back(), high = rows;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (work(middle) < work(rows) / tasks * task) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    if (low > first.back()) first.push_back(int32_t(low));
+  }
+  if (first.back() < rows || rows == 0) first.push_back(int32_t(rows));
+  return first;
+}
+
+// A matrix in CSR whose arrays may hold anything. Values may be null.
+struct DirectMatrix {
+  const int32_t *offsets, *indices;
+  const void* values;
+  int64_t rows, entries, columns;
+};
+
 class RowPieces {
  public:
   // Task t has the rows from first_rows[t] on. In all there are at most `bound` entries; each has

@@ -1,5 +1,3 @@
-#include "cpu/merge_rows/merge_rows_direct.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -10,6 +8,7 @@
 #include "cpu/common/ffi_arguments.h"
 #include "cpu/common/isa.h"
 #include "cpu/common/structure.h"
+#include "cpu/merge_rows/merge_rows.h"
 
 namespace sgap {
 namespace {
@@ -50,24 +49,10 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
   if (!intersection && total >= INT32_MAX) return Merged::kTooMany;
   threads = std::clamp<int64_t>(total / kLeastTask, 1, std::max<int64_t>(threads, 1));
   const int64_t tasks = std::clamp<int64_t>(total / kLeastTask, 1, threads * kTasksOfThread);
-  std::vector<int32_t> first_rows = {0};
-  for (int64_t task = 1; task < tasks; ++task) {
-    int64_t low = first_rows.back(), high = rows;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (work(middle) < work(rows) / tasks * task) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low > first_rows.back()) first_rows.push_back(int32_t(low));
-  }
-  if (first_rows.back() < rows || rows == 0) first_rows.push_back(int32_t(rows));
+  const std::vector<int32_t> first_rows = FirstRows(rows, tasks, work);
 
   MergeRowsArgs args = {};
   args.a = {a.offsets, a.indices}, args.b = {b.offsets, b.indices};
-  args.intersection = intersection;
   args.dtype = dtype;
   args.merge = merge;
   args.a_values = a.values, args.b_values = b.values;

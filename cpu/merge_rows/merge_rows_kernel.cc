@@ -92,14 +92,13 @@ void Values(const MergeRowsArgs& args, int64_t task) {
 void Places(const MergeRowsArgs& args, int64_t task) {
   int64_t n = 0;
   const auto put = [&](int32_t column, int64_t i, int64_t j) {
-    if (!args.indices) return;
     args.indices[n] = column;
     args.a_places[n] = int32_t(i);
     args.b_places[n] = int32_t(j);
   };
   for (int64_t row = args.task_rows[task]; row < args.task_rows[task + 1]; ++row) {
     const int64_t before = n;
-    if (args.intersection) {
+    if (args.merge == Merge::kMultiply) {
       IntersectionOfRow(args, row, [&](int32_t column, int64_t i, int64_t j, bool both) {
         put(column, i, j);
         n += both;
@@ -117,7 +116,7 @@ void Places(const MergeRowsArgs& args, int64_t task) {
           [&](int32_t column, int64_t i) { next(column, i, -1); },
           [&](int32_t column, int64_t j) { next(column, -1, j); });
     }
-    if (args.counts) args.counts[row] = int32_t(n - before);
+    args.counts[row] = int32_t(n - before);
   }
 }
 

@@ -55,21 +55,7 @@ class RowProducts {
   std::vector<int32_t> Cut(int64_t threads) const {
     const int64_t most = std::max<int64_t>(threads, 1) * kTasksOfThread;
     const int64_t tasks = std::clamp<int64_t>(Work(rows_) / kLeastTask, 1, most);
-    std::vector<int32_t> first = {0};
-    for (int64_t task = 1; task < tasks; ++task) {
-      int64_t low = first.back(), high = rows_;
-      while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (Work(middle) < Work(rows_) / tasks * task) {
-          low = middle + 1;
-        } else {
-          high = middle;
-        }
-      }
-      if (low > first.back()) first.push_back(int32_t(low));
-    }
-    if (first.back() < rows_ || rows_ == 0) first.push_back(int32_t(rows_));
-    return first;
+    return FirstRows(rows_, tasks, [&](int64_t row) { return Work(row); });
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cpu/common/dtype.h"
+#include "cpu/common/row_pieces.h"
 
 namespace sgap {
 
@@ -105,5 +106,10 @@ struct SpgemmRowsScratch {
     bytes = other + lines((longest + 1) * 4);
   }
 };
+
+// A B of two concrete matrices, called by Python without XLA; columns ascend in each row. False
+// where there would be 2^31 - 1 entries or more; throws std::bad_alloc.
+bool DirectProduct(const DirectMatrix& a, const DirectMatrix& b, Dtype dtype, int64_t threads,
+                   RowResult& result);
 
 }  // namespace sgap

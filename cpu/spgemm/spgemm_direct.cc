@@ -1,5 +1,3 @@
-#include "cpu/spgemm/spgemm_direct.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
