@@ -59,7 +59,8 @@ def sparse_attention(
       is_causal: leave out entries (i, j) with j > i, by a bias; `masks.causal` makes a pattern that
         stores few of them.
       batch_axis, heads_axis: other axes of the mesh, over which the sequences of the batch, or the
-        heads of queries and of keys, are split too; those of axes without a name are gathered.
+        heads of queries and of keys, are split too; those of axes without a name are gathered. A
+        second axis of the pattern splits the heads where it divides them.
       schedule: of the attention on each device.
 
     Returns:
@@ -87,6 +88,7 @@ def sparse_attention(
         )
     q, k, v, batched = check_heads(op, q, k, v, [pattern])  # type: ignore[list-item]
     split = _axes(op, pattern, q, k, batch_axis, heads_axis)
+    heads_axis = split[2]
     lengths = as_lengths(op, key_value_seq_lengths, q.shape[0])
     biases = () if bias is None else _bias(op, bias, pattern, q)
     shared, specs = {}, {}
@@ -147,6 +149,9 @@ def _axes(
     op: str, A: PartitionedArray, q: jax.Array, k: jax.Array, batch: Any, heads: Any
 ) -> jax.P:
     """How q, k and v [B, L, H, D] are split."""
+    if heads is None and A.second is not None and batch != A.second:
+        devices = A.mesh.shape[A.second]
+        heads = None if q.shape[2] % devices or k.shape[2] % devices else A.second
     for name, axis, sizes in (
         ("batch_axis", batch, q.shape[:1]),
         ("heads_axis", heads, (q.shape[2], k.shape[2])),
