@@ -6,6 +6,7 @@ from sgap_jax import linalg as linalg
 from sgap_jax import masks as masks
 from sgap_jax import parallel as parallel
 from sgap_jax import select as select
+from sgap_jax.explanation import explain as explain
 from sgap_jax.formats.array import SparseArray as SparseArray
 from sgap_jax.formats.compose import block as block
 from sgap_jax.formats.compose import block_diag as block_diag
