@@ -45,7 +45,7 @@ from sgap_jax.primitives._batch import launch_lowering as launch_lowering
 from sgap_jax.primitives._batch import out_aval as out_aval
 from sgap_jax.primitives._partition import Axes, typed
 from sgap_jax.runtime import native as native  # registers the FFI targets
-from sgap_jax.schedules import Problem, Reference, Schedule
+from sgap_jax.schedules import Problem, Reference, Schedule, ScheduleError
 from sgap_jax.schedules.explain import dense_is_faster
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
 from sgap_jax.schedules.select import default_schedule
@@ -390,9 +390,18 @@ def check_scale(op: str, scale: Any) -> jax.Array:
     return scale
 
 
-def check_schedule(op: str, schedule: Any) -> None:
+def check_schedule(op: str, schedule: Any) -> Schedule | None:
+    """The schedule, read if it is text; TypeError or ScheduleError otherwise."""
+    if isinstance(schedule, str):
+        try:
+            return Schedule.parse(schedule)
+        except ScheduleError as error:
+            raise ScheduleError(f"{op}: schedule: {error}") from None
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"{op}: schedule must be a Schedule or None, got {type(schedule).__name__}")
+        raise TypeError(
+            f"{op}: schedule must be a Schedule, its text or None, got {type(schedule).__name__}"
+        )
+    return schedule
 
 
 def static_of(A: SparseArray) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def _checked_shape(
     what: str, shape: Any, grid: tuple[int, ...] | None, format: Format
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """(the grid, the shape of an array whose entries, vectors or blocks are those of the grid)."""
-    stored = format.levels[:2] == CSR.levels if isinstance(format, Format) else False
+    stored = format.levels[:2] == CSR.levels
     if not stored or format.order is not None or format.dense_modes or len(format.levels) > 4:
         raise ValueError(f"{what}: format must be CSR, CVS(V) or BCSR(r, c), got {format}")
     expected, most = "expected (m, n)", shape
