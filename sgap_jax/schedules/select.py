@@ -527,17 +527,16 @@ def choosing(choose: Callable[[Problem], Schedule]) -> Iterator[None]:
         _chooser.reset(token)
 
 
-_chosen: ContextVar[dict[tuple[Any, Any, bool], str | None] | None] = ContextVar(
-    "chosen", default=None
-)
+_Chosen = dict[tuple[Any, Any, bool], str | None]
+_chosen: ContextVar[_Chosen | None] = ContextVar("chosen", default=None)
 
 
 @contextmanager
-def chosen() -> Iterator[dict[tuple[Any, Any, bool], str | None]]:
+def chosen() -> Iterator[_Chosen]:
     """A context that keeps which calls are lowered in it, each once, in the order in which they
     come: (its Problem, or what it computes as text; its schedule; whether that is the default) ->
     its loops as text, None for those of `Schedule.explain`."""
-    found: dict[tuple[Any, Any, bool], str | None] = {}
+    found: _Chosen = {}
     token = _chosen.set(found)
     try:
         yield found
