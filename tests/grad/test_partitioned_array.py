@@ -62,6 +62,29 @@ def test_explicit_axes():
         close(A.from_parts(back, transpose=True), spmm(WHOLE, B, transpose=True))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_columns_over_another_axis(kind):
+    """Of an array with a value, and under explicit axes, columns stay where they are; a second axis
+    divides others, padded, too. One part: what travels is in test_parts_of_eight.py."""
+    B = normal(15, 4 if kind == AxisType.Auto else 3)
+    expected = jax.grad(lambda B: jnp.sum(jnp.sin(spmm(WHOLE, B))))(B)
+    mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(kind,) * 2)
+    over = jax.P("x", None, "y")
+    with jax.set_mesh(mesh):
+        if kind == AxisType.Auto:
+            A = parallel.partition(WHOLE, mesh, "x")
+            X = jax.device_put(A.to_parts(B), jax.NamedSharding(mesh, over))
+            C = A @ X
+            assert C.sharding.spec == over
+            close(C[0], spmm(WHOLE, B))
+            return
+        A = parallel.partition(WHOLE, mesh, "x", second="y")
+        loss = lambda X: jnp.sum(jnp.sin(A @ X))
+        gradient = A.from_parts(jax.jit(jax.grad(loss))(A.to_parts(B)))
+        assert jax.typeof(A @ jnp.ones((1, 15, 4))).sharding.spec == over
+    close(gradient, expected)
+
+
 def test_second_derivatives_of_attention(A):
     q, k, v = normal(2, 15, 2, 3), normal(2, 15, 1, 3), normal(2, 15, 1, 3)
 

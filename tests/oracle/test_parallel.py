@@ -16,6 +16,7 @@ from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover, smal
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, explanation, padded, piece
+from sgap_jax.parallel.second_axis import Shared
 
 NAMES = ("skewed", "empty_rows_at_both_ends", "no_entries", "no_rows", "one_row", "wide")
 
@@ -37,7 +38,7 @@ def cut(D, parts, rows):
     row_bounds = bounds_of(rows, np.diff(offsets), parts)
     column_bounds = bounds_of("even", np.zeros(D.shape[1]), parts)
     found = cut_arrays(offsets, indices, values, row_bounds, column_bounds)
-    return *found, row_bounds, column_bounds
+    return *found[:-1], row_bounds, column_bounds
 
 
 def cut_arrays(offsets, indices, values, row_bounds, column_bounds):
@@ -56,7 +57,7 @@ def cut_arrays(offsets, indices, values, row_bounds, column_bounds):
         padded_cover(found, x, each, plan, sizes, column_bounds)
         for found, x, each in zip(pieces, arrays, covers, strict=True)
     ]
-    return arrays, sizes, exchange, halves, plan
+    return arrays, sizes, exchange, halves, plan, pieces
 
 
 def swapped(exchange, sent):
@@ -177,6 +178,38 @@ def test_a_cover_is_a_smallest_one():
 def test_all_to_all_where_every_pair_exchanges_as_much():
     _, exchange, _ = product_by_plan(np.ones((12, 12)), np.ones((12, 1)), 4, "even")
     assert exchange.width == 3 and exchange.sent == 9
+
+
+@pytest.mark.parametrize("parts, copies", [(2, 3), (8, 2)])
+def test_copies_share_messages_and_entries(parts, copies):
+    """In loops: each copy receives its share of every message, and the results add up."""
+    D = graph(40, 40, seed=3)
+    D[:, 7] = D[9] = 1
+    offsets, indices, values = array_of(D)
+    bounds, B = bounds_of("balanced", np.diff(offsets), parts), np.ones((40, 1)).cumsum(0)
+    arrays, sizes, exchange, *_, pieces = cut_arrays(offsets, indices, values, bounds, bounds)
+    of_copy = Exchange.of(-(-exchange.needed // copies))
+    each = [Shared(*x, exchange, of_copy, copies) for x in zip(pieces, arrays, strict=True)]
+    entries = max(x.counts().max() for x in each)
+    shares = [x.padded(sizes, entries) for x in each]
+    assert sum(x.counts().sum() for x in each) == sum((~x.near).sum() for x in pieces)
+    mine = [np.zeros((sizes.columns, 1)) for _ in range(parts)]
+    for p, x in enumerate(mine):
+        x[: bounds[p + 1] - bounds[p]] = B[bounds[p] : bounds[p + 1]]
+    total = [0.0] * parts
+    for j in range(copies):
+        sends = swapped(of_copy.back, [x.requests[:, j] for x in shares])
+        received = swapped(of_copy, [x[rows] for x, rows in zip(mine, sends, strict=True)])
+        for p, (x, whole) in enumerate(zip(shares, arrays, strict=True)):
+            for part, of, source in (
+                (x.own[j], whole.own, mine[p]),
+                (x.foreign[j], whole.foreign, received[p]),
+            ):
+                known = np.append(of.values, 0.0)[np.minimum(part.values, len(of.values))]
+                total[p] += rows_times(part, known, source)
+    got = np.concatenate([x[:n] for x, n in zip(total, np.diff(bounds), strict=True)])
+    np.testing.assert_allclose(got, D @ B, rtol=1e-12)
+    assert of_copy.sent <= exchange.sent / copies + 2 * parts
 
 
 @pytest.mark.parametrize("parts", [2, 8])
@@ -375,7 +408,7 @@ def test_what_graphs_send(data_dir, name, most, order):
         A, rows = A[permutation][:, permutation].tocsr(), counts.tolist()
     A.sum_duplicates()
     bounds = bounds_of(rows, np.diff(A.indptr), parts)
-    _, _, exchange, _, plan = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
+    _, _, exchange, _, plan, _ = cut_arrays(A.indptr, A.indices, A.data, bounds, bounds)
     everything = (parts - 1) * -(-A.shape[0] // parts)
     assert plan.exchange.sent / everything <= (most if order == "metis" else 1)
     assert plan.exchange.sent <= min(exchange.sent, 1.15 * max(plan.exchange.needed.sum(0)))

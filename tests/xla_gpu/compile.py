@@ -8,11 +8,13 @@ table of the docs.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
 import re
 import tempfile
+from functools import partial
 
 ARCHITECTURES = {  # name, multiprocessors, shared memory of one, second-level cache
     "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 167936, 41943040),
@@ -36,7 +38,10 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{name}"
 """
+DEVICES = 4  # of the mesh
 FLAGS = (
+    # The rules that split a call stand for the devices of the mesh by as many that the process has.
+    f"--xla_force_host_platform_device_count={DEVICES}",
     "--xla_gpu_autotune_level=0",
     "--xla_gpu_graph_min_graph_size=1",
     "--xla_dump_hlo_as_text",
@@ -61,6 +66,7 @@ def main():
         found = {"programs": compiler.programs(args.names)}
         if not args.names:
             found |= {"refused": compiler.refused(), "donated": compiler.donated()}
+            found |= {"collectives": compiler.collectives() if args.arch == "sm_90" else {}}
     print(table(found["programs"]) if args.table else json.dumps(found))
 
 
@@ -90,9 +96,10 @@ class Compiler:
 
         self.arch, self.dump = arch, dump
         self.one = jax.sharding.SingleDeviceSharding(topology(arch, 1)[0])
-        self.mesh = Mesh(np.array(topology(arch, 4)), ("x",))
+        self.mesh = Mesh(np.array(topology(arch, DEVICES)), ("x",))
         self.everywhere = NamedSharding(self.mesh, P())
-        self.split = NamedSharding(self.mesh, P("x"))
+        self.split = partial(NamedSharding, self.mesh)
+        self.batch = self.split(P("x"))
 
     def programs(self, names):
         """{name: {way: what was found}}; all ways for sm_90."""
@@ -110,9 +117,23 @@ class Compiler:
             if self.arch == "sm_90":
                 of["vmap"] = self.compiled(programs.mapped(case), case.structure, many)
                 of["scan"] = self.compiled(programs.scanned(case), case.structure, many)
-                sharded = programs.split(case, self.mesh)
-                of["shard_map"] = self.compiled(sharded, case.structure, many, True)
-                of["mesh"] = self.compiled(programs.mapped(case), case.structure, many, True)
+                given = case.structure, many, (self.everywhere, self.batch)
+                of["shard_map"] = self.compiled(programs.split(case, self.mesh), *given)
+                of["mesh"] = self.compiled(programs.mapped(case), *given)
+        return found
+
+    def collectives(self):
+        """{name: {way: collectives}} of operands that are split by other axes than the batch."""
+        import programs
+
+        found = {}
+        for name, specs in programs.SPLITS.items():
+            case, data = programs.cases()[name], [self.split(spec) for spec in specs]
+            given = case.structure, case.data, (self.everywhere, tuple(data))
+            found[name] = {
+                "forward": self.compiled(programs.forward(case), *given)["collectives"],
+                "gradient": self.compiled(programs.gradient(case), *given)["collectives"],
+            }
         return found
 
     def donated(self):
@@ -144,14 +165,17 @@ class Compiler:
             return str(error)
         return ""
 
-    def compiled(self, function, structure, data, split=False, **options):
+    def compiled(self, function, structure, data, shardings=None, **options):
+        """`shardings` of the structure and of the data, or of each of them; on one device if none
+        are given."""
         import jax
 
-        shardings = (self.everywhere, self.split) if split else (self.one, self.one)
-        args = [
-            jax.tree.map(lambda x, s=s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree)
-            for s, tree in zip(shardings, (structure, data), strict=True)
-        ]
+        def placed(sharding, tree):
+            shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            return jax.tree.map(shape, tree)
+
+        pairs = zip(shardings or (self.one, self.one), (structure, data), strict=True)
+        args = [jax.tree.map(placed, sharding, tree) for sharding, tree in pairs]
 
         def program(structure, data):  # its name is that of the modules that are dumped
             return function(structure, data)
@@ -170,7 +194,7 @@ class Compiler:
             "apart": apart(thunks, "kCustomCall", "kCommandBuffer"),
             # A scan copies what a step takes of the scanned arrays, in one thunk with the slice.
             "copies": apart(thunks, "kCopy", "kDynamicSliceFusion"),
-            "collectives": len(re.findall(rf" (?:{COLLECTIVES})(?:-start)?\(", text)),
+            "collectives": collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", text)),
             "aliased": text.count("may-alias") + text.count("must-alias"),
             "operands": len(jax.tree.leaves(data)),
             "seconds": (between - start, end - between),
