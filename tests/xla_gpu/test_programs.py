@@ -128,6 +128,17 @@ def test_a_donated_parameter_is_updated_in_place():
 
 
 @group("sm_90")
+def test_parts_multiply_while_rows_travel():
+    """The product with own columns is started before the end of the exchange, or of its last round:
+    XLA starts a round when the one before it has ended."""
+    at_once, rounds = found("sm_90")["parts"]
+    assert at_once == ["all-to-all-start", "custom-call", "all-to-all-done", "custom-call"]
+    last = ["collective-permute-start", "custom-call", "collective-permute-done", "custom-call"]
+    assert rounds[-4:] == last
+    assert found("sm_90")["scattered"] == ["reduce-scatter"]
+
+
+@group("sm_90")
 def test_instantiate_refuses_a_wrong_launch():
     expected = "sgap_launch: block: expected 1 to 1024 threads, got 2048 x 1 x 1"
     assert expected in found("sm_90")["refused"]
