@@ -48,7 +48,7 @@ from sgap_jax.runtime import native as native  # registers the FFI targets
 from sgap_jax.schedules import Problem, Reference, Schedule, ScheduleError
 from sgap_jax.schedules.explain import dense_is_faster
 from sgap_jax.schedules.schedule import KERNEL_DTYPES
-from sgap_jax.schedules.select import default_schedule
+from sgap_jax.schedules.select import default_schedule, keep_chosen
 
 _S = TypeVar("_S", bound=Schedule)
 
@@ -266,6 +266,7 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
         )
     if problem.platform == "cuda":
         problem = replace(problem, arch=launch.arch_of_schedules())
+    is_default = schedule is None
     if schedule is None:
         schedule = default_schedule(problem)
         if problem.platform == "cuda" and isinstance(schedule, Reference):
@@ -283,6 +284,7 @@ def resolve(schedule: Schedule | None, problem: Problem, *kinds: type[_S]) -> _S
             f"{problem.op}: no kernel on {problem.platform} obeys {schedule}; "
             f"{names} and Reference() run here"
         )
+    keep_chosen(problem, schedule, is_default)
     return schedule
 
 

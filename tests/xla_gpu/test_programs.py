@@ -49,6 +49,11 @@ LAUNCHES = {
     "spgemm": (0, 0),
     "top_k": (2, 2),
 }
+COLLECTIVES = {
+    "spmm": ({}, {"all-reduce": 1}),  # columns; the gradient of the values is a sum over devices
+    "sddmm": ({"all-reduce": 1}, {"all-reduce": 1}),  # summed features
+    "attention": ({}, {}),  # heads
+}
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "top_k")
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
@@ -99,7 +104,7 @@ def test_a_program(name):
         if "-jax-" in PLUGIN.name:  # an earlier JAX copies what a step takes in thunks of their own
             copies["scan"] = 1 + SCATTERS.get(name, 0)
         assert copies == {"scan": 1 + SCATTERS.get(name, 0)}
-    assert all(not one["collectives"] for way, one in of.items() if way != "mesh")
+    assert all(one["collectives"] == {} for one in of.values())
 
 
 @group("sm_90")
@@ -108,10 +113,30 @@ def test_the_table_has_every_program():
 
 
 @group("sm_90")
+def test_collectives_of_split_operands():
+    """As on the CPU (tests/grad/test_partitioned.py): `COLLECTIVES` forward, and with gradients."""
+    assert found("sm_90")["collectives"] == {
+        name: {"forward": forward, "gradient": gradient}
+        for name, (forward, gradient) in COLLECTIVES.items()
+    }
+
+
+@group("sm_90")
 def test_a_donated_parameter_is_updated_in_place():
     """XLA may update one parameter before a launch that still reads it, which then has a copy."""
     for name, of in found("sm_90")["donated"].items():
         assert of["aliased"] == of["operands"] and of["copies"] <= 1, name
+
+
+@group("sm_90")
+def test_parts_multiply_while_rows_travel():
+    """The product with own columns is started before the end of the exchange, or of its last round:
+    XLA starts a round when the one before it has ended."""
+    at_once, rounds = found("sm_90")["parts"]
+    assert at_once == ["all-to-all-start", "custom-call", "all-to-all-done", "custom-call"]
+    last = ["collective-permute-start", "custom-call", "collective-permute-done", "custom-call"]
+    assert rounds[-4:] == last
+    assert found("sm_90")["scattered"] == ["reduce-scatter"]
 
 
 @group("sm_90")
