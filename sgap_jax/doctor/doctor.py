@@ -27,6 +27,7 @@ _OF_KERNELS = 0.6  # the share of the time that is left which their layer may ta
 _OLDEST_OF_13 = 7.5  # the compute capability that CUDA 13 begins with
 _LEAST_FREE = 256 << 20  # bytes of a GPU that JAX and the tests need
 _LEAST_DISK = 32 << 20  # bytes: some hundred kernels
+_LOADING = "cuLibraryLoadData"
 _REPORT = "attach the report to an issue"
 _MAKE_ROOM = (
     "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
@@ -225,6 +226,10 @@ class _Examination:
             if "error" in said:
                 return self._compiler_error(said, version)
         self._report.facts["NVRTC"] = version
+        if self._driver is not None and int(version.partition(".")[0]) > self._driver[0]:
+            found = f"NVRTC {version} makes code that a driver of CUDA {self._driver_text()}"
+            do = f"pip install 'sgap_jax[cuda{self._driver[0]}]' brings one of the driver's version"
+            return Layer("", FAILED, f"{found} does not load", f"{do}, or install a newer driver")
         return Layer("", OK, f"NVRTC {version} compiles for {self._arch}")
 
     def _compiler_error(self, said: dict, version: str) -> Layer:
@@ -261,8 +266,9 @@ class _Examination:
                     elif "end" in said:
                         left.remove(said["end"])
                         begun, kind = None, said.get("kind", "")
-                        missing = kind == "NvrtcMissing"
-                        if missing or (kind == "CompilationError" and not self._compiles):
+                        # What a compiler that is not the right one makes, or does not.
+                        made = kind == "CompilationError" or said["why"].startswith(_LOADING)
+                        if kind == "NvrtcMissing" or (made and not self._compiles):
                             compiler = False
                             continue  # says nothing about the kernel
                         if not said.get("of_kernel", True):

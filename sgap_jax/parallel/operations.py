@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sgap_jax.formats.checks import check_flag
+from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.partitioned import Part, PartitionedArray
 from sgap_jax.parallel.second_axis import summed_bytes
 from sgap_jax.primitives._define import accumulator, as_numbers, check_scale, check_schedule
@@ -115,17 +116,18 @@ def _product(
         if part.alone:
             return C
         if not covered:
-            return C + local_spmm(part.foreign, part.received(B), schedule=schedule)
+            C, received = _beside(part, C, part.exchange, B[part.sends])
+            return C + local_spmm(part.foreign, received, schedule=schedule)
         assert part.cover is not None
         sent = local_spmm(part.cover.out, B, schedule=schedule)
-        received = part.cover.exchange.swap(part.axis, sent)
+        C, received = _beside(part, C, part.cover.exchange, sent)
         return C + local_spmm(part.into(), received, schedule=schedule)
 
     def shared(part: Part, B: jax.Array) -> jax.Array:
         assert part.share is not None
         own, foreign = part.share.matrices(part)
-        received = part.share.exchange.swap(part.axis, B[part.share.sends])
         C = local_spmm(own, B, schedule=schedule)
+        C, received = _beside(part, C, part.share.exchange, B[part.share.sends])
         C = C + local_spmm(foreign, received, schedule=schedule)
         return jax.lax.psum(C.astype(accumulator(C.dtype)), part.second).astype(C.dtype)
 
@@ -141,6 +143,15 @@ def _product(
         given = jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
         (C,) = jax.linear_transpose(product, given)(A._split(B.astype(dtype), spec))
     return C if each * devices == n else A._split(C)[:, :, :n]
+
+
+def _beside(part: Part, C: jax.Array, exchange: Exchange, sent: jax.Array) -> tuple:
+    """(C, what a part receives): neither waits for the other. XLA's GPU compiler would wait for all
+    rounds of ppermute before it starts C, if they could be put together before C is there."""
+    messages = exchange.messages(part.axis, sent)
+    if len(messages) > 1:
+        C, *messages = jax.lax.optimization_barrier((C, *messages))
+    return C, exchange.joined(messages)
 
 
 def _devices(A: PartitionedArray, axes: Any) -> int:

@@ -322,9 +322,10 @@ class PartitionedArray:
         are the bytes of the busiest device: s rows are sent where the second axis is not used, of
         b bytes a number, for n columns those of `cover` where that is less, and the rows of a
         part's result are summed in b' bytes a number by an all-reduce over the axis. Both do 1 / c
-        of the work on each device. Copies can only send less for fewer than c columns, since
-        fewer columns than one cannot be sent: the results of `columns` are split over the axis,
-        those of `copies` are whole. Counts are those of the plans, with their padding.
+        of the work on each device. Where c divides n, columns send less; copies where the parts
+        need many rows and n is small, or little more than a multiple of c. The results of
+        `columns` are split over the axis, those of `copies` are whole. Counts are those of the
+        plans, with their padding.
 
         Returns:
           "columns" or "copies".

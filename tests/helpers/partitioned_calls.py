@@ -48,6 +48,7 @@ class Case(NamedTuple):
     split: bool = True  # whether the result is
     kinds: tuple = ("Auto", "Explicit")  # of mesh axes
     mesh: tuple = (4, 2)  # x, y
+    out: P | None = None  # how the value is asked for; as it comes
 
 
 def cases():
@@ -246,12 +247,22 @@ def cases():
             {"all-reduce": 2},
             split=False,
         ),
+        "einsum, a summed index, its result asked for split": Case(
+            lambda v, X: sj.einsum("ij,rjs->is", of(v), X),
+            ((A.nnz,), (8, K, 4)),
+            (P(), P(("x", "y"))),
+            {"reduce-scatter": 2},
+            {"all-reduce": 2, "all-gather": 1},  # dX is wanted whole
+            kinds=("Auto",),
+            out=P("y", "x"),
+        ),
         "einsum maximum, an index of the result": Case(
             lambda v, X: sj.einsum("ij,jr->ir", of(v), X, reduction="max"),
             ((A.nnz,), (K, 4)),
             (P(), columns),
             NOTHING,
             SUM,
+            kinds=("Auto",),
         ),
         "selections, batch": Case(
             each(selected),
@@ -293,7 +304,10 @@ def run(names):
                 pairs = zip(arrays, case.specs, strict=True)
                 given = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
                 for way, function in (("forward", f), ("gradient", grad)):
-                    compiled = jax.jit(function).lower(*given).compile()
+                    asked = {}
+                    if case.out is not None and way == "forward":
+                        asked["out_shardings"] = NamedSharding(mesh, case.out)
+                    compiled = jax.jit(function, **asked).lower(*given).compile()
                     out = compiled(*given)
                     split = [not x.sharding.is_fully_replicated for x in jax.tree.leaves(out)]
                     row = dict(name=name, kind=kind, way=way, split=split)

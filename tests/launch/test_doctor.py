@@ -250,6 +250,17 @@ def test_a_compiler_that_does_not_know_the_gpu(real):
     assert failures.entries(setup.cache) == []
 
 
+def test_a_compiler_that_is_newer_than_the_driver(real):
+    """Its code does not load, which says nothing about the kernels."""
+    setup = real("driver", "compiler", "kernels", inside=("driver", "compiler", "kernels"))
+    setup.setenv("SGAP_STANDIN_VERSION", "12080")
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryLoadData=200")
+    words = ("NVRTC 13.", "driver of CUDA 12.8 does not load", "sgap_jax[cuda12]")
+    report, states = examined()
+    first_failed(report, "compiler", *words)
+    assert failures.entries(setup.cache) == [] and states["kernels"] == NOT_TESTED
+
+
 def test_what_to_leave_out_is_named_as_the_user_named_it(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert "CUDA_VISIBLE_DEVICES=0,2," in doctor._without([1], 3)
