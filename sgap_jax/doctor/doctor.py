@@ -279,7 +279,7 @@ class _Examination:
                     elif "loaded" in said:
                         archive = said
                     elif "error" in said:
-                        beside = beside or Layer("", FAILED, said["error"], _REPORT)
+                        beside = beside or _failed(said["error"], said)
                         left = []  # the same would be said of all of them
                 if begun is not None:  # a library has ended the process as if all were well
                     raise Ended("its process ended before it had answered")
@@ -368,7 +368,7 @@ class _Examination:
 
     def _xla_error(self, said: dict, index: int) -> Layer:
         found = said["error"]
-        if "RESOURCE_EXHAUSTED" in found:
+        if "RESOURCE_EXHAUSTED" in found or "OUT_OF_MEMORY" in found:
             found = f"a program has no room on device {index}: {found}"
             return Layer("", FAILED, found, _MAKE_ROOM)
         if self._in_jax == 0:
@@ -407,8 +407,14 @@ def _after(ended: Ended) -> str:
 def _beside(case: Any, said: dict) -> Layer:
     """The layer of the kernels where a call could not be made, for no fault of a kernel."""
     if said.get("status") == OUT_OF_MEMORY:
-        return Layer("", FAILED, f"GPU 0 has no memory left: {said['why']}", _MAKE_ROOM)
-    found = f"a call of '{case.family}' cannot be tested: {said['why']}"
+        return _failed(said["why"], said)
+    return _failed(f"a call of '{case.family}' cannot be tested: {said['why']}", said)
+
+
+def _failed(found: str, said: dict) -> Layer:
+    """The layer of the kernels where something else failed than a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return Layer("", FAILED, f"GPU 0 has no memory left: {found}", _MAKE_ROOM)
     return Layer("", FAILED, found, f"run it again; if it stays so, {_REPORT}")
 
 

@@ -193,13 +193,19 @@ def _load_archive(request: dict) -> None:
             continue
         with archive:
             for name in archive.namelist():
-                cubin = decode_entry(archive.read(name))
                 try:
-                    if cubin is None:
-                        raise ValueError(f"an entry of {arch}.zip is damaged")
+                    cubin = decode_entry(archive.read(name))
+                except Exception:  # of zipfile, zlib or the disk, as the damage is
+                    cubin = None
+                if cubin is None:
+                    failed = failed or f"an entry of {arch}.zip is damaged"
+                    continue
+                try:
                     spills += driver.attributes(driver.load(cubin))["local_bytes"] > 0
                     loaded += 1
-                except (DriverError, ValueError) as error:
+                except DriverError as error:
+                    if error.status in (OUT_OF_MEMORY, _IN_USE):
+                        raise
                     failed = failed or first_line(error)
         break
     answer(loaded=loaded, spills=spills, failed=failed)

@@ -459,6 +459,13 @@ def test_the_kernels_of_the_package_are_loaded(real, tmp_path, monkeypatch):
     setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=209@record_1")
     words = ("came with the package", "cuLibraryGetKernel", "install the package again")
     first_failed(examined()[0], "kernels", *words)
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=2@record_1")
+    first_failed(examined()[0], "kernels", "GPU 0 has no memory left", "nvidia-smi")
+    monkeypatch.delenv("SGAP_STANDIN_FAIL")
+    whole = (tmp_path / "sm_90.zip").read_bytes()
+    at = whole.index(b"record_0") + 20  # within the compressed entry
+    (tmp_path / "sm_90.zip").write_bytes(whole[:at] + b"\xff\xff" + whole[at + 2 :])
+    first_failed(examined()[0], "kernels", "an entry of sm_90.zip is damaged")
     assert listed(setup.cache) == {}
 
 
