@@ -25,7 +25,7 @@ from sgap_jax.schedules import Reference, Schedule
 from sgap_jax.schedules.schedule import ScheduleError
 
 
-def evaluate(expression: str, /, *, schedule: Schedule | None = None, **operands: Any) -> Any:
+def evaluate(expression: str, /, *, schedule: Schedule | str | None = None, **operands: Any) -> Any:
     """An expression of +, - and * in index notation, over any sparse and dense operands; each term
     is summed over its indices that the result lacks.
 
@@ -73,7 +73,7 @@ def evaluate(expression: str, /, *, schedule: Schedule | None = None, **operands
 
     Source: Kjolstad et al., OOPSLA 2017, sections 2 and 5; Senanayake et al., OOPSLA 2020.
     """
-    check_schedule("evaluate", schedule)
+    schedule = check_schedule("evaluate", schedule)
     asked = _Asked.of(expression, operands)
     inner = None if schedule is None else schedule._inner
     if inner is not None and not isinstance(inner, Reference | LoopSchedule):
