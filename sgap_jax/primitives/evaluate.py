@@ -39,7 +39,7 @@ def evaluate(
     format: Format | None = None,
     pattern: SparseArray | None = None,
     nse: int | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
     **operands: Any,
 ) -> Any:
     """An expression of +, - and * in index notation, over any sparse and dense operands; each term
@@ -104,7 +104,7 @@ def evaluate(
 
     Source: Kjolstad et al., OOPSLA 2017, sections 2 and 5; Senanayake et al., OOPSLA 2020.
     """
-    check_schedule("evaluate", schedule)
+    schedule = check_schedule("evaluate", schedule)
     asked = _Asked.of(expression, operands)
     inner = None if schedule is None else schedule._inner
     if inner is not None and not isinstance(inner, Reference | LoopSchedule):
