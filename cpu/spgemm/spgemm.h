@@ -75,14 +75,16 @@ inline int64_t ColumnSetWords(int64_t columns) {
 }
 
 // Rows of A B whose structure is not known: columns and sums in one pass, ascending in each row.
-// The sums of a row are in an array of all columns with a flag for each column that has one, or,
-// where `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix
-// of many columns fit in.
+// Short rows are sorted (sorted_rows.h), where the instruction set and the dtype have that. The
+// sums of others are in an array of all columns with a flag for each column that has one, or, where
+// `slots` is not 0, in a hash table of so many slots, which rows of few products in a matrix of
+// many columns fit in.
 struct SpgemmRowsArgs {
   Dtype dtype;
   SparseRows a, b;
   int64_t columns;
   const void *a_values, *b_values;
+  const int64_t* products;  // [rows + 1] before each row
   const int32_t* task_rows;
   int64_t slots, longest;  // a power of two; the most products of a row, at most the columns
   int32_t* counts;         // [rows] entries of each row
@@ -93,9 +95,20 @@ struct SpgemmRowsArgs {
 
 constexpr int64_t kSpgemmSlack = 64;
 
+// Products of one row that are sorted, at most, and room for them and for what is written behind.
+constexpr int64_t kSortedRowMost = 1 << 12, kSortedRowRoom = kSortedRowMost + 64;
+
+// A key of 32 bits is a column and which product of its row it is: bits for the latter. No key is
+// all ones.
+inline int SortedRowBits(int64_t columns) {
+  int bits = 12;
+  while (bits > 0 && columns >> (32 - bits) != 0) --bits;
+  return bits;
+}
+
 // Where the parts of the scratch begin, in bytes.
 struct SpgemmRowsScratch {
-  int64_t flags, list, other, bytes;  // sums are first
+  int64_t flags, list, other, sorted, bytes;  // sums are first
 
   SpgemmRowsScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes) {
     const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
@@ -103,7 +116,8 @@ struct SpgemmRowsScratch {
     flags = lines(sums * accumulator_bytes);
     list = flags + lines(slots ? slots * 4 : columns + 64);
     other = list + lines((longest + 1) * 4);
-    bytes = other + lines((longest + 1) * 4);
+    sorted = other + lines((longest + 1) * 4);
+    bytes = sorted + lines(3 * kSortedRowRoom * 4);
   }
 };
 

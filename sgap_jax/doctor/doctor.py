@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 from sgap_jax.doctor.process import Ended, answers
 from sgap_jax.doctor.report import FAILED, NOT_TESTED, OK, OTHER_DEVICES, Layer, Report
+from sgap_jax.doctor.worker import OUT_OF_MEMORY
 from sgap_jax.launch import failures, launch
 from sgap_jax.launch.cache import default_folder
 from sgap_jax.launch.driver import OLDEST
@@ -26,11 +28,18 @@ _OLDEST_OF_13 = 7.5  # the compute capability that CUDA 13 begins with
 _LEAST_FREE = 256 << 20  # bytes of a GPU that JAX and the tests need
 _LEAST_DISK = 32 << 20  # bytes: some hundred kernels
 _REPORT = "attach the report to an issue"
+_MAKE_ROOM = (
+    "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
+    "CUDA_VISIBLE_DEVICES"
+)
 # Meanings of what cuInit and cuDeviceGetCount return (cuda.h), and what to do.
 _INIT = {
     100: "no GPU is visible: look at nvidia-smi and at CUDA_VISIBLE_DEVICES",
     802: "the GPUs are still starting, or the fabric manager does not run",
     803: "the driver's library and its kernel module differ: restart the machine after an update",
+    34: "the library is the toolkit's stub of a driver: take its folder out of LD_LIBRARY_PATH",
+    804: "the library is a compatibility package, which this GPU or its driver does not take: take "
+    "its folder out of LD_LIBRARY_PATH",
 }
 _ON_CPU = {"JAX_PLATFORMS": "cpu"}  # layers below XLA: its CUDA plugin may be what fails
 _PACKAGES = (
@@ -99,7 +108,7 @@ class _Examination:
         try:
             layer = test()
         except Ended as ended:
-            layer = Layer(name, FAILED, f"{ended}", f"run it again; if it stays so, {_REPORT}")
+            layer = Layer(name, FAILED, f"{ended}", _after(ended))
             now = time.monotonic()
             if now >= self._deadline and now - start < _SILENCE:  # it came too late to have hung
                 layer = Layer(name, NOT_TESTED, "there was no time (--seconds gives more)")
@@ -158,13 +167,12 @@ class _Examination:
             first = next(iter(bad))
             found = f"GPU {first} of {len(self._devices)} does not start: {bad[first]}"
             return Layer("", FAILED, found, _without(bad, len(self._devices)))
-        if free[0] < _LEAST_FREE:
+        if free.get(0, 0) < _LEAST_FREE:
             return Layer(
                 "",
                 FAILED,
-                f"GPU 0 has {free[0] >> 20} MiB free, and {_LEAST_FREE >> 20} are needed",
-                "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
-                "CUDA_VISIBLE_DEVICES",
+                f"GPU 0 has {free.get(0, 0) >> 20} MiB free, and {_LEAST_FREE >> 20} are needed",
+                _MAKE_ROOM,
             )
         return Layer("", OK, f"CUDA {self._driver_text()}, {len(self._devices)} GPU(s)")
 
@@ -240,6 +248,7 @@ class _Examination:
         asked, compiler = len(left), self._compiles
         why: dict[int, str] = {}
         archive: dict[str, Any] = {}
+        beside: Layer | None = None  # the first failure that says nothing about a kernel
         now = time.monotonic()
         deadline = now + _OF_KERNELS * (self._deadline - now)
         while left:
@@ -251,30 +260,38 @@ class _Examination:
                         begun = said["begin"]
                     elif "end" in said:
                         left.remove(said["end"])
-                        begun = None
-                        missing = said["kind"] == "NvrtcMissing"
-                        if missing or (said["kind"] == "CompilationError" and not self._compiles):
+                        begun, kind = None, said.get("kind", "")
+                        missing = kind == "NvrtcMissing"
+                        if missing or (kind == "CompilationError" and not self._compiles):
                             compiler = False
                             continue  # says nothing about the kernel
+                        if not said.get("of_kernel", True):
+                            beside = beside or _beside(every[said["end"]], said)
+                            continue
                         why[said["end"]] = said["why"]
                         self._note(every[said["end"]], said)
                     elif "loaded" in said:
                         archive = said
                     elif "error" in said:
-                        return Layer("", FAILED, said["error"], _REPORT)
+                        beside = beside or Layer("", FAILED, said["error"], _REPORT)
+                        left = []  # the same would be said of all of them
+                if begun is not None:  # a library has ended the process as if all were well
+                    raise Ended("its process ended before it had answered")
             except Ended as ended:
                 if time.monotonic() >= deadline:
                     break
-                if begun is None:
-                    if not left:  # in the kernels of the package
-                        archive = {"failed": str(ended), "loaded": 0, "spills": 0}
-                        break
-                    raise
+                if not left:  # in the kernels of the package
+                    archive = {"failed": str(ended), "loaded": 0, "spills": 0}
+                    break
+                if begun is None or ended.by_system:
+                    beside = beside or Layer("", FAILED, f"{ended}", _after(ended))
+                    break
                 why[begun] = str(ended)
                 self._note(every[begun], {"why": str(ended), "kernels": [], "made": ""})
                 left.remove(begun)
         outcomes = [(every[i].family, found) for i, found in why.items()]
-        return self._kernels_layer(outcomes, asked, archive, compiler)
+        layer = self._kernels_layer(outcomes, asked, archive, compiler)
+        return beside if beside is not None and layer.state != FAILED else layer
 
     def _note(self, case: Any, said: dict) -> None:
         rows = said["kernels"] or [{"kernel": "-"}]
@@ -345,6 +362,9 @@ class _Examination:
 
     def _xla_error(self, said: dict, index: int) -> Layer:
         found = said["error"]
+        if "RESOURCE_EXHAUSTED" in found:
+            found = f"a program has no room on device {index}: {found}"
+            return Layer("", FAILED, found, _MAKE_ROOM)
         if self._in_jax == 0:
             major = 13 if self._driver is None else min(self._driver[0], 13)
             install = f"pip install 'jax[cuda{major}]' in this environment ({sys.prefix})"
@@ -368,6 +388,22 @@ class _Examination:
             found = f"device {first} of {count} fails ({bad[first]}), where device 0 works"
             return Layer("", FAILED, found, _without(bad, count))
         return Layer("", OK, f"all {count} devices")
+
+
+def _after(ended: Ended) -> str:
+    """What to do after a process that ended."""
+    flags = os.environ.get("XLA_FLAGS")
+    unset = f"unset XLA_FLAGS ({flags}), " if flags else ""
+    room = "end other programs, " if ended.by_system else ""
+    return f"{unset}{room}run it again; if it stays so, {_REPORT}"
+
+
+def _beside(case: Any, said: dict) -> Layer:
+    """The layer of the kernels where a call could not be made, for no fault of a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return Layer("", FAILED, f"GPU 0 has no memory left: {said['why']}", _MAKE_ROOM)
+    found = f"a call of '{case.family}' cannot be tested: {said['why']}"
+    return Layer("", FAILED, found, f"run it again; if it stays so, {_REPORT}")
 
 
 def _without(bad: Collection[int], count: int) -> str:
@@ -404,11 +440,8 @@ def _driver_error(said: dict, devices: list) -> Layer:
 
 def _runs(arch: str, capability: str) -> bool:
     """Whether code for an architecture ("sm_80") runs on a compute capability ("8.6")."""
-    digits = arch.removeprefix("sm_").rstrip("af")
+    of = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch, re.ASCII)
     major, _, minor = capability.partition(".")
-    if not digits.isdigit() or len(digits) < 2:
+    if of is None or of[1] != major:
         return False
-    exact = arch.endswith("a")
-    return digits[:-1] == major and (
-        int(digits[-1]) == int(minor) if exact else int(digits[-1]) <= int(minor)
-    )
+    return int(of[2]) == int(minor) if of[3] == "a" else int(of[2]) <= int(minor)

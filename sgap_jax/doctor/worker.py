@@ -26,10 +26,16 @@ MARK = "@sgap_jax doctor "
 # Faults after which the driver refuses all that follows in the process (cuda.h): an illegal
 # address, a launch that timed out or failed, a misaligned or illegal instruction or access.
 _DEADLY = range(700, 730)
+# Calls that come before a kernel is loaded, and what any call gives where other programs have all
+# memory, or the GPU for themselves (cuda.h): neither says anything about a kernel.
+_BEFORE_KERNELS: tuple[str, ...] = ("cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain")
+_BEFORE_KERNELS += ("cuCtxSetCurrent", "cuMemAlloc_v2", "cuMemcpyHtoD_v2")
+OUT_OF_MEMORY, _IN_USE = 2, 46
 
 
 def answer(**fields: Any) -> None:
-    print(MARK + json.dumps(fields), flush=True)
+    # A library may have left a line without an end.
+    print("\n" + MARK + json.dumps(fields), flush=True)
 
 
 def tell_driver(request: dict) -> None:
@@ -120,6 +126,16 @@ class Launches:
         self.made.append(dict(call=call, cubin=cubin, inputs=given, outputs=specs, results=results))
         return results
 
+    def blames_kernel(self, error: Exception) -> bool:
+        """Whether what ended a call speaks of its kernels, rather than of the machine or of JAX."""
+        from sgap_jax.launch.driver import DriverError
+        from sgap_jax.launch.nvrtc import CompilationError
+
+        error = self.error or error
+        if not isinstance(error, DriverError):
+            return isinstance(error, CompilationError)
+        return error.call not in _BEFORE_KERNELS and error.status not in (OUT_OF_MEMORY, _IN_USE)
+
     def lost(self) -> bool:
         """Whether the driver refuses all that follows."""
         from sgap_jax.launch.driver import DriverError
@@ -130,25 +146,32 @@ class Launches:
 def run_kernels(request: dict) -> None:
     """Each case by launches through the driver, without XLA on the GPU; then loads all kernels of
     the package."""
+    import jax
+
     from sgap_jax.doctor.cases import cases
     from sgap_jax.schedules.emulated import Emulated
     from sgap_jax.schedules.families import set_failing
 
     set_failing(dict)  # those on the list are tested too
+    # What stops JAX itself, such as an unknown flag in XLA_FLAGS, does so before a kernel begins.
+    jax.block_until_ready(jax.numpy.zeros(1) + 1)
+    answer(started=True)
     for i, case in enumerate(cases()):
         if i not in request["cases"]:
             continue
         answer(begin=i)
         launches = Launches(request["index"], request["arch"])
-        kind = ""
+        fields: dict[str, Any] = {}
         try:
             why = case.wrong(case.run(Emulated(launches.run, case.schedule, case.choose)))
         except Exception as error:
-            why, kind = first_line(launches.error or error), type(launches.error or error).__name__
+            why, cause = first_line(launches.error or error), launches.error or error
+            fields = {"kind": type(cause).__name__, "status": _status(cause)}
+            fields["of_kernel"] = launches.blames_kernel(error)
         made = base64.b64encode(pickle.dumps([] if why else launches.made)).decode()
-        answer(end=i, why=why, kind=kind, kernels=launches.kernels, made=made)
+        answer(end=i, why=why, kernels=launches.kernels, made=made, **fields)
         if launches.lost():
-            os._exit(0)  # the doctor goes on with a new process
+            return  # the doctor goes on with a new process
     if request["archive"]:
         _load_archive(request)
 

@@ -31,7 +31,7 @@ def sparse_attention(
     return_lse: bool = False,
     batch_axis: str | None = None,
     heads_axis: str | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> Any:
     """`sgap_jax.sparse_attention` of a sequence that is split over devices.
 
@@ -78,7 +78,7 @@ def sparse_attention(
     """
     op = "parallel.sparse_attention"
     check_parts("sparse_attention", pattern, "pattern")
-    check_schedule(op, schedule)
+    schedule = check_schedule(op, schedule)
     is_causal = check_flag(is_causal, "is_causal", op)
     return_lse = check_flag(return_lse, "return_lse", op)
     if not pattern.given and (is_causal or key_value_seq_lengths is not None):

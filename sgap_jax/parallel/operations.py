@@ -59,7 +59,7 @@ def _operand(
 
 
 def spmm(
-    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | None = None
+    A: PartitionedArray, B: Any, *, transpose: bool = False, schedule: Schedule | str | None = None
 ) -> jax.Array:
     """The product of a matrix in parts with a dense one: C = A B, or C = A^T B with `transpose`.
 
@@ -90,7 +90,7 @@ def spmm(
     that are needed.
     """
     check_parts("spmm", A)
-    check_schedule("parallel.spmm", schedule)
+    schedule = check_schedule("parallel.spmm", schedule)
     transpose = check_flag(transpose, "transpose", "parallel.spmm")
     B, apart = _operand("spmm", "B", A, B, not transpose)
     C = _product(A, B, transpose, schedule)
@@ -176,7 +176,7 @@ def sddmm(
     *,
     scale: Any = None,
     weighted: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> PartitionedArray:
     """`sgap_jax.sddmm` of a matrix in parts: C = (X Y^T) at the stored entries of A.
 
@@ -203,7 +203,7 @@ def sddmm(
     Source: vectorSparse, section 2.2 (SDDMM).
     """
     check_parts("sddmm", A)
-    check_schedule("parallel.sddmm", schedule)
+    schedule = check_schedule("parallel.sddmm", schedule)
     X, Y = _both("sddmm", A, X, Y)
     number = scale is None or not isinstance(scale, jax.Array)
     shared = () if number else (check_scale("parallel.sddmm", scale),)
@@ -216,7 +216,7 @@ def sddmm(
 
 
 def gsddmm(
-    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | None = None
+    A: PartitionedArray, X: Any, Y: Any, *, op: str = "mul", schedule: Schedule | str | None = None
 ) -> PartitionedArray:
     """`sgap_jax.gsddmm` of a matrix in parts: features of both ends of each stored entry, combined.
 
@@ -241,7 +241,7 @@ def gsddmm(
     Source: Sgap, section 2.1 (SDDMM as message passing).
     """
     check_parts("gsddmm", A)
-    check_schedule("parallel.gsddmm", schedule)
+    schedule = check_schedule("parallel.gsddmm", schedule)
     check_choice("parallel.gsddmm", "op", op, OPS)
     X, Y = (jnp.asarray(x)[:, None] if jnp.ndim(x) == 1 else x for x in (X, Y))
     X, Y = _both("gsddmm", A, X, Y)
@@ -305,7 +305,7 @@ def gspmm(
     op: str = "mul",
     reduce: str = "sum",
     transpose: bool = False,
-    schedule: Schedule | None = None,
+    schedule: Schedule | str | None = None,
 ) -> jax.Array:
     """`sgap_jax.gspmm` of a matrix in parts: messages along the entries, reduced over each row.
 
@@ -335,7 +335,7 @@ def gspmm(
     Source: Sgap, section 2.1 (the message-passing form of SpMM).
     """
     check_parts("gspmm", A)
-    check_schedule("parallel.gspmm", schedule)
+    schedule = check_schedule("parallel.gspmm", schedule)
     check_choice("parallel.gspmm", "op", op, OPS)
     check_choice("parallel.gspmm", "reduce", reduce, REDUCTIONS)
     transpose = check_flag(transpose, "transpose", "parallel.gspmm")
@@ -390,7 +390,7 @@ def _messages_back(
 
 
 def sparse_softmax(
-    A: PartitionedArray, *, scale: Any = 1.0, schedule: Schedule | None = None
+    A: PartitionedArray, *, scale: Any = 1.0, schedule: Schedule | str | None = None
 ) -> PartitionedArray:
     """`sgap_jax.sparse_softmax` of a matrix in parts: softmax over the stored entries of each row.
 
@@ -414,7 +414,7 @@ def sparse_softmax(
     Source: vectorSparse, section 7.4 (the softmax of the sparse transformer).
     """
     check_parts("sparse_softmax", A)
-    check_schedule("parallel.sparse_softmax", schedule)
+    schedule = check_schedule("parallel.sparse_softmax", schedule)
     array = check_scale("parallel.sparse_softmax", scale)
     shared = (array,) if isinstance(scale, jax.Array) else ()
 
@@ -425,7 +425,7 @@ def sparse_softmax(
     return A.with_values(A._on_each(local, shared=shared))
 
 
-def row_sum(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_sum(A: PartitionedArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """`sgap_jax.row_sum` of a matrix in parts: s[i] = sum over stored (i, j) of A[i, j].
 
     Nothing travels. Differentiable to any order in `A.values`.
@@ -442,7 +442,7 @@ def row_sum(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Arr
     return _reduced("row_sum", A, schedule)
 
 
-def row_max(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Array:
+def row_max(A: PartitionedArray, *, schedule: Schedule | str | None = None) -> jax.Array:
     """`sgap_jax.row_max` of a matrix in parts: s[i] = max over stored (i, j) of A[i, j].
 
     Nothing travels. Differentiable to any order in `A.values`; entries that tie share the gradient.
@@ -458,8 +458,8 @@ def row_max(A: PartitionedArray, *, schedule: Schedule | None = None) -> jax.Arr
     return _reduced("row_max", A, schedule)
 
 
-def _reduced(op: str, A: PartitionedArray, schedule: Schedule | None) -> jax.Array:
+def _reduced(op: str, A: PartitionedArray, schedule: Schedule | str | None) -> jax.Array:
     check_parts(op, A)
-    check_schedule(f"parallel.{op}", schedule)
+    schedule = check_schedule(f"parallel.{op}", schedule)
     reduce = {"row_sum": local_row_sum, "row_max": local_row_max}[op]
     return A._on_each(lambda part: reduce(part.matrix(), schedule=schedule))

@@ -21,7 +21,9 @@ import dataclasses
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -212,8 +214,25 @@ def _devices(ctx: Any, schedule: Any) -> tuple | None:
     if schedule is not None and schedule._host_launches() is not None:
         return None
     # A program is lowered without knowing its devices; the rule needs their number and order alone.
-    devices = module.axis_context.device_assignment or tuple(jax.devices()[:count])
-    return devices if len(devices) == count else None
+    devices = module.axis_context.device_assignment or _stand_ins(count)
+    if len(devices) == count:
+        return devices
+    warnings.warn(
+        f"sgap_jax: a program for {count} devices is compiled by a process that has fewer: its "
+        "operands are gathered. XLA_FLAGS=--xla_force_host_platform_device_count="
+        f"{count} gives it as many",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _stand_ins(count: int) -> tuple:
+    devices = jax.devices()
+    if len(devices) < count and devices[0].platform != "cpu":
+        with suppress(RuntimeError):  # JAX_PLATFORMS may leave the CPU out
+            devices = jax.devices("cpu")
+    return tuple(devices[:count])
 
 
 def partitioned(primitive: Primitive, axes: Callable, whole: Callable, lower: Callable) -> Callable:

@@ -71,6 +71,13 @@ def cases():
         chosen = jax.vmap(lambda s: select.top_k(s, 3))(jax.lax.stop_gradient(scores))
         return sj.sparse_attention(q, k, v, chosen)
 
+    def selected(q, k, scores):
+        own = select.top_k((q, k), 3, causal=True, keep=A)
+        experts = jnp.argmax(scores, 1)
+        routing = select.route(experts, K, block=4, capacity=2)
+        best = select.threshold(scores, 0.5, nse=200).values
+        return jnp.concatenate([own.values, best, jnp.ravel(routing.gather(q))])
+
     each = lambda f: jax.vmap(f)
     qkv = lambda b, h, g: ((b, M, h, 4), (b, K, g, 4), (b, K, g, 6))
     return {
@@ -142,8 +149,7 @@ def cases():
             ((8, M, K), (8, K, 4)),
             (batch, batch),
             NOTHING,
-            {"all-gather": 2},  # index arrays, for the transpose of a structure made inside jit
-            kinds=("Auto",),  # JAX wants the sharding of what is computed from them stated
+            NOTHING,
         ),
         "sddmm, summed features": Case(
             lambda X, Y: sj.sddmm(A, X, Y).values,
@@ -224,8 +230,7 @@ def cases():
             (*qkv(1, 4, 4), (4, M, K)),
             (heads, heads, heads, P("x")),
             NOTHING,
-            {"all-gather": 2},  # index arrays, as above
-            kinds=("Auto",),
+            NOTHING,
         ),
         "einsum, an index of the result": Case(
             lambda v, X: sj.einsum("ij,rjs->irs", of(v), X),
@@ -259,13 +264,12 @@ def cases():
             SUM,
             kinds=("Auto",),
         ),
-        "top_k, batch": Case(
-            each(lambda s: select.top_k(s, 3).values),
-            ((8, M, K),),
-            (batch,),
+        "selections, batch": Case(
+            each(selected),
+            ((8, M, 4), (8, K, 4), (8, M, K)),
+            (batch,) * 3,
             NOTHING,
             NOTHING,
-            kinds=("Auto",),
         ),
     }
 

@@ -50,6 +50,11 @@ LAUNCHES = {
     "spgemm": (0, 0),
     "top_k": (2, 2),
 }
+COLLECTIVES = {
+    "spmm": ({}, {"all-reduce": 1}),  # columns; the gradient of the values is a sum over devices
+    "sddmm": ({"all-reduce": 1}, {"all-reduce": 1}),  # summed features
+    "attention": ({}, {}),  # heads
+}
 # Scatters in plain JAX: XLA copies the zeros that they begin with.
 PLAIN = ("spgemm", "top_k")
 # The same, of two index arrays of the transpose of blocks; in a scan XLA takes the zeros out of it.
@@ -98,12 +103,21 @@ def test_a_program(name):
     if name not in PLAIN:  # a scan copies its counter
         copies = {way: one["copies"] for way, one in of.items() if one["copies"]}
         assert copies == {"scan": 1 + SCATTERS.get(name, 0)}
-    assert all(not one["collectives"] for way, one in of.items() if way != "mesh")
+    assert all(one["collectives"] == {} for one in of.values())
 
 
 @group("sm_90")
 def test_the_table_has_every_program():
     assert set(found("sm_90")["programs"]) == set(LAUNCHES)
+
+
+@group("sm_90")
+def test_collectives_of_split_operands():
+    """As on the CPU (tests/grad/test_partitioned.py): `COLLECTIVES` forward, and with gradients."""
+    assert found("sm_90")["collectives"] == {
+        name: {"forward": forward, "gradient": gradient}
+        for name, (forward, gradient) in COLLECTIVES.items()
+    }
 
 
 @group("sm_90")
