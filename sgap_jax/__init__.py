@@ -39,6 +39,7 @@ from sgap_jax.launch.failures import failing_here as _failing_here
 from sgap_jax.primitives.attention import sparse_attention as sparse_attention
 from sgap_jax.primitives.einsum import einsum as einsum
 from sgap_jax.primitives.einsum import explain_einsum as explain_einsum
+from sgap_jax.primitives.evaluate import evaluate as evaluate
 from sgap_jax.primitives.gsddmm import gsddmm as gsddmm
 from sgap_jax.primitives.gspmm import gspmm as gspmm
 from sgap_jax.primitives.row_reduce import row_max as row_max

@@ -252,7 +252,7 @@ def predict(
     from cuda_sources import machine_code, resources
 
     call, ran = launch.call, emulate(gpu, launch, longest, multiprocessors)
-    moved = moved_bytes(call.zero, ran.buffers, ran.results, ran.traffic)
+    moved = moved_bytes(call, ran.buffers, ran.results, ran.traffic)
     if moved > gpu.l2_bytes:
         what = f"{call.kernel}: {moved:.3g} bytes of operands, which do not fit in the L2"
         raise NotImplementedError(f"{what} of {gpu.name}")
@@ -350,17 +350,13 @@ def instructions_for_ptx(timeline: Any, code: Any) -> float:
     return machine / issued if issued else 1.0
 
 
-def moved_bytes(
-    zero: Sequence[int], buffers: Sequence[tuple[int, int]], results: int, traffic: Any
-) -> float:
+def moved_bytes(call: Any, buffers: Sequence[tuple[int, int]], results: int, traffic: Any) -> float:
     """Bytes of the operands and results that the sample touches, each once; results that are zeroed
     before the launch are written then, too.
 
     Args:
-      zero: the results that are zeroed.
       buffers: (address, bytes) of the operands and, behind them, of the results.
       results: how many results there are.
-      traffic: of the emulator.
     """
     from emulator import Memory
 
@@ -369,6 +365,6 @@ def moved_bytes(
     found = 0.0
     for i, (address, nbytes) in enumerate(buffers):
         start, end = np.searchsorted(touched, [address, address + nbytes])
-        zeroed = i - (len(buffers) - results) in zero
+        zeroed = i - (len(buffers) - results) in call.zero
         found += nbytes * (int(end > start) + int(zeroed))
     return found

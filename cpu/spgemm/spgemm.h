@@ -31,16 +31,20 @@ struct SpgemmArgs {
   const int32_t* task_rows;  // [row_tasks + 1]
   int64_t row_tasks;
   int64_t slots;  // of a hash table in place of an array of all columns, a power of two; or 0
-  char* scratch;  // SpgemmScratch() bytes; the first `places` are zero before and after a task
+  char* scratch;  // SpgemmScratch() bytes, at first zero as far as `zeroed`
 };
 
-// Bytes for the places of columns, then for the sums of one row of C with 0 for what has none.
+// Without a hash table, sums of all columns and whether the row has them. With one, its slots, then
+// the sums of one row of C with one in front for what has no place.
 struct SpgemmScratch {
-  int64_t places, bytes;
+  int64_t present;  // where it begins, in bytes
+  int64_t zeroed, bytes;
 
   SpgemmScratch(int64_t columns, int64_t slots, int64_t longest, int64_t accumulator_bytes)
-      : places(((slots ? 2 * slots : columns) * 4 + 63) / 64 * 64),
-        bytes(places + (longest + 1) * accumulator_bytes) {}
+      : present(slots ? 0 : columns * accumulator_bytes),
+        zeroed(slots ? 2 * slots * 4 : present + columns),
+        bytes((zeroed + 63) / 64 * 64 + (slots ? (longest + 1) * accumulator_bytes : 0)) {}
+  int64_t Sums() const { return (zeroed + 63) / 64 * 64; }  // of one row, in bytes
 };
 
 // Slots of a hash table of up to `longest` columns, at most half of them taken; 0 where an array of

@@ -27,6 +27,7 @@ _OF_KERNELS = 0.6  # the share of the time that is left which their layer may ta
 _OLDEST_OF_13 = 7.5  # the compute capability that CUDA 13 begins with
 _LEAST_FREE = 256 << 20  # bytes of a GPU that JAX and the tests need
 _LEAST_DISK = 32 << 20  # bytes: some hundred kernels
+_LOADING = "cuLibraryLoadData"
 _REPORT = "attach the report to an issue"
 _MAKE_ROOM = (
     "end what uses its memory (nvidia-smi lists it), or choose another GPU with "
@@ -225,6 +226,10 @@ class _Examination:
             if "error" in said:
                 return self._compiler_error(said, version)
         self._report.facts["NVRTC"] = version
+        if self._driver is not None and int(version.partition(".")[0]) > self._driver[0]:
+            found = f"NVRTC {version} makes code that a driver of CUDA {self._driver_text()}"
+            do = f"pip install 'sgap_jax[cuda{self._driver[0]}]' brings one of the driver's version"
+            return Layer("", FAILED, f"{found} does not load", f"{do}, or install a newer driver")
         return Layer("", OK, f"NVRTC {version} compiles for {self._arch}")
 
     def _compiler_error(self, said: dict, version: str) -> Layer:
@@ -261,8 +266,9 @@ class _Examination:
                     elif "end" in said:
                         left.remove(said["end"])
                         begun, kind = None, said.get("kind", "")
-                        missing = kind == "NvrtcMissing"
-                        if missing or (kind == "CompilationError" and not self._compiles):
+                        # What a compiler that is not the right one makes, or does not.
+                        made = kind == "CompilationError" or said["why"].startswith(_LOADING)
+                        if kind == "NvrtcMissing" or (made and not self._compiles):
                             compiler = False
                             continue  # says nothing about the kernel
                         if not said.get("of_kernel", True):
@@ -273,7 +279,7 @@ class _Examination:
                     elif "loaded" in said:
                         archive = said
                     elif "error" in said:
-                        beside = beside or Layer("", FAILED, said["error"], _REPORT)
+                        beside = beside or _failed(said["error"], said)
                         left = []  # the same would be said of all of them
                 if begun is not None:  # a library has ended the process as if all were well
                     raise Ended("its process ended before it had answered")
@@ -339,12 +345,13 @@ class _Examination:
             return f"they cannot be put on the list in {folder} ({why}): pass schedule="
         return works
 
-    def _test_xla(self, index: int, flags: str = "") -> Layer:
+    def _test_xla(self, index: int, flags: str = "", together: bool = False) -> Layer:
         platforms = {"cuda": "cuda,cpu"}.get(self._platform, self._platform)
         environment = _IN_XLA | {"JAX_PLATFORMS": platforms}
         if flags:
             environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         request = {"made": self._made, "platform": self._platform, "index": index}
+        request["together"] = together
         launches = 0
         for said in self._answers("xla", request, environment):
             if "devices" in said:
@@ -355,21 +362,21 @@ class _Examination:
             elif "launches" in said:
                 launches = said["launches"]
             elif "error" in said:
-                return self._xla_error(said, index)
+                return self._xla_error(said, "all devices" if together else f"device {index}")
         if flags:
             return Layer("", OK, f"{launches} launches of a program, captured and replayed")
         return Layer("", OK, f"{launches} launches of a program give the same bits")
 
-    def _xla_error(self, said: dict, index: int) -> Layer:
+    def _xla_error(self, said: dict, on: str) -> Layer:
         found = said["error"]
-        if "RESOURCE_EXHAUSTED" in found:
-            found = f"a program has no room on device {index}: {found}"
+        if "RESOURCE_EXHAUSTED" in found or "OUT_OF_MEMORY" in found:
+            found = f"a program has no room on {on}: {found}"
             return Layer("", FAILED, found, _MAKE_ROOM)
         if self._in_jax == 0:
             major = 13 if self._driver is None else min(self._driver[0], 13)
             install = f"pip install 'jax[cuda{major}]' in this environment ({sys.prefix})"
             return Layer("", FAILED, f"JAX has no CUDA device: {found}", install)
-        return Layer("", FAILED, f"the program fails on device {index}: {found}", _REPORT)
+        return Layer("", FAILED, f"the program fails on {on}: {found}", _REPORT)
 
     def _test_others(self) -> Layer:
         count = self._in_jax
@@ -387,7 +394,11 @@ class _Examination:
             first = next(iter(bad))
             found = f"device {first} of {count} fails ({bad[first]}), where device 0 works"
             return Layer("", FAILED, found, _without(bad, count))
-        return Layer("", OK, f"all {count} devices")
+        together = self._test_xla(0, together=True)
+        if together.state == FAILED:
+            together.found += ", where each works alone"
+            return together
+        return Layer("", OK, f"all {count} devices, each alone and in one program")
 
 
 def _after(ended: Ended) -> str:
@@ -401,8 +412,14 @@ def _after(ended: Ended) -> str:
 def _beside(case: Any, said: dict) -> Layer:
     """The layer of the kernels where a call could not be made, for no fault of a kernel."""
     if said.get("status") == OUT_OF_MEMORY:
-        return Layer("", FAILED, f"GPU 0 has no memory left: {said['why']}", _MAKE_ROOM)
-    found = f"a call of '{case.family}' cannot be tested: {said['why']}"
+        return _failed(said["why"], said)
+    return _failed(f"a call of '{case.family}' cannot be tested: {said['why']}", said)
+
+
+def _failed(found: str, said: dict) -> Layer:
+    """The layer of the kernels where something else failed than a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return Layer("", FAILED, f"GPU 0 has no memory left: {found}", _MAKE_ROOM)
     return Layer("", FAILED, found, f"run it again; if it stays so, {_REPORT}")
 
 

@@ -527,15 +527,17 @@ def choosing(choose: Callable[[Problem], Schedule]) -> Iterator[None]:
         _chooser.reset(token)
 
 
-_chosen: ContextVar[dict[Any, str | None] | None] = ContextVar("chosen", default=None)
+_Chosen = dict[tuple[Any, Any, bool], str | None]
+_chosen: ContextVar[_Chosen | None] = ContextVar("chosen", default=None)
 
 
 @contextmanager
-def chosen() -> Iterator[dict[Any, str | None]]:
+def chosen() -> Iterator[_Chosen]:
     """A context that keeps which calls are lowered in it, each once, in the order in which they
     come: (its Problem, or what it computes as text; its schedule; whether that is the default) ->
     its loops as text, None for those of `Schedule.explain`."""
-    token = _chosen.set(found := {})
+    found: _Chosen = {}
+    token = _chosen.set(found)
     try:
         yield found
     finally:

@@ -46,6 +46,7 @@ FLAGS = (
     "--xla_gpu_graph_min_graph_size=1",
     "--xla_dump_hlo_as_text",
     "--xla_dump_hlo_module_re=jit_program",
+    "--xla_force_host_platform_device_count=4",  # a matrix in parts is made on the host
 )
 LAUNCH = "sgap_launch_v1"
 COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
@@ -66,9 +67,9 @@ def main():
         found = {"programs": compiler.programs(args.names)}
         if not args.names:
             found |= {"refused": compiler.refused(), "donated": compiler.donated()}
-            found |= {"collectives": compiler.collectives() if args.arch == "sm_90" else {}}
-            if args.arch == "sm_90":
-                found |= {"parts": compiler.parts(), "scattered": compiler.scattered()}
+        if args.arch == "sm_90" and not args.names:
+            found |= {"collectives": compiler.collectives()}
+            found |= {"parts": compiler.parts(), "scattered": compiler.scattered()}
     print(table(found["programs"]) if args.table else json.dumps(found))
 
 
@@ -156,16 +157,18 @@ class Compiler:
 
         import jax
         import numpy as np
+        from jax.sharding import NamedSharding
         from jax.sharding import PartitionSpec as P
 
         from sgap_jax import SparseArray, parallel
 
-        host = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        host = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
         dense = np.where(np.random.default_rng(0).random((64, 64)) < 0.3, 1, 0)
         whole = SparseArray.from_dense(dense.astype(np.float32))
 
         def there(x, spec):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.split(spec))
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         orders = []
         for rows in ("even", [4, 12, 24, 24]):
@@ -188,8 +191,8 @@ class Compiler:
         import sgap_jax as sj
 
         A = sj.SparseArray.from_dense(np.tri(16, 12, dtype=np.float32))
-        X = jax.ShapeDtypeStruct((8, 12, 16), "float32", sharding=self.batch)
-        function = jax.jit(lambda X: sj.einsum("ij,rjs->is", A, X), out_shardings=self.batch)
+        X = jax.ShapeDtypeStruct((8, 12, 16), "float32", sharding=self.split)
+        function = jax.jit(lambda X: sj.einsum("ij,rjs->is", A, X), out_shardings=self.split)
         return re.findall(rf" ({COLLECTIVES})(?:-start)?\(", function.lower(X).compile().as_text())
 
     def refused(self):
