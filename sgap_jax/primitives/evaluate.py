@@ -16,16 +16,32 @@ from sgap_jax.compiler.notation.spaces import in_order
 from sgap_jax.compiler.transform.schedule import LoopSchedule
 from sgap_jax.formats.array import SparseArray
 from sgap_jax.formats.convert import require_unbatched
-from sgap_jax.formats.levels import CSC, CSR, Compressed, Dense, Format
+from sgap_jax.formats.levels import Format
 from sgap_jax.primitives import evaluate_terms
 from sgap_jax.primitives._define import check_schedule
 from sgap_jax.primitives.einsum import einsum
+from sgap_jax.primitives.evaluate_pattern import (
+    merged_format,
+    merges,
+    pattern_of_result,
+    result_format,
+    stored_in_order,
+)
 from sgap_jax.primitives.evaluate_terms import Operands, check_loops, terms_of
 from sgap_jax.schedules import Reference, Schedule
 from sgap_jax.schedules.schedule import ScheduleError
 
 
-def evaluate(expression: str, /, *, schedule: Schedule | str | None = None, **operands: Any) -> Any:
+def evaluate(
+    expression: str,
+    /,
+    *,
+    format: Format | None = None,
+    pattern: SparseArray | None = None,
+    nse: int | None = None,
+    schedule: Schedule | str | None = None,
+    **operands: Any,
+) -> Any:
     """An expression of +, - and * in index notation, over any sparse and dense operands; each term
     is summed over its indices that the result lacks.
 
@@ -53,13 +69,26 @@ def evaluate(expression: str, /, *, schedule: Schedule | str | None = None, **op
     Args:
       expression: an assignment such as "y(i) = b(i) - A(i,j) * x(j)" (`compiler.parse` has the
         rules). += says the same as =. A(i,i) is the diagonal of a dense array or a matrix.
+      format: of a sparse result. It has the structure of an operand that is a factor of every term
+        in this format with the indices of the result, zeros included. Otherwise it stores the
+        elements that some term reaches, which are found in the structures of the sparse operands:
+        once, outside of the program, where these are concrete.
+      pattern: a SparseArray of the result's shape; the result has its structure and format, and
+        elements elsewhere are not computed. A result that was made once with `format` is a plan
+        for others with the same structures, inside jit too.
+      nse: with `format`, how many entries the result can store (static), as in
+        `SparseArray.from_coordinates`: traced structures need one. The result is a matrix then, and
+        may store zeros: all that one factor of each term stores, which has all of its indices.
+        `overflow` of the result says how many did not fit, and `checked()` fails if any did not.
       schedule: a `compiler.Schedule` of this expression (names may differ), which may hold those of
         its gradients (`with_derivatives`): `Schedule(parse(expression, {"A": CSR}))` and its
-        transformations. None chooses; `Reference()` is plain JAX.
+        transformations. Formats are those of the operands and of a sparse result. None chooses;
+        `Reference()` is plain JAX.
       operands: by name, SparseArrays or numeric arrays. Names of the parameters above are taken.
 
     Returns:
-      A dense array, in the promoted dtype of all operands. Floats are summed in float32 at least,
+      A dense array, or with `format` or `pattern` a SparseArray, in the promoted dtype of all
+      operands. Floats are summed in float32 at least,
       in an order that depends on shapes and formats alone where loops run; integers wrap in their
       own dtype. Elements that no entry reaches are 0.
 
@@ -67,9 +96,11 @@ def evaluate(expression: str, /, *, schedule: Schedule | str | None = None, **op
       TypeError: expression is no str, schedule no Schedule, or an operand no array.
       ScheduleError: a schedule of another expression or other formats, or whose loops would race.
       ImportError: a schedule for the CPU without llvmlite.
-      ValueError: text that is not such an expression, operands that do not fit it, or only bool.
+      ValueError: text that is not such an expression, operands that do not fit it, or only bool;
+        traced structures without `nse`, or more entries than it or than int32 counts.
       NotImplementedError: more than 64 terms after multiplying out, the diagonal of a sparse
-        tensor, or a schedule without loops for the dtype.
+        tensor, a schedule without loops for the dtype, or inside jit a sparse result that is no
+        matrix or has no bound.
 
     Source: Kjolstad et al., OOPSLA 2017, sections 2 and 5; Senanayake et al., OOPSLA 2020.
     """
@@ -81,12 +112,27 @@ def evaluate(expression: str, /, *, schedule: Schedule | str | None = None, **op
             f"evaluate: {expression!r} has no kernel that obeys {schedule}; schedule=None, "
             "Reference() and a chain of transformations (compiler.Schedule) run"
         )
+    if format is None and pattern is None:
+        if nse is not None:
+            raise ValueError("evaluate: nse is of a sparse result; give its format")
+        if asked.is_einsum and not isinstance(inner, LoopSchedule):
+            return _by_einsum(asked, schedule)
+        return _run(asked, schedule)
+    if format is not None:
+        format = result_format(format, len(asked.written.output.indices))
+    wanted = _structure(asked, format, pattern, nse)
+    asked = asked.at_entries_of(wanted)
+    found = wanted.with_values(_run(asked, schedule).reshape(wanted.values.shape))
+    return found if format in (None, found.format) else found.asformat(format)
+
+
+def _run(asked: _Asked, schedule: Schedule | None) -> Any:
+    """The dense result, or the flat values of a sparse one."""
+    inner = None if schedule is None else schedule._inner
     assign: Assign | None = None
     if isinstance(inner, LoopSchedule):
         assign = asked.assign
         check_loops(assign, schedule, asked.dtype)
-    elif asked.is_einsum:
-        return _by_einsum(asked, schedule)
     elif inner is None:
         asked, assign = _merged(asked)
     if assign is None:
@@ -101,12 +147,14 @@ class _Asked(NamedTuple):
       written: the expression as it was written.
       values: by the name of an access, a SparseArray or a dense array, in `dtype`.
       sizes: of each index.
+      holder: the name of the access whose structure a sparse result has.
     """
 
     written: Written
     values: Mapping[str, Any]
     sizes: Mapping[IndexVar, int]
     dtype: Any
+    holder: str | None = None
 
     @classmethod
     def of(cls, expression: str, operands: Mapping[str, Any]) -> _Asked:
@@ -163,7 +211,19 @@ class _Asked(NamedTuple):
 
     @property
     def assign(self) -> Assign:
-        return self.written.assign(self.formats, None)
+        output = None if self.holder is None else self.values[self.holder].format
+        return self.written.assign(self.formats, output)
+
+    def at_entries_of(self, wanted: SparseArray) -> _Asked:
+        """The same with a result that has this structure, which is a factor of every term: that of
+        an operand, or a pattern."""
+        for access in self.written.shared:
+            A = self.values[access.tensor]
+            if isinstance(A, SparseArray) and _index_arrays(A) == _index_arrays(wanted):
+                return self._replace(holder=access.tensor)
+        written, pattern = self.written.at_pattern()
+        values = {**self.values, pattern: wanted.astype(self.dtype)}
+        return self._replace(written=written, values=values, holder=pattern)
 
     @property
     def is_einsum(self) -> bool:
@@ -180,12 +240,42 @@ class _Asked(NamedTuple):
                 data[name] = x
                 continue
             data[name] = x.values.reshape(-1)
-            key = tuple(map(id, jax.tree.leaves(x.index_arrays)))
-            numbers[name] = known.setdefault(key, len(structures))
+            numbers[name] = known.setdefault(_index_arrays(x), len(structures))
             if numbers[name] == len(structures):
                 structures.append(tuple(tuple(level) for level in x.index_arrays))
             checked = checked and x.is_checked
+        if self.holder is not None:
+            numbers[self.written.output.tensor] = numbers[self.holder]
         return Operands(data, structures, numbers, self.sizes, checked)
+
+
+def _index_arrays(A: SparseArray) -> tuple[Any, ...]:
+    """What tells structures apart."""
+    return (A.format, *map(id, jax.tree.leaves(A.index_arrays)))
+
+
+def _structure(asked: _Asked, format: Format | None, pattern: Any, nse: int | None) -> SparseArray:
+    """A SparseArray with the structure of the result, in a format that is merged."""
+    output = asked.written.output
+    shape = tuple(asked.sizes[index] for index in output.indices)
+    if pattern is not None:
+        if format is not None or nse is not None:
+            raise ValueError("evaluate: give one of pattern and format (with nse)")
+        if not isinstance(pattern, SparseArray):
+            raise TypeError(
+                f"evaluate: pattern must be a SparseArray, got {type(pattern).__name__}"
+            )
+        require_unbatched(pattern, "evaluate: pattern")
+        if pattern.shape != shape:
+            raise ValueError(f"evaluate: pattern has shape {pattern.shape}, and the result {shape}")
+        return pattern
+    assert format is not None
+    for access in asked.written.shared:
+        A = asked.values[access.tensor]
+        if isinstance(A, SparseArray) and A.format == format and nse is None:
+            return A
+    own = merged_format(format)
+    return pattern_of_result(output, asked.written.terms, asked.values, asked.sizes, own, nse)
 
 
 def _checked(name: str, x: Any) -> Any:
@@ -227,8 +317,10 @@ def _by_einsum(asked: _Asked, schedule: Any) -> Any:
 
 def _in_plain(asked: _Asked) -> Any:
     """The expression in plain JAX, operands in any format."""
+    written = asked.written
+    holder = next((x for x in written.accesses if x.tensor == asked.holder), None)
     return evaluate_terms.plain(
-        asked.written.output, asked.written.terms, asked.values, asked.sizes, asked.dtype
+        written.output, written.terms, asked.values, asked.sizes, asked.dtype, holder
     )
 
 
@@ -239,12 +331,19 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
     """The call with operands in formats that loops merge in one order, and its expression; None
     where there are none, and plain JAX runs."""
     kept: list[Access] = []
-    indices = asked.written.assign({}, None).indices
-    for access in asked.sparse:
+    levels = list(asked.written.output.indices)
+    if asked.holder is not None:  # its order stays
+        levels = [levels[mode] for mode in asked.values[asked.holder].format.modes]
+    indices = [*levels, *(index for index in asked.sizes if index not in levels)]
+    first = [x for x in asked.sparse if x.tensor == asked.holder]
+    for access in (*first, *(x for x in asked.sparse if x not in first)):
         own = dataclasses.replace(access, format=asked.values[access.tensor].format)
-        if _merges(own) and in_order(indices, [*kept, own]) is not None:
+        if (
+            merges(asked.values[access.tensor].format)
+            and in_order(indices, [*kept, own]) is not None
+        ):
             kept.append(own)
-    for order in (in_order(indices, kept), list(indices)):
+    for order in (in_order(indices, kept), indices):
         assert order is not None
         try:
             found = _converted(asked, order)
@@ -256,22 +355,12 @@ def _merged(asked: _Asked) -> tuple[_Asked, Assign | None]:
     return asked, None
 
 
-def _merges(access: Access) -> bool:
-    format = access.format
-    levels = () if format is None else format.levels
-    plain = format is not None and not format.block_shape
-    return plain and all(level in (Dense(), Compressed()) for level in levels)
-
-
 def _converted(asked: _Asked, order: Sequence[IndexVar]) -> _Asked:
     """The call with all sparse operands in formats whose levels are in the order of the indices."""
     values = dict(asked.values)
     for access in asked.sparse:
         A = values[access.tensor]
         modes = tuple(sorted(range(A.ndim), key=lambda mode: order.index(access.indices[mode])))
-        if not (_merges(dataclasses.replace(access, format=A.format)) and A.format.modes == modes):
-            format = Format((Compressed(),) * A.ndim, modes)
-            if A.ndim == 2:
-                format = CSR if modes == (0, 1) else CSC
-            values[access.tensor] = A.asformat(format)
+        if not (merges(A.format) and A.format.modes == modes):
+            values[access.tensor] = A.asformat(stored_in_order(modes))
     return asked._replace(values=values)

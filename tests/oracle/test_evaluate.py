@@ -18,6 +18,7 @@ from sgap_jax import (
     CVS,
     Compressed,
     CpuTile,
+    Dense,
     Format,
     Reference,
     ScheduleError,
@@ -148,7 +149,7 @@ def test_schedules():
     with pytest.raises(NotImplementedError, match="loops are compiled for .* got complex64"):
         evaluate(RESIDUAL, schedule=tiles, **operands(RESIDUAL, "complex64"))
     with pytest.raises(TypeError, match="schedule must be a Schedule"):
-        evaluate(RESIDUAL, schedule="row", **given)
+        evaluate(RESIDUAL, schedule=3, **given)
 
 
 def test_index_arrays_may_hold_anything():
@@ -191,6 +192,109 @@ def test_loops_run_where_the_documentation_says_so(monkeypatch):
         own = dense(operands(text))
         want = own["A"] + own["B"] if "B" in own else own["b"] - own["A"] @ own["x"]
         np.testing.assert_array_equal(evaluate(text, **operands(text, **formats)), want)
+
+
+FIBERS = Format((Compressed, Compressed, Dense))
+X = np.arange(1.0, 13.0).reshape(4, 3)
+SPARSE = {  # the expression, formats of its result, and the result
+    "C(i,k) = A(i,j) * D(j,k)": ((CSR, CSC, COO, CSF(2)), lambda A, D: A @ D),
+    "C(i,j) = A(i,j) - B(i,j)": ((CSR, CVS(2)), lambda A, B: A - B),
+    "R(i,j) = T(i,j,k) * c(k)": ((CSF(2),), lambda T, c: T @ c),
+    "R(i,j,r) = T(i,j,k) * X(k,r)": ((FIBERS, CSF(3)), lambda T, X: T @ X),
+    "y(i) = A(i,j) * v(j)": ((VECTOR,), lambda A, v: A @ v),
+    "R(i,k) = P(i,k) * A(i,j) * D(j,k)": ((CSR,), lambda P, A, D: P * (A @ D)),
+    "C(i,j) = A(i,j) + b(i)": ((CSR,), lambda A, b: A + b[:, None]),
+}
+
+WITH_DERIVATIVES = [text for text in SPARSE if text[:2] in ("C(", "R(") and "j,r" not in text][:4]
+
+
+@pytest.mark.parametrize("text", SPARSE)
+def test_sparse_results(text):
+    """What they store is what terms reach; they are plans for new values inside jit, with
+    derivatives in all operands."""
+    formats, dense_result = SPARSE[text]
+    own = {"c": VECTOR, **FORMATS}
+    dense = {name: x.astype(float) for name, x in DENSE.items() if f"{name}(" in text.split("=")[1]}
+    dense |= {"X": X} if "X(" in text else {"c": DENSE["x"][:4] % 2.0} if "c(" in text else {}
+    given = {
+        name: SparseArray.from_dense(x, format=own[name]) if name in own else jnp.asarray(x)
+        for name, x in dense.items()
+    }
+    want, there = dense_result(**dense), {n: abs(x) for n, x in dense.items()}
+    reached = there["A"] + there["B"] if "-" in text else dense_result(**there)
+    for format in formats:
+        found = evaluate(text, format=format, **given).checked()
+        assert found.format in (format, COO)
+        own = found.to_scipy().toarray() if found.ndim == 2 else found.todense()
+        np.testing.assert_array_equal(own, want)
+        if "P(" not in text and not format.block_shape and format != FIBERS:
+            assert found.nnz == np.count_nonzero(reached)
+    if text not in WITH_DERIVATIVES:
+        return
+    plan = evaluate(text, format=formats[0], **given)
+    values = {n: x.values if isinstance(x, SparseArray) else x for n, x in given.items()}
+    sparse = {n for n, x in given.items() if isinstance(x, SparseArray)}
+
+    def ours(values):
+        new = {n: given[n].with_values(v) if n in sparse else v for n, v in values.items()}
+        return jnp.sum(jnp.sin(evaluate(text, pattern=plan, **new).values))
+
+    def theirs(values):
+        new = {
+            n: given[n].with_values(v).todense() if n in sparse else v for n, v in values.items()
+        }
+        return jnp.sum(jnp.sin(dense_result(**new)))
+
+    found, want = (jax.jit(jax.grad(f))(values) for f in (ours, theirs))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9), found, want)
+
+
+def test_sparse_results_of_traced_structures():
+    """In a capacity, of which too small a one is an error or a count; by a plan, and sampled."""
+    given = operands("C(i,j) = A(i,j) - B(i,j)")
+    text, want = (
+        "C(i,j) = A(i,j) - B(i,j) + A(i,j) * x(j)",
+        DENSE["A"] * (1 + DENSE["x"]) - DENSE["B"],
+    )
+    x = jnp.asarray(DENSE["x"], float)
+    entries = np.count_nonzero(DENSE["A"] + DENSE["B"])
+
+    @jax.jit
+    def both(A, B):
+        room, small = (evaluate(text, format=CSC, nse=n, A=A, B=B, x=x) for n in (35, 3))
+        sampled = evaluate(text, pattern=A, A=A, B=B, x=x)
+        return room, small.todense(), sampled.todense(), room.overflow, small.overflow, small
+
+    room, stored, sampled, none, left_out, small = both(**given)
+    np.testing.assert_array_equal(room.checked().to_scipy().toarray(), want)
+    np.testing.assert_array_equal(sampled, np.where(DENSE["A"], want, 0))
+    assert int(none) == 0 and int(left_out) == entries - 3
+    first = np.flatnonzero((DENSE["A"] + DENSE["B"]).T)[:3]
+    np.testing.assert_array_equal(stored.T.reshape(-1)[first], want.T.reshape(-1)[first])
+    with pytest.raises(Exception, match="at most nnz = 3, got 18"):
+        small.checked()
+
+
+PRODUCT = "C(i,k) = A(i,j) * D(j,k)"
+REFUSED_SPARSE = [
+    ({}, ValueError, "is traced, .*give nse=, or pattern="),
+    ({"nse": 9}, NotImplementedError, "no sparse factor of A.* use spgemm"),
+    ({"pattern": CSR}, TypeError, "pattern must be a SparseArray, got Format"),
+    ({"pattern": SparseArray.from_dense(np.eye(3))}, ValueError, r"pattern has shape \(3, 3\)"),
+    ({"format": CSF(3)}, ValueError, "3"),
+    ({"format": None, "nse": 3}, ValueError, "nse is of a sparse result"),
+]
+
+
+@pytest.mark.parametrize("change,error,message", REFUSED_SPARSE)
+def test_refused_sparse_results(change, error, message):
+    given = operands(PRODUCT)
+    change = ({} if "pattern" in change else {"format": CSR}) | change
+    with pytest.raises(error, match=message):
+        jax.eval_shape(lambda A, D: evaluate(PRODUCT, A=A, D=D, **change), **given)
+    with pytest.raises(ValueError, match="without indices is one number"):
+        evaluate("s = A(i,j)", format=CSR, A=given["A"])
 
 
 REFUSED = {

@@ -41,6 +41,23 @@ class Written:
         every = (factor for term in self.terms for factor in term.factors)
         return tuple(dict.fromkeys(x for x in every if isinstance(x, Access)))
 
+    @property
+    def shared(self) -> list[Access]:
+        """The factors of every term that have the indices of the output."""
+        first, *others = (term.factors for term in self.terms)
+        found = [x for x in first if all(x in factors for factors in others)]
+        return [x for x in found if isinstance(x, Access) and x.indices == self.output.indices]
+
+    def at_pattern(self) -> tuple[Written, str]:
+        """The expression with a pattern of the output's indices as the first factor of each term,
+        and the pattern's name."""
+        name = f"{self.output.tensor}_"
+        while name in self.tensors:
+            name += "_"
+        held = dataclasses.replace(self.output, tensor=name, pattern=True)
+        terms = tuple(Term((held, *term.factors), term.negative) for term in self.terms)
+        return dataclasses.replace(self, terms=terms), name
+
     def assign(self, formats: Mapping[str, Format | None], output: Format | None) -> Assign:
         """The expression with formats, by the name of the access, and that of the output."""
         return expression_of(
@@ -58,7 +75,9 @@ def parse(text: str, formats: Mapping[str, Format] | None = None) -> Assign:
         any, and are combined by +, -, * and parentheses. Each term is summed over its indices that
         the output lacks; += says the same as =. An operand with several tuples of indices is
         called A, A_2, ... in the result. A(i,i) is the diagonal of A, a dense operand A(i).
-      formats: by name, of sparse operands, and of the output if it shares the structure of one.
+      formats: by name, of sparse operands, and of a sparse output C. Its structure is that of a
+        factor of every term with the same indices and format, or else given by a pattern C_, which
+        is added to each term as a factor of ones.
 
     Raises:
       TypeError: text is no str.
@@ -79,6 +98,9 @@ def parse(text: str, formats: Mapping[str, Format] | None = None) -> Assign:
         name: None if name in written.diagonals else formats.get(tensor)
         for name, tensor in written.tensors.items()
     }
+    if output is not None and all(own[x.tensor] != output for x in written.shared):
+        written, pattern = written.at_pattern()
+        own[pattern] = output
     return written.assign(own, output)
 
 
