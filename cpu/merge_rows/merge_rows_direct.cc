@@ -53,6 +53,7 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
 
   MergeRowsArgs args = {};
   args.a = {a.offsets, a.indices}, args.b = {b.offsets, b.indices};
+  args.columns = a.columns;
   args.dtype = dtype;
   args.merge = merge;
   args.a_values = a.values, args.b_values = b.values;
@@ -67,7 +68,7 @@ Merged DirectMerge(const DirectMatrix& a, const DirectMatrix& b, Merge merge, Dt
                   of_b = b.offsets[end] - b.offsets[begin];
     bounds[task] = intersection ? std::min(of_a, of_b) : of_a + of_b;
   }
-  RowPieces pieces(first_rows, std::move(widths), std::move(bounds), 1, threads);
+  RowPieces pieces(first_rows, std::move(widths), std::move(bounds), kMergeSlack, threads);
   if (!pieces.Ready()) throw std::bad_alloc();
   args.counts = pieces.counts();
   std::atomic<bool> ascending{true};

@@ -263,7 +263,7 @@ void SpgemmRows(const SpgemmRowsArgs& args, int64_t task) {
     RowProduct<T> product(args);
     Out<T> out = {args.indices, static_cast<T*>(args.values)};
     const int64_t end = args.task_rows[task + 1];
-#if defined(SGAP_SORTED_ROWS)
+#if defined(SGAP_KEY_SORT)
     if constexpr (std::is_same_v<T, float>) {
       SortedRows sorted(args, task);
       for (int64_t row = args.task_rows[task]; row < end;) {

@@ -279,7 +279,7 @@ class _Examination:
                     elif "loaded" in said:
                         archive = said
                     elif "error" in said:
-                        beside = beside or Layer("", FAILED, said["error"], _REPORT)
+                        beside = beside or _failed(said["error"], said)
                         left = []  # the same would be said of all of them
                 if begun is not None:  # a library has ended the process as if all were well
                     raise Ended("its process ended before it had answered")
@@ -345,12 +345,13 @@ class _Examination:
             return f"they cannot be put on the list in {folder} ({why}): pass schedule="
         return works
 
-    def _test_xla(self, index: int, flags: str = "") -> Layer:
+    def _test_xla(self, index: int, flags: str = "", together: bool = False) -> Layer:
         platforms = {"cuda": "cuda,cpu"}.get(self._platform, self._platform)
         environment = _IN_XLA | {"JAX_PLATFORMS": platforms}
         if flags:
             environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         request = {"made": self._made, "platform": self._platform, "index": index}
+        request["together"] = together
         launches = 0
         for said in self._answers("xla", request, environment):
             if "devices" in said:
@@ -361,21 +362,21 @@ class _Examination:
             elif "launches" in said:
                 launches = said["launches"]
             elif "error" in said:
-                return self._xla_error(said, index)
+                return self._xla_error(said, "all devices" if together else f"device {index}")
         if flags:
             return Layer("", OK, f"{launches} launches of a program, captured and replayed")
         return Layer("", OK, f"{launches} launches of a program give the same bits")
 
-    def _xla_error(self, said: dict, index: int) -> Layer:
+    def _xla_error(self, said: dict, on: str) -> Layer:
         found = said["error"]
-        if "RESOURCE_EXHAUSTED" in found:
-            found = f"a program has no room on device {index}: {found}"
+        if "RESOURCE_EXHAUSTED" in found or "OUT_OF_MEMORY" in found:
+            found = f"a program has no room on {on}: {found}"
             return Layer("", FAILED, found, _MAKE_ROOM)
         if self._in_jax == 0:
             major = 13 if self._driver is None else min(self._driver[0], 13)
             install = f"pip install 'jax[cuda{major}]' in this environment ({sys.prefix})"
             return Layer("", FAILED, f"JAX has no CUDA device: {found}", install)
-        return Layer("", FAILED, f"the program fails on device {index}: {found}", _REPORT)
+        return Layer("", FAILED, f"the program fails on {on}: {found}", _REPORT)
 
     def _test_others(self) -> Layer:
         count = self._in_jax
@@ -393,7 +394,11 @@ class _Examination:
             first = next(iter(bad))
             found = f"device {first} of {count} fails ({bad[first]}), where device 0 works"
             return Layer("", FAILED, found, _without(bad, count))
-        return Layer("", OK, f"all {count} devices")
+        together = self._test_xla(0, together=True)
+        if together.state == FAILED:
+            together.found += ", where each works alone"
+            return together
+        return Layer("", OK, f"all {count} devices, each alone and in one program")
 
 
 def _after(ended: Ended) -> str:
@@ -407,8 +412,14 @@ def _after(ended: Ended) -> str:
 def _beside(case: Any, said: dict) -> Layer:
     """The layer of the kernels where a call could not be made, for no fault of a kernel."""
     if said.get("status") == OUT_OF_MEMORY:
-        return Layer("", FAILED, f"GPU 0 has no memory left: {said['why']}", _MAKE_ROOM)
-    found = f"a call of '{case.family}' cannot be tested: {said['why']}"
+        return _failed(said["why"], said)
+    return _failed(f"a call of '{case.family}' cannot be tested: {said['why']}", said)
+
+
+def _failed(found: str, said: dict) -> Layer:
+    """The layer of the kernels where something else failed than a kernel."""
+    if said.get("status") == OUT_OF_MEMORY:
+        return Layer("", FAILED, f"GPU 0 has no memory left: {found}", _MAKE_ROOM)
     return Layer("", FAILED, found, f"run it again; if it stays so, {_REPORT}")
 
 

@@ -308,9 +308,10 @@ class PartitionedArray:
 
     def __repr__(self) -> str:
         m, k = self.shape
+        second = "" if self.second is None else f" and {self.second!r}"
         return (
             f"PartitionedArray([{m}, {k}], {self.dtype}, {sum(self.entries)} entries in "
-            f"{self.parts} parts over {self.axis!r})"
+            f"{self.parts} parts over {self.axis!r}{second})"
         )
 
     def choose(self, n: int = 1, dtype: Any = jnp.float32) -> str:

@@ -94,6 +94,12 @@ def test_a_folder_where_the_entry_should_be(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.cubin"]  # no temporary file left
 
 
+def test_a_pipe_where_the_entry_should_be_is_not_read(tmp_path):
+    os.mkfifo(CubinCache(tmp_path).path(KEY))
+    assert CubinCache(tmp_path).get(KEY, lambda: CUBIN) == CUBIN
+    assert CubinCache(tmp_path).get(KEY, never) == CUBIN  # written in its place
+
+
 def one_warning(cubins):
     """Two kernels through a cache that cannot write: both are served, one warning is given."""
     with warnings.catch_warnings(record=True) as caught:

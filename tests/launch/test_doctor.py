@@ -109,7 +109,7 @@ def real(setup, monkeypatch):
     """The setup, in which only the layers that a test names run, in this process where nothing
     that they do ends it."""
 
-    def only(*layers, inside=("driver", "kernels")):
+    def only(*layers, inside=("driver", "compiler", "kernels")):
         monkeypatch.setattr(families, "_read", families._read)  # the worker sets it
 
         def some(layer, request, *others):
@@ -233,18 +233,22 @@ def test_gpus_of_two_kinds(real):
     assert states["architecture"] == states["compiler"] == OK
 
 
-def test_no_compiler(real, tmp_path):
+def test_no_compiler(real, monkeypatch):
     """The kernels cannot be tested, and none is put on the list for that."""
-    setup = real("compiler", "kernels", inside=())
-    setup.setenv("HIDE_NVRTC", "1")
-    report, states = examined()
+    setup = real("compiler", "kernels")
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(()))
+    nvrtc._library.cache_clear()
+    try:
+        report, states = examined()
+    finally:
+        nvrtc._library.cache_clear()
     first_failed(report, "compiler", "NVRTC", "pip install 'sgap_jax[cuda13]'")
     assert states["kernels"] == NOT_TESTED and failures.entries(setup.cache) == []
 
 
 def test_a_compiler_that_does_not_know_the_gpu(real):
     """What the compiler cannot make says nothing about the kernels: none is put on the list."""
-    setup = real("driver", "compiler", "kernels", inside=("driver", "compiler", "kernels"))
+    setup = real("driver", "compiler", "kernels")
     setup.setenv("SGAP_STANDIN_GPUS", "6.1")
     first_failed(examined()[0], "compiler", "does not compile for sm_61", "sgap_jax[cuda12]")
     assert failures.entries(setup.cache) == []
@@ -252,7 +256,7 @@ def test_a_compiler_that_does_not_know_the_gpu(real):
 
 def test_a_compiler_that_is_newer_than_the_driver(real):
     """Its code does not load, which says nothing about the kernels."""
-    setup = real("driver", "compiler", "kernels", inside=("driver", "compiler", "kernels"))
+    setup = real("driver", "compiler", "kernels")
     setup.setenv("SGAP_STANDIN_VERSION", "12080")
     setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryLoadData=200")
     words = ("NVRTC 13.", "driver of CUDA 12.8 does not load", "sgap_jax[cuda12]")
@@ -448,6 +452,20 @@ def test_one_of_two_devices_fails(real):
     assert states["command buffer"] == OK and listed(setup.cache) == {}
 
 
+def test_devices_that_work_alone_and_not_together(real, monkeypatch):
+    real()
+
+    def fails_together(layer, request, *_):
+        if request.get("together"):
+            yield from ({"devices": ["cpu:0", "cpu:1"]}, {"error": "no peer", "kind": "X"})
+        else:
+            yield from canned(layer, request)
+
+    monkeypatch.setattr(doctor, "answers", fails_together)
+    words = ("the program fails on all devices: no peer", "where each works alone")
+    first_failed(examined()[0], "other devices", *words)
+
+
 def test_the_kernels_of_the_package_are_loaded(real, tmp_path, monkeypatch):
     setup = real("kernels")
     archive = {name: Cubin(name, b"code") for name in ("record_0", "record_1")}
@@ -459,6 +477,13 @@ def test_the_kernels_of_the_package_are_loaded(real, tmp_path, monkeypatch):
     setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=209@record_1")
     words = ("came with the package", "cuLibraryGetKernel", "install the package again")
     first_failed(examined()[0], "kernels", *words)
+    setup.setenv("SGAP_STANDIN_FAIL", "cuLibraryGetKernel=2@record_1")
+    first_failed(examined()[0], "kernels", "GPU 0 has no memory left", "nvidia-smi")
+    monkeypatch.delenv("SGAP_STANDIN_FAIL")
+    whole = (tmp_path / "sm_90.zip").read_bytes()
+    at = whole.index(b"record_0") + 20  # within the compressed entry
+    (tmp_path / "sm_90.zip").write_bytes(whole[:at] + b"\xff\xff" + whole[at + 2 :])
+    first_failed(examined()[0], "kernels", "an entry of sm_90.zip is damaged")
     assert listed(setup.cache) == {}
 
 
