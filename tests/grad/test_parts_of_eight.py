@@ -10,6 +10,8 @@ import pytest
 from parts_calls import ATTENTION, cases, cuts_of
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
+# One worker has all tests of the script, which so runs once.
+pytestmark = pytest.mark.xdist_group("parts_of_eight")
 
 
 @pytest.fixture(scope="module")
