@@ -124,16 +124,24 @@ class Exchange:
     def swap(self, axis: str, x: jax.Array, dimension: int = 0) -> jax.Array:
         """On each device, what the others send here, from what this one sends: both with `received`
         rows along a dimension."""
+        return self.joined(self.messages(axis, x, dimension), dimension)
+
+    def messages(self, axis: str, x: jax.Array, dimension: int = 0) -> list[jax.Array]:
+        """What `swap` puts together: of all_to_all one array, else one for each round."""
         if self.width:
             shape = x.shape
             x = x.reshape(*shape[:dimension], self.parts, self.width, *shape[dimension + 1 :])
-            return jax.lax.all_to_all(x, axis, dimension, dimension).reshape(shape)
+            return [jax.lax.all_to_all(x, axis, dimension, dimension).reshape(shape)]
         found, begin = [], 0
         for rows, pairs in self.rounds:
             sent = jax.lax.slice_in_dim(x, begin, begin + rows, axis=dimension)
             found.append(jax.lax.ppermute(sent, axis, pairs))
             begin += rows
-        return jnp.concatenate(found, axis=dimension) if found else x
+        return found or [x]
+
+    @staticmethod
+    def joined(messages: list[jax.Array], dimension: int = 0) -> jax.Array:
+        return messages[0] if len(messages) == 1 else jnp.concatenate(messages, axis=dimension)
 
 
 def swapped(exchange: Exchange, sent: list[np.ndarray]) -> list[np.ndarray]:

@@ -3,6 +3,7 @@ cost in programs, and what is chosen by them on CUDA."""
 
 import dataclasses
 import pickle
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,12 @@ from sgap_jax import (
     SparseArray,
     candidate_schedules,
     choose_schedule,
+    gspmm,
     reference,
     spmm,
 )
 from sgap_jax.formats.row_statistics import of_offsets
+from sgap_jax.primitives import _define
 from sgap_jax.schedules.emulated import Emulated
 from sgap_jax.schedules.families import with_failing
 
@@ -224,6 +227,17 @@ def test_tuning_with_the_same_bits_begins_with_pieces():
         assert candidate_schedules(asked(n), deterministic=False)[0] == choose_schedule(asked(n))
 
 
+def test_extrema_of_skewed_rows_split_nonzeros():
+    for n, point in ((4, "{<8 nnz, 4 col>, 1}"), (64, "{<32 nnz, 4 col>, 1}")):
+        messages = dataclasses.replace(asked(n), op="gspmm")
+        assert str(choose_schedule(messages)) == point
+        text = choose_schedule(messages).explain(messages)
+        assert "partial results, which a second launch combines" in text and "atomic" not in text
+        assert candidate_schedules(messages)[0] == choose_schedule(messages)  # the same bits
+        with with_failing({"gspmm nnz": "a reason"}), pytest.warns(RuntimeWarning):
+            assert choose_schedule(messages).row is not None
+
+
 def test_where_pieces_fail_nonzeros_are_split():
     with with_failing({"spmm row_pieces": "a reason"}), pytest.warns(RuntimeWarning):
         assert str(choose_schedule(asked(64))) == "{<32 nnz, 4 col>, 1}"
@@ -263,6 +277,26 @@ def test_explanations_say_when_dense_would_be_faster(op, dtype, format, stored, 
     assert "dense: " not in choose_schedule(empty).explain(empty)
 
 
+def test_a_warning_says_once_when_dense_would_be_faster():
+    """Of a large matrix, lowered for a GPU without a schedule."""
+    lower = lambda A, **named: jax.jit(lambda A, B: spmm(A, B, **named)).lower(
+        A, jnp.ones((A.shape[1], 4), jnp.float32)
+    )
+    fake = lambda schedule=None: Emulated(lambda *_: [], schedule)
+    full, small = (SparseArray.from_dense(np.ones((n, n), np.float32)) for n in (512, 64))
+    _define._dense_said.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower(small, schedule=fake())
+        lower(full, schedule=fake(AtomicParallelism(row=1, col=4)))
+        lower(full)  # on the CPU
+    with pytest.warns(RuntimeWarning, match="spmm of .512, 512., float32, CSR: 1 of the matrix"):
+        lower(full, schedule=fake())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower(full, schedule=fake())
+
+
 @pytest.mark.parametrize("rows", [3, "skewed", (1, 2, 3)])
 def test_a_problem_takes_no_other_statistics(rows):
     with pytest.raises(ValueError, match="Problem: rows: expected RowStatistics or None"):
@@ -298,3 +332,10 @@ def test_a_product_with_skewed_rows_is_right(n):
     )
     assert ("SpmmNnz" if n < 32 else "SpmmPieces") in sources[0] and "SpmmRow" in sources[-1]
     assert len(sources) == (2 if n < 32 else 3)
+    sources.clear()
+    options = dict(reduce="max", schedule=Emulated(run))
+    C, back = jax.vjp(lambda B: gspmm(A, B, **options), jnp.asarray(B))
+    np.testing.assert_array_equal(C, reference.gspmm(*args, B, "mul", "max"))
+    expected = jax.vjp(lambda B: gspmm(A, B, reduce="max"), jnp.asarray(B))[1](C)[0]
+    np.testing.assert_array_equal(back(C)[0], expected)
+    assert "GspmmNnz" in sources[0] and "GspmmMergeK" in sources[1] and len(sources) == 3

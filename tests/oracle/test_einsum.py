@@ -240,7 +240,7 @@ def test_errors_of_operands_and_schedules():
     with pytest.raises(ValueError, match="one SparseArray among the operands, got 2"):
         einsum("ij,jk->ik", A, A.T)
     with pytest.raises(TypeError, match="Schedule"):
-        einsum("ij,jk->ik", A, jnp.ones((5, 2)), schedule="fast")
+        einsum("ij,jk->ik", A, jnp.ones((5, 2)), schedule=3)
     with pytest.raises(NotImplementedError, match="no kernel that obeys CpuTile"):
         einsum("ij,ir,jr->r", A, jnp.ones((6, 2)), jnp.ones((5, 2)), schedule=CpuTile())
 
@@ -280,11 +280,12 @@ def test_several_sparse_operands_of_the_same_indices():
         a, b = A.with_values(a).todense(), B.with_values(b).todense()
         return (jnp.einsum("ij,ij,j->i", a, b, x) ** 2).sum()
 
-    for derivative in (jax.grad, jax.hessian):
-        found = jax.jit(derivative(loss, (0, 1)))(A.values, B.values)
-        jax.tree.map(
-            np.testing.assert_array_equal, found, derivative(of_dense, (0, 1))(A.values, B.values)
-        )
+    def derivatives(f, *values):
+        first = jax.grad(f, (0, 1))
+        return first(*values), jax.grad(lambda *v: sum((g**2).sum() for g in first(*v)))(*values)
+
+    found, want = (jax.jit(partial(derivatives, f))(A.values, B.values) for f in (loss, of_dense))
+    jax.tree.map(np.testing.assert_array_equal, found, want)
     batch = jnp.stack([A.values, 2 * A.values])
     found = jax.vmap(lambda a: einsum("ij,ij,j->i", A.with_values(a), B, x))(batch)
     np.testing.assert_array_equal(found, np.stack([total, 2 * total]))
