@@ -58,11 +58,17 @@ def held(case, rows):
             assert count <= {**table.forward, **table.gradient}.get(name, 0), row
 
 
+# One worker has all of them, and so the script runs once.
+of_the_script = pytest.mark.xdist_group("partitioned")
+
+
+@of_the_script
 @pytest.mark.parametrize("case", ESSENTIAL)
 def test_essential_collectives(case, rows):
     held(case, rows)
 
 
+@of_the_script
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ESSENTIAL])
 def test_collectives(case, rows):
