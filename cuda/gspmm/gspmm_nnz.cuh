@@ -250,7 +250,8 @@ __device__ inline void MergeRows(const Parts& parts, const Rows& rows, const Ind
   }
 }
 
-// Grid: x over sets of 32 rows, y over tiles of kLanes * kColumns columns.
+// Grid: x over sets of 32 rows, y over tiles of kLanes * kColumns columns, which a block takes in
+// turn where a grid cannot have so many.
 template <class T, int kColumns, int kLanes, int kShare, bool kVector>
 __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
     GspmmMergeKernel(const Accumulator<T>* __restrict__ partial,
@@ -259,15 +260,18 @@ __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
                      long long m, long long n, long long minimum, long long window,
                      long long places, long long batches, long long sharing) {
   MoveToStructure(sharing, m, row_offsets);
-  const unsigned column = (blockIdx.y * kLanes + threadIdx.x % kLanes) * kColumns;
-  const unsigned left = unsigned(n) - column;
-  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const Size to = batch * m * n + column, from = batch * places * n + column;
-    const ExtremumParts<Accumulator<T>, kColumns, kVector> parts{partial + from, partial_arg + from,
-                                                                 unsigned(n), left, minimum != 0};
-    const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
-                                                  minimum != 0};
-    MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window), column < n);
+  for (Size tile = blockIdx.y; tile * kLanes * kColumns < n; tile += gridDim.y) {
+    const unsigned column = (unsigned(tile) * kLanes + threadIdx.x % kLanes) * kColumns;
+    const unsigned left = unsigned(n) - column;
+    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+      const Size to = batch * m * n + column, from = batch * places * n + column;
+      const ExtremumParts<Accumulator<T>, kColumns, kVector> parts{
+          partial + from, partial_arg + from, unsigned(n), left, minimum != 0};
+      const ExtremumRows<T, kColumns, kVector> rows{y + to, arg + to, unsigned(n), left,
+                                                    minimum != 0};
+      MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window),
+                                          column < n);
+    }
   }
 }
 
@@ -278,13 +282,16 @@ __global__ void __launch_bounds__(kLanes* kShare, kThreads / (kLanes * kShare))
                          long long m, long long n, long long window, long long places,
                          long long batches, long long sharing) {
   MoveToStructure(sharing, m, row_offsets);
-  const unsigned column = (blockIdx.y * kLanes + threadIdx.x % kLanes) * kColumns;
-  const unsigned left = unsigned(n) - column;
-  for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
-    const SumParts<Accumulator<T>, kColumns, kVector> parts{partial + batch * places * n + column,
-                                                            unsigned(n), left};
-    const SumRows<T, kColumns, kVector> rows{y + batch * m * n + column, unsigned(n), left};
-    MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window), column < n);
+  for (Size tile = blockIdx.y; tile * kLanes * kColumns < n; tile += gridDim.y) {
+    const unsigned column = (unsigned(tile) * kLanes + threadIdx.x % kLanes) * kColumns;
+    const unsigned left = unsigned(n) - column;
+    for (Size batch = blockIdx.z; batch < batches; batch += gridDim.z) {
+      const SumParts<Accumulator<T>, kColumns, kVector> parts{partial + batch * places * n + column,
+                                                              unsigned(n), left};
+      const SumRows<T, kColumns, kVector> rows{y + batch * m * n + column, unsigned(n), left};
+      MergeRows<kColumns, kLanes, kShare>(parts, rows, row_offsets, m, unsigned(window),
+                                          column < n);
+    }
   }
 }
 

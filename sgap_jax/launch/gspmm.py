@@ -12,6 +12,7 @@ from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.atomic import AtomicParallelism
 from sgap_jax.schedules.point import for_kernels
 from sgap_jax.schedules.problem import Problem
+from sgap_jax.schedules.schedule import GRID_Y
 
 _ARG_GATHER_BLOCK = 256
 _MERGE_BLOCK = 128
@@ -140,7 +141,7 @@ def merge_plan(
         [operand, col, lanes, _MERGE_BLOCK // lanes, n % col == 0],
         [*parts, _INDEX, *found, *results],
         [m, n, *extremum, _window(schedule), count, problem.batch],
-        blocks=(-(-m // 32), -(-n // (lanes * col))),
+        blocks=(-(-m // 32), min(-(-n // (lanes * col)), GRID_Y)),
         threads=_MERGE_BLOCK,
         batch=problem.batch,
     )

@@ -7,6 +7,7 @@ import dataclasses
 
 from sgap_jax.launch.kernel_call import TYPES, KernelCall
 from sgap_jax.schedules.point import pieces_of_rows
+from sgap_jax.schedules.schedule import GRID_Y
 
 # Elements of the list are (row, first, last, place): struct RowPiece in row_pieces.cuh.
 FIELDS = 4
@@ -85,7 +86,7 @@ def sum_plan(
         [TYPES[dtype], columns, _LANES, _SHARES, width % columns == size % columns == 0],
         pointers,
         (*work.scalars, width, size, work.rows, batch),
-        blocks=(work.merged, -(-width // tile)),
+        blocks=(work.merged, min(-(-width // tile), GRID_Y)),
         threads=_LANES * _SHARES,
         batch=batch,
     )

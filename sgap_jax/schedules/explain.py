@@ -1,6 +1,7 @@
 """Explains points of the atomic-parallelism space, in words and as equivalent loops: for SpMM,
 SDDMM and the operations on rows."""
 
+import dataclasses
 import math
 
 from sgap_jax.schedules.point import Point, algorithm, for_kernels, side_by_side
@@ -208,6 +209,9 @@ def explain_point(point: Point, problem: Problem) -> str:
         return f"{point}: a legal point that no kernel of {problem.op} implements"
     if (run := for_kernels(point, problem.op)) != point:
         return f"{point}: the same lanes as\n{explain_point(run, problem)}"
+    if point.chunk is not None and not problem.symbolic and problem.nnz <= point.chunk:
+        whole = dataclasses.replace(point, chunk=None)
+        return f"{point}: no row is longer than a piece, so as\n{explain_point(whole, problem)}"
     if problem.op in ROW_OPS:
         return explain_rows(point, problem)
     if problem.op == "sddmm":

@@ -325,11 +325,6 @@ def _check_spmm(tile: OctetTile, problem: Problem) -> None:
         )
     if tile.chunk is not None and problem.nnz // tile.vector_length // tile.chunk >= 2**30:
         raise ScheduleError(f"spmm: {tile}: more sums than 2^31; give a larger chunk")
-    if tile.chunk is not None and tile.vector_length * problem.n > 128 * GRID_Y:
-        raise ScheduleError(
-            f"spmm: {tile}: {tile.vector_length} rows of n = {problem.n} columns are more than the "
-            f"{128 * GRID_Y} sums of a block row that a launch adds up; leave chunk out"
-        )
     if -(-problem.n // tile.tile_n) > GRID_Y:
         raise ScheduleError(
             f"spmm: {tile}: n = {problem.n} in tiles of {tile.tile_n} columns exceeds the "

@@ -1,5 +1,7 @@
 """Long rows in pieces: the work list, and the kernels of spmm that take it, run by the emulator."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from spmm_oracle import dense_operand, oracle
 from tolerance import DTYPES, assert_within
 
 from sgap_jax import CSR, Problem, Schedule, ScheduleError, SparseArray, spmm
-from sgap_jax.launch.row_pieces import WorkList
+from sgap_jax.launch.row_pieces import WorkList, sum_plan
 from sgap_jax.launch.spmm import launch_plan, merge_plan, work_of
 from sgap_jax.primitives._row_pieces import work_list
 from sgap_jax.schedules.emulated import Emulated
@@ -242,3 +244,18 @@ def test_a_launch_has_blocks_for_what_the_capacity_bounds():
     work, call = work_of(problem, point), launch_plan(problem, point)
     assert (work.pieces, work.merged, work.places) == (115, 15, 30)
     assert call.grid == (-(-115 // 8), 1, 1) and call.scalars[-4:] == (115, 130, 30, 0)
+    whole = Schedule.parse("{<1 row, 4 col>, 1} chunk=1000")
+    assert "second launch" not in whole.explain(problem)
+
+
+def test_more_tiles_of_sums_than_a_grid_has():
+    """The sums of columns, or of dQ, beyond 65535 tiles of 128: blocks take tiles in turn."""
+    wide = sum_plan(WorkList(4, 1000, 8), "float32", 2**24, 2**26, 1, 4)
+    assert wide.grid == (4, 65535, 1)
+    case = BATTERY["one_heavy_row"]
+    values, B = integers(case, 1, case.nnz), integers(case, 1, case.shape[1], 300, seed=1)
+    merging = lambda call: replace(call, grid=(call.grid[0], min(call.grid[1], 2), 1))
+    few = lambda call, *rest: emulate(merging(call) if "Sum" in call.kernel else call, *rest)
+    found = launched(case, "{<1 row, 4 col>, 1} chunk=8", values, B, few)
+    expected = spmm(array(case, "float32").with_values(values[0]), B[0])
+    np.testing.assert_array_equal(found[0], expected)
