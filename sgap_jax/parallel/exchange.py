@@ -42,8 +42,9 @@ class Exchange:
     width: int
 
     @classmethod
-    def of(cls, needed: np.ndarray) -> Exchange:
-        needed = np.array(needed, np.int64)
+    def of(cls, needed: np.ndarray, width: int = 1) -> Exchange:
+        """Of the blocks of `width` rows, which stay together, that part p needs of part q."""
+        needed = np.array(needed, np.int64) * width
         needed.setflags(write=False)
         parts, width = len(needed), int(needed.max(initial=0))
         found = cls(needed, _rounds(needed), 0)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sgap_jax.formats.array import SparseArray
+from sgap_jax.formats.levels import Format
 from sgap_jax.formats.structure import whole
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.plan import explanation
@@ -99,16 +100,24 @@ class Part:
     def matrix(self) -> SparseArray:
         """All entries of the rows of this part, in the order of the whole matrix."""
         values = jnp.concatenate([self.own.values, self.foreign.values])
-        return self.merged.with_values(self.in_matrix(values))
+        return dataclasses.replace(self.merged, values=self.in_matrix(values))
+
+    def pattern(self) -> SparseArray:
+        """`matrix` without its values."""
+        block = self.own.format.block_shape
+        none = jnp.zeros((self.merged.values.shape[0], *block), bool)
+        return dataclasses.replace(self.merged, values=none) if block else self.merged
 
     def in_matrix(self, values: jax.Array) -> jax.Array:
-        """[..., own and then foreign entries] -> [..., entries of `matrix`]."""
-        return values.at[..., self.merged.values].get(mode="fill", fill_value=0)
+        """[..., own and then foreign entries] -> [..., entries of `matrix`]; of vectors and blocks
+        with their axes behind."""
+        inner = (slice(None),) * len(self.own.format.block_shape)
+        return values.at[..., self.merged.values, *inner].get(mode="fill", fill_value=0)
 
     def apart(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Values of `matrix` -> those of own and of foreign entries."""
-        own = self.own.nnz
-        both = jnp.zeros(own + self.foreign.nnz, values.dtype)
+        own, foreign = (x.values.shape[0] for x in (self.own, self.foreign))
+        both = jnp.zeros((own + foreign, *values.shape[1:]), values.dtype)
         both = both.at[self.merged.values].set(values, mode="drop", unique_indices=True)
         return both[:own], both[own:]
 
@@ -139,10 +148,10 @@ class PartitionedArray:
     axis.
 
     Attributes:
-      own, foreign: SparseArrays whose leaves have a leading axis for the parts. The columns of
-        `foreign` are places in the buffer that a part receives.
+      own, foreign: SparseArrays whose leaves have a leading axis for the parts, in CSR, CVS or
+        BCSR. The columns of `foreign` are places in the buffer that a part receives.
       merged: the structure of both together, for operations on whole rows; its values say where an
-        entry is among those of `own` and then of `foreign`.
+        entry (a vector, a block) is among those of `own` and then of `foreign`.
       table_places, table_names: for each column of `merged` its place among own and then received
         rows of a dense operand, and its column in the order of the parts.
       sends: which of its rows a part sends, message after message.
@@ -185,8 +194,14 @@ class PartitionedArray:
         return self.own.dtype
 
     @property
+    def format(self) -> Format:
+        """CSR, CVS(V) or BCSR(r, c): of the parts."""
+        return self.own.format
+
+    @property
     def values(self) -> tuple[jax.Array, jax.Array]:
-        """The values of all parts, of own and of foreign columns: each [parts, entries]."""
+        """The values of all parts, of own and of foreign columns: each [parts, entries], or
+        [parts, vectors, V] and [parts, blocks, r, c]."""
         return self.own.values, self.foreign.values
 
     def with_values(self, values: tuple[Any, Any]) -> PartitionedArray:

@@ -4,6 +4,9 @@ Part p has the rows of its range and, of a dense operand, the rows of a range of
 Entries in other columns are foreign: the rows that they name are received from their owners
 (exchange.py). `piece` cuts one part and needs no other; `Sizes` is what the parts must agree on,
 since a program has one size for all of them; `padded` then gives the arrays of a part.
+
+An entry here is one value, a column vector or a block, and a row or a column of `Piece` one of the
+grid of vectors or blocks; `Sizes`, `Exchange` and what `padded` says of dense operands count rows.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
 
 
 class Compressed(NamedTuple):
-    """The arrays of a CSR matrix."""
+    """The arrays of a CSR, CVS or BCSR matrix."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -54,7 +57,7 @@ class Piece:
 
     Attributes:
       part: which.
-      matrix: its rows, with the columns of the whole matrix.
+      matrix: its rows (of the grid), with the columns of the whole matrix.
       near: for each entry, whether the part owns its column.
       wanted: the foreign columns, ascending: those of one owner follow each other.
       ends: [parts + 1] where in `wanted` the columns of each owner begin.
@@ -105,12 +108,16 @@ class Sizes:
     table: int
 
     @classmethod
-    def of(cls, counts: np.ndarray, column_bounds: np.ndarray) -> Sizes:
-        """From the counts of all parts."""
+    def of(
+        cls, counts: np.ndarray, column_bounds: np.ndarray, tile: tuple[int, int] = (1, 1)
+    ) -> Sizes:
+        """From the counts of all parts, whose entries are vectors or blocks of this size."""
         near, far, rows, table = (int(x) for x in counts[:, :4].max(0))
         entries = int(counts[:, :2].sum(1).max())
         columns = int(np.diff(column_bounds).max())
-        return cls(max(rows, 1), max(columns, 1), near, far, entries, max(table, 1))
+        high, wide = tile
+        rows, columns, table = max(rows, 1) * high, max(columns, 1) * wide, max(table, 1) * wide
+        return cls(rows, columns, near, far, entries, table)
 
 
 class Padded(NamedTuple):
@@ -135,30 +142,38 @@ class Padded(NamedTuple):
     requests: np.ndarray
 
 
-def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.ndarray) -> Padded:
+def padded(
+    found: Piece,
+    sizes: Sizes,
+    exchange: Exchange,
+    column_bounds: np.ndarray,
+    tile: tuple[int, int] = (1, 1),
+) -> Padded:
     part, (values, offsets, columns), near = found.part, found.matrix, found.near
+    high, wide = tile
+    rows = sizes.rows // high
     begin, end = (int(x) for x in column_bounds[part : part + 2])
     row = np.repeat(np.arange(found.rows), np.diff(offsets))
     owner = np.repeat(np.arange(exchange.parts), np.diff(found.ends))  # of each wanted column
     # Where each wanted column is received.
-    buffer = exchange.received_at(part)[owner] + np.arange(len(owner)) - found.ends[owner]
+    buffer = exchange.received_at(part)[owner] // wide + np.arange(len(owner)) - found.ends[owner]
     there = buffer[np.searchsorted(found.wanted, columns[~near])]
     order = np.lexsort((there, row[~near]))
-    own = compressed(row[near], columns[near] - begin, values[near], sizes.rows)
-    foreign = compressed(row[~near][order], there[order], values[~near][order], sizes.rows)
+    own = compressed(row[near], columns[near] - begin, values[near], rows)
+    foreign = compressed(row[~near][order], there[order], values[~near][order], rows)
     place = np.zeros(len(columns), np.int64)  # of each entry among those of own and foreign columns
     place[near] = np.arange(near.sum())
     place[np.flatnonzero(~near)[order]] = sizes.own + np.arange(len(order))
     names = np.concatenate([found.wanted, np.arange(begin, end)])
-    table = np.concatenate([sizes.columns + buffer, np.arange(end - begin)])
+    table = np.concatenate([sizes.columns // wide + buffer, np.arange(end - begin)])
     by_name = np.argsort(names)
     names, table = names[by_name], table[by_name]
-    merged = compressed(row, np.searchsorted(names, columns), place, sizes.rows)
+    merged = compressed(row, np.searchsorted(names, columns), place, rows)
     # Padding is behind all places, each somewhere else: a scatter drops it.
     beyond = sizes.own + sizes.foreign + np.arange(sizes.entries - len(place))
-    rest = sizes.table - len(names)
+    rest = sizes.table - len(names) * wide
     requests = np.zeros(exchange.received, np.int32)
-    requests[buffer] = found.wanted - column_bounds[owner]
+    requests[rows_of(buffer, wide)] = rows_of(found.wanted - column_bounds[owner], wide)
     return Padded(
         enlarged(own, sizes.own),
         enlarged(foreign, sizes.foreign),
@@ -166,10 +181,17 @@ def padded(found: Piece, sizes: Sizes, exchange: Exchange, column_bounds: np.nda
             np.concatenate([place, beyond]).astype(np.int32),
             *enlarged(merged, sizes.entries)[1:],
         ),
-        np.concatenate([table, np.zeros(rest)]).astype(np.int32),
-        np.concatenate([names, np.full(rest, np.iinfo(np.int32).max)]).astype(np.int32),
+        np.concatenate([rows_of(table, wide), np.zeros(rest)]).astype(np.int32),
+        np.concatenate([rows_of(names, wide), np.full(rest, np.iinfo(np.int32).max)]).astype(
+            np.int32
+        ),
         requests,
     )
+
+
+def rows_of(blocks: np.ndarray, width: int) -> np.ndarray:
+    """The rows of a dense operand that columns of a grid of blocks name, block after block."""
+    return (blocks[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def compressed(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> Compressed:
@@ -182,7 +204,7 @@ def enlarged(matrix: Compressed, entries: int, value: int = 0) -> Compressed:
     values, offsets, indices = matrix
     rest = entries - len(values)
     return Compressed(
-        np.concatenate([values, np.full(rest, value, values.dtype)]),
+        np.concatenate([values, np.full((rest, *values.shape[1:]), value, values.dtype)]),
         offsets,
         np.concatenate([indices, np.zeros(rest, indices.dtype)]),
     )

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import sgap_jax as sj
-from sgap_jax import SparseArray, masks, parallel
+from sgap_jax import BCSR, CVS, SparseArray, masks, parallel
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
@@ -36,6 +36,12 @@ def graph(m, k):
     return SparseArray.from_dense(D)
 
 
+def filled(A, format):
+    """A in vectors or blocks, without zeros in them."""
+    A = A.asformat(format)
+    return A.with_values(np.random.default_rng(4).standard_normal(A.values.shape))
+
+
 # name: (a matrix, how it is cut)
 CUTS = {
     "balanced": (graph(29, 29), {}),
@@ -47,6 +53,8 @@ CUTS = {
         ),
     ),
     "rectangular": (graph(11, 26), dict(rows="even")),
+    "vectors": (filled(graph(32, 32), CVS(2)), dict(rows=[4, 6, 0, 2, 8, 8, 2, 2])),
+    "blocks": (filled(graph(24, 36), BCSR(2, 3)), {}),
 }
 
 
@@ -83,8 +91,9 @@ def cases():
 
 
 def cuts_of(name):
-    """Each case runs reordered, and one of the other two."""
-    return ("balanced", "rectangular")[list(cases()).index(name) % 2], "reordered"
+    """Each case runs twice: reordered or in vectors, and one of the other cuts."""
+    n = list(cases()).index(name)
+    return ("balanced", "blocks", "rectangular")[n % 3], ("reordered", "vectors")[n % 2]
 
 
 def window(size, around):
@@ -101,7 +110,6 @@ def with_a_global_token(size, around):
 
 # name: (pattern, how it is cut, heads of queries and of keys, options)
 ATTENTION = {
-    "attention, band": (window(64, 3), dict(rows="even"), (2, 2), {}),
     "attention, band, everything": (
         window(64, 3),
         dict(rows="even"),
@@ -119,6 +127,18 @@ ATTENTION = {
         dict(rows="even"),
         (2, 1),
         dict(scale="array"),
+    ),
+    "attention, vectors": (
+        window(32, 3).asformat(CVS(4)),
+        dict(rows="even"),
+        (2, 1),
+        dict(is_causal=True, bias=(2,), lengths=[13, 32]),
+    ),
+    "attention, blocks": (
+        window(32, 3).asformat(BCSR(2, 4)),
+        dict(rows="even"),
+        (2, 1),
+        dict(is_causal=True),
     ),
     "attention, a global token in uneven parts": (
         with_a_global_token(61, 2),
@@ -216,9 +236,9 @@ def run_attention(name, mesh):
         """[..., nnz] -> that of own and of foreign entries."""
         each = [
             parallel.partition(pattern.with_values(one), mesh, "x", **cut).values
-            for one in bias.reshape(-1, pattern.nnz)
+            for one in bias.reshape(-1, *pattern.values.shape)
         ]
-        lead = bias.shape[:-1]
+        lead = bias.shape[: bias.ndim - pattern.values.ndim]
         return tuple(jnp.stack(x).reshape(*lead, *x[0].shape) for x in zip(*each, strict=True))
 
     def compiled(ops, A, free, **split_axes):
@@ -229,7 +249,7 @@ def run_attention(name, mesh):
 
         return jax.jit(jax.grad(loss, has_aux=True)).lower(free).compile()
 
-    bias = normal(*options["bias"], pattern.nnz) if "bias" in options else None
+    bias = normal(*options["bias"], *pattern.values.shape) if "bias" in options else None
     one, split = dict(free), dict(free)
     if bias is not None:
         one["bias"], split["bias"] = bias, spread(bias)

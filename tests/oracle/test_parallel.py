@@ -1,6 +1,5 @@
 """A matrix in parts: the plan against loops in NumPy for many parts, products on two devices."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +10,7 @@ from battery import BATTERY, array
 from jax.sharding import AxisType
 
 import sgap_jax
-from sgap_jax import CVS, SparseArray, parallel
+from sgap_jax import BCSR, CSR, CVS, SparseArray, parallel
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover, smallest_vertex_cover
 from sgap_jax.parallel.exchange import Exchange
 from sgap_jax.parallel.metis import by_metis
@@ -252,13 +251,33 @@ def test_only_needed_rows_are_in_the_program(mesh):
     assert A.exchange.sent == 1 and "at most             40 bytes" in A.explain(5, jnp.float64)
 
 
-def test_vectors_are_expanded_and_duplicates_summed(mesh):
-    D = graph()
-    A = parallel.partition(SparseArray.from_dense(D, format=CVS(4)), mesh, "x")
-    B = np.ones((23, 2))
-    np.testing.assert_allclose(A @ B, loops(D, B), rtol=1e-12, atol=1e-12)
-    other = replace(A, own=A.own)  # a pytree that jit takes and gives back
-    np.testing.assert_array_equal(jax.jit(lambda A: A)(other) @ B, A @ B)
+@pytest.mark.parametrize("format, unit", [(CVS(4), 4), (BCSR(2, 4), 4)], ids=str)
+def test_vectors_and_blocks_stay_together(mesh, format, unit):
+    """Also by METIS and where parts come alone; what does not divide is of single entries."""
+    pytest.importorskip("pymetis", reason="METIS is an extra, sgap_jax[metis]")
+    D, B = graph(24, 24), np.random.default_rng(1).standard_normal((24, 2))
+    whole = SparseArray.from_dense(D, format=format)
+    units = np.random.default_rng(3).permutation(24 // unit)
+    apart = lambda **options: parallel.partition(whole, mesh, "x", **options)
+    A = apart(order=lambda A: (units[:, None] * unit + np.arange(unit)).reshape(-1), rows=[8, 16])
+    assert A.format == format and sum(A.entries) == whole.nnz
+    assert A.own.values.shape[2:] == A.foreign.values.shape[2:] == format.block_shape
+    both = jax.jit(lambda A, B: (A, A @ B))(A, B)  # a pytree that jit takes and gives back
+    np.testing.assert_allclose(both[1], loops(D, B), rtol=1e-12, atol=1e-12)
+    jax.tree.map(np.testing.assert_array_equal, both[0], A)
+    by_metis = apart(order="metis")
+    assert by_metis.format == format and not (np.array(by_metis.row_bounds) % unit).any()
+    np.testing.assert_allclose(by_metis @ B, loops(D, B), rtol=1e-12, atol=1e-12)
+    given = apart(rows="even")
+    parts = {p: SparseArray.from_dense(D[12 * p : 12 * p + 12], format=format) for p in range(2)}
+    jax.tree.map(np.testing.assert_array_equal, parallel.from_parts(parts, mesh, "x"), given)
+    with pytest.raises(ValueError, match=f"expected multiples of {unit}, which .* keeps together"):
+        apart(rows=[7, 17])
+    assert apart(order=lambda A: np.arange(24)[::-1]).format == CSR
+    parts[1] = parts[1].asformat(CSR)
+    assert parallel.from_parts(parts, mesh, "x").format == CSR
+    ragged = SparseArray.from_dense(graph(), format=format)
+    assert parallel.partition(ragged, mesh, "x").format == CSR
 
 
 def test_parts_of_their_own(mesh):
@@ -284,11 +303,12 @@ def test_parts_of_their_own(mesh):
     np.testing.assert_allclose(A @ np.eye(23, dtype=np.float32), D[9:], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype):
+@pytest.mark.parametrize("dtype, format", [(jnp.bfloat16, CVS(2)), (jnp.float32, CSR)])
+def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype, format):
     """Also: of entries that tie the first has the gradient, and the dtype stays."""
-    A = SparseArray.from_dense(graph()).astype(dtype)
-    apart, X = parallel.partition(A, mesh, "x"), jnp.ones((23, 2), dtype)
+    A = SparseArray.from_dense(graph(24, 24), format=format)
+    A = A.with_values(jnp.where(A.values == 0, 0.5, A.values)).astype(dtype)
+    apart, X = parallel.partition(A, mesh, "x"), jnp.ones((24, 2), dtype)
     of_parts = lambda P: parallel.partition(P, mesh, "x").values
 
     def every(ops, A, X):
