@@ -306,7 +306,7 @@ class PartitionedArray:
             raise ImportError(what) from error
         exchange, size = self._sends_of(n, dtype)
         ax = Figure(figsize=(5, 4), layout="constrained").subplots() if ax is None else ax
-        image = ax.imshow(exchange.needed.T * n * size, vmin=0, interpolation="nearest")
+        image = ax.imshow(exchange.needed_of_others.T * n * size, vmin=0, interpolation="nearest")
         ax.figure.colorbar(image, ax=ax, label="bytes")
         ax.set(xlabel="to device", ylabel="from device", title=f"{exchange.how}, {n} columns")
         return ax
@@ -318,14 +318,14 @@ class PartitionedArray:
         return self.exchange, np.dtype(dtype).itemsize
 
     def _covered(self, n: int, dtype: Any) -> bool:
-        """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less,
-        the values included that travel when they change."""
+        """Whether a product with n columns of a dtype sends the rows of `cover`: if that is less
+        over all devices, the values included that travel when they change."""
         if self.cover is None:
             return False
         result = jnp.result_type(self.dtype, dtype).itemsize
-        rows = self.cover.exchange.sent * n * result
-        values = self.cover.values.sent * np.dtype(self.dtype).itemsize
-        return rows + values < self.exchange.sent * n * np.dtype(dtype).itemsize
+        rows = self.cover.exchange.total * n * result
+        values = self.cover.values.total * np.dtype(self.dtype).itemsize
+        return rows + values < self.exchange.total * n * np.dtype(dtype).itemsize
 
     def _layout(self, of_columns: bool) -> tuple[jax.Array, int]:
         """(the places, the rows of a part) of dense operands or of results."""

@@ -12,12 +12,14 @@ grid of vectors or blocks; `Sizes`, `Exchange` and what `padded` says of dense o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sgap_jax.parallel.exchange import Exchange
+
+NONE = np.zeros(0, np.int64)
 
 
 def bounds_of(rows: Any, weights: np.ndarray, parts: int) -> np.ndarray:
@@ -131,7 +133,7 @@ class Padded(NamedTuple):
         of foreign columns.
       table: [table] for each row of that table its place among own and then received rows.
       names: [table] its column in the order of the parts; of padding, the largest int32.
-      requests: which row of its owner each row of the buffer that the part receives is.
+      requests: which row of its owner each row is that the part receives and that is for it alone.
     """
 
     own: Compressed
@@ -148,15 +150,24 @@ def padded(
     exchange: Exchange,
     column_bounds: np.ndarray,
     tile: tuple[int, int] = (1, 1),
+    shared: np.ndarray = NONE,
 ) -> Padded:
+    """The arrays of a part, in the sizes of all; `shared` are the columns that go to all."""
     part, (values, offsets, columns), near = found.part, found.matrix, found.near
     high, wide = tile
     rows = sizes.rows // high
     begin, end = (int(x) for x in column_bounds[part : part + 2])
     row = np.repeat(np.arange(found.rows), np.diff(offsets))
-    owner = np.repeat(np.arange(exchange.parts), np.diff(found.ends))  # of each wanted column
     # Where each wanted column is received.
-    buffer = exchange.received_at(part)[owner] // wide + np.arange(len(owner)) - found.ends[owner]
+    buffer = np.zeros(len(found.wanted), np.int64)
+    alone = ~np.isin(found.wanted, shared)
+    asked = found.wanted[alone]
+    ends = np.searchsorted(asked, column_bounds)
+    owner = np.repeat(np.arange(exchange.parts), np.diff(ends))
+    buffer[alone] = exchange.received_at(part)[owner] // wide + np.arange(len(owner)) - ends[owner]
+    buffer[~alone] = shared_places(shared, exchange, column_bounds, wide)[
+        np.searchsorted(shared, found.wanted[~alone])
+    ]
     there = buffer[np.searchsorted(found.wanted, columns[~near])]
     order = np.lexsort((there, row[~near]))
     own = compressed(row[near], columns[near] - begin, values[near], rows)
@@ -172,8 +183,8 @@ def padded(
     # Padding is behind all places, each somewhere else: a scatter drops it.
     beyond = sizes.own + sizes.foreign + np.arange(sizes.entries - len(place))
     rest = sizes.table - len(names) * wide
-    requests = np.zeros(exchange.received, np.int32)
-    requests[rows_of(buffer, wide)] = rows_of(found.wanted - column_bounds[owner], wide)
+    requests = np.zeros(exchange.between_two, np.int32)
+    requests[rows_of(buffer[alone], wide)] = rows_of(asked - column_bounds[owner], wide)
     return Padded(
         enlarged(own, sizes.own),
         enlarged(foreign, sizes.foreign),
@@ -187,6 +198,34 @@ def padded(
         ),
         requests,
     )
+
+
+def shared_places(
+    shared: np.ndarray, exchange: Exchange, column_bounds: np.ndarray, width: int
+) -> np.ndarray:
+    """Where the columns that go to all are received, in blocks of `width` rows."""
+    ends = np.searchsorted(shared, column_bounds)
+    owner = np.repeat(np.arange(exchange.parts), np.diff(ends))
+    begins = np.array([exchange.shared_at(q) // width for q in range(exchange.parts)])
+    return begins[owner] + np.arange(len(shared)) - ends[owner]
+
+
+def sent_rows(
+    part: int,
+    told: np.ndarray,
+    shared: np.ndarray,
+    exchange: Exchange,
+    column_bounds: np.ndarray,
+    width: int,
+) -> np.ndarray:
+    """[received]: which of its rows a part sends: what the others have asked for (`told`), and what
+    goes to all."""
+    mine = shared[(shared >= column_bounds[part]) & (shared < column_bounds[part + 1])]
+    rows = np.zeros(exchange.received, np.int32)
+    rows[: exchange.between_two] = told
+    begin = exchange.shared_at(part)
+    rows[begin : begin + len(mine) * width] = rows_of(mine - column_bounds[part], width)
+    return rows
 
 
 def rows_of(blocks: np.ndarray, width: int) -> np.ndarray:
@@ -216,10 +255,11 @@ def explanation(
     """What one product with n columns of `size` bytes sends, as text; an all-gather would send all
     k rows of the dense operand, split evenly."""
     parts, row = exchange.parts, n * size
-    useful = exchange.needed.sum(0).tolist()
     sent, everything = exchange.sent_by, (parts - 1) * -(-k // parts)
+    useful = exchange.needed_of_others.sum(0).tolist()
+    between_two = replace(exchange, to_all=()).total
     balance = max(entries) * parts / max(sum(entries), 1)
-    share = 0.0 if sum(sent) == 0 else 1 - sum(useful) / sum(sent)
+    share = 0.0 if between_two == 0 else 1 - int(exchange.needed.sum()) / between_two
     lines = [
         f"{parts} parts, {exchange.how}, {n} columns",
         f"sent by a device, at most {max(sent) * row:>14,} bytes",

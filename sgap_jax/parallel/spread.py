@@ -21,9 +21,10 @@ from sgap_jax.formats.levels import BCSR, CSR, CVS, Format
 from sgap_jax.formats.vectors import tile
 from sgap_jax.parallel.cover import CoverPlan, cover, out_of, padded_cover
 from sgap_jax.parallel.exchange import Exchange, swapped
+from sgap_jax.parallel.global_columns import to_all
 from sgap_jax.parallel.metis import by_metis
 from sgap_jax.parallel.partitioned import Cover, PartitionedArray
-from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece
+from sgap_jax.parallel.plan import Compressed, Sizes, bounds_of, padded, piece, sent_rows
 from sgap_jax.parallel.plan import rows_of as rows_of_blocks
 
 
@@ -386,16 +387,6 @@ def _spread(
     counts = _from_all({p: np.concatenate(x) for p, x in known.items()}, parts)
     counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
     sizes = Sizes.of(counts, column_bounds, size)
-    exchange = Exchange.of(counts[:, 4:], wide)
-    plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
-    if plan is not None and plan.exchange.sent >= exchange.sent:
-        plan = None
-    local, halves = {}, {}
-    for p in list(pieces):
-        found = pieces.pop(p)
-        local[p] = padded(found, sizes, exchange, column_bounds, size)
-        if plan is not None:
-            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
     over = NamedSharding(mesh, jax.P(axis))
 
     def stacked(each: Mapping[int, Any]) -> Any:
@@ -411,6 +402,24 @@ def _spread(
 
         return jax.tree.unflatten(structure, [leaf(i) for i in range(len(leaves[any_part]))])
 
+    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """What the parts here are sent of the plan, by whom it concerns."""
+        if jax.process_count() == 1:
+            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
+        over_devices = _told(exchange, stacked(mine), mesh, axis)
+        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
+
+    exchange, shared = to_all(pieces, counts[:, 4:], column_bounds, wide, told, _from_all)
+    plan = CoverPlan.of(of_covers, counts[:, 1]) if format == CSR else None
+    if plan is not None and plan.exchange.total >= exchange.total:
+        plan = None
+    local, halves = {}, {}
+    for p in list(pieces):
+        found = pieces.pop(p)
+        local[p] = padded(found, sizes, exchange, column_bounds, size, shared)
+        if plan is not None:
+            halves[p] = padded_cover(found, local[p], covers.pop(p), plan, sizes, column_bounds)
+
     def matrices(arrays: Mapping[int, Compressed], rows: int, columns: int) -> SparseArray:
         def made(x: Compressed) -> SparseArray:
             stored = (len(x.values), *format.block_shape)
@@ -423,20 +432,15 @@ def _spread(
     def of_rows(name: str, columns: int) -> SparseArray:
         return matrices({p: getattr(x, name) for p, x in local.items()}, sizes.rows, columns)
 
-    def told(exchange: Exchange, mine: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """What the parts here are sent of the plan, by whom it concerns."""
-        if jax.process_count() == 1:
-            return dict(enumerate(swapped(exchange, [mine[p] for p in range(parts)])))
-        over_devices = _told(exchange, stacked(mine), mesh, axis)
-        return {_start(x.index): np.asarray(x.data)[0] for x in over_devices.addressable_shards}
-
+    requests = told(exchange.back, {p: x.requests for p, x in local.items()})
+    sends = {p: sent_rows(p, x, shared, exchange, column_bounds, wide) for p, x in requests.items()}
     whole = PartitionedArray(
         own=of_rows("own", sizes.columns),
         foreign=of_rows("foreign", max(exchange.received, wide)),
         merged=of_rows("merged", sizes.table),
         table_places=stacked({p: arrays.table for p, arrays in local.items()}),
         table_names=stacked({p: arrays.names for p, arrays in local.items()}),
-        sends=stacked(told(exchange.back, {p: x.requests for p, x in local.items()})),
+        sends=stacked(sends),
         row_places=_places(row_bounds, sizes.rows, permutation, mesh),
         column_places=_places(
             column_bounds * wide, sizes.columns, permutation if m == k else None, mesh

@@ -57,5 +57,10 @@ def test_a_split_sequence(case, rows):
     else:
         assert moved
     shared = [shape for shape, how in row["sent"] if how == "all-reduce"]
+    if "global" in case:  # once to all, their gradients once back, and their neighbours
+        assert {x: shared.count(x) for x in ("2,2,2,4", "2,2,2,5")} == {"2,2,2,4": 2, "2,2,2,5": 2}
+        assert row["rows"] == [2 + 4, *[4 + 4] * 6, 2 + 4] and row["long"] == []
+        assert len(moved) == 8 and len(moved) + len(shared) == len(row["sent"])
+        return
     if ATTENTION[case][1].get("rows") == "even":
         assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4
