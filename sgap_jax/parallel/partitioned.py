@@ -97,6 +97,31 @@ class Part:
             x = jnp.concatenate([x, self.received(x, dimension)], axis=dimension)
         return x[(slice(None),) * dimension + (self.table_places,)]
 
+    def to_owners(self, x: jax.Array, columns: int) -> tuple[jax.Array, jax.Array]:
+        """Of a row for each column of `matrix`, those that the parts have for the `columns` of this
+        one: its own, and what the others send it, zeros between them; and which column each is
+        for."""
+        offsets = self.merged.transposed[0]  # type: ignore[index]
+        wide = x.shape[0] // (offsets.shape[0] - 1)
+        there = jnp.repeat(jnp.diff(offsets) > 0, wide, total_repeat_length=x.shape[0])
+        exchange, ours = self.exchange, columns + self.exchange.between_two
+        size = columns + exchange.received
+        placed = jnp.zeros((size, *x.shape[1:]), x.dtype)
+        placed = placed.at[jnp.where(there, self.table_places, size)].set(x, mode="drop")
+        own, between, shared = jnp.split(placed, [columns, ours])
+        found, rows = [own], [jnp.arange(columns, dtype=jnp.int32)]
+        if exchange.between_two:
+            found.append(exchange.back.swap(self.axis, between))
+            rows.append(self.sends[: exchange.between_two])
+        if exchange.to_all:
+            owner = np.repeat(np.arange(exchange.parts), exchange.to_all)
+            mine = owner == jax.lax.axis_index(self.axis)
+            everything = jax.lax.all_gather(shared, self.axis, tiled=True)
+            to = jnp.where(mine, self.sends[exchange.between_two :], columns)
+            found.append(everything)
+            rows.append(jnp.tile(to, exchange.parts))
+        return jnp.concatenate(found), jnp.concatenate(rows)
+
     def matrix(self) -> SparseArray:
         """All entries of the rows of this part, in the order of the whole matrix."""
         values = jnp.concatenate([self.own.values, self.foreign.values])

@@ -387,6 +387,11 @@ def _spread(
     counts = _from_all({p: np.concatenate(x) for p, x in known.items()}, parts)
     counts, of_covers = counts[:, : 4 + parts], counts[:, 4 + parts :]
     sizes = Sizes.of(counts, column_bounds, size)
+    if parts * max(sizes.rows, sizes.columns) > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"partition: rows: {parts} parts, each padded to {max(sizes.rows, sizes.columns):,} "
+            "rows as the largest, have more than int32 counts; expected more even parts"
+        )
     over = NamedSharding(mesh, jax.P(axis))
 
     def stacked(each: Mapping[int, Any]) -> Any:

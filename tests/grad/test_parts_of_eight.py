@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from parts_calls import ATTENTION, cases, cuts_of
+from parts_calls import ATTENTION, SIZES, cases, cuts_of
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "parts_calls.py"
 @pytest.fixture(scope="module")
 def rows(request):
     """What the script prints for the cases that this session runs."""
-    tests = test_values_and_gradients, test_a_split_sequence
+    tests = test_values_and_gradients, test_a_split_sequence, test_sizes
     items = [item for item in request.session.items if item.function in tests]
     mine = dict.fromkeys(item.callspec.params["case"] for item in items)
     found = subprocess.run(
@@ -64,3 +64,19 @@ def test_a_split_sequence(case, rows):
         return
     if ATTENTION[case][1].get("rows") == "even":
         assert len(moved) + len(shared) == len(row["sent"]) and max(map(len, shared), default=0) < 4
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes(case, rows):
+    """Of compiled programs: memory per device falls as the devices, forward and backward; entries
+    of all parts together may be more than int32 counts."""
+    mine = [row for row in rows if row["name"] == case]
+    if case == "memory":
+        assert [row["devices"] for row in mine] == [2, 4, 8]
+        for way in ("forward", "backward"):
+            for fewer, more in zip(mine, mine[1:], strict=False):
+                assert more[way] < 0.6 * fewer[way], mine
+    else:
+        (row,) = mine
+        assert row["entries"] > 2**31 and row["argument"] > 8 * 500_000_000

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -83,7 +84,7 @@ def cases():
         found[f"gspmm, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: ops.gspmm(
             A, Y, op=op, reduce=reduce
         )
-    for op, reduce in (("sub", "mean"), ("mul", "sum")):
+    for op, reduce in (("sub", "mean"), ("mul", "sum"), ("add", "max"), ("mul", "min")):
         found[f"gspmm, transposed, {op}, {reduce}"] = lambda ops, A, X, Y, op=op, reduce=reduce: (
             ops.gspmm(A, X, op=op, reduce=reduce, transpose=True)
         )
@@ -157,6 +158,58 @@ ATTENTION = {
 }
 
 
+def memory():
+    """Bytes of a device on 2, 4 and 8 devices, of attention over a band and global tokens."""
+    D = np.abs(np.subtract.outer(np.arange(1024), np.arange(1024))) <= 3
+    D[:, [2, 700]] = True
+    pattern = SparseArray.from_dense(D.astype(np.float32))
+
+    def loss(q, k, v, A):
+        return jnp.sum(jnp.sin(parallel.sparse_attention(q, k, v, A)))
+
+    for devices in (2, 4, 8):
+        kinds = dict(devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
+        mesh = jax.make_mesh((devices,), ("x",), **kinds)
+        A = parallel.partition(pattern, mesh, "x", rows="even")
+        over = jax.NamedSharding(mesh, jax.P(None, "x"))
+        q = jax.ShapeDtypeStruct((1, 1024, 4, 32), jnp.float32, sharding=over)
+        row = dict(devices=devices)
+        for way, function in (("forward", loss), ("backward", jax.grad(loss, (0, 1, 2)))):
+            found = jax.jit(function).lower(q, q, q, A).compile().memory_analysis()
+            row[way] = sum(
+                getattr(found, f"{name}_size_in_bytes") for name in ("temp", "argument", "output")
+            )
+        yield row
+
+
+def more_entries_than_int32():
+    """A product and its gradients are compiled, and not run, for 2.4e9 + 1.6e9 entries in parts."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    small = parallel.partition(window(64, 3), mesh, "x", rows="even")
+    sizes = {small.own.values.shape[1]: 300_000_000, small.foreign.values.shape[1]: 200_000_000}
+    sizes[small.merged.values.shape[1]] = 500_000_000
+    assert len(sizes) == 3
+
+    def large(x):
+        shape = tuple(sizes.get(n, n) if i == 1 else n for i, n in enumerate(x.shape))
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    entries = tuple(jax.tree.map(large, getattr(small, x)) for x in ("own", "foreign", "merged"))
+    A = replace(small, **dict(zip(("own", "foreign", "merged"), entries, strict=True)), cover=None)
+    B = jax.ShapeDtypeStruct((8, 8, 4), jnp.float64)
+
+    def loss(own, foreign, A, B):
+        A = replace(A, own=replace(A.own, values=own), foreign=replace(A.foreign, values=foreign))
+        return jnp.sum(jnp.sin(A @ B))
+
+    program = jax.jit(jax.grad(loss, (0, 1, 3)))
+    found = program.lower(A.own.values, A.foreign.values, A, B).compile().memory_analysis()
+    yield dict(entries=8 * 500_000_000, argument=found.argument_size_in_bytes)
+
+
+SIZES = {"memory": memory, "more entries than int32": more_entries_than_int32}
+
+
 def result(A, out):
     """The values or the array that an operation gave, of parts in the order of the whole."""
     if isinstance(out, SparseArray | parallel.PartitionedArray):
@@ -188,7 +241,10 @@ def run(names):
         for cut, (whole, options) in CUTS.items()
     }
     for name in names:
-        rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
+        if name in SIZES:
+            rows = SIZES[name]()
+        else:
+            rows = run_attention(name, mesh) if name in ATTENTION else run_on(name, mesh, apart)
         for row in rows:
             print(json.dumps(dict(name=name) | row), flush=True)
 
@@ -271,4 +327,4 @@ def run_attention(name, mesh):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:] or [*cases(), *ATTENTION])
+    run(sys.argv[1:] or [*cases(), *ATTENTION, *SIZES])

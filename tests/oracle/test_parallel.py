@@ -390,7 +390,8 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype, format):
     def every(ops, A, X):
         messages = ops.gspmm(A, X, op="copy", reduce="max")
         means = ops.gspmm(A, X, op="div", reduce="mean")
-        return ops.sparse_softmax(A).values, messages, means, ops.row_max(A), ops.row_sum(A)
+        back = ops.gspmm(A, X, op="sub", reduce="min", transpose=True)
+        return ops.sparse_softmax(A).values, messages, means, back, ops.row_max(A), ops.row_sum(A)
 
     (softmax, *others, top, total) = jax.jit(partial(every, parallel))(apart, X)
     expected = jax.jit(partial(every, sgap_jax))(A, X)
@@ -399,7 +400,13 @@ def test_operations_on_rows_have_the_bits_of_one_device(mesh, dtype, format):
     for got, want in zip(rows, expected[1:], strict=True):
         assert got.dtype == want.dtype == dtype
         np.testing.assert_array_equal(got, want)
-    most = lambda ops, A: lambda X: ops.gspmm(A, X, op="copy", reduce="max").sum()
+    ways = (False, True)
+    most = lambda ops, A: (
+        lambda X: sum(
+            jnp.sum((2 + way) * ops.gspmm(A, X, op="copy", reduce="max", transpose=way))
+            for way in ways
+        )
+    )
     tie = lambda ops, A: jax.jit(jax.grad(most(ops, A)))(X)
     np.testing.assert_array_equal(tie(parallel, apart), tie(sgap_jax, A))
 
